@@ -1,0 +1,3 @@
+"""The relay: captured with the database, relayed exactly once."""
+
+__version__ = "0.1.0"

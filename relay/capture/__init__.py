@@ -1,0 +1,1 @@
+"""Capture: a message exists if and only if the database transaction that announced it committed."""

@@ -1,0 +1,1 @@
+"""Delivery: effect, proof and position in one local transaction per destination."""

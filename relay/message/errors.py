@@ -1,0 +1,76 @@
+"""Errors sorted by what the caller must do: mend the input, retry, stop, or find out.
+
+Every message is a sentence that names the key, the value and the remedy, and none carries a secret.
+"""
+
+from __future__ import annotations
+
+
+class RelayError(Exception):
+    """Base of every error that the relay raises on purpose; ``exit_code`` is what a command returns."""
+
+    exit_code = 1
+
+
+class ConfigError(RelayError):
+    """The configuration or a command's words are wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class CheckFailed(RelayError):
+    """A check ran and its answer is no (verify, check, a refused precondition)."""
+
+    exit_code = 1
+
+
+class Unreachable(RelayError):
+    """A broker or a database does not answer; trying again later may help."""
+
+    exit_code = 3
+
+
+class Retriable(RelayError):
+    """The operation had no effect and may be repeated as it is."""
+
+
+class InDoubt(RelayError):
+    """The operation was attempted and its outcome is unknown: find out by evidence, never assume."""
+
+
+class Fenced(RelayError):
+    """A newer owner has taken over; whatever this one still holds must be thrown away."""
+
+
+class TwinDetected(RelayError):
+    """A second process runs under the same instance name: the older one stops."""
+
+    exit_code = 1
+
+
+class Stopped(RelayError):
+    """The route must not go on without a person: the sentence says what to do."""
+
+
+class MessageRejected(RelayError):
+    """One message cannot be decoded, mapped or applied; it becomes a dead letter.
+
+    ``stage`` is one of ``decode``, ``map``, ``apply``; ``code`` is a short, stable word for statistics.
+    """
+
+    def __init__(self, stage: str, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.stage = stage
+        self.code = code
+
+
+class CaptureError(RelayError):
+    """A capture block failed and was rolled back; none of its messages will ever show."""
+
+
+class CaptureFenced(CaptureError):
+    """A resolver decided that this capture is aborted before its commit arrived."""
+
+
+class CaptureInDoubt(CaptureError, InDoubt):
+    """COMMIT was sent and its answer lost; the resource's decision row tells, later."""

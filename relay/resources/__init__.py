@@ -1,0 +1,1 @@
+"""Resource managers: databases whose local transaction takes part in capture or delivery."""

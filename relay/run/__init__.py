@@ -1,0 +1,1 @@
+"""Configuration, assembly, worker processes, schedule and clock."""

@@ -1,0 +1,1 @@
+"""The timed at-least-once copy from the log to a cursor."""
