@@ -1,0 +1,63 @@
+"""The envelope: CloudEvents headers in Kafka binary mode, and which of them may leave the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+Headers = list[tuple[str, bytes]]
+"""Header names with raw values, in the order of the record; a name may repeat (the last one counts)."""
+
+SPECVERSION: Final = "ce_specversion"
+ID: Final = "ce_id"
+SOURCE: Final = "ce_source"
+TYPE: Final = "ce_type"
+TIME: Final = "ce_time"
+SUBJECT: Final = "ce_subject"
+SEQUENCE: Final = "ce_sequence"
+PARTITION_KEY: Final = "ce_partitionkey"
+EXPIRY_TIME: Final = "ce_expirytime"
+CONTENT_TYPE: Final = "content-type"
+CAPTURE: Final = "ce_relaycapture"
+RESOURCE: Final = "ce_relayresource"
+INCARNATION: Final = "ce_relayincarnation"
+PRIORITY: Final = "ce_relaypriority"
+PARENTS: Final = "ce_relayparents"
+MODE: Final = "ce_relaymode"
+
+OUT_INSTANCE: Final = "relay_instance"
+OUT_N: Final = "relay_n"
+OUT_DIGEST: Final = "relay_digest"
+"""What settlement believes about an output record: the sealed transaction and the message it belongs to."""
+
+OUTCOME_TYPE: Final = "relay.outcome"
+"""``ce_type`` of an outcome marker; its claims are checked against the nonce or the resource, never believed."""
+
+CAPTURE_HEADERS: Final = frozenset({CAPTURE, RESOURCE})
+OUTPUT_HEADERS: Final = frozenset({OUT_INSTANCE, OUT_N, OUT_DIGEST})
+LOG_ONLY_HEADERS: Final = CAPTURE_HEADERS | OUTPUT_HEADERS
+"""Never copied out of the log: a second relay would look for a decision, a settlement believe a stranger."""
+
+
+def outgoing(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """Return the headers that may accompany a message out of the log."""
+    return [header for header in headers if header[0] not in LOG_ONLY_HEADERS]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceName:
+    """A resource as a message names it: the configured name and the uuid the database itself holds."""
+
+    name: str
+    uuid: str
+
+    def encode(self) -> bytes:
+        """Return the header value ``name/uuid``."""
+        return f"{self.name}/{self.uuid}".encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> ResourceName | None:
+        """Read a header value; None if it is not of the form ``name/uuid``."""
+        name, slash, uuid = raw.decode("utf-8", "replace").rpartition("/")
+        return cls(name, uuid) if slash and name and uuid else None

@@ -1,0 +1,133 @@
+"""Identity: which two records are the same message. The digest's format is frozen by a golden test.
+
+A digest is BLAKE2b-16 over a kind byte and each part as a 4-byte big-endian length followed by its raw bytes.
+Kinds: ``c`` CloudEvents (source, id), ``h`` a header, ``j`` a JSON pointer, ``a`` attempts at a suspect message,
+``v`` an Avro field, ``p`` position (topic id, partition, offset).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from relay.message.envelope import ID, SOURCE
+from relay.message.errors import ConfigError
+
+DIGEST_BYTES: Final = 16
+CONTENT_BYTES: Final = 8
+
+HeaderMap = Mapping[str, bytes]
+AvroReader = Callable[[bytes], Mapping[str, Any]]
+Rule = Callable[[HeaderMap, bytes, bytes | None], bytes | None]
+"""(headers, log topic's name as bytes, value) -> digest, or None when the rule finds nothing."""
+
+
+def digest(kind: bytes, *parts: bytes) -> bytes:
+    """Return the frozen 16-byte digest of a kind and its parts."""
+    return blake2b(
+        kind + b"".join(len(part).to_bytes(4, "big") + part for part in parts), digest_size=DIGEST_BYTES
+    ).digest()
+
+
+def position_digest(topic_id: bytes, partition: int, offset: int) -> bytes:
+    """Identify a record by its place: protects against redelivery only, not against a producer's repeat."""
+    return digest(b"p", topic_id, partition.to_bytes(4, "big"), offset.to_bytes(8, "big"))
+
+
+def content_digest(key: bytes | None, value: bytes | None) -> bytes:
+    """Return the 8-byte digest that tells a repeat from an id used for another content."""
+    return blake2b(value or b"", digest_size=CONTENT_BYTES, key=(key or b"")[:64]).digest()
+
+
+def capture_id(nonce: bytes) -> bytes:
+    """Return the capture id of a nonce: only who knows the nonce can write a committed marker."""
+    return blake2b(nonce, digest_size=16).digest()
+
+
+def cloudevents(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:  # noqa: ARG001
+    """Identify by (source, id); without a source the log topic's name stands for it."""
+    identifier = headers.get(ID)
+    if not identifier:
+        return None
+    source = headers.get(SOURCE) or topic
+    return blake2b(
+        b"c" + len(source).to_bytes(4, "big") + source + len(identifier).to_bytes(4, "big") + identifier,
+        digest_size=DIGEST_BYTES,
+    ).digest()
+
+
+def rules(names: Sequence[str], avro: AvroReader | None = None) -> list[Rule]:
+    """Compile identity rules in their order, without ``position``, which always holds and comes last.
+
+    Raises ConfigError for a rule that does not exist.
+    """
+    return [_rule(name, avro) for name in names if name != "position"]
+
+
+def _rule(name: str, avro: AvroReader | None) -> Rule:
+    kind, _, argument = name.partition(":")
+    if name == "cloudevents":
+        return cloudevents
+    if kind == "header" and argument:
+        return _header_rule(argument)
+    if kind == "json" and argument.startswith("/"):
+        return _json_rule(argument)
+    if kind == "avro" and argument and avro is not None:
+        return _avro_rule(argument, avro)
+    raise ConfigError(
+        f"identity = {name!r} is not a rule; use cloudevents, header:NAME, json:/pointer, avro:field or position"
+    )
+
+
+def _header_rule(header: str) -> Rule:
+    name = header.encode()
+
+    def by_header(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:
+        found = headers.get(header)
+        return digest(b"h", name, headers.get(SOURCE) or topic, found) if found else None
+
+    return by_header
+
+
+def _json_rule(pointer: str) -> Rule:
+    name = pointer.encode()
+
+    def by_json(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:
+        try:
+            found = resolve_pointer(orjson.loads(value or b"null"), pointer)
+        except (orjson.JSONDecodeError, KeyError):
+            return None
+        if found is None:
+            return None
+        return digest(b"j", name, headers.get(SOURCE) or topic, orjson.dumps(found, option=orjson.OPT_SORT_KEYS))
+
+    return by_json
+
+
+def _avro_rule(field: str, read: AvroReader) -> Rule:
+    name = field.encode()
+
+    def by_avro(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:
+        try:
+            found = read(value or b"").get(field)
+        except Exception:  # noqa: BLE001 - any undecodable value means that this rule finds nothing
+            return None
+        return None if found is None else digest(b"v", name, headers.get(SOURCE) or topic, str(found).encode())
+
+    return by_avro
+
+
+def resolve_pointer(document: Any, pointer: str) -> Any:
+    """Follow a JSON pointer (RFC 6901); KeyError if it leads nowhere."""
+    for token in pointer.split("/")[1:]:
+        step = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, list) and step.isdigit() and int(step) < len(document):
+            document = document[int(step)]
+        elif isinstance(document, dict) and step in document:
+            document = document[step]
+        else:
+            raise KeyError(pointer)
+    return document

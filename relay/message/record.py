@@ -1,0 +1,70 @@
+"""A message of the log as the relay carries it from the reader to a destination."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from relay.message.envelope import Headers
+
+
+class LogPartition(NamedTuple):
+    """One partition of one log topic."""
+
+    topic: str
+    partition: int
+
+
+class LogMessage:
+    """One record of the log with what the relay derived from it, once, when it was read.
+
+    ``digest`` is the 16-byte identity, ``content`` the 8-byte digest of key and value, ``lane`` the ordered
+    sub-stream's name within the partition (raw bytes; empty for one lane per partition), ``capture`` the 16-byte
+    capture id or None. ``timestamp_ms`` is the broker's or producer's wall time, for people only.
+    """
+
+    __slots__ = (
+        "capture", "content", "digest", "headers", "key", "lane", "offset", "partition", "timestamp_ms", "topic",
+        "value",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        digest: bytes,
+        content: bytes,
+        lane: bytes,
+        capture: bytes | None,
+        timestamp_ms: int,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.digest = digest
+        self.content = content
+        self.lane = lane
+        self.capture = capture
+        self.timestamp_ms = timestamp_ms
+
+    @property
+    def size(self) -> int:
+        """Bytes of key and value: what the bounds on memory count."""
+        return len(self.key or b"") + len(self.value or b"")
+
+    def header(self, name: str) -> bytes | None:
+        """Return the last value of a header, or None."""
+        found = None
+        for header, value in self.headers:
+            if header == name:
+                found = value
+        return found
+
+    def __repr__(self) -> str:
+        return f"LogMessage({self.topic}[{self.partition}]@{self.offset})"
