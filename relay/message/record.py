@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relay.message.envelope import Headers
+from relay.message.errors import MessageRejected
 
 
 class LogPartition(NamedTuple):
@@ -19,11 +20,12 @@ class LogMessage:
 
     ``digest`` is the 16-byte identity, ``content`` the 8-byte digest of key and value, ``lane`` the ordered
     sub-stream's name within the partition (raw bytes; empty for one lane per partition), ``capture`` the 16-byte
-    capture id or None. ``timestamp_ms`` is the broker's or producer's wall time, for people only.
+    capture id or None. ``timestamp_ms`` is the broker's or producer's wall time, for people only. ``fault`` says why
+    the message can only become a dead letter, if so.
     """
 
     __slots__ = (
-        "capture", "content", "digest", "headers", "key", "lane", "offset", "partition", "timestamp_ms", "topic",
+        "capture", "content", "digest", "fault", "headers", "key", "lane", "offset", "partition", "timestamp_ms", "topic",
         "value",
     )
 
@@ -40,6 +42,7 @@ class LogMessage:
         lane: bytes,
         capture: bytes | None,
         timestamp_ms: int,
+        fault: MessageRejected | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -52,6 +55,7 @@ class LogMessage:
         self.lane = lane
         self.capture = capture
         self.timestamp_ms = timestamp_ms
+        self.fault = fault
 
     @property
     def size(self) -> int:

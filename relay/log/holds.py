@@ -1,0 +1,298 @@
+"""Holds: a message of an undecided capture waits, and only its lane waits with it.
+
+One ``PartitionHolds`` keeps what one log partition has shown and not yet handed on. It does no I/O and reads no
+clock: the worker tells it messages, markers, resolutions and the time, and asks it what is ready and what to
+find out. Past the byte budget a held message is kept as an offset range and read again after the outcome, so the
+scan for markers never pauses (US 8,200,836; design of the capture's readers).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from relay.message.envelope import ResourceName
+from relay.message.record import LogMessage, LogPartition
+
+OUTCOMES_REMEMBERED: Final = 100_000
+RETRY_FIRST_S: Final = 1.0
+RETRY_MAX_S: Final = 60.0
+
+
+class Decision(Enum):
+    """How a capture ended."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class Waiting(Enum):
+    """Why a capture is still undecided, as shown to people."""
+
+    MARKER = "waiting for the outcome marker"
+    RESOURCE = "the resource has not decided"
+    UNREACHABLE = "the resource does not answer"
+    STUCK = "the resource is unknown or is another database under this name"
+
+
+@dataclass(slots=True)
+class Hold:
+    """One undecided capture in one partition; times are monotonic seconds."""
+
+    capture: bytes
+    resource: ResourceName | None
+    first_offset: int
+    first_seen: float
+    waiting: Waiting = Waiting.MARKER
+    scan_to: int | None = None
+    ask_at: float = 0.0
+    retry_s: float = RETRY_FIRST_S
+    hinted_abort: bool = False
+    lanes: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Spilled:
+    """Held messages whose payload was let go: lane-mates of one capture within [first, last]."""
+
+    capture: bytes | None
+    first: int
+    last: int
+    count: int
+
+
+class HoldBudget:
+    """Bytes of held payload that a worker may keep in memory, over all its partitions."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def admit(self, size: int) -> bool:
+        """Account for ``size`` bytes if they fit."""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+
+class PartitionHolds:
+    """What one log partition has shown and not yet handed on, in lanes."""
+
+    def __init__(self, partition: LogPartition, start: int, budget: HoldBudget, marker_wait_s: float) -> None:
+        self.partition = partition
+        self.read_to = start
+        self.ready: list[LogMessage] = []
+        self.aborted = 0
+        self.alarms = 0
+        self._budget = budget
+        self._marker_wait_s = marker_wait_s
+        self._lanes: dict[bytes, deque[LogMessage | Spilled]] = {}
+        self._holds: dict[bytes, Hold] = {}
+        self._outcomes: OrderedDict[bytes, Decision] = OrderedDict()
+        self._reload: dict[bytes, None] = {}
+
+    def take(self, message: LogMessage, resource: ResourceName | None, now: float) -> None:
+        """Sort a message in: ready, dropped, or held behind its lane's undecided capture."""
+        self.read_to = message.offset + 1
+        capture = message.capture
+        blocked = message.lane in self._lanes
+        if capture is None:
+            if not blocked:
+                self.ready.append(message)
+                return
+        else:
+            outcome = self._outcomes.get(capture)
+            if outcome is Decision.ABORTED:
+                self.aborted += 1
+                return
+            if outcome is Decision.COMMITTED and not blocked:
+                self.ready.append(message)
+                return
+            if outcome is None:
+                self._hold(capture, resource, message.offset, now).lanes.add(message.lane)
+        self._enqueue(message)
+
+    def mark(self, capture: bytes, decision: Decision, *, trusted: bool, now: float) -> None:
+        """Take an outcome marker: the first valid one of a capture wins, a contradicting one is an alarm.
+
+        ``trusted`` is True for a committed marker whose nonce proves it and for an aborted one of a resource this
+        relay cannot ask; any other aborted marker is only a reason to ask at once.
+        """
+        known = self._outcomes.get(capture)
+        if known is not None:
+            self.alarms += known is not decision
+            return
+        if trusted:
+            self.decide(capture, decision)
+            return
+        hold = self._holds.get(capture)
+        if hold is not None:
+            hold.hinted_abort, hold.ask_at = True, now
+
+    def forged(self) -> None:
+        """Count a marker whose claim is false (a committed one with a wrong nonce)."""
+        self.alarms += 1
+
+    def decide(self, capture: bytes, decision: Decision) -> None:
+        """Write down how a capture ended and let its lanes go on."""
+        self._outcomes[capture] = decision
+        if len(self._outcomes) > OUTCOMES_REMEMBERED:
+            self._outcomes.popitem(last=False)
+        hold = self._holds.pop(capture, None)
+        for lane in hold.lanes if hold else ():
+            self._drain(lane)
+
+    def postpone(self, capture: bytes, waiting: Waiting, now: float) -> None:
+        """The resource gave no decision: ask again later, with backoff; show why."""
+        hold = self._holds.get(capture)
+        if hold is not None:
+            hold.waiting = waiting
+            hold.ask_at = now + hold.retry_s
+            slow = waiting is not Waiting.RESOURCE
+            hold.retry_s = min(hold.retry_s * 2, RETRY_MAX_S) if slow else RETRY_FIRST_S
+
+    def wants_watermark(self, now: float) -> bool:
+        """Is a hold overdue whose scan has no end yet? The high watermark taken now is that end."""
+        for hold in self._holds.values():
+            if now - hold.first_seen < self._marker_wait_s:
+                return False
+            if hold.scan_to is None:
+                return True
+        return False
+
+    def scan_to(self, high_watermark: int, now: float) -> None:
+        """Give the overdue holds the end of their scan: only past it may their resource be asked."""
+        for hold in self._holds.values():
+            if hold.scan_to is None and now - hold.first_seen >= self._marker_wait_s:
+                hold.scan_to = high_watermark
+
+    def due(self, now: float) -> list[Hold]:
+        """Return the holds whose resource must be asked now and put off the next question."""
+        found = []
+        for hold in self._holds.values():
+            scanned = hold.scan_to is not None and self.read_to >= hold.scan_to
+            if (scanned or hold.hinted_abort) and hold.ask_at <= now:
+                hold.ask_at = now + RETRY_MAX_S
+                found.append(hold)
+        return found
+
+    def take_ready(self, limit: int) -> list[LogMessage]:
+        """Hand on up to ``limit`` messages in the order in which each lane may deliver them."""
+        if len(self.ready) <= limit:
+            taken, self.ready = self.ready, []
+        else:
+            taken, self.ready = self.ready[:limit], self.ready[limit:]
+        return taken
+
+    def position(self) -> int:
+        """The offset below which everything was handed on, dropped, or was never a message."""
+        lowest = self.read_to
+        for queue in self._lanes.values():
+            head = queue[0]
+            lowest = min(lowest, head.first if isinstance(head, Spilled) else head.offset)
+        for message in self.ready:
+            lowest = min(lowest, message.offset)
+        return lowest
+
+    def reloads(self) -> list[tuple[bytes, Spilled]]:
+        """Return the lanes whose next, decided messages must be read from the log again."""
+        found = []
+        for lane in self._reload:
+            head = self._lanes[lane][0]
+            assert isinstance(head, Spilled)
+            found.append((lane, head))
+        return found
+
+    def reloaded(self, lane: bytes, messages: list[LogMessage], read_to: int) -> None:
+        """Take what was read again for the head of ``lane``: its messages below ``read_to``, in log order.
+
+        Raises LookupError if the range is over and fewer messages were found than were seen: the payload has left
+        the log.
+        """
+        queue = self._lanes[lane]
+        head = queue[0]
+        assert isinstance(head, Spilled)
+        found = [m for m in messages if m.lane == lane and m.capture == head.capture]
+        self.ready.extend(found)
+        head.count -= len(found)
+        head.first = read_to
+        if read_to <= head.last and head.count > 0:
+            return
+        if head.count > 0:
+            raise LookupError(f"{head.count} held messages of {self.partition} below offset {read_to} left the log")
+        queue.popleft()
+        del self._reload[lane]
+        self._drain(lane)
+
+    @property
+    def held(self) -> int:
+        """How many messages wait, the payload kept or not."""
+        return sum(
+            item.count if isinstance(item, Spilled) else 1 for queue in self._lanes.values() for item in queue
+        )
+
+    @property
+    def lanes_blocked(self) -> int:
+        """How many lanes wait."""
+        return len(self._lanes)
+
+    def holds(self) -> list[Hold]:
+        """Return the undecided captures, oldest first."""
+        return list(self._holds.values())
+
+    def release_budget(self) -> None:
+        """Give the kept bytes back: the partition is no longer owned."""
+        for queue in self._lanes.values():
+            for item in queue:
+                if isinstance(item, LogMessage):
+                    self._budget.used -= item.size
+
+    def _hold(self, capture: bytes, resource: ResourceName | None, offset: int, now: float) -> Hold:
+        hold = self._holds.get(capture)
+        if hold is None:
+            hold = self._holds[capture] = Hold(capture, resource, offset, now)
+        return hold
+
+    def _enqueue(self, message: LogMessage) -> None:
+        queue = self._lanes.setdefault(message.lane, deque())
+        if self._budget.admit(message.size):
+            queue.append(message)
+            return
+        last = queue[-1] if queue else None
+        if isinstance(last, Spilled) and last.capture == message.capture:
+            last.last, last.count = message.offset, last.count + 1
+        else:
+            queue.append(Spilled(message.capture, message.offset, message.offset, 1))
+
+    def _drain(self, lane: bytes) -> None:
+        queue = self._lanes.get(lane)
+        while queue:
+            head = queue[0]
+            outcome = Decision.COMMITTED if head.capture is None else self._outcomes.get(head.capture)
+            if outcome is None:
+                return self._hold_again(head, lane)
+            if outcome is Decision.ABORTED:
+                self.aborted += head.count if isinstance(head, Spilled) else 1
+            elif isinstance(head, Spilled):
+                self._reload[lane] = None
+                return None
+            else:
+                self.ready.append(head)
+            if isinstance(head, LogMessage):
+                self._budget.used -= head.size
+            queue.popleft()
+        self._lanes.pop(lane, None)
+        return None
+
+    def _hold_again(self, head: LogMessage | Spilled, lane: bytes) -> None:
+        """The next capture of the lane is undecided; if its outcome was forgotten, it is asked for again."""
+        assert head.capture is not None
+        hold = self._holds.get(head.capture)
+        if hold is None:
+            offset = head.first if isinstance(head, Spilled) else head.offset
+            raw = None if isinstance(head, Spilled) else head.header("ce_relayresource")
+            hold = self._hold(head.capture, ResourceName.decode(raw) if raw else None, offset, 0.0)
+        hold.lanes.add(lane)

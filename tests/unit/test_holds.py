@@ -1,0 +1,166 @@
+"""Holds: who waits, who goes on, and what is asked when."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.log.holds import Decision, HoldBudget, PartitionHolds, Waiting
+from relay.message.envelope import ResourceName
+from relay.message.record import LogMessage, LogPartition
+
+PARTITION = LogPartition("orders", 0)
+SHOP = ResourceName("shop", "u")
+A, B = b"A" * 16, b"B" * 16
+
+
+def message(offset: int, lane: bytes = b"/p", capture: bytes | None = None) -> LogMessage:
+    digest = offset.to_bytes(16, "big")
+    return LogMessage("orders", 0, offset, b"k", b"x" * 10, [], digest, b"c" * 8, lane, capture, 0)
+
+
+def holds(limit: int = 10_000) -> PartitionHolds:
+    return PartitionHolds(PARTITION, 0, HoldBudget(limit), marker_wait_s=3)
+
+
+def offsets(found: PartitionHolds) -> list[int]:
+    return [m.offset for m in found.take_ready(1000)]
+
+
+def test_a_message_without_capture_is_ready_at_once() -> None:
+    h = holds()
+
+    h.take(message(0), None, 0)
+
+    assert offsets(h) == [0]
+    assert h.position() == 1
+
+
+def test_only_the_lane_of_an_undecided_capture_waits() -> None:
+    h = holds()
+    h.take(message(0, b"/p", A), SHOP, 0)
+    h.take(message(1, b"/p"), None, 0)
+    h.take(message(2, b"/q"), None, 0)
+
+    assert offsets(h) == [2]
+    assert h.position() == 0
+
+    h.decide(A, Decision.COMMITTED)
+
+    assert offsets(h) == [0, 1]
+    assert h.position() == 3
+
+
+def test_an_aborted_capture_is_dropped_and_what_waited_behind_it_goes_on() -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+    h.take(message(1), None, 0)
+
+    h.decide(A, Decision.ABORTED)
+
+    assert offsets(h) == [1]
+    assert h.aborted == 1
+
+
+def test_two_captures_in_one_lane_keep_their_order_whatever_is_decided_first() -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+    h.take(message(1, capture=B), SHOP, 0)
+
+    h.decide(B, Decision.COMMITTED)
+    assert offsets(h) == []
+
+    h.decide(A, Decision.COMMITTED)
+    assert offsets(h) == [0, 1]
+
+
+def test_the_first_valid_marker_wins_and_a_contradicting_one_alarms() -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+
+    h.mark(A, Decision.COMMITTED, trusted=True, now=0)
+    h.mark(A, Decision.ABORTED, trusted=True, now=0)
+
+    assert offsets(h) == [0]
+    assert h.alarms == 1
+
+
+def test_an_aborted_marker_is_only_a_reason_to_ask_at_once() -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+
+    h.mark(A, Decision.ABORTED, trusted=False, now=0.5)
+
+    assert h.held == 1
+    assert [hold.capture for hold in h.due(0.5)] == [A]
+
+
+def test_the_resource_is_asked_only_after_the_scan_to_the_high_watermark() -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+    assert not h.wants_watermark(2.9)
+    assert h.wants_watermark(3.0)
+
+    h.scan_to(5, 3.0)
+    assert h.due(3.0) == []
+
+    h.read_to = 5
+    assert [hold.capture for hold in h.due(3.1)] == [A]
+    assert h.due(3.2) == [], "one question at a time"
+
+    h.postpone(A, Waiting.RESOURCE, 4.0)
+    assert h.due(4.5) == []
+    assert [hold.capture for hold in h.due(5.0)] == [A]
+
+
+def test_past_the_budget_offsets_are_kept_and_read_again_after_the_outcome() -> None:
+    h = holds(limit=25)
+    seen = [message(i, capture=A) for i in range(5)]
+    for m in seen:
+        h.take(m, SHOP, 0)
+    h.take(message(5, b"/q"), None, 0)
+    assert h.held == 5
+    assert offsets(h) == [5]
+
+    h.decide(A, Decision.COMMITTED)
+    assert offsets(h) == [0, 1]
+    assert h.position() == 2
+    ((lane, spilled),) = h.reloads()
+    assert (spilled.first, spilled.last, spilled.count) == (2, 4, 3)
+
+    h.reloaded(lane, seen[2:4], read_to=4)
+    assert h.position() == 2, "reloaded and not handed on"
+    h.reloaded(lane, [seen[4], message(5, b"/q")], read_to=6)
+
+    assert offsets(h) == [2, 3, 4]
+    assert h.held == 0
+    assert h.position() == 6
+
+
+def test_a_held_payload_that_left_the_log_is_said_to_be_lost() -> None:
+    h = holds(limit=0)
+    h.take(message(0, capture=A), SHOP, 0)
+    h.take(message(1, capture=A), SHOP, 0)
+    h.decide(A, Decision.COMMITTED)
+    ((lane, _),) = h.reloads()
+
+    with pytest.raises(LookupError, match="2 held messages"):
+        h.reloaded(lane, [], read_to=2)
+
+
+def test_an_aborted_capture_past_the_budget_needs_no_second_reading() -> None:
+    h = holds(limit=0)
+    h.take(message(0, capture=A), SHOP, 0)
+
+    h.decide(A, Decision.ABORTED)
+
+    assert h.reloads() == []
+    assert h.held == 0
+
+
+def test_the_position_never_passes_what_is_ready_and_not_taken() -> None:
+    h = holds()
+    for i in range(4):
+        h.take(message(i), None, 0)
+
+    assert [m.offset for m in h.take_ready(2)] == [0, 1]
+    assert h.position() == 2
