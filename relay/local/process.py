@@ -1,0 +1,113 @@
+"""A recorded process is its pid together with the moment it started, so that a reused pid is never touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.run import clock
+
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class RecordedProcess:
+    """A process we started: alive only while a process of this pid has this very start mark."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> RecordedProcess:
+        """Record the process that runs now under ``pid``; ProcessLookupError if there is none."""
+        started = start_mark(pid)
+        if started is None:
+            raise ProcessLookupError(pid)
+        return cls(pid, started)
+
+    def is_alive(self) -> bool:
+        """Tell whether this very process still runs (a zombie does not, and a stranger with its pid is not it)."""
+        state, mark = _state_and_start(self.pid)
+        if mark == self.started and state == "Z":
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)  # our own child that ended: let its pid go
+        return mark == self.started and state != "Z"
+
+    def send(self, signum: signal.Signals) -> bool:
+        """Signal the process if it is still the one recorded; False when it is gone."""
+        if not self.is_alive():
+            return False
+        try:
+            os.kill(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Wait until the process is gone; False when it still runs after ``timeout_s`` seconds."""
+        deadline = clock.monotonic() + timeout_s
+        while self.is_alive():
+            if clock.monotonic() > deadline:
+                return False
+            clock.sleep(_POLL_S)
+        return True
+
+    def stop(self, grace_s: float) -> None:
+        """Ask with SIGTERM, and after ``grace_s`` seconds insist with SIGKILL."""
+        if self.send(signal.SIGTERM) and not self.wait_for_end(grace_s):
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would; returns when the process is gone."""
+        if self.send(signal.SIGKILL):
+            self.wait_for_end(10.0)
+
+
+def start_mark(pid: int) -> str | None:
+    """Return what the system tells of the start of ``pid``; None when no such process runs.
+
+    Linux: field 22 of /proc/PID/stat, in clock ticks since boot (proc(5)), with the boot's own id.
+    Elsewhere: the start time that ``ps`` prints.
+    """
+    state, mark = _state_and_start(pid)
+    return None if state == "Z" else mark
+
+
+def _state_and_start(pid: int) -> tuple[str, str | None]:
+    return _from_proc(pid) if Path("/proc/self/stat").exists() else _from_ps(pid)
+
+
+def _from_proc(pid: int) -> tuple[str, str | None]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "", None
+    # The command in field 2 may hold spaces and brackets: split after its last bracket.
+    state, *fields = text.rpartition(")")[2].split()
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return state, f"{boot.read_text().strip() if boot.exists() else ''}:{fields[18]}"
+
+
+def _from_ps(pid: int) -> tuple[str, str | None]:
+    ps = shutil.which("ps")
+    assert ps is not None, "a system without /proc has ps"
+    command = [ps, "-o", "stat=,lstart=", "-p", str(pid)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    state, _, started = answer.stdout.strip().partition(" ")
+    return state[:1], started.strip() or None
+
+
+def children(pid: int) -> list[RecordedProcess]:
+    """Return the processes whose parent is ``pid``; empty where the system has no /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                found.append(RecordedProcess.of(int(stat.parent.name)))
+    return found

@@ -1,0 +1,146 @@
+"""One directory is one set of local services: starting it twice gives the same services, not two sets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from relay.kafka.probe import brokers_named
+from relay.local.jars import Tell
+from relay.local.kafka import BrokerSettings, ClusterPlan, KafkaCluster
+from relay.local.lock import exclusive
+from relay.local.postgres import PostgresServer, check_answers, without_password
+from relay.message.errors import ConfigError, Unreachable
+
+
+@dataclass(frozen=True)
+class LocalServices:
+    """Addresses of running services: ``kafka`` as bootstrap servers, ``postgres`` as URL or None."""
+
+    directory: Path
+    kafka: str
+    postgres: str | None
+
+    @classmethod
+    def up(
+        cls,
+        directory: Path,
+        kafka_port: int | None = None,
+        advertise: str | None = None,
+        brokers: int = 1,
+        postgres: bool | str = True,
+        *,
+        settings: BrokerSettings | None = None,
+        tell: Tell = lambda _: None,
+    ) -> LocalServices:
+        """Start what of ``directory`` does not run yet, and return when everything answers.
+
+        ``postgres`` is True for a server of our own, False for none, or the URL of an existing one, which is
+        only probed. Several brokers give replication factor 3 and two in-sync replicas at least.
+        Raises ConfigError when the directory's services were set up otherwise than asked for now.
+        """
+        if brokers < 1:
+            raise ConfigError(f"--brokers {brokers} is too few: give 1 or more.")
+        directory = directory.resolve()
+        directory.mkdir(parents=True, exist_ok=True)
+        with exclusive(directory / ".lock"):
+            cluster = _cluster(directory, kafka_port, advertise, brokers, settings)
+            cluster.start(tell)
+            services = cls(directory, cluster.bootstrap, _postgres(directory, postgres, tell))
+            state = {"kafka": services.kafka, "postgres": postgres if isinstance(postgres, str) else None}
+            path = directory / "services.json"
+            path.touch(mode=0o600)  # an existing server's URL may hold its password
+            path.write_text(json.dumps(state))
+        return services
+
+    @classmethod
+    def find(cls, directory: Path) -> LocalServices | None:
+        """Return the services set up in ``directory``, running or not; None when there are none."""
+        path = directory.resolve() / "services.json"
+        if not path.exists():
+            return None
+        state = json.loads(path.read_text())
+        own = PostgresServer(directory.resolve() / "postgres")
+        own_url = own.url if (own.directory / "access.json").exists() else None
+        return cls(directory.resolve(), state["kafka"], state["postgres"] or own_url)
+
+    def down(self) -> None:
+        """Stop the brokers and our own PostgreSQL; an existing server given by URL is left alone. The data stays."""
+        with exclusive(self.directory / ".lock"):
+            cluster = KafkaCluster.find(self.directory / "kafka")
+            if cluster is not None:
+                cluster.stop()
+            PostgresServer(self.directory / "postgres").stop()
+
+    def status(self) -> dict[str, Any]:
+        """Return address (no password), processes and whether each service answers right now."""
+        cluster = KafkaCluster.find(self.directory / "kafka")
+        planned = cluster.plan.brokers if cluster else ()
+        processes = {b.node_id: cluster.process(b.node_id) for b in planned} if cluster else {}
+        named = brokers_named(self.kafka) if any(processes.values()) else 0
+        report: dict[str, Any] = {
+            "kafka": {
+                "address": self.kafka,
+                "answers": bool(planned) and named == len(planned),
+                "brokers": [
+                    {**asdict(broker), "pid": process.pid if (process := processes[broker.node_id]) else None}
+                    for broker in planned
+                ],
+            },
+            "postgres": None,
+        }
+        if self.postgres is not None:
+            server = PostgresServer(self.directory / "postgres").process()
+            report["postgres"] = {
+                "address": without_password(self.postgres),
+                "answers": _answers(self.postgres),
+                "pid": server.pid if server else None,
+            }
+        return report
+
+
+def _cluster(
+    directory: Path, port: int | None, advertise: str | None, count: int, settings: BrokerSettings | None
+) -> KafkaCluster:
+    """Return the directory's cluster, planned now or before; what is asked for must agree with what runs."""
+    home = directory / "kafka"
+    kept = ClusterPlan.read(home / "cluster.json")
+    if kept is None:
+        return KafkaCluster(home, ClusterPlan.new(count, port, advertise), settings)
+    if len(kept.brokers) != count:
+        raise ConfigError(
+            f"{directory} was set up with {len(kept.brokers)} broker(s) and --brokers {count} is asked for: use "
+            "another directory, or the same number."
+        )
+    first = kept.brokers[0]
+    if port in {None, first.port} and advertise in {None, first.advertised}:
+        return KafkaCluster(home, kept, settings)
+    running = KafkaCluster(home, kept, settings)
+    if any(running.process(broker.node_id) for broker in kept.brokers):
+        raise ConfigError(
+            f"{directory} runs a broker on port {first.port} advertised as {first.advertised}, which --kafka-port "
+            "or --advertise contradict: run `relay dev down` on it first."
+        )
+    fresh = ClusterPlan.new(count, port or first.port, advertise)
+    return KafkaCluster(home, ClusterPlan(kept.cluster_id, fresh.brokers), settings)
+
+
+def _postgres(directory: Path, wanted: bool | str, tell: Tell) -> str | None:
+    if wanted is False:
+        return None
+    if isinstance(wanted, str):
+        check_answers(wanted)
+        return wanted
+    server = PostgresServer(directory / "postgres")
+    server.start(tell)
+    return server.url
+
+
+def _answers(url: str) -> bool:
+    try:
+        check_answers(url)
+    except Unreachable:
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""Real services for the tests: one broker and one PostgreSQL per session, fresh topics and databases per test."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from relay.local.services import LocalServices
+from relay.message.errors import ConfigError, Unreachable
+
+CI = bool(os.environ.get("CI"))
+MakeTopic = Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Services:
+    """Addresses of the session's services."""
+
+    kafka: str
+    postgres: str
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[Services]:
+    """One broker and one PostgreSQL: those named by environment variables, in containers, or started here."""
+    kafka, postgres = os.environ.get("RELAY_TEST_KAFKA"), os.environ.get("RELAY_TEST_POSTGRES")
+    if kafka and postgres:
+        yield Services(kafka, postgres)
+    elif os.environ.get("RELAY_TEST_CONTAINERS") == "1":
+        with _in_containers() as started:
+            yield started
+    else:
+        with _started_here(postgres) as local:
+            yield Services(kafka or local.kafka, local.postgres)
+
+
+@contextmanager
+def _started_here(postgres: str | None) -> Iterator[Services]:
+    # Not pytest's own temporary directory: its mode 0700 would lock out PostgreSQL's account under root.
+    directory = Path(tempfile.mkdtemp(prefix="relay-tests-"))
+    try:
+        try:
+            local = LocalServices.up(directory, postgres=postgres or True)
+        except (ConfigError, Unreachable) as error:
+            if CI:
+                raise
+            pytest.skip(f"no local services: {error}")
+        assert local.postgres is not None
+        yield Services(local.kafka, local.postgres)
+    finally:
+        started = LocalServices.find(directory)
+        if started is not None:
+            started.down()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _in_containers() -> Iterator[Services]:
+    from testcontainers.kafka import KafkaContainer  # noqa: PLC0415 - only where containers are asked for
+    from testcontainers.postgres import PostgresContainer  # noqa: PLC0415
+
+    broker = KafkaContainer("apache/kafka:4.3.0").with_kraft()
+    database = PostgresContainer("postgres:18", driver=None).with_command("-c max_prepared_transactions=64")
+    with broker as kafka, database as postgres:
+        yield Services(kafka.get_bootstrap_server(), postgres.get_connection_url())
+
+
+@pytest.fixture(scope="session")
+def kafka(services: Services) -> str:
+    """``bootstrap.servers`` of the session's broker."""
+    return services.kafka
+
+
+@pytest.fixture
+def postgres(services: Services) -> Iterator[str]:
+    """URL of a database of this test's own, dropped afterwards."""
+    name = f"t_{secrets.token_hex(6)}"
+    with psycopg.connect(services.postgres, autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        yield services.postgres.rpartition("/")[0] + f"/{name}"
+        # A prepared transaction outlives its connection and would keep the database from being dropped.
+        with psycopg.connect(make_conninfo(services.postgres, dbname=name), autocommit=True) as inside:
+            for (gid,) in inside.execute(
+                "select gid from pg_prepared_xacts where database = current_database()"
+            ).fetchall():
+                inside.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
+        admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def kafka_admin(kafka: str) -> AdminClient:
+    """An admin client of the session's broker."""
+    return AdminClient({"bootstrap.servers": kafka})
+
+
+@pytest.fixture
+def make_topic(kafka_admin: AdminClient) -> Iterator[MakeTopic]:
+    """Return a factory ``make_topic(partitions=4, config={}, name="t") -> name`` of topics deleted afterwards."""
+    made: list[str] = []
+
+    def make(partitions: int = 4, config: Mapping[str, str] | None = None, name: str = "t") -> str:
+        topic = f"{name}-{secrets.token_hex(5)}"
+        new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
+        kafka_admin.create_topics([new])[topic].result(30)
+        made.append(topic)
+        return topic
+
+    yield make
+    if made:
+        for deleted in kafka_admin.delete_topics(made).values():
+            deleted.result(30)
