@@ -1,0 +1,279 @@
+"""What the relay asks and changes of topics; nothing here reads or writes a message."""
+
+# ruff: noqa: SLF001 - librdkafka names its own error codes with an underscore
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypeVar
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+
+# The package's stub does not list these names as exported, though its documentation does.
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from relay.kafka.settings import TimingLike, admin
+from relay.message.errors import ConfigError, Unreachable
+from relay.run import clock
+
+T = TypeVar("T")
+
+_UNREACHABLE: Final = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._RESOLVE,
+        KafkaError._SSL,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_CONTROLLER,
+    }
+)
+_DENIED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_VISIBLE_PAUSE_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic as the cluster describes it; ``topic_id`` is 16 bytes, the settings are those in force."""
+
+    name: str
+    topic_id: bytes
+    partitions: int
+    replication: int
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """A topic to create."""
+
+    name: str
+    partitions: int
+    replication: int
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """A broker's settings; None if describing them is not allowed."""
+
+    node: int
+    address: str
+    settings: dict[str, str] | None
+
+
+class Topics:
+    """An administrative client. Errors: Unreachable (with the brokers' address), ConfigError (a refusal)."""
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike, timeout_s: float = 15.0) -> None:
+        self._servers = kafka.get("bootstrap.servers", "")
+        self._timeout_s = timeout_s
+        # The client's own log lines would repeat, in other words, the sentence that is raised.
+        self._admin = AdminClient({**admin(kafka, timing), "log_level": 0})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing to flush; the client ends when it is forgotten."""
+
+    def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
+        """Return the facts of the topics that exist; missing ones are absent."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        futures = self._ask(lambda: self._admin.describe_topics(TopicCollection(wanted)), "describe topics")
+        found: dict[str, TopicFacts] = {}
+        for name, future in futures.items():
+            try:
+                described = future.result(self._timeout_s)
+            except KafkaException as error:
+                if _code(error) in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                    continue
+                raise self._sentence(error, f"describe topic {name}") from error
+            replication = max((len(partition.replicas) for partition in described.partitions), default=0)
+            topic_id = _uuid_bytes(described.topic_id)
+            found[name] = TopicFacts(name, topic_id, len(described.partitions), replication)
+        if not settings or not found:
+            return found
+        in_force = self._settings([ConfigResource(ResourceType.TOPIC, name) for name in found])
+        return {
+            name: TopicFacts(name, facts.topic_id, facts.partitions, facts.replication, in_force[name])
+            for name, facts in found.items()
+        }
+
+    def brokers(self) -> list[BrokerFacts]:
+        """Return every broker with its settings, or without them where the cluster right is missing."""
+        future = self._ask(self._admin.describe_cluster, "describe the cluster")
+        cluster = self._result(future, "describe the cluster")
+        facts = []
+        for node in sorted(cluster.nodes, key=lambda node: node.id):
+            resource = ConfigResource(ResourceType.BROKER, str(node.id))
+            try:
+                settings: dict[str, str] | None = self._settings([resource])[str(node.id)]
+            except ConfigError:
+                # Stop or retry would be wrong: the check goes on and says what it could not see.
+                settings = None
+            facts.append(BrokerFacts(node.id, f"{node.host}:{node.port}", settings))
+        return facts
+
+    def create(self, plans: Sequence[TopicPlan]) -> list[str]:
+        """Create topics and wait until the cluster names a leader for each; return those that were new."""
+        if not plans:
+            return []
+        topics = [
+            NewTopic(plan.name, plan.partitions, plan.replication, config=plan.settings) for plan in plans
+        ]
+        futures = self._ask(
+            lambda: self._admin.create_topics(topics, operation_timeout=self._timeout_s), "create topics"
+        )
+        created = []
+        for name, future in futures.items():
+            try:
+                future.result(self._timeout_s)
+            except KafkaException as error:
+                if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                raise self._sentence(error, f"create topic {name}") from error
+            created.append(name)
+        self._wait_for_leaders({plan.name: plan.partitions for plan in plans})
+        return created
+
+    def grow(self, name: str, partitions: int) -> None:
+        """Raise a topic's partition count and wait until it shows."""
+        futures = self._ask(
+            lambda: self._admin.create_partitions([NewPartitions(name, partitions)]), f"grow topic {name}"
+        )
+        self._result(futures[name], f"grow topic {name} to {partitions} partitions")
+        self._wait_for_leaders({name: partitions})
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete topics; for tests and for `relay dev`."""
+        for name, future in self._admin.delete_topics(list(names)).items():
+            self._result(future, f"delete topic {name}")
+
+    def watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return low and high watermark of each partition, as a read_uncommitted reader sees them."""
+        numbers = list(partitions)
+        low = self._offsets(topic, numbers, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        high = self._offsets(topic, numbers, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return {number: (low[number], high[number]) for number in numbers}
+
+    def _offsets(self, topic: str, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
+        if not partitions:
+            return {}
+        wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+        futures = self._ask(
+            lambda: self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED),
+            f"list offsets of {topic}",
+        )
+        return {
+            place.partition: self._result(future, f"list offsets of {topic}[{place.partition}]").offset
+            for place, future in futures.items()
+        }
+
+    def _settings(self, resources: list[ConfigResource]) -> dict[str, dict[str, str]]:
+        futures = self._ask(lambda: self._admin.describe_configs(resources), "describe settings")
+        return {
+            resource.name: {
+                name: entry.value or ""
+                for name, entry in self._result(future, f"describe settings of {resource.name}").items()
+            }
+            for resource, future in futures.items()
+        }
+
+    def _wait_for_leaders(self, wanted: dict[str, int]) -> None:
+        """Poll until every broker-side partition has a leader: a new topic shows a moment after its creation."""
+        deadline = clock.monotonic() + self._timeout_s
+        while True:
+            known = self._metadata().topics
+            waiting = [
+                name
+                for name, partitions in wanted.items()
+                if name not in known
+                or len(known[name].partitions) < partitions
+                or any(partition.leader < 0 for partition in known[name].partitions.values())
+            ]
+            if not waiting:
+                return
+            if clock.monotonic() > deadline:
+                raise Unreachable(
+                    f"topic = {waiting[0]}: it has no leader after {self._timeout_s:g} s; look at the brokers"
+                )
+            clock.sleep(_VISIBLE_PAUSE_S)
+
+    def _metadata(self) -> Any:
+        return self._ask(
+            lambda: self._admin.list_topics(timeout=self._timeout_s), "read the cluster's metadata"
+        )
+
+    def _ask(self, call: Callable[[], T], doing: str) -> T:
+        try:
+            return call()
+        except KafkaException as error:
+            raise self._sentence(error, doing) from error
+
+    def _result(self, future: Future[T], doing: str) -> T:
+        try:
+            return future.result(self._timeout_s)
+        except KafkaException as error:
+            raise self._sentence(error, doing) from error
+        except TimeoutError as error:
+            raise self._away(doing) from error
+
+    def _sentence(self, error: KafkaException, doing: str) -> Unreachable | ConfigError:
+        if _code(error) in _UNREACHABLE:
+            return self._away(doing)
+        reason = error.args[0].str()
+        if _code(error) in _DENIED:
+            return ConfigError(
+                f"cannot {doing}: the broker does not allow it ({reason}); grant the right or use a role that has it"
+            )
+        return ConfigError(f"cannot {doing}: {reason}; correct the configuration")
+
+    def _away(self, doing: str) -> Unreachable:
+        return Unreachable(
+            f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}); "
+            "start it, or correct the address"
+        )
+
+
+def _code(error: KafkaException) -> int:
+    return int(error.args[0].code())
+
+
+def _uuid_bytes(uuid: Any) -> bytes:
+    """Return the 16 bytes of a Kafka Uuid; its text form is URL-safe base64 without padding."""
+    return base64.urlsafe_b64decode(str(uuid) + "==")
