@@ -1,0 +1,105 @@
+"""A Spark job runs with connector jars from the local cache, so that only the first run needs the network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from relay.local import jars
+from relay.local.java import find_java
+from relay.message.errors import ConfigError
+
+SPARK: Final = "4.0.0"
+"""The newest version whose Kafka connector resolves with all its dependencies."""
+CONNECTOR: Final = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK}"
+_NOISE: Final = (
+    "WARNING: Using incubator modules"  # the JVM's remark about a module that Spark itself asks for
+)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What to run and with which environment."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def jobs() -> dict[str, Path]:
+    """Return the jobs by name: in the wheel beside the package's modules, in a checkout in ``spark/``."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "spark_jobs"
+    folder = inside if inside.is_dir() else package.parent / "spark"
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
+
+
+def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: None) -> Submission:
+    """Return how to run job ``name``; resolves the connector's jars on first use.
+
+    Raises ConfigError for an unknown job and a missing or wrong PySpark or Java; Unreachable if jars are missing
+    and cannot be fetched.
+    """
+    known = jobs()
+    if name not in known:
+        raise ConfigError(f"There is no Spark job {name!r}; there are: {', '.join(known) or 'none'}.")
+    home = _spark_home()
+    java = find_java()
+    connector = [jar for jar in jars.resolve([CONNECTOR], tell) if not _ships_with_spark(jar, home)]
+    logging = known[name].with_name("log4j2.properties")
+    options = f"-Dlog4j2.configurationFile={logging.as_uri()} -XX:+UseSerialGC"
+    command = (
+        str(home / "bin" / "spark-submit"),
+        *("--jars", ",".join(str(jar) for jar in connector)),
+        *("--driver-memory", "1g", "--driver-java-options", options),
+        *("--conf", "spark.ui.enabled=false", "--conf", "spark.ui.showConsoleProgress=false"),
+        str(known[name]),
+        *arguments,
+    )
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    if java.executable.parent.name == "bin":
+        environment["JAVA_HOME"] = str(java.executable.resolve().parent.parent)
+    return Submission(command, environment)
+
+
+def run(job: Submission) -> int:
+    """Run the job to its end and return its exit code; its output is passed on, less the JVM's noise."""
+    with subprocess.Popen(job.command, env=job.environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if not line.startswith(_NOISE):
+                sys.stderr.write(line)
+                sys.stderr.flush()
+        return process.wait()
+
+
+def _spark_home() -> Path:
+    spec = find_spec("pyspark")
+    try:
+        found = version("pyspark")
+    except PackageNotFoundError:
+        found = None
+    if spec is None or not spec.submodule_search_locations or found is None:
+        raise ConfigError("PySpark is not installed: pip install 'transactional-relay[local]'.")
+    if found != SPARK:
+        raise ConfigError(
+            f"PySpark is {found}, but the Kafka connector is for {SPARK}: pip install pyspark=={SPARK}."
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def _ships_with_spark(jar: Path, home: Path) -> bool:
+    """Tell whether Spark has this very jar; the resolved name carries its organisation before the first "_"."""
+    return (home / "jars" / jar.name.partition("_")[2]).exists()
