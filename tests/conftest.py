@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
 
@@ -68,13 +70,18 @@ def _started_here(postgres: str | None) -> Iterator[Services]:
 
 @contextmanager
 def _in_containers() -> Iterator[Services]:
-    from testcontainers.kafka import KafkaContainer  # noqa: PLC0415 - only where containers are asked for
-    from testcontainers.postgres import PostgresContainer  # noqa: PLC0415
+    """docker/compose.yaml under a project name and ports of its own: a developer's own containers stay."""
+    from testcontainers.compose import DockerCompose  # noqa: PLC0415 - only where containers are asked for
 
-    broker = KafkaContainer("apache/kafka:4.3.0").with_kraft()
-    database = PostgresContainer("postgres:18", driver=None).with_command("-c max_prepared_transactions=64")
-    with broker as kafka, database as postgres:
-        yield Services(kafka.get_bootstrap_server(), postgres.get_connection_url())
+    kafka_port, postgres_port = free_ports(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPOSE_PROJECT_NAME", f"relay-tests-{secrets.token_hex(4)}")
+        patch.setenv("RELAY_KAFKA_PORT", str(kafka_port))
+        patch.setenv("RELAY_POSTGRES_PORT", str(postgres_port))
+        docker = Path(__file__).parent.parent / "docker"
+        with DockerCompose(docker, compose_file_name="compose.yaml", wait=True):
+            url = f"postgresql://postgres:relay@127.0.0.1:{postgres_port}/postgres"
+            yield Services(f"127.0.0.1:{kafka_port}", url)
 
 
 @pytest.fixture(scope="session")
@@ -105,6 +112,16 @@ def kafka_admin(kafka: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": kafka})
 
 
+def _wait_until_led(admin: AdminClient, topic: str, partitions: int) -> None:
+    """A created topic shows in the broker's metadata, with leaders, only a moment after the answer."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = admin.list_topics(topic, timeout=5).topics[topic].partitions
+        if len(found) == partitions and all(partition.leader >= 0 for partition in found.values()):
+            return
+    raise AssertionError(f"topic {topic} has no leaders after 30 s")
+
+
 @pytest.fixture
 def make_topic(kafka_admin: AdminClient) -> Iterator[MakeTopic]:
     """Return a factory ``make_topic(partitions=4, config={}, name="t") -> name`` of topics deleted afterwards."""
@@ -115,6 +132,7 @@ def make_topic(kafka_admin: AdminClient) -> Iterator[MakeTopic]:
         new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
         kafka_admin.create_topics([new])[topic].result(30)
         made.append(topic)
+        _wait_until_led(kafka_admin, topic, partitions)
         return topic
 
     yield make

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -132,6 +133,11 @@ class KafkaCluster:
 
         Raises JavaMissingError, Unreachable (jars or broker) or CheckFailed with the end of the broker's log.
         """
+        self.launch(tell)
+        self.wait_until_ready()
+
+    def launch(self, tell: Tell = lambda _: None) -> None:
+        """Start the processes that do not run, without waiting until they answer."""
         java, jars = str(find_java().executable), kafka_jars(tell)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.plan.write(self.directory / "cluster.json")
@@ -147,6 +153,9 @@ class KafkaCluster:
             self._format(broker, java, jars)
         for broker in started:
             self._spawn(broker, java, jars)
+
+    def wait_until_ready(self) -> None:
+        """Return when the metadata of each listener names every broker; CheckFailed when a broker ends before."""
         for broker in self.plan.brokers:
             wait_for_brokers(
                 broker.listener, len(self.plan.brokers), START_TIMEOUT_S, self._check_alive(broker.node_id)
@@ -154,11 +163,10 @@ class KafkaCluster:
 
     def stop(self) -> None:
         """Stop every broker cleanly (SIGTERM, then SIGKILL after a grace); the data stays."""
-        # With several brokers the last ones lose their quorum and cannot hand over: the grace is short then.
-        for index, broker in enumerate(self.plan.brokers):
-            process = self.process(broker.node_id)
-            if process is not None:
-                process.stop(STOP_GRACE_S if index == 0 else 3.0)
+        processes = [self.process(broker.node_id) for broker in self.plan.brokers]
+        running = [process for process in processes if process is not None and process.send(signal.SIGTERM)]
+        for process in running:
+            process.end(STOP_GRACE_S)
 
     def kill(self, node_id: int = 1) -> None:
         """SIGKILL one broker, as a crash would."""
@@ -185,6 +193,9 @@ class KafkaCluster:
         settings_path = home / "server.properties"
         settings_path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         (home / "log4j2.properties").write_text(_LOG4J)
+        # Native libraries that the broker unpacks; a killed one leaves them behind.
+        shutil.rmtree(home / "tmp", ignore_errors=True)
+        (home / "tmp").mkdir()
         if (home / "data" / "meta.properties").exists():
             return
         shutil.rmtree(home / "data", ignore_errors=True)  # half formatted: nothing can be in it yet
@@ -199,7 +210,10 @@ class KafkaCluster:
     def _spawn(self, broker: BrokerPlan, java: str, jars: Sequence[Path]) -> None:
         home = self._home(broker.node_id)
         command = [java, f"-Xmx{self.settings.heap}", *self.settings.jvm_flags]
-        command += [f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}", "-Djava.awt.headless=true"]
+        command += [
+            f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}",
+            f"-Djava.io.tmpdir={home / 'tmp'}",
+        ]
         command += ["-cp", classpath(jars), "kafka.Kafka", str(home / "server.properties")]
         with (home / "broker.log").open("ab") as log:
             # Its own session: neither the end of the starter nor a Ctrl-C in its terminal reaches the broker.

@@ -108,8 +108,8 @@ class PostgresServer:
     def stop(self, mode: StopMode = StopMode.FAST) -> None:
         """Stop the server; SIGKILL when it has not ended after a grace. The data stays."""
         process = self.process()
-        if process is not None and process.send(mode.value) and not process.wait_for_end(STOP_GRACE_S):
-            self.kill()
+        if process is not None and process.send(mode.value):
+            process.end(STOP_GRACE_S)
 
     def kill(self) -> None:
         """SIGKILL the server and all its backends, as a crash of the machine would."""

@@ -24,8 +24,8 @@ class RecordedProcess:
 
     @classmethod
     def of(cls, pid: int) -> RecordedProcess:
-        """Record the process that runs now under ``pid``; ProcessLookupError if there is none."""
-        started = start_mark(pid)
+        """Record the process that has ``pid`` now; ProcessLookupError if there is none."""
+        _, started = _state_and_start(pid)
         if started is None:
             raise ProcessLookupError(pid)
         return cls(pid, started)
@@ -57,9 +57,9 @@ class RecordedProcess:
             clock.sleep(_POLL_S)
         return True
 
-    def stop(self, grace_s: float) -> None:
-        """Ask with SIGTERM, and after ``grace_s`` seconds insist with SIGKILL."""
-        if self.send(signal.SIGTERM) and not self.wait_for_end(grace_s):
+    def end(self, grace_s: float) -> None:
+        """Wait for a process that was asked to end, and after ``grace_s`` seconds insist with SIGKILL."""
+        if not self.wait_for_end(grace_s):
             self.kill()
 
     def kill(self) -> None:
@@ -68,17 +68,12 @@ class RecordedProcess:
             self.wait_for_end(10.0)
 
 
-def start_mark(pid: int) -> str | None:
-    """Return what the system tells of the start of ``pid``; None when no such process runs.
+def _state_and_start(pid: int) -> tuple[str, str | None]:
+    """Return the state letter (Z is a zombie) and what the system tells of the start of ``pid``.
 
     Linux: field 22 of /proc/PID/stat, in clock ticks since boot (proc(5)), with the boot's own id.
-    Elsewhere: the start time that ``ps`` prints.
+    Elsewhere: the start time that ``ps`` prints. No process: no start.
     """
-    state, mark = _state_and_start(pid)
-    return None if state == "Z" else mark
-
-
-def _state_and_start(pid: int) -> tuple[str, str | None]:
     return _from_proc(pid) if Path("/proc/self/stat").exists() else _from_ps(pid)
 
 

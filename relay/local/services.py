@@ -47,24 +47,21 @@ class LocalServices:
         directory.mkdir(parents=True, exist_ok=True)
         with exclusive(directory / ".lock"):
             cluster = _cluster(directory, kafka_port, advertise, brokers, settings)
-            cluster.start(tell)
-            services = cls(directory, cluster.bootstrap, _postgres(directory, postgres, tell))
-            state = {"kafka": services.kafka, "postgres": postgres if isinstance(postgres, str) else None}
-            path = directory / "services.json"
-            path.touch(mode=0o600)  # an existing server's URL may hold its password
-            path.write_text(json.dumps(state))
-        return services
+            if isinstance(postgres, str):
+                check_answers(postgres)
+            _keep(directory, postgres)
+            cluster.launch(tell)
+            if postgres is True:
+                PostgresServer(directory / "postgres").start(tell)  # while the broker boots
+            cluster.wait_until_ready()
+        return cls(directory, cluster.bootstrap, _postgres_url(directory))
 
     @classmethod
     def find(cls, directory: Path) -> LocalServices | None:
         """Return the services set up in ``directory``, running or not; None when there are none."""
-        path = directory.resolve() / "services.json"
-        if not path.exists():
-            return None
-        state = json.loads(path.read_text())
-        own = PostgresServer(directory.resolve() / "postgres")
-        own_url = own.url if (own.directory / "access.json").exists() else None
-        return cls(directory.resolve(), state["kafka"], state["postgres"] or own_url)
+        directory = directory.resolve()
+        cluster = KafkaCluster.find(directory / "kafka")
+        return None if cluster is None else cls(directory, cluster.bootstrap, _postgres_url(directory))
 
     def down(self) -> None:
         """Stop the brokers and our own PostgreSQL; an existing server given by URL is left alone. The data stays."""
@@ -127,15 +124,20 @@ def _cluster(
     return KafkaCluster(home, ClusterPlan(kept.cluster_id, fresh.brokers), settings)
 
 
-def _postgres(directory: Path, wanted: bool | str, tell: Tell) -> str | None:
-    if wanted is False:
-        return None
-    if isinstance(wanted, str):
-        check_answers(wanted)
-        return wanted
-    server = PostgresServer(directory / "postgres")
-    server.start(tell)
-    return server.url
+def _keep(directory: Path, postgres: bool | str) -> None:
+    path = directory / "services.json"
+    path.touch(mode=0o600)  # an existing server's URL may hold its password
+    path.write_text(json.dumps({"postgres": postgres}))
+
+
+def _postgres_url(directory: Path) -> str | None:
+    """Return the kept URL of an existing server, that of our own, or None when there is neither."""
+    path = directory / "services.json"
+    kept = json.loads(path.read_text())["postgres"] if path.exists() else False
+    if isinstance(kept, str):
+        return kept
+    own = PostgresServer(directory / "postgres")
+    return own.url if kept and (own.directory / "access.json").exists() else None
 
 
 def _answers(url: str) -> bool:

@@ -1,0 +1,66 @@
+"""A process is signalled only while it is the very one that was recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from relay.local.process import RecordedProcess, children
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_recorded_process_is_alive_until_killed(child: subprocess.Popen[bytes]) -> None:
+    recorded = RecordedProcess.of(child.pid)
+    assert recorded.is_alive()
+
+    recorded.kill()
+
+    assert not recorded.is_alive()
+    child.returncode = -signal.SIGKILL  # reaped by the record
+
+
+def test_stranger_that_got_the_pid_is_left_alone(child: subprocess.Popen[bytes]) -> None:
+    stale = RecordedProcess(child.pid, RecordedProcess.of(child.pid).started + "0")
+
+    assert not stale.is_alive()
+    assert not stale.send(signal.SIGKILL)
+    stale.kill()
+
+    assert child.poll() is None
+
+
+def test_ended_child_that_nobody_waited_for_is_not_alive() -> None:
+    reading, writing = os.pipe()
+    process = subprocess.Popen(["sleep", "60"], pass_fds=[writing])
+    os.close(writing)
+    recorded = RecordedProcess.of(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+
+    os.read(reading, 1)  # the pipe ends when the child has ended
+    os.close(reading)
+
+    assert recorded.wait_for_end(5.0)
+    process.returncode = -signal.SIGKILL
+
+
+def test_no_such_process_cannot_be_recorded() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+
+    with pytest.raises(ProcessLookupError):
+        RecordedProcess.of(process.pid)
+
+
+def test_children_are_found(child: subprocess.Popen[bytes]) -> None:
+    assert child.pid in [process.pid for process in children(os.getpid())]
