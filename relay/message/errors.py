@@ -48,6 +48,10 @@ class TwinDetected(RelayError):
     exit_code = 1
 
 
+class RecordRefused(RelayError):
+    """The broker refuses a record of a transaction for what it is; nothing of that transaction holds."""
+
+
 class Stopped(RelayError):
     """The route must not go on without a person: the sentence says what to do."""
 

@@ -1,0 +1,43 @@
+"""What the worker hands to a destination, and what it learns back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from relay.message.record import LogMessage, LogPartition
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages in delivery order with the position that holds once they have their effect.
+
+    ``first`` and ``positions`` name every partition of the assignment: the range [first, position) is what this
+    batch moves, equal where nothing moved. ``membership`` is the group metadata captured with the batch.
+    """
+
+    generation: int
+    messages: list[LogMessage]
+    first: Mapping[LogPartition, int]
+    positions: Mapping[LogPartition, int]
+    membership: bytes
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of messages; added up per worker."""
+
+    delivered: int = 0
+    duplicates: int = 0
+    conflicts: int = 0
+    dead: int = 0
+    transactions: int = 0
+    recoveries: int = 0
+    settled: int = 0
+    resent: int = 0
+    causes: dict[str, int] = field(default_factory=dict)
+
+    def died(self, code: str) -> None:
+        """Count a dead letter under its cause."""
+        self.dead += 1
+        self.causes[code] = self.causes.get(code, 0) + 1

@@ -1,0 +1,77 @@
+"""Reading the monitor: one view per monitor partition, folded by the reading rules of ``relay.monitor.evidence``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from relay.delivery.ports import Reader
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord
+from relay.monitor.entries import Begin, Entry, decode
+from relay.monitor.evidence import Evidence
+from relay.monitor.index import DedupIndex
+
+
+@dataclass(slots=True)
+class MonitorView:
+    """What a worker knows of one monitor partition.
+
+    ``read_to`` is the monitor offset up to which committed records were folded into ``evidence`` and ``index``.
+    ``scan_from`` is an offset at or below the last begin of the last claimant: scans for open transactions start
+    there. ``own_begin`` is the offset of the last begin this process wrote there.
+    """
+
+    partition: int
+    index: DedupIndex
+    evidence: Evidence
+    read_to: int
+    scan_from: int
+    own_begin: int | None = None
+    broken: int = 0
+    begins: list[tuple[int, Begin]] = field(default_factory=list)
+
+
+def entries(reader: Reader, topic: str, ranges: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int, Entry | None]]:
+    """Yield (monitor partition, offset, entry) for the ranges; None for records that are no entry or are broken."""
+    wanted = {LogPartition(topic, partition): span for partition, span in ranges.items()}
+    for records in reader.read(wanted):
+        for record in records:
+            try:
+                entry = decode(record.key(), record.value())
+            except UnknownRecord:
+                entry = None
+            yield record.partition() or 0, record.offset() or 0, entry
+
+
+def high_watermarks(reader: Reader, topic: str, views: Iterable[MonitorView]) -> dict[int, tuple[int, int]]:
+    """Return (low, high watermark) of each view's partition, by a read_uncommitted handle."""
+    return {view.partition: reader.watermarks(LogPartition(topic, view.partition)) for view in views}
+
+
+def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: dict[int, tuple[int, int]]) -> None:
+    """Read on, read_committed, to the high watermarks and fold what is found."""
+    by_partition = {view.partition: view for view in views}
+    ranges = {view.partition: (max(view.read_to, highs[view.partition][0]), highs[view.partition][1]) for view in views}
+    for partition, offset, entry in entries(reader, topic, ranges):
+        if entry is not None:
+            by_partition[partition].evidence.add(offset, entry)
+    for view in views:
+        view.read_to = max(view.read_to, highs[view.partition][1])
+
+
+def scan_begins(
+    reader: Reader, topic: str, views: list[MonitorView], highs: dict[int, tuple[int, int]]
+) -> dict[int, Evidence]:
+    """Read, read_uncommitted, what was begun since the last claim; remember the begins in the views."""
+    scans: dict[int, Evidence] = {view.partition: Evidence() for view in views}
+    by_partition = {view.partition: view for view in views}
+    ranges = {v.partition: (max(v.scan_from, highs[v.partition][0]), highs[v.partition][1]) for v in views}
+    for view in views:
+        view.begins = []
+    for partition, offset, entry in entries(reader, topic, ranges):
+        if entry is not None:
+            scans[partition].add(offset, entry)
+            if isinstance(entry, Begin):
+                by_partition[partition].begins.append((offset, entry))
+    return scans

@@ -1,0 +1,71 @@
+"""What delivery needs of Kafka; ``relay.kafka`` has the real ones, the simulator others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from relay.message.envelope import Headers
+from relay.message.record import LogPartition
+
+
+class Record(Protocol):
+    """A record as the Kafka client hands it over."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes]] | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
+
+
+class Reader(Protocol):
+    """Reads partitions by hand up to a given end."""
+
+    def watermarks(self, partition: LogPartition) -> tuple[int, int]: ...
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[Sequence[Record]]: ...
+
+
+class Transaction(Protocol):
+    """One instance of the transactional producer; thrown away after anything but a clean commit."""
+
+    transactional_id: str
+    acked: dict[LogPartition, int]
+
+    def init(self) -> None: ...
+    def begin(self) -> None: ...
+    def produce(
+        self,
+        partition: LogPartition,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None = None,
+        timestamp_ms: int = 0,
+    ) -> None: ...
+    def flush(self) -> None: ...
+    def send_offsets(
+        self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
+    ) -> None: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+class Group(Protocol):
+    """The consumer group's member, as far as recovery asks it."""
+
+    def membership(self) -> bytes: ...
+    def committed(self, partitions: Sequence[LogPartition]) -> dict[LogPartition, tuple[int, str]]: ...
+
+
+class KafkaPorts(Protocol):
+    """Makes transactions and readers."""
+
+    def transaction(self, transactional_id: str) -> Transaction: ...
+    def reader(self, *, committed: bool) -> AbstractContextManager[Reader]: ...
+
+
+Starts = Callable[[Mapping[LogPartition, int | None]], dict[LogPartition, int]]
+"""Given each partition's stored position (None: nothing known), say where to start; raises Stopped."""

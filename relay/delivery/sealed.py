@@ -1,0 +1,164 @@
+"""Sealed Kafka transactions: outputs, monitor entries and offsets, between a begin entry and a seal.
+
+A stray EndTxn of an earlier transaction can end this one early without any call failing (KAFKA-17754). The begin
+entry and the seal make that visible: it either meets the broker's partition verification at the seal, or leaves a
+begin without a seal, which is settled before anyone goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from relay.delivery.ports import Transaction
+from relay.message.envelope import LOG_ONLY_HEADERS, OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers
+from relay.message.record import LogMessage, LogPartition
+from relay.monitor.entries import Begin, InputRange, OutputStart, Page, Seal, SettleSeal, encode
+from relay.run.crash import crash_point
+
+
+@dataclass(slots=True)
+class DeadRecord:
+    """A dead letter on its way: where it goes and what it says."""
+
+    partition: LogPartition
+    key: bytes
+    value: bytes | None
+    headers: Headers
+
+
+@dataclass(slots=True)
+class SealedWork:
+    """All that one sealed transaction holds.
+
+    ``pages`` and ``settled`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
+    seal only. ``outputs`` are (message, output partition); ``notes`` is the metadata of each topic's offsets.
+    """
+
+    positions: Mapping[LogPartition, int]
+    membership: bytes
+    inputs: list[InputRange] = field(default_factory=list)
+    outputs: list[tuple[LogMessage, LogPartition]] = field(default_factory=list)
+    pages: list[tuple[int, Page]] = field(default_factory=list)
+    dead: list[DeadRecord] = field(default_factory=list)
+    dead_pages: list[tuple[int, Page]] = field(default_factory=list)
+    settled: list[tuple[int, SettleSeal]] = field(default_factory=list)
+    claims: set[int] = field(default_factory=set)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+class SealedProducer:
+    """Runs sealed transactions on one instance; after any exception the instance must be discarded."""
+
+    def __init__(self, transaction: Transaction, worker: str, monitor_topic: str, floors: dict[LogPartition, int]) -> None:
+        self.instance = uuid4().bytes
+        self.n = 0
+        self._worker = worker
+        self._monitor = monitor_topic
+        self._floors = floors
+        self._begun: dict[int, int] = {}
+        self._begin_offsets: dict[int, int] = {}
+        self._tx = transaction
+
+    @property
+    def transactional_id(self) -> str:
+        """The transactional id of the instance."""
+        return self._tx.transactional_id
+
+    def begin_offset(self, partition: int) -> int | None:
+        """Offset of this instance's last begin entry in a monitor partition: below it everything is decided."""
+        return self._begin_offsets.get(partition)
+
+    def discard(self) -> None:
+        """Throw the instance away; its successor's ``init`` ends what it left open."""
+        self._tx.discard()
+
+    def run(self, work: SealedWork) -> None:
+        """Run one sealed transaction.
+
+        1. begin entry to every monitor partition it will write, acknowledged;
+        2. dead letters with their entries, then outputs with theirs;
+        3. every delivery report;
+        4. offsets of every input partition under the membership captured with the batch;
+        5. seal to the same monitor partitions, acknowledged: refused by the broker if an EndTxn landed in between;
+        6. commit.
+
+        Any exception means: outcome unknown, discard this instance and recover.
+        """
+        self.n += 1
+        touched = work.claims | {p for p, _ in work.pages} | {p for p, _ in work.dead_pages} | {p for p, _ in work.settled}
+        self._tx.begin()
+        crash_point("sealed.begun")
+        self._write_begin(work, sorted(touched))
+        self._write_dead(work)
+        self._write_outputs(work)
+        crash_point("sealed.outputs")
+        for partition, settle in work.settled:
+            self._tx.produce(LogPartition(self._monitor, partition), *encode(settle))
+        self._write_pages(work.pages, first=len(work.dead_pages))
+        crash_point("sealed.entries")
+        self._tx.flush()
+        self._tx.send_offsets(work.positions, work.notes, work.membership)
+        crash_point("sealed.offsets")
+        self._seal(sorted(touched))
+        crash_point("sealed.committing")
+        self._tx.commit()
+        crash_point("sealed.committed")
+
+    def _write_begin(self, work: SealedWork, touched: list[int]) -> None:
+        starts = {output for _, output in work.outputs} | {dead.partition for dead in work.dead}
+        outputs = [OutputStart(p.topic, p.partition, self._floor(p)) for p in sorted(starts)]
+        for partition in touched:
+            begin = Begin(
+                worker=self._worker,
+                transactional_id=self.transactional_id,
+                instance=self.instance,
+                n=self.n,
+                previous=self._begun.get(partition, -1),
+                inputs=[one for one in work.inputs if one.partition == partition],
+                outputs=outputs,
+            )
+            self._tx.produce(LogPartition(self._monitor, partition), *encode(begin))
+            self._begun[partition] = self.n
+        self._tx.flush()
+        for partition in touched:
+            self._begin_offsets[partition] = self._tx.acked[LogPartition(self._monitor, partition)]
+
+    def _floor(self, partition: LogPartition) -> int:
+        """The offset below which no record of the next transaction can lie."""
+        acked = self._tx.acked.get(partition)
+        return acked + 1 if acked is not None else self._floors[partition]
+
+    def _write_dead(self, work: SealedWork) -> None:
+        if not work.dead and not work.dead_pages:
+            return
+        for dead in work.dead:
+            self._tx.produce(dead.partition, dead.key, dead.value, dead.headers + self._stamp(bytes.fromhex(dead.key.decode())))
+        self._write_pages(work.dead_pages, first=0)
+        self._tx.flush()
+
+    def _write_outputs(self, work: SealedWork) -> None:
+        produce = self._tx.produce
+        instance, n = self._marks()
+        for message, partition in work.outputs:
+            headers = [header for header in message.headers if header[0] not in LOG_ONLY_HEADERS]
+            headers += (instance, n, (OUT_DIGEST, message.digest.hex().encode()))
+            produce(partition, message.key, message.value, headers, message.timestamp_ms)
+
+    def _write_pages(self, pages: list[tuple[int, Page]], first: int) -> None:
+        """Write pages under numbers of their own: a compacted topic must not take one for another's newer form."""
+        for number, (partition, page) in enumerate(pages, first):
+            self._tx.produce(LogPartition(self._monitor, partition), *encode(page, number))
+
+    def _seal(self, touched: list[int]) -> None:
+        seal = Seal(self._worker, self.instance, self.n)
+        for partition in touched:
+            self._tx.produce(LogPartition(self._monitor, partition), *encode(seal))
+        self._tx.flush()
+
+    def _marks(self) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
+        return (OUT_INSTANCE, self.instance.hex().encode()), (OUT_N, str(self.n).encode())
+
+    def _stamp(self, digest: bytes) -> Headers:
+        return [*self._marks(), (OUT_DIGEST, digest.hex().encode())]

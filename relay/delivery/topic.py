@@ -1,0 +1,215 @@
+"""Topic routes: every batch is one sealed Kafka transaction of outputs, monitor entries and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+from zlib import crc32
+
+import structlog
+
+from relay.delivery.batch import Batch, Counts
+from relay.delivery.deadletter import dead_letter
+from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.ports import Group, KafkaPorts, Starts
+from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
+from relay.delivery.sifting import sift
+from relay.delivery.topic_recovery import TopicRecovery
+from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Stopped
+from relay.message.record import LogMessage, LogPartition
+from relay.monitor.entries import DEAD, InputRange, Page, pages
+
+log = structlog.get_logger("relay.topic")
+HEADER_OVERHEAD_BYTES: Final = 512
+"""Room for the record's own headers when its size is held against the topic's limit."""
+
+
+class TopicDelivery:
+    """Delivers one worker's batches to a topic. Not thread-safe: the worker's one thread calls it."""
+
+    def __init__(
+        self,
+        ports: KafkaPorts,
+        *,
+        route: str,
+        group_id: str,
+        transactional_id: str,
+        monitor_topic: str,
+        topic: str,
+        topic_partitions: int,
+        topic_limit_bytes: int,
+        deadletter_topic: str,
+        deadletter_partitions: int,
+        stop_on_dead: bool,
+    ) -> None:
+        self.counts = Counts()
+        self.narrowed_to: int | None = None
+        self._outputs = [LogPartition(topic, p) for p in range(topic_partitions)]
+        self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]
+        self._recovery = TopicRecovery(
+            ports, transactional_id=transactional_id, monitor_topic=monitor_topic, outputs=[*self._outputs, *self._deads]
+        )
+        self._worker = transactional_id
+        self._route = route
+        self._group_id = group_id
+        self._limit_bytes = topic_limit_bytes - HEADER_OVERHEAD_BYTES
+        self._stop_on_dead = stop_on_dead
+        self._producer: SealedProducer | None = None
+        self._views: dict[int, MonitorView] = {}
+        self._in_doubt_to: dict[LogPartition, int] = {}
+        self._lane_outputs: dict[bytes, LogPartition] = {}
+        self._notes: Mapping[str, str] = {}
+        self._condemned: dict[bytes, MessageRejected] = {}
+
+    def recover(
+        self,
+        assigned: Sequence[LogPartition],
+        views: list[MonitorView],
+        group: Group,
+        starts: Starts,
+        notes: Mapping[str, str],
+    ) -> dict[LogPartition, int]:
+        """Recover the assigned partitions and return where to read on; see ``topic_recovery``."""
+        self.abandon()
+        self._notes = notes
+        found = self._recovery.run(assigned, views, group, starts, notes)
+        self._producer = found.producer
+        self._views = {view.partition: view for view in views}
+        self._in_doubt_to = found.in_doubt_to
+        self.counts.recoveries += 1
+        self.counts.settled += found.settled
+        return found.starts
+
+    def deliver(self, batch: Batch) -> None:
+        """Deliver a batch in one sealed transaction.
+
+        Raises InDoubt, Fenced or a Kafka failure after which the worker must recover; nothing is assumed of what
+        the batch left. A refused record narrows the next batches down to it and then makes it a dead letter.
+        """
+        if self._producer is None:
+            raise Fenced("this worker has no producer; it must recover first")
+        tried = Counts()
+        fresh = sift(batch.messages, {p: view.index for p, view in self._views.items()}, tried)
+        work, written = self._work(batch, fresh, tried)
+        try:
+            self._producer.run(work)
+        except RecordRefused as refusal:
+            self._narrow(fresh, refusal)
+            raise InDoubt(f"a record was refused ({refusal}); the batch is tried in smaller parts") from refusal
+        self._accept(written, tried)
+
+    def abandon(self) -> None:
+        """Throw the producer instance away: after an error, a lost assignment, or at the end."""
+        if self._producer is not None:
+            self._producer.discard()
+            self._producer = None
+
+    @property
+    def in_doubt(self) -> Mapping[LogPartition, int]:
+        """Up to where messages were attempted by someone before and are not yet proven."""
+        return self._in_doubt_to
+
+    def _work(
+        self, batch: Batch, fresh: list[LogMessage], tried: Counts
+    ) -> tuple[SealedWork, list[tuple[int, Page]]]:
+        assert self._producer is not None
+        good: list[LogMessage] = []
+        bad: list[tuple[LogMessage, MessageRejected]] = []
+        for message in fresh:
+            cause = message.fault or (self._condemned and self._condemned.get(message.digest)) or None
+            if cause is None:
+                good.append(message)
+            else:
+                bad.append((message, cause))
+        entered = self._pages(good, outcomes=None)
+        dead_entered = self._pages([m for m, _ in bad], outcomes=bytes([DEAD]) * len(bad))
+        tried.delivered += len(good)
+        work = SealedWork(
+            positions=batch.positions,
+            membership=batch.membership,
+            inputs=[
+                InputRange(p.topic, p.partition, batch.first[p], end)
+                for p, end in batch.positions.items()
+                if end > batch.first[p]
+            ],
+            outputs=[(message, self._output(message.lane)) for message in good],
+            pages=entered,
+            dead=[self._dead(message, cause, tried) for message, cause in bad],
+            dead_pages=dead_entered,
+            claims={p.partition for p, end in batch.positions.items() if end > batch.first[p]},
+            notes=self._notes,
+        )
+        return work, [*entered, *dead_entered]
+
+    def _pages(self, messages: list[LogMessage], outcomes: bytes | None) -> list[tuple[int, Page]]:
+        """Entries of messages; those in doubt when this worker took over carry its name as the recovery's."""
+        assert self._producer is not None
+        if not messages:
+            return []
+        groups: list[tuple[str | None, list[LogMessage]]] = [(None, messages)]
+        if self._in_doubt_to:
+            doubtful = [m for m in messages if m.offset < self._in_doubt_to.get(LogPartition(m.topic, m.partition), 0)]
+            marked = {id(m) for m in doubtful}
+            groups = [(self._worker, doubtful), (None, [m for m in messages if id(m) not in marked])]
+        return [
+            (page.partition, page)
+            for recovery, group in groups
+            if group
+            for page in pages(
+                group,
+                worker=self._worker,
+                instance=self._producer.instance,
+                n=self._producer.n + 1,
+                recovery=recovery,
+                outcomes=outcomes[: len(group)] if outcomes is not None else None,
+            )
+        ]
+
+    def _output(self, lane: bytes) -> LogPartition:
+        """The output partition is a function of the lane, so a lane's order is the order of one partition."""
+        found = self._lane_outputs.get(lane)
+        if found is None:
+            if len(self._lane_outputs) > 100_000:
+                self._lane_outputs.clear()
+            found = self._lane_outputs[lane] = self._outputs[crc32(lane) % len(self._outputs)]
+        return found
+
+    def _dead(self, message: LogMessage, cause: MessageRejected, tried: Counts) -> DeadRecord:
+        if self._stop_on_dead:
+            raise Stopped(
+                f"{message!r} of route {self._route!r} cannot be delivered ({cause.code}: {cause}); on_dead = \"stop\" "
+                "keeps it from becoming a dead letter: mend the message's destination, or set on_dead = \"continue\""
+            )
+        tried.died(cause.code)
+        key, value, headers = dead_letter(
+            message, cause, route=self._route, target=self._outputs[0].topic, group=self._group_id, attempts=1
+        )
+        return DeadRecord(self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
+
+    def _narrow(self, fresh: list[LogMessage], refusal: RecordRefused) -> None:
+        if len(fresh) == 1:
+            self._condemned[fresh[0].digest] = MessageRejected("apply", "refused", f"the broker refuses it: {refusal}")
+            self.narrowed_to = None
+        else:
+            self.narrowed_to = max(1, len(fresh) // 2)
+        log.warning("narrowing", tried=len(fresh), next=self.narrowed_to, reason=str(refusal))
+
+    def _accept(self, written: list[tuple[int, Page]], tried: Counts) -> None:
+        """The transaction committed: its entries are proven, its counts hold."""
+        assert self._producer is not None
+        for partition, page in written:
+            view = self._views[partition]
+            view.index.add_page(page)
+        for view in self._views.values():
+            begun = self._producer.begin_offset(view.partition)
+            if begun is not None:
+                view.own_begin = view.scan_from = begun
+        self.counts.delivered += tried.delivered
+        self.counts.duplicates += tried.duplicates
+        self.counts.conflicts += tried.conflicts
+        self.counts.dead += tried.dead
+        self.counts.transactions += 1
+        for code, count in tried.causes.items():
+            self.counts.causes[code] = self.counts.causes.get(code, 0) + count
+        if self.narrowed_to is not None:
+            self.narrowed_to *= 2

@@ -1,0 +1,202 @@
+"""Recovery of a topic route: fence, read all evidence, settle what is unsealed, claim; then go on.
+
+The steps of design section 7 (US 7,480,918), each of which may be interrupted and run again:
+
+1. read the monitor partitions read_uncommitted; every transactional id with a begin and no end, and the last that
+   claimed, is fenced by a throw-away producer; then our own instance is made and the committed offsets are read;
+2. take the high watermarks, read_uncommitted;
+3. read read_committed up to them;
+4. settle: find out by the outputs themselves what an unsealed transaction left, and write it down;
+5. in the same first transaction claim every owned partition. What neither monitor nor outputs prove is delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
+from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
+from relay.delivery.sealed import SealedProducer, SealedWork
+from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
+from relay.message.errors import Stopped, TwinDetected
+from relay.message.record import LogPartition
+from relay.monitor.entries import Begin, Page, SettleSeal
+from relay.monitor.recovery import settle
+from relay.run.crash import crash_point
+
+log = structlog.get_logger("relay.recovery")
+FENCE_ROUNDS_MAX: Final = 5
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A producer that has claimed its partitions, where to read on, and up to where messages are in doubt."""
+
+    producer: SealedProducer
+    starts: dict[LogPartition, int]
+    in_doubt_to: dict[LogPartition, int]
+    settled: int
+
+
+class TopicRecovery:
+    """Recovers one worker's partitions; keeps the instances it made, to tell a twin from itself."""
+
+    def __init__(
+        self, ports: KafkaPorts, *, transactional_id: str, monitor_topic: str, outputs: Sequence[LogPartition]
+    ) -> None:
+        self._ports = ports
+        self._worker = transactional_id
+        self._monitor = monitor_topic
+        self._outputs = outputs
+        self._made: set[bytes] = set()
+
+    def run(
+        self, assigned: Sequence[LogPartition], views: list[MonitorView], group: Group, starts: Starts, notes: Mapping[str, str]
+    ) -> Recovered:
+        """Run all steps once; any exception means: unassign, poll, run again."""
+        with self._ports.reader(committed=False) as scanner:
+            own = self._fence(scanner, views)
+            crash_point("recovery.fenced")
+            stored = group.committed(assigned)
+            begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned})
+            highs = high_watermarks(scanner, self._monitor, views)
+            opened = scan_begins(scanner, self._monitor, views, highs)
+            floors = {p: scanner.watermarks(p)[1] for p in self._outputs}
+        producer = SealedProducer(own, self._worker, self._monitor, floors)
+        self._made.add(producer.instance)
+        with self._ports.reader(committed=True) as reader:
+            fold_committed(reader, self._monitor, views, highs)
+            crash_point("recovery.read")
+            unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
+            pages, seals = self._settle(reader, producer, views, unfinished)
+        self._claim(producer, views, group, begin_at, notes, pages, seals)
+        for partition, page in pages:
+            view = next(v for v in views if v.partition == partition)
+            view.evidence.on_rows(page) if page.proof.value == "PROVEN" else view.evidence.on_void(page)
+        return Recovered(producer, begin_at, self._in_doubt(views, begin_at), len(seals))
+
+    def _fence(self, scanner: Reader, views: list[MonitorView]) -> Transaction:
+        """Step 1: nobody but our new instance may write under any transactional id that the partitions name."""
+        own = self._ports.transaction(self._worker)
+        own.init()
+        fenced: set[str] = {self._worker}
+        for _ in range(FENCE_ROUNDS_MAX):
+            highs = high_watermarks(scanner, self._monitor, views)
+            scans = scan_begins(scanner, self._monitor, views, highs)
+            self._check_twin(views)
+            named = {one for scan in scans.values() for one in scan.transactional_ids_open()} - fenced
+            if not named:
+                return own
+            for transactional_id in sorted(named):
+                log.info("fencing", transactional_id=transactional_id)
+                predecessor = self._ports.transaction(transactional_id)
+                predecessor.init()
+                predecessor.discard()
+            fenced |= named
+        raise Stopped(f"{len(fenced)} transactional ids began in this monitor while it was read; is a twin running?")
+
+    def _check_twin(self, views: list[MonitorView]) -> None:
+        for view in views:
+            for offset, begin in view.begins:
+                mine = begin.transactional_id == self._worker and begin.instance in self._made
+                if mine:
+                    view.own_begin = offset
+                elif begin.transactional_id == self._worker and view.own_begin is not None and offset > view.own_begin:
+                    raise TwinDetected(
+                        f"another process runs as {self._worker!r}: give each relay its own [relay] instance; "
+                        "this older one stops"
+                    )
+
+    def _settle(
+        self, reader: Reader, producer: SealedProducer, views: list[MonitorView], unfinished: Mapping[int, list[Begin]]
+    ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]]]:
+        """Step 4: all reads of a settlement happen before its transaction begins."""
+        pages: list[tuple[int, Page]] = []
+        seals: list[tuple[int, SettleSeal]] = []
+        present: dict[tuple[bytes, int], set[bytes]] = {}
+        for view in views:
+            visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
+            known = {(b.instance, b.n): b for b in (*view.evidence.unsealed(), *unfinished[view.partition])}
+            for key, begin in known.items():
+                if view.evidence.is_ended(*key):
+                    continue
+                if key not in visible:
+                    seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
+                    continue
+                if key not in present:
+                    present[key] = self._present(reader, begin)
+                done = settle(
+                    begin, view.evidence.pending(*key), present[key],
+                    worker=self._worker, instance=producer.instance, n=1,
+                )  # fmt: skip
+                log.warning(
+                    "settled", transactional_id=begin.transactional_id, n=begin.n, added=done.added, voided=done.voided
+                )
+                pages += [(view.partition, page) for page in done.pages]
+                seals.append((view.partition, done.seal))
+        return pages, seals
+
+    def _present(self, reader: Reader, begin: Begin) -> set[bytes]:
+        """Digests of the outputs that exactly this transaction shows to a read_committed reader."""
+        spans: dict[LogPartition, tuple[int, int]] = {}
+        for output in begin.outputs:
+            partition = LogPartition(output.topic, output.partition)
+            low, high = reader.watermarks(partition)
+            if low > output.offset:
+                raise Stopped(
+                    f"{partition} starts at {low}, above {output.offset}: whether transaction {begin.n} of "
+                    f"{begin.transactional_id} left records there can no longer be told; its messages stay in doubt; "
+                    "lengthen the topic's retention and decide by hand"
+                )
+            spans[partition] = (output.offset, high)
+        instance, n = begin.instance.hex().encode(), str(begin.n).encode()
+        found: set[bytes] = set()
+        for records in reader.read(spans):
+            for record in records:
+                headers = dict(record.headers() or ())
+                if headers.get(OUT_INSTANCE) == instance and headers.get(OUT_N) == n:
+                    found.add(bytes.fromhex(headers[OUT_DIGEST].decode()))
+        return found
+
+    def _claim(
+        self,
+        producer: SealedProducer,
+        views: list[MonitorView],
+        group: Group,
+        positions: Mapping[LogPartition, int],
+        notes: Mapping[str, str],
+        pages: list[tuple[int, Page]],
+        seals: list[tuple[int, SettleSeal]],
+    ) -> None:
+        """Step 5: the instance's first transaction writes begin and seal in every owned monitor partition."""
+        crash_point("recovery.claiming")
+        producer.run(
+            SealedWork(
+                positions=positions,
+                membership=group.membership(),
+                pages=pages,
+                settled=seals,
+                claims={view.partition for view in views},
+                notes=notes,
+            )
+        )
+        crash_point("recovery.claimed")
+        for view in views:
+            view.own_begin = producer.begin_offset(view.partition)
+            if view.own_begin is not None:
+                view.scan_from = view.own_begin
+
+    def _in_doubt(self, views: list[MonitorView], starts: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
+        """From the committed position to the end of what any begin names: these were attempted before."""
+        ends: dict[LogPartition, int] = {}
+        for view in views:
+            for _, begin in view.begins:
+                for one in begin.inputs:
+                    partition = LogPartition(one.topic, one.partition)
+                    if one.next > starts.get(partition, one.next):
+                        ends[partition] = max(ends.get(partition, 0), one.next)
+        return ends

@@ -1,0 +1,70 @@
+"""Kafka failures sorted by what must be done: retry, halve the batch, recover, or stop.
+
+A transaction's failure never says that it had no effect: after one, the producer instance is thrown away and the
+monitor tells what happened. So there is no "abort and go on" here, only "recover".
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+
+class Action(Enum):
+    """What the caller must do after a failure."""
+
+    RETRY = "retry"
+    HALVE = "halve"
+    RECOVER = "recover"
+    STOP = "stop"
+
+
+_REFUSED: Final = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.INVALID_MSG_SIZE,
+     KafkaError.INVALID_TIMESTAMP, KafkaError.RECORD_LIST_TOO_LARGE}
+)
+"""The broker looked at the record and will never take it."""
+
+_STOP: Final = frozenset(
+    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
+     KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+     KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION, KafkaError.UNSUPPORTED_VERSION}
+)
+"""A person must change a right, a credential or the broker."""
+
+
+def kafka_error(failure: BaseException) -> KafkaError | None:
+    """Return the KafkaError inside an exception, also inside a SystemError raised across a callback."""
+    seen: BaseException | None = failure
+    while seen is not None:
+        if isinstance(seen, KafkaException) and seen.args and isinstance(seen.args[0], KafkaError):
+            return seen.args[0]
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Did the broker refuse this very record, whatever else is in its batch?"""
+    return error.code() in _REFUSED
+
+
+def action(failure: BaseException) -> Action:
+    """Say what to do after ``failure``; what is unknown means recover."""
+    error = kafka_error(failure)
+    if error is None:
+        return Action.RECOVER
+    if is_refusal(error):
+        return Action.HALVE
+    if error.code() in _STOP:
+        return Action.STOP
+    if error.retriable() and not error.fatal() and not error.txn_requires_abort():
+        return Action.RETRY
+    return Action.RECOVER
+
+
+def sentence(failure: BaseException) -> str:
+    """Return the failure as one line without payload or secret."""
+    error = kafka_error(failure)
+    return f"{error.name()}: {error.str()}" if error is not None else f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,108 @@
+"""The route's consumer: one member of one group, all of whose calls happen on one thread.
+
+Records are tagged by the assignment's generation: whatever was read before a rebalance is thrown away after it.
+A rebalance assigns nothing by itself; the worker recovers first and then calls ``start`` with explicit offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from relay.kafka.failures import sentence
+from relay.message.errors import Fenced, Stopped, Unreachable
+from relay.message.record import LogPartition
+
+_METADATA_PREFIX: Final = b"CGMDv2:"
+COMMITTED_TIMEOUT_S: Final = 10.0
+
+
+class GroupConsumer:
+    """Subscribes to the log topics; ``generation`` changes with every assignment and revocation."""
+
+    def __init__(self, settings: Mapping[str, object], topics: Sequence[str], on_revoked: Callable[[], None]) -> None:
+        self.generation = 0
+        self.assigned: list[LogPartition] | None = None
+        self.fatal: str | None = None
+        self._on_revoked = on_revoked
+        self._consumer = Consumer({**settings, "enable.partition.eof": True, "error_cb": self._on_error})
+        self._consumer.subscribe(list(topics), on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke)
+
+    def consume(self, count: int, timeout_s: float) -> list[Message]:
+        """Return up to ``count`` records and end-of-partition events; serves rebalances."""
+        return self._consumer.consume(count, timeout_s)
+
+    def start(self, offsets: Mapping[LogPartition, int]) -> None:
+        """Begin to read the assigned partitions at these offsets."""
+        self._consumer.assign([TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()])
+
+    def stand_by(self) -> None:
+        """Read nothing, stay a member: before every recovery, so that a member kicked out learns it."""
+        self._consumer.unassign()
+
+    def membership(self) -> bytes:
+        """Return the group metadata to send with offsets. Raises Fenced if this is no member of the group.
+
+        The broker accepts generation -1 with an empty member id while another member owns the partitions, so both
+        are refused here.
+        """
+        metadata: bytes = self._consumer.consumer_group_metadata()
+        if not metadata.startswith(_METADATA_PREFIX):
+            raise Stopped("the Kafka client's group metadata has a form that this version does not know; pin the client")
+        body = metadata[len(_METADATA_PREFIX) :]
+        (generation,) = struct.unpack_from("<i", body)
+        member = body[4:].split(b"\0")[1]
+        if generation < 0 or not member:
+            raise Fenced("this worker is no member of its consumer group")
+        return metadata
+
+    def committed(self, partitions: Sequence[LogPartition]) -> dict[LogPartition, tuple[int, str]]:
+        """Return (offset, metadata) for the partitions that have a stable committed offset."""
+        wanted = [TopicPartition(p.topic, p.partition) for p in partitions]
+        try:
+            found = self._consumer.committed(wanted, timeout=COMMITTED_TIMEOUT_S)
+        except KafkaException as error:
+            raise Unreachable(f"the committed offsets cannot be read: {sentence(error)}") from error
+        for one in found:
+            if one.error is not None:
+                raise Unreachable(f"the committed offset of {one.topic}[{one.partition}]: {one.error.str()}")
+        return {
+            LogPartition(one.topic, one.partition): (one.offset, one.metadata or "")
+            for one in found
+            if one.offset >= 0
+        }
+
+    def commit(self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], *, wait: bool) -> None:
+        """Commit positions outside a transaction: a hint on table routes, the first position on topic routes."""
+        offsets = [TopicPartition(p.topic, p.partition, o, notes.get(p.topic, "")) for p, o in positions.items()]
+        try:
+            answered = self._consumer.commit(offsets=offsets, asynchronous=not wait)
+        except KafkaException as error:
+            if wait:
+                raise Unreachable(f"the first position cannot be stored: {sentence(error)}") from error
+            return
+        for one in answered or []:
+            if one.error is not None:
+                raise Unreachable(f"the first position of {one.topic}[{one.partition}]: {one.error.str()}")
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    def _assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.generation += 1
+        self.assigned = [LogPartition(p.topic, p.partition) for p in partitions]
+        self._consumer.assign([])
+
+    def _revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self.generation += 1
+        self.assigned = None
+        self._on_revoked()
+        self._consumer.unassign()
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal = f"{error.name()}: {error.str()}"

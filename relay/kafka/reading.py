@@ -1,0 +1,99 @@
+"""Reading partitions by hand, without a group: up to a given end, never past a deadline without saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from relay.kafka.failures import sentence
+from relay.message.errors import InDoubt, Unreachable
+from relay.message.record import LogPartition
+
+BATCH_RECORDS: Final = 10_000
+POLL_S: Final = 0.2
+
+
+class PartitionReader:
+    """A consumer that is told what to read; ``committed`` hides aborted and undecided transactions."""
+
+    def __init__(
+        self, settings: Mapping[str, object], *, committed: bool, clock: Callable[[], float], deadline_s: float
+    ) -> None:
+        over = {
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+        self._consumer = Consumer({**settings, **over})
+        self._clock = clock
+        self._deadline_s = deadline_s
+
+    def __enter__(self) -> PartitionReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave; the reader cannot be used again."""
+        self._consumer.close()
+
+    def watermarks(self, partition: LogPartition) -> tuple[int, int]:
+        """Return (low, high) as the broker says now; with a read_uncommitted handle, high is the high watermark."""
+        try:
+            low, high = self._consumer.get_watermark_offsets(
+                TopicPartition(partition.topic, partition.partition), timeout=self._deadline_s
+            )
+        except KafkaException as error:
+            raise Unreachable(f"the watermarks of {partition} cannot be read: {sentence(error)}") from error
+        return low, high
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Message]]:
+        """Yield batches of records until each partition is read from ``first`` to ``end`` (exclusive).
+
+        A partition is finished when an end-of-partition event or a record's offset + 1 reaches its end: positions do
+        not count transaction markers. Raises InDoubt, naming the partition, when nothing moves for the deadline.
+        """
+        open_ends = {partition: end for partition, (first, end) in ranges.items() if first < end}
+        if not open_ends:
+            return
+        self._consumer.assign([TopicPartition(p.topic, p.partition, ranges[p][0]) for p in open_ends])
+        limit = self._clock() + self._deadline_s
+        try:
+            while open_ends:
+                batch = self._consumer.consume(BATCH_RECORDS, POLL_S)
+                records = self._sort(batch, open_ends)
+                if records:
+                    limit = self._clock() + self._deadline_s
+                    yield records
+                elif open_ends and self._clock() > limit:
+                    stuck = ", ".join(f"{p.topic}[{p.partition}] before offset {end}" for p, end in open_ends.items())
+                    raise InDoubt(f"reading is stuck for {self._deadline_s:.0f} s: {stuck}")
+        finally:
+            self._consumer.unassign()
+
+    def _sort(self, batch: list[Message], open_ends: dict[LogPartition, int]) -> list[Message]:
+        records = []
+        for message in batch:
+            partition = LogPartition(message.topic() or "", message.partition() or 0)
+            offset = message.offset() or 0
+            error = message.error()
+            if error is None:
+                end = open_ends.get(partition)
+                if end is None or offset >= end:
+                    open_ends.pop(partition, None)
+                    continue
+                records.append(message)
+                if offset + 1 >= end:
+                    del open_ends[partition]
+            elif error.code() == KafkaError._PARTITION_EOF:
+                if offset >= open_ends.get(partition, offset + 1):
+                    del open_ends[partition]
+            elif not error.retriable():
+                raise Unreachable(f"{partition} cannot be read: {error.name()}: {error.str()}")
+        return records
