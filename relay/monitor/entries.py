@@ -1,0 +1,253 @@
+"""What the monitor topic holds: pages of entries between the begin and the seal of a sealed transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
+from relay.message.record import LogMessage, LogPartition
+from relay.message.schemas import UnknownRecord, codec
+
+PAGE_ROWS: Final = 4096
+"""Rows of one page at most: about 120 kB, far below a broker's default ``max.message.bytes`` of 1 MB."""
+
+UNKNOWN_OFFSET: Final = -1
+
+DELIVERED: Final = 0
+DEAD: Final = 1
+SKIPPED: Final = 2
+NOT_DELIVERED: Final = 255
+"""Outcomes of a row; on a VOID page the last one says that the row falls back to nothing."""
+
+INSTANCE_BYTES: Final = 16
+_PAGE_KEY_BYTES: Final = 1 + INSTANCE_BYTES + 8 + 2
+
+
+class Proof(StrEnum):
+    """How a page counts: once its transaction is sealed, by itself, or as the taking back of entries."""
+
+    SEALED = "SEALED"
+    PROVEN = "PROVEN"
+    VOID = "VOID"
+
+
+class InputRange(NamedTuple):
+    """Log offsets from ``first`` up to but not including ``next`` that a transaction delivers."""
+
+    topic: str
+    partition: int
+    first: int
+    next: int
+
+
+class OutputStart(NamedTuple):
+    """An output partition that a transaction may write; none of its records lies below ``offset``."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Entries of up to PAGE_ROWS messages of one log partition, in columns; row i of each belongs together.
+
+    ``digests`` has 16 bytes a row, ``contents`` 8 (zeros: unknown), ``offsets`` the log offset (-1: unknown),
+    ``outcomes`` one byte; ``replays`` (one byte) and ``destinations`` are empty or have a value for each row.
+    """
+
+    worker: str
+    instance: bytes
+    n: int
+    proof: Proof
+    recovery: str | None
+    topic: str
+    partition: int
+    digests: bytes
+    contents: bytes
+    offsets: list[int]
+    outcomes: bytes
+    replays: bytes = b""
+    destinations: Sequence[int] = ()
+
+    @property
+    def rows(self) -> int:
+        """Number of entries."""
+        return len(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Opens sealed transaction ``n`` of an instance; ``previous`` is its last begun n here, -1 for none."""
+
+    worker: str
+    transactional_id: str
+    instance: bytes
+    n: int
+    previous: int
+    inputs: list[InputRange]
+    outputs: list[OutputStart]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Closes sealed transaction ``n``: written by its own instance as its last record."""
+
+    worker: str
+    instance: bytes
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettleSeal:
+    """Says how (instance, n) ended where its own seal is missing; ``worker`` is who found out."""
+
+    worker: str
+    instance: bytes
+    n: int
+
+
+Entry = Page | Begin | Seal | SettleSeal
+
+_SEAL_KINDS: Final[dict[bytes, type[Seal | SettleSeal]]] = {b"s": Seal, b"t": SettleSeal}
+
+
+def encode(entry: Entry, page_number: int = 0) -> tuple[bytes, bytes]:
+    """Return key and value of a monitor record; ``page_number`` counts a transaction's pages per partition."""
+    if isinstance(entry, Page):
+        return _page_key(entry.instance, entry.n, page_number), codec("monitor_page").encode(
+            _page_record(entry)
+        )
+    if isinstance(entry, Begin):
+        return _key(b"b", entry), codec("monitor_begin").encode(_begin_record(entry))
+    kind = b"s" if isinstance(entry, Seal) else b"t"
+    record = {"worker": entry.worker, "instance": entry.instance, "n": entry.n}
+    return _key(kind, entry), codec("monitor_seal").encode(record)
+
+
+def decode(key: bytes | None, value: bytes | None) -> Entry | None:
+    """Read a monitor record; None for tombstones and for kinds of key that mean something else.
+
+    Raises UnknownRecord if the value is broken or does not belong under its key.
+    """
+    kind = (key or b"")[:1]
+    if key is None or value is None or kind not in (b"e", b"b", b"s", b"t"):
+        return None
+    if kind == b"e":
+        return _read_page(key, value)
+    entry: Begin | Seal | SettleSeal
+    if kind == b"b":
+        entry = _read_begin(codec("monitor_begin").decode(value))
+    else:
+        entry = _SEAL_KINDS[kind](**codec("monitor_seal").decode(value))
+    if key != _key(kind, entry):
+        raise UnknownRecord(f"a monitor record of {entry.worker} lies under the key of another one")
+    return entry
+
+
+def pages(
+    messages: Sequence[LogMessage],
+    *,
+    worker: str,
+    instance: bytes,
+    n: int,
+    proof: Proof = Proof.SEALED,
+    recovery: str | None = None,
+    outcomes: bytes | None = None,
+    replays: bytes = b"",
+    destinations: Sequence[int] = (),
+) -> Iterator[Page]:
+    """Build the pages of messages: one or more for each log partition, rows in the order given.
+
+    ``outcomes`` (None: all delivered), ``replays`` and ``destinations`` (empty: unknown) go by message.
+    """
+    for (topic, partition), places in _by_partition(messages):
+        for start in range(0, len(places), PAGE_ROWS):
+            part = places[start : start + PAGE_ROWS]
+            rows = [messages[i] for i in part]
+            yield Page(
+                worker, instance, n, proof, recovery, topic, partition,
+                digests=b"".join([row.digest for row in rows]),
+                contents=b"".join([row.content for row in rows]),
+                offsets=[row.offset for row in rows],
+                outcomes=bytes(len(rows)) if outcomes is None else bytes([outcomes[i] for i in part]),
+                replays=bytes([replays[i] for i in part]) if replays else b"",
+                destinations=[destinations[i] for i in part] if destinations else (),
+            )  # fmt: skip
+
+
+def _by_partition(messages: Sequence[LogMessage]) -> Iterator[tuple[LogPartition, Sequence[int]]]:
+    names = {(message.topic, message.partition) for message in messages}
+    if len(names) == 1:
+        yield LogPartition(*names.pop()), range(len(messages))
+        return
+    groups: dict[tuple[str, int], list[int]] = {name: [] for name in names}
+    for i, message in enumerate(messages):
+        groups[message.topic, message.partition].append(i)
+    for name in sorted(groups):
+        yield LogPartition(*name), groups[name]
+
+
+def _page_key(instance: bytes, n: int, page_number: int) -> bytes:
+    return b"e" + instance + n.to_bytes(8, "big") + page_number.to_bytes(2, "big")
+
+
+def _key(kind: bytes, entry: Begin | Seal | SettleSeal) -> bytes:
+    return kind + entry.worker.encode() + entry.instance
+
+
+def _page_record(page: Page) -> dict[str, Any]:
+    return {
+        "worker": page.worker,
+        "instance": page.instance,
+        "n": page.n,
+        "proof": page.proof.value,
+        "recovery": page.recovery,
+        "topic": page.topic,
+        "partition": page.partition,
+        "digests": page.digests,
+        "contents": page.contents,
+        "offsets": page.offsets,
+        "outcomes": page.outcomes,
+        "replays": page.replays,
+        "destinations": page.destinations,
+    }
+
+
+def _begin_record(begin: Begin) -> dict[str, Any]:
+    return {
+        "worker": begin.worker,
+        "transactional_id": begin.transactional_id,
+        "instance": begin.instance,
+        "n": begin.n,
+        "previous": begin.previous,
+        "inputs": [entry._asdict() for entry in begin.inputs],
+        "outputs": [entry._asdict() for entry in begin.outputs],
+    }
+
+
+def _read_page(key: bytes, value: bytes) -> Page:
+    record = codec("monitor_page").decode(value)
+    record["proof"] = Proof(record["proof"])
+    page = Page(**record)
+    rows = page.rows
+    if (
+        len(page.digests) != rows * DIGEST_BYTES
+        or len(page.contents) != rows * CONTENT_BYTES
+        or len(page.outcomes) != rows
+        or len(page.replays) not in (0, rows)
+        or len(page.destinations) not in (0, rows)
+    ):
+        raise UnknownRecord(f"the columns of a page of {page.worker} differ in length")
+    if len(key) != _PAGE_KEY_BYTES or key[:-2] != _page_key(page.instance, page.n, 0)[:-2]:
+        raise UnknownRecord(f"a page of {page.worker} lies under the key of another transaction")
+    return page
+
+
+def _read_begin(record: dict[str, Any]) -> Begin:
+    record["inputs"] = [InputRange(**entry) for entry in record["inputs"]]
+    record["outputs"] = [OutputStart(**entry) for entry in record["outputs"]]
+    return Begin(**record)
