@@ -1,0 +1,117 @@
+"""The relay's own tables, in both dialects; every statement may be run again and changes nothing then."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Kind = Literal["postgresql", "sqlite"]
+
+_POSTGRESQL: Final = (
+    """create table if not exists relay_resource (
+    uuid text not null,
+    single boolean primary key default true check (single)
+)""",
+    "insert into relay_resource (uuid) values (gen_random_uuid()::text) on conflict do nothing",
+    # Room in the page lets `partitions` and `marked` be written without touching an index.
+    """create table if not exists relay_capture (
+    capture bytea primary key,
+    nonce bytea,
+    outcome text not null check (outcome in ('committed', 'aborted')),
+    partitions text,
+    marked boolean not null default false,
+    created_at timestamptz not null default now(),
+    check (outcome = 'aborted' or nonce is not null)
+) with (fillfactor = 70)""",
+    "create index if not exists relay_capture_created on relay_capture using brin (created_at) with (autosummarize)",
+    """create table if not exists relay_position (
+    relay text not null,
+    route text not null,
+    topic_id bytea not null,
+    topic text not null,
+    partition integer not null,
+    position bigint,
+    epoch bigint not null,
+    worker text not null,
+    primary key (relay, route, topic_id, partition)
+) with (fillfactor = 50)""",
+    """create table if not exists relay_inbox (
+    relay text not null,
+    route text not null,
+    digest bytea not null,
+    content bytea not null,
+    topic_id bytea not null,
+    partition integer not null,
+    log_offset bigint not null,
+    outcome smallint not null check (outcome in (0, 1, 2)),
+    applied bigint generated always as identity,
+    primary key (relay, route, digest)
+)""",
+    # Trimming and the restore at assignment go by place in the log.
+    """create index if not exists relay_inbox_place
+    on relay_inbox (relay, route, topic_id, partition, log_offset)""",
+)
+
+_SQLITE: Final = (
+    """create table if not exists relay_resource (
+    uuid text not null,
+    single integer primary key default 1 check (single = 1)
+)""",
+    """insert into relay_resource (uuid, single)
+values (
+    lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-8'
+        || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6))),
+    1
+) on conflict do nothing""",
+    """create table if not exists relay_capture (
+    capture blob primary key,
+    nonce blob,
+    outcome text not null check (outcome in ('committed', 'aborted')),
+    partitions text,
+    marked integer not null default 0,
+    created_at integer not null default (unixepoch()),
+    check (outcome = 'aborted' or nonce is not null)
+)""",
+    "create index if not exists relay_capture_created on relay_capture (created_at)",
+    """create table if not exists relay_position (
+    relay text not null,
+    route text not null,
+    topic_id blob not null,
+    topic text not null,
+    partition integer not null,
+    position integer,
+    epoch integer not null,
+    worker text not null,
+    primary key (relay, route, topic_id, partition)
+)""",
+    """create table if not exists relay_inbox (
+    relay text not null,
+    route text not null,
+    digest blob not null,
+    content blob not null,
+    topic_id blob not null,
+    partition integer not null,
+    log_offset integer not null,
+    outcome integer not null check (outcome in (0, 1, 2)),
+    applied integer primary key autoincrement,
+    unique (relay, route, digest)
+)""",
+    """create index if not exists relay_inbox_place
+    on relay_inbox (relay, route, topic_id, partition, log_offset)""",
+)
+
+_NEW_IDENTITY: Final = {
+    "postgresql": "update relay_resource set uuid = gen_random_uuid()::text",
+    "sqlite": """update relay_resource set uuid =
+    lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-8'
+        || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))""",
+}
+
+
+def statements(kind: Kind) -> tuple[str, ...]:
+    """Return the statements of `relay migrate`, in their order; SQLite's file is put into WAL mode on opening."""
+    return _SQLITE if kind == "sqlite" else _POSTGRESQL
+
+
+def new_identity(kind: Kind) -> str:
+    """Return the statement of `relay migrate --new-identity`: a copy beside its original gets a uuid of its own."""
+    return _NEW_IDENTITY[kind]

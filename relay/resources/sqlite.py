@@ -1,0 +1,336 @@
+"""SQLite as a resource manager: one writer at a time holds the file, so a capture's lock is the decision's lock."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from relay.message.envelope import ResourceName
+from relay.message.errors import CaptureFenced, ConfigError, Unreachable
+from relay.resources import schema
+from relay.resources.port import (
+    AgedRow,
+    AnswerLost,
+    CommitRefused,
+    DecisionRow,
+    NotTheTransactionBegun,
+    RowLocked,
+    UnmarkedRow,
+)
+
+WRITER_TIMEOUT_S: Final = 15.0
+"""How long a capture waits for the file's other writers: a few appends at their longest."""
+_LOCK_LINE: Final = re.compile(r"POSIX\s+\S+\s+WRITE\s+(\d+)\s+[0-9a-f]+:[0-9a-f]+:(\d+)\s+(\d+)\s+(\d+)")
+_WRITE_LOCK_BYTE: Final = 120
+"""Where the WAL index (the ``-shm`` file) is locked by the one writer; part of SQLite's file format."""
+
+
+class SqliteResource:
+    """An SQLite file in WAL mode with ``synchronous=FULL`` under its configured name."""
+
+    kind: Final = "sqlite"
+
+    def __init__(self, name: str, path: str, lock_timeout_s: float) -> None:
+        self.name = name
+        self.path = Path(path)
+        self._lock_timeout_s = lock_timeout_s
+        # The threads of one process queue here, in order; SQLite's own wait polls, and would starve some.
+        self._writer = threading.Lock()
+
+    def connect(self, timeout_s: float = WRITER_TIMEOUT_S, *, create: bool = False) -> sqlite3.Connection:
+        """Return a connection in autocommit; Unreachable if the file cannot be opened."""
+        mode = "rwc" if create else "rw"
+        address = f"{self.path.absolute().as_uri()}?mode={mode}"
+        with _reaching(self.name):
+            connection = sqlite3.connect(
+                address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
+            )
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+            connection.execute("pragma foreign_keys = on")
+        return connection
+
+    def identity(self) -> ResourceName:
+        """Return name and uuid, read now."""
+        decisions = self.decisions()
+        try:
+            return ResourceName(self.name, decisions.uuid())
+        finally:
+            decisions.close()
+
+    def session(self) -> SqliteSession:
+        """Open a connection for captures, and one that sees what others see."""
+        outside = self.connect()
+        return SqliteSession(self.name, _uuid(outside, self.name), self.connect(), outside, self._writer)
+
+    def decisions(self) -> SqliteDecisions:
+        """Open a connection for decisions."""
+        return SqliteDecisions(self.name, self.connect(self._lock_timeout_s))
+
+    def create_tables(self) -> None:
+        """Create the file, if need be, and what is missing of the relay's tables."""
+        connection = self.connect(create=True)
+        with _reaching(self.name):
+            for statement in schema.statements("sqlite"):
+                connection.execute(statement)
+        connection.close()
+
+    def renew_identity(self) -> str:
+        """Give the database a new uuid and return it."""
+        connection = self.connect()
+        with _reaching(self.name):
+            connection.execute(schema.new_identity("sqlite"))
+        uuid = _uuid(connection, self.name)
+        connection.close()
+        return uuid
+
+    def frozen_writer(self) -> int | None:
+        """Return the process that holds the file's write lock right now, on Linux.
+
+        Read from the kernel's list: opening the lock file itself would, on closing, drop this process's own locks.
+        """
+        try:
+            inode = os.stat(f"{self.path}-shm").st_ino  # noqa: PTH116 - one call, no Path to build
+            lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            found = _LOCK_LINE.search(line)
+            if found and int(found[2]) == inode and int(found[3]) <= _WRITE_LOCK_BYTE <= int(found[4]):
+                return int(found[1])
+        return None
+
+
+class SqliteSession:
+    """One connection for captures; placeholders are ``?`` and ``:name``."""
+
+    def __init__(
+        self,
+        name: str,
+        uuid: str,
+        connection: sqlite3.Connection,
+        outside: sqlite3.Connection,
+        writer: threading.Lock,
+    ) -> None:
+        self.uuid = uuid
+        self._name = name
+        self._connection = connection
+        self._outside = outside
+        self._writer = writer
+        self._writing = False
+        self._dead = False
+
+    def begin(self, capture: bytes, nonce: bytes) -> None:
+        """Take the file's write lock and insert the decision."""
+        if not self._writer.acquire(timeout=WRITER_TIMEOUT_S):
+            raise RowLocked(
+                f"resources.{self._name}: another capture of this process has held the file for "
+                f"{WRITER_TIMEOUT_S:g} s; make the blocks shorter"
+            )
+        self._writing = True
+        try:
+            with _reaching(self._name):
+                self._connection.execute("begin immediate")
+                self._connection.execute(
+                    "insert into relay_capture (capture, nonce, outcome) values (?, ?, 'committed')",
+                    (capture, nonce),
+                )
+        except sqlite3.IntegrityError as error:
+            self.rollback()
+            raise CaptureFenced(
+                f"capture {capture.hex()} was decided before it began; run the block again"
+            ) from error
+        except BaseException:
+            self.rollback()
+            raise
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one statement of the application."""
+        return self._connection.execute(query, params if params is not None else ())
+
+    def savepoint(self, number: int) -> None:
+        """Set the savepoint ``number``."""
+        self._connection.execute(f"savepoint relay_{number:d}")
+
+    def rollback_to(self, number: int) -> None:
+        """Undo what came after the savepoint ``number``, and forget it."""
+        self._connection.execute(f"rollback to savepoint relay_{number:d}")
+        self._connection.execute(f"release savepoint relay_{number:d}")
+
+    def release(self, number: int) -> None:
+        """Forget the savepoint ``number``, keep what came after it."""
+        self._connection.execute(f"release savepoint relay_{number:d}")
+
+    def is_intact(self, capture: bytes) -> bool:
+        """Is a transaction open, and does nobody else see its decision yet?"""
+        if not self._connection.in_transaction:
+            return False
+        seen = self._outside.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
+        here = self._connection.execute(
+            "select 1 from relay_capture where capture = ?", (capture,)
+        ).fetchone()
+        return seen is None and here is not None
+
+    def decide(self, capture: bytes, partitions: bytes) -> None:
+        """Write the partitions into the row and COMMIT, synced to the disk."""
+        if not self.is_intact(capture):
+            self.rollback()
+            raise NotTheTransactionBegun(
+                f"resources.{self._name}: the block's transaction is not the one begun"
+            )
+        try:
+            self._connection.execute(
+                "update relay_capture set partitions = ? where capture = ?", (partitions.decode(), capture)
+            )
+        except sqlite3.Error as error:
+            # Abort: COMMIT was not run.
+            self.rollback()
+            raise CommitRefused(f"resources.{self._name}: the decision was refused: {error}") from error
+        try:
+            self._connection.execute("commit")
+        except sqlite3.IntegrityError as error:
+            # Abort: a deferred constraint fails before anything is written.
+            self.rollback()
+            raise CommitRefused(f"resources.{self._name}: COMMIT was refused: {error}") from error
+        except sqlite3.Error as error:
+            # In doubt: the disk failed somewhere between the first write and the last sync.
+            self.close()
+            raise AnswerLost(f"resources.{self._name}: COMMIT failed in the middle: {error}") from error
+        self._release_writer()
+
+    def rollback(self) -> None:
+        """Roll back; a connection that fails is closed, which rolls back too."""
+        try:
+            if not self._dead and self._connection.in_transaction:
+                self._connection.execute("rollback")
+        except sqlite3.Error:
+            # Abort: COMMIT was not run, so closing can only roll back.
+            self.close()
+        finally:
+            self._release_writer()
+
+    @property
+    def usable(self) -> bool:
+        """May another capture begin on it?"""
+        return not self._dead and not self._writing and not self._connection.in_transaction
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._dead = True
+        self._connection.close()
+        self._outside.close()
+        self._release_writer()
+
+    def _release_writer(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._writer.release()
+
+
+class SqliteDecisions:
+    """The decision rows, on a connection of its own in autocommit."""
+
+    def __init__(self, name: str, connection: sqlite3.Connection) -> None:
+        self._name = name
+        self._connection = connection
+
+    def uuid(self) -> str:
+        """Return the database's own uuid, read now."""
+        return _uuid(self._connection, self._name)
+
+    def abort_if_undecided(self, capture: bytes) -> None:
+        """Insert (capture, aborted) unless there is a row."""
+        with _reaching(self._name):
+            self._connection.execute(
+                "insert into relay_capture (capture, outcome) values (?, 'aborted') on conflict do nothing",
+                (capture,),
+            )
+
+    def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
+        """Return the rows that exist."""
+        found = {}
+        with _reaching(self._name):
+            for capture in captures:
+                row = self._connection.execute(
+                    "select outcome, nonce from relay_capture where capture = ?", (capture,)
+                ).fetchone()
+                if row is not None:
+                    found[capture] = DecisionRow(row[0] == "committed", row[1])
+        return found
+
+    def unmarked(self, limit: int) -> list[UnmarkedRow]:
+        """Return committed captures that are not marked."""
+        with _reaching(self._name):
+            rows = self._connection.execute(
+                "select capture, nonce, partitions from relay_capture"
+                " where not marked and outcome = 'committed' limit ?",
+                (limit,),
+            ).fetchall()
+        return [UnmarkedRow(row[0], row[1], row[2].encode() if row[2] is not None else None) for row in rows]
+
+    def mark(self, captures: Sequence[bytes]) -> None:
+        """Note that the markers of these captures are acknowledged."""
+        self._each("update relay_capture set marked = 1 where capture = ?", captures)
+
+    def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
+        """Return rows older than that which are aborted, or committed and marked."""
+        with _reaching(self._name):
+            rows = self._connection.execute(
+                "select capture, partitions, unixepoch() - created_at from relay_capture"
+                " where created_at < unixepoch() - ? and (marked or outcome = 'aborted') limit ?",
+                (older_than_s, limit),
+            ).fetchall()
+        return [
+            AgedRow(row[0], row[1].encode() if row[1] is not None else None, float(row[2])) for row in rows
+        ]
+
+    def trim(self, captures: Sequence[bytes]) -> None:
+        """Delete rows whose time is over."""
+        self._each("delete from relay_capture where capture = ?", captures)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _each(self, statement: str, captures: Sequence[bytes]) -> None:
+        with _reaching(self._name):
+            self._connection.execute("begin immediate")
+            try:
+                self._connection.executemany(statement, [(capture,) for capture in captures])
+                self._connection.execute("commit")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("rollback")
+
+
+@contextmanager
+def _reaching(name: str) -> Iterator[None]:
+    """Turn a held file into RowLocked, a missing table into ConfigError, anything operational into Unreachable."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise RowLocked(f"resources.{name}: another writer holds the file; ask again later") from error
+        if "no such table" in str(error) or "no such column" in str(error):
+            raise ConfigError(
+                f"resources.{name}: the relay's tables are missing or old; run `relay migrate`"
+            ) from error
+        raise Unreachable(f"resources.{name}: the database file cannot be used ({error})") from error
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.IntegrityError):
+            raise
+        raise Unreachable(f"resources.{name}: the database file cannot be used ({error})") from error
+
+
+def _uuid(connection: sqlite3.Connection, name: str) -> str:
+    with _reaching(name):
+        row = connection.execute("select uuid from relay_resource").fetchone()
+    if row is None:
+        raise ConfigError(f"resources.{name}: the database has no identity; run `relay migrate`")
+    return str(row[0])
