@@ -21,6 +21,8 @@ from confluent_kafka import (
 # The package's stub does not list these names as exported, though its documentation does.
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
@@ -178,6 +180,22 @@ class Topics:
         )
         self._result(futures[name], f"grow topic {name} to {partitions} partitions")
         self._wait_for_leaders({name: partitions})
+
+    def alter(self, name: str, settings: Mapping[str, str]) -> None:
+        """Set some of a topic's settings and leave the others."""
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        futures = self._ask(
+            lambda: self._admin.incremental_alter_configs([resource]), f"change settings of topic {name}"
+        )
+        self._result(futures[resource], f"change settings of topic {name}")
+
+    def broker_count(self) -> int:
+        """Return how many brokers the cluster has."""
+        return len(self._metadata().brokers)
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete topics; for tests and for `relay dev`."""

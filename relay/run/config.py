@@ -87,6 +87,8 @@ class RelaySection(_Section):
     """The section ``[relay]``. ``instance`` with the worker's number makes the transactional ids, so it is stable.
 
     ``replication`` is for topics that ``relay migrate`` creates; None means three, or fewer brokers.
+    ``partition_verification = "assured"`` says what a relay without the cluster right cannot ask: that every broker
+    is 3.6.1 or newer with ``transaction.partition.verification.enable=true``.
     """
 
     name: Name
@@ -94,6 +96,7 @@ class RelaySection(_Section):
     state: Path = Path("state")
     allow_plaintext: bool = False
     replication: int | None = Field(default=None, ge=1, le=9)
+    partition_verification: Literal["ask", "assured"] = "ask"
 
 
 class ResourceConfig(_Section):

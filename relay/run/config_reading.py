@@ -44,7 +44,7 @@ def read(
     """Return the configuration, or None with every fault found."""
     reading = _Reading(document, path.absolute().parent, env)
     config = reading.config(path)
-    return (None, reading.faults) if reading.faults else (config, [])
+    return (None, reading.shown_faults()) if reading.faults else (config, [])
 
 
 class _Reading:
@@ -53,11 +53,19 @@ class _Reading:
     def __init__(self, document: Mapping[str, Any], folder: Path, env: Mapping[str, str]) -> None:
         self.given = dict(document)
         self.folder = folder
-        substitution = Substitution(env, folder)
-        self.document: dict[str, Any] = substitution.resolve(self.given)
-        self.faults = substitution.faults
-        self.notes = substitution.notes
+        self.substitution = Substitution(env, folder)
+        self.document: dict[str, Any] = self.substitution.resolve(self.given)
+        self.faults = self.substitution.faults
+        self.notes = self.substitution.notes
         self.unresolved = {fault.key for fault in self.faults}
+
+    def shown_faults(self) -> list[Fault]:
+        """Return the faults as they may be shown: a rule may have quoted what a reference stands for."""
+        masked = self.substitution.masked
+        return [
+            Fault(fault.key, masked(fault.value), masked(fault.problem), masked(fault.remedy))
+            for fault in self.faults
+        ]
 
     def config(self, path: Path) -> RelayConfig | None:
         for section in self.given:
@@ -142,17 +150,18 @@ class _Reading:
         return value
 
     def _route(self, name: str, table: dict[str, Any]) -> RouteConfig | None:
-        self._check_name("routes", name)
         key = f"routes.{name}"
+        lawful = self._check_name("routes", name)
         if name in RESERVED_ROUTES:
             remedy = "choose another name"
             self.faults.append(Fault(key, "", "the name is reserved for writers of decisions", remedy))
         if "name" in table:
             self.faults.append(Fault(f"{key}.name", "", "the name stands in the heading", "leave it out"))
         to = self._destination(f"{key}.to", table.get("to"))
-        # A stand-in lets the rest of a route with a wrong destination be checked as well.
-        found = self._model(RouteConfig, key, {**table, "name": name, "to": to or {"topic": "x"}})
-        return found if to is not None else None
+        # A stand-in lets the rest of a route with a wrong destination or name be checked as well.
+        stand_in = {"name": name if lawful else "x", "to": to or {"topic": "x"}}
+        found = self._model(RouteConfig, key, {**table, **stand_in})
+        return found if to is not None and lawful else None
 
     def _destination(self, key: str, given: Any) -> TopicDestination | TableDestination | None:
         try:
@@ -177,11 +186,13 @@ class _Reading:
             self.faults.append(Fault(f"{key}.schema", str(path), "not an Avro schema", "correct the file"))
         return {"schema_": path}
 
-    def _check_name(self, section: str, name: str) -> None:
+    def _check_name(self, section: str, name: str) -> bool:
         try:
             name_rule(name)
         except Wrong as wrong:
             self.faults.append(Fault(f"{section}.{name}", "", wrong.problem, wrong.remedy))
+            return False
+        return True
 
     def _section(self, name: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
         found = (self.document if document is None else document).get(name, {})

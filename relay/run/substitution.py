@@ -18,6 +18,8 @@ from relay.run.faults import Fault, shown
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_BYTES_MAX: Final = 1 << 20
+_MASKED_CHARACTERS_MIN: Final = 4
+"""Shorter values are no secrets, and masking them would make sentences unreadable."""
 
 
 @dataclass(slots=True)
@@ -28,6 +30,13 @@ class Substitution:
     folder: Path
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    _found: dict[str, str] = field(default_factory=dict)
+
+    def masked(self, text: str) -> str:
+        """Return a sentence with what references stand for replaced by the references."""
+        for value, reference in self._found.items():
+            text = text.replace(value, reference)
+        return text
 
     def resolve(self, value: Any, key: str = "") -> Any:
         """Return ``value`` with the references of all its strings replaced; ``key`` is where it stands."""
@@ -38,8 +47,14 @@ class Substitution:
         if isinstance(value, list):
             return [self.resolve(item, f"{key}[{index}]") for index, item in enumerate(value)]
         if isinstance(value, str):
-            return _REFERENCE.sub(lambda match: self._one(match, key, value), value)
+            return _REFERENCE.sub(lambda match: self._remembered(match, key, value), value)
         return value
+
+    def _remembered(self, match: re.Match[str], key: str, text: str) -> str:
+        found = self._one(match, key, text)
+        if len(found) >= _MASKED_CHARACTERS_MIN:
+            self._found[found] = match[0]
+        return found
 
     def _one(self, match: re.Match[str], key: str, text: str) -> str:
         reference = match[1]

@@ -1,0 +1,96 @@
+"""The command ``relay``: names its commands, loads one only when it is called, and turns errors into sentences.
+
+A command's module has a Typer application called ``app``; a package that only one command needs can be missing
+without breaking the others. Exit codes: 0 ok, 1 check failed, 2 usage or configuration, 3 unreachable,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Final
+
+import typer
+
+from relay.message.errors import RelayError
+
+INTERRUPTED: Final = 130
+
+COMMANDS: Final = {
+    "demo": "Show the whole way of a message in one run, with a worker killed on the way.",
+    "dev": "Start, ask after and stop Kafka and PostgreSQL on this machine.",
+    "migrate": "Create the relay's topics and tables.",
+    "check": "Check a configuration and, with --connect, what it names.",
+    "run": "Run the workers of a configuration.",
+    "status": "Show what every route does now.",
+    "verify": "Prove from the log and the destinations that nothing is lost, doubled or reordered.",
+    "bench": "Measure against the plain client in the same run.",
+}
+
+app = typer.Typer(
+    help="A transactional relay over Kafka: captured with the database, relayed exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables could show a secret.
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"relay {version('transactional-relay')}")
+        except PackageNotFoundError:
+            typer.echo("relay (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _relay(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    """Load one command, run it, and return its exit code."""
+    try:
+        module = importlib.import_module(f"relay.cli.{name}")
+        code = module.app(arguments, prog_name=f"relay {name}", standalone_mode=False)
+    except RelayError as error:
+        typer.echo(f"relay {name}: {error}", err=True)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("relay"):
+            typer.echo(f"relay {name}: not part of this version ({error.name} is missing)", err=True)
+            return 2
+        typer.echo(
+            f"relay {name}: the package {error.name} is not installed; "
+            "install it, or everything with: pip install 'transactional-relay[local]'",
+            err=True,
+        )
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _register(name: str, text: str) -> None:
+    # The command's own application reads its words, so nothing is read here, not even --help.
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+    @app.command(name, help=text, context_settings=settings, add_help_option=False)
+    def _command(context: typer.Context) -> None:
+        raise typer.Exit(_run(name, list(context.args)))
+
+
+for _name, _text in COMMANDS.items():
+    _register(_name, _text)
+
+
+if __name__ == "__main__":
+    app()

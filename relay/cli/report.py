@@ -1,0 +1,41 @@
+"""The one place where commands print: JSON for programs on standard output, tables and lines for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="The configuration, such as relay.toml.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document and a line end on standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Print a table; cells are shown as they are, never read as markup."""
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
+    Console().print(table)
+
+
+def print_line(text: str = "", style: str | None = None) -> None:
+    """Print one line on standard output, never broken and never read as markup."""
+    Console(soft_wrap=True).print(text, style=style, markup=False, highlight=False)
+
+
+def print_problem(text: str) -> None:
+    """Print one line on standard error."""
+    Console(stderr=True, soft_wrap=True).print(text, style="red", markup=False, highlight=False)

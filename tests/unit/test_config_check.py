@@ -1,0 +1,230 @@
+"""Facts in, faults out: what brokers, topics and tables must be like, judged without any of them."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.kafka.topics import BrokerFacts, TopicFacts
+from relay.message.errors import ConfigError
+from relay.run.check import notes
+from relay.run.check_table import Column, TableFacts, judge_table
+from relay.run.check_topics import VERIFICATION, Findings, judge_brokers, judge_topics
+from relay.run.config import RelayConfig, TableDestination, parse
+from relay.run.migrate import Migration, plan_topics, wanted_topics
+
+TEXT = """
+[relay]
+name = "shop"
+instance = "a"
+[kafka]
+"bootstrap.servers" = "127.0.0.1:9092"
+[resources.shop]
+url = "sqlite:///shop.db"
+[routes.r]
+from = ["orders", "returns"]
+to = { topic = "ledger" }
+"""
+DAY = 86_400_000
+BROKER = {VERIFICATION: "true", "group.coordinator.rebalance.protocols": "classic,consumer"}
+
+
+def config_of(text: str = TEXT) -> RelayConfig:
+    config, faults = parse(tomllib.loads(text), Path("/nowhere/relay.toml"), {})
+    assert config is not None, faults
+    return config
+
+
+def topic(name: str, partitions: int = 4, **settings: str) -> TopicFacts:
+    given = {"cleanup.policy": "delete", "retention.ms": str(7 * DAY), "segment.ms": str(7 * DAY)}
+    return TopicFacts(
+        name, bytes(16), partitions, 1, given | {k.replace("_", "."): v for k, v in settings.items()}
+    )
+
+
+def healthy(config: RelayConfig) -> dict[str, TopicFacts]:
+    """The logs and the output, and the relay's own topics exactly as migrate makes them."""
+    facts = {name: topic(name) for name in ("orders", "returns", "ledger")}
+    for plan in wanted_topics(config, facts, 1):
+        facts[plan.name] = TopicFacts(plan.name, bytes(16), plan.partitions, 1, plan.settings)
+    return facts
+
+
+def faults_with(**changes: TopicFacts | None) -> list[str]:
+    config = config_of()
+    facts = healthy(config)
+    for name, fact in changes.items():
+        facts.pop(name.replace("__", "."), None)
+        if fact is not None:
+            facts[fact.name] = fact
+    findings = Findings()
+    judge_topics(config, facts, findings)
+    return [fault.key for fault in findings.faults]
+
+
+def test_what_migrate_makes_passes_the_check() -> None:
+    assert faults_with() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"orders": None}, "routes.r.from"),
+        ({"orders": topic("orders", cleanup_policy="compact")}, "topic orders cleanup.policy"),
+        ({"orders": topic("orders", cleanup_policy="compact,delete")}, "topic orders cleanup.policy"),
+        ({"returns": topic("returns", partitions=3)}, "routes.r.from"),
+        ({"orders": topic("orders", retention_ms=str(8 * DAY))}, "topic shop.r.monitor retention.ms"),
+        ({"orders": topic("orders", max_message_bytes="9000000")}, "topic shop.deadletter max.message.bytes"),
+        ({"ledger": None}, "routes.r.to.topic"),
+        ({"ledger": topic("ledger", cleanup_policy="compact")}, "topic ledger cleanup.policy"),
+        ({"ledger": topic("ledger", retention_ms="1000")}, "topic ledger retention.ms"),
+        ({"shop__r__monitor": None}, "topic shop.r.monitor"),
+        ({"shop__deadletter": None}, "topic shop.deadletter"),
+        ({"shop__control": None}, "topic shop.control"),
+        ({"shop__control": topic("shop.control")}, "topic shop.control cleanup.policy"),
+        (
+            {"shop__deadletter": topic("shop.deadletter", cleanup_policy="compact")},
+            "topic shop.deadletter cleanup.policy",
+        ),
+        (
+            {
+                "shop__r__monitor": topic(
+                    "shop.r.monitor", cleanup_policy="delete", retention_ms=str(14 * DAY)
+                )
+            },
+            "topic shop.r.monitor cleanup.policy",
+        ),
+        (
+            {
+                "shop__r__monitor": topic(
+                    "shop.r.monitor", cleanup_policy="compact,delete", retention_ms="-1", partitions=3
+                )
+            },
+            "topic shop.r.monitor partitions",
+        ),
+    ],
+)
+def test_one_thing_wrong_is_one_fault(changes: dict[str, TopicFacts | None], key: str) -> None:
+    assert faults_with(**changes) == [key]
+
+
+def test_a_short_monitor_breaks_the_horizon_and_both_logs() -> None:
+    monitor = topic("shop.r.monitor", cleanup_policy="delete,compact", retention_ms=str(DAY))
+
+    assert faults_with(shop__r__monitor=monitor) == ["topic shop.r.monitor retention.ms"] * 3
+
+
+def test_a_compacted_output_is_noted_when_compaction_waits_long_enough() -> None:
+    config = config_of()
+    ledger = topic("ledger", cleanup_policy="compact")
+    ledger = replace(ledger, settings=ledger.settings | {"min.compaction.lag.ms": str(DAY)})
+    findings = Findings()
+    judge_topics(config, healthy(config) | {"ledger": ledger}, findings)
+
+    assert findings.faults == []
+    assert "ledger is compacted after 1d" in findings.notes[0]
+
+
+def broker_findings(settings: dict[str, str] | None, text: str = TEXT) -> Findings:
+    findings = Findings()
+    judge_brokers(config_of(text), [BrokerFacts(1, "b:9", settings)], findings)
+    return findings
+
+
+def test_brokers() -> None:
+    assert broker_findings(BROKER).faults == []
+    assert "set it to true" in broker_findings(BROKER | {VERIFICATION: "false"}).faults[0].remedy
+    assert "older than 3.6" in broker_findings({}).faults[0].problem
+    assert "3.6.0 is not enough" in broker_findings({VERIFICATION: "true"}).notes[0]
+    assert "session" in broker_findings(BROKER | {"group.min.session.timeout.ms": "15000"}).faults[0].key
+    assert "transaction" in broker_findings(BROKER | {"transaction.max.timeout.ms": "5000"}).faults[0].key
+
+
+def test_what_may_not_be_asked_must_be_said_in_the_configuration() -> None:
+    assured = TEXT.replace('instance = "a"', 'instance = "a"\npartition_verification = "assured"')
+
+    assert 'partition_verification = "assured"' in broker_findings(None).faults[0].remedy
+    assert broker_findings(None, assured).faults == []
+    assert broker_findings(None, assured).notes
+
+
+UPSERT = TableDestination(
+    table="ledger", resource="shop", mode="upsert", columns={"id": "ce:id", "n": "json:/n"}, key=["id"]
+)
+LEDGER = TableFacts({"id": Column(required=True), "n": Column(required=False)}, [frozenset({"id"})])
+
+
+def table_faults(facts: TableFacts | None) -> list[str]:
+    findings = Findings()
+    judge_table(UPSERT, facts, "to", findings)
+    return [f"{fault.key}: {fault.problem}" for fault in findings.faults]
+
+
+def test_a_table_that_takes_what_the_route_writes() -> None:
+    assert table_faults(LEDGER) == []
+
+
+def test_tables_that_do_not() -> None:
+    columns = LEDGER.columns
+    assert "no such table" in table_faults(None)[0]
+    assert table_faults(replace(LEDGER, unique=[frozenset({"id", "n"})])) == [
+        "to.key: ledger has no unique index on it"
+    ]
+    assert "no such column" in table_faults(replace(LEDGER, columns={"id": columns["id"]}))[0]
+    assert (
+        "insert"
+        in table_faults(replace(LEDGER, columns=columns | {"id": Column(required=False, insert=False)}))[0]
+    )
+    assert (
+        "update"
+        in table_faults(replace(LEDGER, columns=columns | {"n": Column(required=False, update=False)}))[0]
+    )
+    assert "not mapped" in table_faults(replace(LEDGER, columns=columns | {"z": Column(required=True)}))[0]
+
+
+def test_notes_say_what_the_configuration_means() -> None:
+    text = TEXT.replace("[routes.r]", '[routes.r]\nidentity = ["position"]')
+    bare = text.replace('[resources.shop]\nurl = "sqlite:///shop.db"\n', "")
+
+    assert "route r: identity is the position" in notes(config_of(text))[0]
+    assert "other than shop" in notes(config_of(text))[1]
+    assert "no resource" in notes(config_of(bare))[1]
+
+
+def test_migrating_twice_plans_nothing() -> None:
+    config = config_of()
+    migration = Migration()
+    plan_topics(config, healthy(config), 1, migration)
+
+    assert (migration.create, migration.grow, migration.alter) == ([], {}, {})
+
+
+def test_migrating_follows_the_log_and_the_configuration() -> None:
+    config = config_of(TEXT + '[timing]\nmonitor_retention = "20d"\n')
+    facts = healthy(config_of()) | {"orders": topic("orders", partitions=6)}
+    migration = Migration()
+    plan_topics(config, facts, 1, migration)
+
+    assert migration.create == []
+    assert migration.grow == {"shop.r.monitor": 6, "shop.deadletter": 6}
+    assert migration.alter["shop.r.monitor"]["retention.ms"] == str(20 * DAY)
+
+
+@pytest.mark.parametrize(("brokers", "replication", "insync"), [(1, 1, "1"), (2, 2, "1"), (5, 3, "2")])
+def test_replication_follows_the_cluster(brokers: int, replication: int, insync: str) -> None:
+    for plan in wanted_topics(config_of(), {"orders": topic("orders"), "returns": topic("returns")}, brokers):
+        assert plan.replication == replication
+        assert plan.settings["min.insync.replicas"] == insync
+
+
+def test_a_log_that_does_not_exist_is_not_migrated() -> None:
+    logs = {"orders": topic("orders"), "returns": topic("returns")}
+    thrice = config_of(TEXT.replace('"a"', '"a"\nreplication = 3'))
+
+    with pytest.raises(ConfigError, match="orders"):
+        wanted_topics(config_of(), {}, 1)
+    with pytest.raises(ConfigError, match=r"relay.replication = 3"):
+        wanted_topics(thrice, logs, 1)

@@ -1,0 +1,178 @@
+"""Client settings: an allow-list, and nothing the guarantee depends on can be set by a user."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from relay.kafka import settings
+from relay.run.timing import Timing
+
+LOCAL = {"bootstrap.servers": "127.0.0.1:9"}
+TIMING = Timing()
+
+
+def refused(**kafka: str) -> dict[str, settings.Refusal]:
+    given = {**LOCAL, **{key.replace("__", "."): value for key, value in kafka.items()}}
+    return {refusal.key: refusal for refusal in settings.refusals(given)}
+
+
+def test_the_smallest_settings_are_accepted() -> None:
+    assert refused() == {}
+
+
+@pytest.mark.parametrize("key", sorted({*settings.FORCED, *settings.DERIVED, *settings.REFUSED}))
+def test_what_is_not_the_users_to_set_is_refused_with_reason_and_remedy(key: str) -> None:
+    (refusal,) = settings.refusals({**LOCAL, key: "x"})
+
+    assert refusal.key == key
+    assert refusal.problem
+    assert refusal.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("plugin.library.paths", "/x.so"),
+        ("sasl.kerberos.kinit.cmd", "rm"),
+        ("ssl.engine.location", "/x.so"),
+        ("debug", "all"),
+        ("enable.ssl.certificate.verification", "false"),
+        ("ssl.endpoint.identification.algorithm", "none"),
+        ("sasl.oauthbearer.token.endpoint.url", "http://x"),
+        ("made.up", "1"),
+        ("queued.max.messages.kbytes", "2000000"),
+        ("queued.min.messages", "many"),
+        ("compression.type", "lzma"),
+        ("linger.ms", "-1"),
+        ("linger.ms", "٣"),
+    ],
+)
+def test_dangerous_unknown_and_unbounded_settings_are_refused(key: str, value: str) -> None:
+    assert [refusal.key for refusal in settings.refusals({**LOCAL, key: value})] == [key]
+
+
+@pytest.mark.parametrize(
+    "server", ["127.0.0.1:9092", "localhost:9092", "[::1]:9092", "PLAINTEXT://127.1.2.3:1"]
+)
+def test_plaintext_on_this_machine_is_fine(server: str) -> None:
+    assert list(settings.refusals({"bootstrap.servers": server})) == []
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["kafka:9092", "10.0.0.1:9092", "127.0.0.1:1,kafka:9092", "localhost.evil.org:1", "[2001:db8::1]:9092"],
+)
+def test_plaintext_to_another_machine_must_be_allowed(server: str) -> None:
+    kafka = {"bootstrap.servers": server}
+
+    assert [refusal.key for refusal in settings.refusals(kafka)] == ["bootstrap.servers"]
+    assert list(settings.refusals(kafka, allow_plaintext=True)) == []
+    assert list(settings.refusals({**kafka, "security.protocol": "SSL"})) == []
+
+
+def test_a_password_needs_an_encrypted_way_that_uses_it() -> None:
+    assert "sasl.username" in refused(sasl__password="x")
+    assert "security.protocol" in refused(sasl__password="x", sasl__username="y")
+    assert refused(sasl__password="x", sasl__username="y", security__protocol="sasl_ssl") == {}
+
+
+def test_redaction_keeps_what_is_no_secret() -> None:
+    shown = settings.redacted({**LOCAL, "sasl.password": "x", "ssl.key.pem": "y"})
+
+    assert shown == {**LOCAL, "sasl.password": "(hidden)", "ssl.key.pem": "(hidden)"}
+
+
+def test_a_refused_setting_never_reaches_a_client() -> None:
+    hostile = {**LOCAL, **dict.fromkeys([*settings.FORCED, *settings.DERIVED, *settings.REFUSED], "evil")}
+
+    for made in (
+        settings.consumer(hostile, TIMING, "g"),
+        settings.producer(hostile, TIMING, "t"),
+        settings.admin(hostile, TIMING),
+    ):
+        assert "evil" not in made.values()
+
+
+def test_what_the_guarantee_depends_on() -> None:
+    consumer = settings.consumer(LOCAL, TIMING, "shop.r")
+    producer = settings.producer(LOCAL, TIMING, "shop.r.a.0")
+
+    assert consumer["group.id"] == "shop.r"
+    assert consumer["enable.auto.commit"] is False
+    assert consumer["enable.auto.offset.store"] is False
+    assert consumer["auto.offset.reset"] == "error"
+    assert consumer["isolation.level"] == "read_committed"
+    assert consumer["allow.auto.create.topics"] is False
+    assert consumer["check.crcs"] is True
+    assert consumer["partition.assignment.strategy"] == "range"
+    assert producer["transactional.id"] == "shop.r.a.0"
+    assert producer["enable.idempotence"] is True
+    assert producer["acks"] == "all"
+
+
+def test_limits_keep_their_order_in_milliseconds() -> None:
+    producer = settings.producer(LOCAL, TIMING, "t")
+
+    assert producer["socket.timeout.ms"] <= producer["transaction.timeout.ms"] - 100
+    assert producer["message.timeout.ms"] < producer["transaction.timeout.ms"]
+    assert settings.producer(LOCAL, TIMING)["message.timeout.ms"] == 5000
+    assert "transactional.id" not in settings.producer(LOCAL, TIMING)
+
+
+def test_a_users_choice_counts_and_code_has_the_last_word() -> None:
+    kafka = {**LOCAL, "linger.ms": "20", "fetch.wait.max.ms": "7", "compression.type": "zstd"}
+
+    assert settings.producer(kafka, TIMING)["linger.ms"] == "20"
+    assert settings.producer(kafka, TIMING, **{"linger.ms": 0})["linger.ms"] == 0
+    assert settings.consumer(kafka, TIMING, "g")["fetch.wait.max.ms"] == "7"
+    assert "linger.ms" not in settings.consumer(kafka, TIMING, "g")
+    assert "fetch.wait.max.ms" not in settings.producer(kafka, TIMING)
+    assert settings.consumer(kafka, TIMING, "g", **{"isolation.level": "x"})["isolation.level"] == "x"
+
+
+def test_librdkafka_takes_every_setting(capfd: pytest.CaptureFixture[str]) -> None:
+    """The real library refuses an unknown name or a wrong order of limits, and warns of one for the wrong client."""
+    given = {
+        key: {"ssl.cipher.suites": "DEFAULT"}.get(key)
+        or (allowed.words[0] if allowed.words else str(allowed.least))
+        for key, allowed in settings.ALLOWED.items()
+        if allowed.words or allowed.least is not None
+    }
+    given.update(LOCAL)
+    given["connections.max.idle.ms"] = "0"
+    given["fetch.max.bytes"] = "10000000"
+    given["receive.message.max.bytes"] = "20000000"
+    given["security.protocol"] = "plaintext"
+    del given["sasl.mechanism"], given["sasl.mechanisms"]
+    given["batch.size"] = "10000"
+    assert list(settings.refusals(given)) == []
+
+    Consumer(settings.consumer(given, TIMING, "g")).close()
+    Producer(settings.producer(given, TIMING, "t"))
+    Producer(settings.producer(given, TIMING))
+    AdminClient(settings.admin(given, TIMING))
+
+    assert "CONFWARN" not in capfd.readouterr().err
+
+
+def test_text_settings_are_names_that_librdkafka_knows() -> None:
+    unknown = []
+    for key, allowed in settings.ALLOWED.items():
+        if not allowed.words and allowed.least is None:
+            try:
+                Producer({**LOCAL, key: "127.0.0.1:9"})
+            except KafkaException as error:
+                if "No such configuration property" in str(error):
+                    unknown.append(key)
+    assert unknown == []
+
+
+def test_the_settings_need_no_kafka_client() -> None:
+    source = Path(settings.__file__).read_text()
+
+    assert not re.search(r"^(from|import) confluent_kafka", source, re.MULTILINE)
