@@ -8,6 +8,7 @@ import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from confluent_kafka import (
@@ -52,6 +53,18 @@ _UNREACHABLE: Final = frozenset(
         KafkaError.NOT_CONTROLLER,
     }
 )
+_LEADER_MOVES: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+    }
+)
+"""A new topic's leader, too, answers so for a moment after the metadata already names it."""
 _DENIED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -199,7 +212,7 @@ class Topics:
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete topics; for tests and for `relay dev`."""
-        for name, future in self._admin.delete_topics(list(names)).items():
+        for name, future in self._admin.delete_topics(list(names)).items() if names else ():
             self._result(future, f"delete topic {name}")
 
     def watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -210,17 +223,25 @@ class Topics:
         return {number: (low[number], high[number]) for number in numbers}
 
     def _offsets(self, topic: str, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
-        if not partitions:
-            return {}
-        wanted = {TopicPartition(topic, partition): spec for partition in partitions}
-        futures = self._ask(
-            lambda: self._admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED),
-            f"list offsets of {topic}",
-        )
-        return {
-            place.partition: self._result(future, f"list offsets of {topic}[{place.partition}]").offset
-            for place, future in futures.items()
-        }
+        """Ask again while a partition's leader moves or is new, until the time is over: then it is unreachable."""
+        found: dict[int, int] = {}
+        deadline = clock.monotonic() + self._timeout_s
+        while len(found) < len(partitions):
+            wanted = {TopicPartition(topic, number): spec for number in partitions if number not in found}
+            futures = self._ask(
+                partial(self._admin.list_offsets, wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED),
+                f"list offsets of {topic}",
+            )
+            for place, future in futures.items():
+                try:
+                    found[place.partition] = future.result(self._timeout_s).offset
+                except KafkaException as error:
+                    if _code(error) not in _LEADER_MOVES:
+                        raise self._sentence(error, f"list offsets of {topic}[{place.partition}]") from error
+                    if clock.monotonic() > deadline:
+                        raise self._away(f"find the leader of {topic}[{place.partition}]") from error
+                    clock.sleep(_VISIBLE_PAUSE_S)
+        return found
 
     def _settings(self, resources: list[ConfigResource]) -> dict[str, dict[str, str]]:
         futures = self._ask(lambda: self._admin.describe_configs(resources), "describe settings")

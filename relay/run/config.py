@@ -64,7 +64,24 @@ def _url_rule(value: SecretStr) -> SecretStr:
         raise Wrong(
             "an SQLite address names no host", "write three slashes before the path: sqlite:///path.db"
         )
+    if scheme != "sqlite" and not _is_conninfo(value.get_secret_value()):
+        remedy = (
+            "write postgresql://user:password@host:port/database?option=value, with %40 for '@' inside a part"
+        )
+        raise Wrong("PostgreSQL cannot read the address", remedy)
     return value
+
+
+def _is_conninfo(url: str) -> bool:
+    # The driver takes a while to load, and only a PostgreSQL address needs it.
+    from psycopg import ProgrammingError  # noqa: PLC0415
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:
+        return False
+    return True
 
 
 Url = Annotated[SecretStr, AfterValidator(_url_rule)]

@@ -373,6 +373,16 @@ def test_nothing_at_all_names_what_is_needed(tmp_path: Path) -> None:
     assert {fault.key for fault in faults_of("", tmp_path)} == {"relay", 'kafka."bootstrap.servers"'}
 
 
+@pytest.mark.parametrize(
+    "url", ["postgresql://h/d?c4n4ry=1", "postgresql://[::c4n4ry/d", "sqlite://c4n4ry/x.db", "mysql://c4n4ry"]
+)
+def test_addresses_that_no_driver_reads(url: str, tmp_path: Path) -> None:
+    (fault,) = faults_of(BASE.replace("sqlite:///shop.db", url), tmp_path)
+
+    assert fault.key == "resources.shop.url"
+    assert "c4n4ry" not in str(fault)
+
+
 CANARY = "c4n4ry"
 
 

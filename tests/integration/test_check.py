@@ -1,0 +1,151 @@
+"""`relay check --connect` against a real broker and real databases."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+from relay.kafka.topics import Topics
+from relay.run.timing import Timing
+
+MakeTopic = Callable[..., str]
+runner = CliRunner()
+
+
+@pytest.fixture
+def relay_name(kafka: str) -> Iterator[str]:
+    name = f"c{secrets.token_hex(4)}"
+    yield name
+    topics = Topics({"bootstrap.servers": kafka}, Timing())
+    owned = [f"{name}.{rest}" for rest in ("r.monitor", "t.monitor", "deadletter", "control")]
+    topics.delete(list(topics.describe(owned, settings=False)))
+
+
+@pytest.fixture
+def write(kafka: str, relay_name: str, tmp_path: Path) -> Callable[[str], str]:
+    def write_config(rest: str) -> str:
+        path = tmp_path / "relay.toml"
+        path.write_text(
+            f'[relay]\nname = "{relay_name}"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "{kafka}"\n{rest}'
+        )
+        return str(path)
+
+    return write_config
+
+
+def check(config: str) -> tuple[int, dict[str, Any]]:
+    result = runner.invoke(app, ["check", config, "--connect", "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def keys(report: dict[str, Any]) -> set[str]:
+    return {fault["key"] for fault in report["faults"]}
+
+
+def test_before_and_after_migrate(
+    postgres: str, make_topic: MakeTopic, write: Callable[[str], str], relay_name: str
+) -> None:
+    log, output = make_topic(2), make_topic(2)
+    with psycopg.connect(postgres) as connection:
+        connection.execute("create table ledger (id text primary key, total int)")
+    config = write(
+        f'[resources.shop]\nurl = "{postgres}"\n'
+        f'[routes.r]\nfrom = ["{log}"]\nto = {{ topic = "{output}" }}\n'
+        f'[routes.t]\nfrom = ["{log}"]\nto = {{ table = "ledger", resource = "shop", mode = "upsert", key = ["id"], '
+        'columns = { id = "ce:id", total = "json:/total" } }\n'
+    )
+
+    before_code, before = check(config)
+    migrated = runner.invoke(app, ["migrate", config])
+    after_code, after = check(config)
+
+    assert before_code == 1
+    assert keys(before) == {
+        f"topic {relay_name}.r.monitor",
+        f"topic {relay_name}.t.monitor",
+        f"topic {relay_name}.deadletter",
+        f"topic {relay_name}.control",
+        "resources.shop",
+    }
+    assert migrated.exit_code == 0, migrated.output
+    assert (after_code, after["faults"]) == (0, [])
+    assert after["checked"] == ["configuration", "1 broker", "6 topics", "resource shop"]
+    assert any("no synchronous standby" in note for note in after["notes"])
+
+
+def test_topics_that_would_break_the_guarantee(
+    make_topic: MakeTopic, write: Callable[[str], str], relay_name: str
+) -> None:
+    compacted = make_topic(2, config={"cleanup.policy": "compact"})
+    other = make_topic(3)
+    config = write(f'[routes.r]\nfrom = ["{compacted}", "{other}"]\nto = {{ topic = "no-such-topic" }}\n')
+    assert runner.invoke(app, ["migrate", config]).exit_code == 0
+
+    code, report = check(config)
+
+    assert code == 1
+    assert keys(report) == {f"topic {compacted} cleanup.policy", "routes.r.from", "routes.r.to.topic"}
+
+
+def test_tables_that_do_not_take_what_the_route_writes(
+    postgres: str, make_topic: MakeTopic, write: Callable[[str], str]
+) -> None:
+    log = make_topic(1)
+    with psycopg.connect(postgres) as connection:
+        connection.execute("create table ledger (id text, total int, place text not null)")
+    route = (
+        f'[routes.t]\nfrom = ["{log}"]\nto = {{ table = "ledger", resource = "shop", mode = "upsert", key = ["id"], '
+        'columns = { id = "ce:id", amount = "json:/total" } }\n'
+    )
+    config = write(f'[resources.shop]\nurl = "{postgres}"\n{route}')
+    assert runner.invoke(app, ["migrate", config]).exit_code == 0
+
+    code, report = check(config)
+    with psycopg.connect(postgres) as connection:
+        connection.execute("drop table ledger")
+    gone_code, gone = check(config)
+
+    assert code == gone_code == 1
+    assert keys(report) == {"routes.t.to.columns.amount", "routes.t.to.columns", "routes.t.to.key"}
+    assert keys(gone) == {"routes.t.to.table"}
+
+
+def test_sqlite(make_topic: MakeTopic, write: Callable[[str], str], tmp_path: Path) -> None:
+    log = make_topic(1)
+    route = (
+        f'[routes.t]\nfrom = ["{log}"]\nto = {{ table = "ledger", resource = "shop", '
+        'columns = { id = "ce:id", total = "json:/total" } }\n'
+    )
+    config = write(f'[resources.shop]\nurl = "sqlite:///shop.db"\n{route}')
+
+    absent_code, absent = check(config)
+    assert runner.invoke(app, ["migrate", config]).exit_code == 0
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute(
+            "create table ledger (id text primary key, total int, note text not null default '')"
+        )
+    connection.close()
+    code, report = check(config)
+
+    assert absent_code == 1
+    assert {"resources.shop", "routes.t.to.table"} <= keys(absent)
+    assert (code, report["faults"]) == (0, [])
+
+
+def test_a_database_that_is_away_is_unreachable_and_shows_no_password(write: Callable[[str], str]) -> None:
+    config = write('[resources.shop]\nurl = "postgresql://bob:c4n4ry@127.0.0.1:1/shop"\n')
+
+    code, report = check(config)
+
+    assert code == 3
+    assert "127.0.0.1:1/shop: no answer" in report["unreachable"][0]
+    assert "c4n4ry" not in json.dumps(report)

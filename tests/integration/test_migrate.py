@@ -1,0 +1,213 @@
+"""`relay migrate` on a real broker and real databases: what it creates, twice, and with two roles."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+from relay.kafka.topics import TopicPlan, Topics
+from relay.message.errors import ConfigError, Unreachable
+from relay.run.timing import Timing
+
+MakeTopic = Callable[..., str]
+runner = CliRunner()
+
+
+@pytest.fixture
+def topics(kafka: str) -> Topics:
+    return Topics({"bootstrap.servers": kafka}, Timing())
+
+
+@pytest.fixture
+def relay_name(topics: Topics) -> Iterator[str]:
+    """A relay's name of this test's own; its topics are deleted afterwards."""
+    name = f"m{secrets.token_hex(4)}"
+    yield name
+    owned = [f"{name}.{rest}" for rest in ("r.monitor", "t.monitor", "deadletter", "control")]
+    topics.delete(list(topics.describe(owned, settings=False)))
+
+
+def write(path: Path, kafka: str, name: str, rest: str) -> str:
+    path.write_text(
+        f'[relay]\nname = "{name}"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "{kafka}"\n{rest}'
+    )
+    return str(path)
+
+
+def relay(*words: str) -> dict[str, object]:
+    result = runner.invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_topics_and_tables_are_created_once(  # noqa: PLR0917 - fixtures, given by name
+    kafka: str, postgres: str, make_topic: MakeTopic, topics: Topics, relay_name: str, tmp_path: Path
+) -> None:
+    log, output = make_topic(3), make_topic(2)
+    rest = (
+        f'[resources.shop]\nurl = "{postgres}"\n[resources.small]\nurl = "sqlite:///small.db"\n'
+        f'[routes.r]\nfrom = ["{log}"]\nto = {{ topic = "{output}" }}\n'
+    )
+    config = write(tmp_path / "relay.toml", kafka, relay_name, rest)
+
+    planned = relay("migrate", config, "--print")
+    assert topics.describe([f"{relay_name}.r.monitor"]) == {}
+    first = relay("migrate", config)
+    again = relay("migrate", config)
+
+    assert first["create"] == planned["create"]
+    assert (again["create"], again["grow"], again["alter"]) == ([], {}, {})
+    assert first["identities"] == again["identities"]
+    assert any("relay_inbox" in statement for statement in planned["tables"]["shop"])  # type: ignore[index]
+    facts = topics.describe([f"{relay_name}.{rest}" for rest in ("r.monitor", "deadletter", "control")])
+    monitor = facts[f"{relay_name}.r.monitor"]
+    assert monitor.partitions == 3
+    assert monitor.settings["cleanup.policy"] == "compact,delete"
+    assert monitor.settings["message.timestamp.type"] == "LogAppendTime"
+    assert monitor.settings["retention.ms"] == str(14 * 86_400_000)
+    assert facts[f"{relay_name}.control"].partitions == 1
+    with psycopg.connect(postgres) as connection:
+        assert connection.execute("select count(*) from relay_resource").fetchone() == (1,)
+
+
+def test_partitions_added_to_the_log_are_added_to_the_monitor(
+    kafka: str, make_topic: MakeTopic, topics: Topics, relay_name: str, tmp_path: Path
+) -> None:
+    log, output = make_topic(2), make_topic(1)
+    config = write(
+        tmp_path / "relay.toml",
+        kafka,
+        relay_name,
+        f'[routes.r]\nfrom = ["{log}"]\nto = {{ topic = "{output}" }}\n',
+    )
+    relay("migrate", config)
+
+    topics.grow(log, 5)
+    relay("migrate", config)
+
+    assert topics.describe([f"{relay_name}.r.monitor"])[f"{relay_name}.r.monitor"].partitions == 5
+
+
+def test_a_changed_retention_is_altered(
+    kafka: str, make_topic: MakeTopic, topics: Topics, relay_name: str, tmp_path: Path
+) -> None:
+    route = f'[routes.r]\nfrom = ["{make_topic(1)}"]\nto = {{ topic = "{make_topic(1)}" }}\n'
+    relay("migrate", write(tmp_path / "relay.toml", kafka, relay_name, route))
+
+    relay(
+        "migrate",
+        write(tmp_path / "relay.toml", kafka, relay_name, route + '[timing]\nmonitor_retention = "20d"\n'),
+    )
+
+    monitor = topics.describe([f"{relay_name}.r.monitor"])[f"{relay_name}.r.monitor"]
+    assert monitor.settings["retention.ms"] == str(20 * 86_400_000)
+    assert monitor.settings["cleanup.policy"] == "compact,delete"
+
+
+def test_a_copy_of_a_database_gets_an_identity_of_its_own(
+    kafka: str, postgres: str, relay_name: str, tmp_path: Path
+) -> None:
+    config = write(tmp_path / "relay.toml", kafka, relay_name, f'[resources.shop]\nurl = "{postgres}"\n')
+
+    first = relay("migrate", config)["identities"]
+    second = relay("migrate", config, "--new-identity")["identities"]
+    third = relay("migrate", config)["identities"]
+
+    assert first != second
+    assert second == third
+
+
+@pytest.fixture
+def worker_role(postgres: str) -> Iterator[str]:
+    """A role without any right, and its URL for this test's database."""
+    role = f"w_{secrets.token_hex(4)}"
+    with psycopg.connect(postgres, autocommit=True) as admin:
+        admin.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
+        yield role
+        admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(role)))
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
+def url_of(postgres: str, role: str) -> str:
+    """The same database for another role; its host may be a socket's folder."""
+    facts = conninfo_to_dict(postgres)
+    place = {key: str(facts[key]) for key in ("host", "port") if facts.get(key)}
+    return f"postgresql://{role}:w@/{facts['dbname']}?{urlencode(place)}"
+
+
+def test_the_worker_may_use_the_tables_and_not_change_them(
+    kafka: str, postgres: str, relay_name: str, worker_role: str, tmp_path: Path
+) -> None:
+    url = url_of(postgres, worker_role)
+    resource = f'[resources.shop]\nurl = "{url}"\nmigrate_url = "{postgres}"\n'
+    config = write(tmp_path / "relay.toml", kafka, relay_name, resource)
+
+    planned = relay("migrate", config, "--print")
+    relay("migrate", config)
+
+    assert any(statement.startswith("grant") for statement in planned["tables"]["shop"])  # type: ignore[index]
+    with psycopg.connect(url, autocommit=True) as worker:
+        worker.execute("insert into relay_capture (capture, outcome) values ('\\x01', 'aborted')")
+        worker.execute("delete from relay_capture")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            worker.execute("update relay_resource set uuid = 'forged'")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            worker.execute("alter table relay_inbox add column x text")
+    checked = relay("check", config, "--connect")
+    assert "resource shop" in checked["checked"]  # type: ignore[operator]
+
+
+def test_what_cannot_be_migrated_is_said(kafka: str, relay_name: str, tmp_path: Path) -> None:
+    route = '[routes.r]\nfrom = ["absent-topic"]\nto = { topic = "x" }\n'
+    missing = runner.invoke(app, ["migrate", write(tmp_path / "relay.toml", kafka, relay_name, route)])
+    away = write(tmp_path / "away.toml", "127.0.0.1:1", relay_name, "[timing]\nsocket_timeout = 0.5\n")
+
+    assert missing.exit_code == 2
+    assert "absent-topic" in missing.stderr
+    assert runner.invoke(app, ["migrate", away]).exit_code == 3
+
+
+def test_topics_by_their_adapter(make_topic: MakeTopic, topics: Topics, kafka: str) -> None:
+    name = make_topic(3)
+
+    facts = topics.describe([name, "absent-topic"])
+
+    assert list(facts) == [name]
+    assert len(facts[name].topic_id) == 16
+    assert facts[name].topic_id != bytes(16)
+    assert facts[name].replication >= 1
+    assert topics.watermarks(name, range(3)) == {0: (0, 0), 1: (0, 0), 2: (0, 0)}
+    assert topics.create([TopicPlan(name, 3, 1)]) == []
+    with pytest.raises(ConfigError, match="grow topic"):
+        topics.grow(name, 2)
+    with pytest.raises(ConfigError, match="create topic"):
+        topics.create([TopicPlan("x" * 250, 1, 1)])
+    with pytest.raises(ConfigError, match="cannot list offsets"):
+        topics.watermarks("absent-topic", [0])
+    away = Topics({"bootstrap.servers": "127.0.0.1:1"}, Timing(socket_timeout=0.5), timeout_s=1)
+    with pytest.raises(Unreachable, match=r"127.0.0.1:1: no broker answers"):
+        away.describe([name])
+
+
+def test_a_recreated_topic_has_another_id(make_topic: MakeTopic, topics: Topics) -> None:
+    name = make_topic(1)
+    before = topics.describe([name], settings=False)[name].topic_id
+
+    topics.delete([name])
+    while topics.describe([name], settings=False):
+        pass
+    topics.create([TopicPlan(name, 1, 1)])
+
+    assert topics.describe([name], settings=False)[name].topic_id != before
