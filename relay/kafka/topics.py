@@ -112,8 +112,13 @@ class Topics:
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike, timeout_s: float = 15.0) -> None:
         self._servers = kafka.get("bootstrap.servers", "")
         self._timeout_s = timeout_s
+        self._last_error = ""
         # The client's own log lines would repeat, in other words, the sentence that is raised.
-        self._admin = AdminClient({**admin(kafka, timing), "log_level": 0})
+        settings = {**admin(kafka, timing), "log_level": 0, "error_cb": self._note_error}
+        try:
+            self._admin = AdminClient(settings)
+        except KafkaException as error:
+            raise ConfigError(f"[kafka]: {error.args[0].str()}; correct the setting") from error
 
     def __enter__(self) -> Self:
         return self
@@ -302,9 +307,15 @@ class Topics:
             )
         return ConfigError(f"cannot {doing}: {reason}; correct the configuration")
 
+    def _note_error(self, error: KafkaError) -> None:
+        # "All brokers down" only repeats that nothing answers; the errors before it say why.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._last_error = f": {error.str()}"
+
     def _away(self, doing: str) -> Unreachable:
+        self._admin.poll(0)
         return Unreachable(
-            f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}); "
+            f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
             "start it, or correct the address"
         )
 

@@ -80,6 +80,7 @@ def test_before_and_after_migrate(
     assert (after_code, after["faults"]) == (0, [])
     assert after["checked"] == ["configuration", "1 broker", "6 topics", "resource shop"]
     assert any("no synchronous standby" in note for note in after["notes"])
+    assert not any("3.6" in note for note in after["notes"])
 
 
 def test_topics_that_would_break_the_guarantee(

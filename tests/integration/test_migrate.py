@@ -197,8 +197,12 @@ def test_topics_by_their_adapter(make_topic: MakeTopic, topics: Topics, kafka: s
     with pytest.raises(ConfigError, match="cannot list offsets"):
         topics.watermarks("absent-topic", [0])
     away = Topics({"bootstrap.servers": "127.0.0.1:1"}, Timing(socket_timeout=0.5), timeout_s=1)
-    with pytest.raises(Unreachable, match=r"127.0.0.1:1: no broker answers"):
+    with pytest.raises(Unreachable, match=r"127.0.0.1:1: no broker answers .*Connection refused"):
         away.describe([name])
+    with pytest.raises(ConfigError, match=r"ssl.ca.location"):
+        Topics(
+            {"bootstrap.servers": kafka, "security.protocol": "ssl", "ssl.ca.location": "/absent"}, Timing()
+        )
 
 
 def test_a_recreated_topic_has_another_id(make_topic: MakeTopic, topics: Topics) -> None:
