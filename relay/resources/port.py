@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from relay.message.envelope import ResourceName
-from relay.message.errors import InDoubt, RelayError
+from relay.message.errors import InDoubt, RelayError, Retriable
 
 
-class RowLocked(RelayError):
+class RowLocked(Retriable):
     """A living publisher holds the decision row (or the whole database file): ask again later."""
 
 

@@ -1,0 +1,272 @@
+"""One capture: the block's messages are in the log before its COMMIT, and show only because of it.
+
+1. begin: the decision is the transaction's first statement. 2. the application's statements; messages wait.
+3. prepare: sequence numbers and append under one lock, own delivery reports awaited outside it. 4. decide: COMMIT,
+with the proof that it ends the transaction begun. 5. mark: left to the background.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import orjson
+
+from relay.capture import message
+from relay.capture.message import Buffered
+from relay.capture.outcomes import Placed
+from relay.message import envelope
+from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
+from relay.message.identity import capture_id
+from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
+from relay.run import clock
+from relay.run.crash import crash_point
+
+if TYPE_CHECKING:
+    from relay.capture.publisher import Capture
+
+
+class _Phase(Enum):
+    NEW = "not entered yet"
+    OPEN = "open"
+    FAILED = "failed"
+    ENDED = "over"
+
+
+class CaptureBlock:
+    """The block of a ``with capture.transaction()``. For the thread that entered it."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._publisher = capture
+        self._phase = _Phase.NEW
+        self._messages: list[Buffered] = []
+        self._bytes = 0
+        self._published = 0
+        self._savepoints = 0
+        self._session: Session
+        self._nonce: bytes
+        self._capture: bytes
+        self._placed: list[Placed] = []
+
+    @property
+    def id(self) -> bytes:
+        """The capture's id, 16 bytes."""
+        return self._capture
+
+    def __enter__(self) -> Self:
+        self._publisher.enter()
+        try:
+            self._session, self._nonce = self._publisher.begin()
+        except BaseException:
+            self._publisher.leave()
+            raise
+        self._capture = capture_id(self._nonce)
+        name = self._capture.hex()
+        self._name = name
+        self._common = [*self._publisher.common_headers, (envelope.CAPTURE, name.encode())]
+        self._time = clock.wall_iso().encode()
+        self._phase = _Phase.OPEN
+        crash_point("capture.begun")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is not None:
+                self._roll_back()
+            elif self._phase is _Phase.FAILED:
+                raise CaptureError(
+                    "a statement of the block failed and the block went on; the capture is rolled back: "
+                    "let the error leave the block, or use tx.savepoint()"
+                )
+            else:
+                self._end()
+        except BaseException:
+            # Abort, unless COMMIT was sent: then the block is over already, and this does nothing.
+            self._roll_back()
+            raise
+        finally:
+            self._phase = _Phase.ENDED
+            self._publisher.give_back(self._session)
+            self._publisher.leave()
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one SQL statement with the driver's own placeholders and return its cursor.
+
+        Raises the driver's errors; outside a savepoint they end the block.
+        """
+        self._refuse_unless_open()
+        try:
+            return self._session.execute(query, params)
+        except BaseException:
+            if not self._savepoints:
+                self._roll_back()
+            raise
+
+    def publish(
+        self,
+        topic: str,
+        data: Any = None,
+        *,
+        key: str | bytes | int | None = None,
+        type: str = message.DEFAULT_TYPE,  # noqa: A002 - CloudEvents' word
+        id: str | None = None,  # noqa: A002 - CloudEvents' word
+        subject: str | None = None,
+        partition: int | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        content_type: str | None = None,
+        time: str | None = None,
+    ) -> str:
+        """Add a message to the capture and return its id.
+
+        ``data`` is bytes, or anything that JSON can express. Without ``partition`` the key decides, without a key
+        the source, so that the publisher's order holds. Raises CaptureError for what cannot be appended,
+        ConfigError for a topic that does not exist or is compacted, Unreachable.
+        """
+        self._refuse_unless_open()
+        facts = self._publisher.topic(topic)
+        raw_key = message.encoded_key(key)
+        if partition is None:
+            partition = message.partition_of(raw_key or self._publisher.source_bytes, facts.partitions)
+        elif not 0 <= partition < facts.partitions:
+            raise CaptureError(f"partition = {partition}: topic {topic} has 0 to {facts.partitions - 1}")
+        value, kind = message.encoded(data)
+        identifier = id or f"{self._name}-{self._published}"
+        fields = [
+            *self._common,
+            (envelope.ID, identifier.encode()),
+            (envelope.TYPE, type.encode()),
+            (envelope.TIME, time.encode() if time else self._time),
+            (envelope.CONTENT_TYPE, content_type.encode() if content_type else kind),
+        ]
+        if subject is not None:
+            fields.append((envelope.SUBJECT, subject.encode()))
+        if headers:
+            fields += message.extra_headers(headers)
+        found = Buffered(topic, partition, raw_key, value, fields)
+        self._bytes += self._publisher.admit(found, facts, len(self._messages), self._bytes)
+        self._messages.append(found)
+        self._published += 1
+        return identifier
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo statements and drop messages of the inner block if an exception leaves it; the outer may go on."""
+        self._refuse_unless_open()
+        kept, kept_bytes = len(self._messages), self._bytes
+        self._savepoints += 1
+        number = self._savepoints
+        try:
+            self._session.savepoint(number)
+            yield
+            self._session.release(number)
+        except BaseException:
+            del self._messages[kept:]
+            self._bytes = kept_bytes
+            if self._phase is _Phase.OPEN:
+                try:
+                    self._session.rollback_to(number)
+                except Exception:
+                    # Abort: the connection or the savepoint is gone; the caller sees the first error.
+                    self._roll_back()
+                    raise
+            raise
+        finally:
+            self._savepoints -= 1
+
+    def _end(self) -> None:
+        if not self._session.is_intact(self._capture):
+            raise CaptureInDoubt(
+                f"capture {self._name}: the block's statements ended the database transaction themselves (COMMIT or "
+                "ROLLBACK inside execute); nothing was published, but what they committed stays"
+            )
+        if self._messages:
+            self._publisher.append(self._messages, self._placed)
+            crash_point("capture.appended")
+        self._decide()
+        crash_point("capture.decided")
+        if self._placed:
+            self._publisher.mark(self._capture, self._nonce, self._placed)
+
+    def _decide(self) -> None:
+        partitions = orjson.dumps([tuple(placed) for placed in self._placed])
+        self._phase = _Phase.ENDED
+        try:
+            self._session.decide(self._capture, partitions)
+        except CommitRefused as error:
+            # Abort: the database said so, and has rolled back.
+            self._mark_aborted()
+            raise CaptureError(f"capture {self._name}: {error}") from error.__cause__
+        except NotTheTransactionBegun as error:
+            # In doubt for the caller; for the messages the row tells, as it does to everyone.
+            found = self._find_out()
+            if found is not None and self._placed:
+                self._publisher.mark(self._capture, self._nonce if found[0] else None, self._placed)
+            raise CaptureInDoubt(
+                f"capture {self._name}: the block's statements ended the database transaction themselves; the "
+                "messages follow what they committed, later statements are rolled back"
+            ) from error
+        except AnswerLost as error:
+            # In doubt until the row is read on a new connection; never assumed to be aborted.
+            self._answer_lost(error)
+        except BaseException:
+            # In doubt: interrupted between sending and receiving.
+            self._session.close()
+            self._publisher.doubt(self._capture, self._nonce, self._placed)
+            raise
+
+    def _answer_lost(self, error: AnswerLost) -> None:
+        found = self._find_out()
+        if found is None:
+            raise CaptureInDoubt(
+                f"capture {self._name}: COMMIT was sent, its answer was lost and the decision cannot be read now; "
+                "relay_capture will tell, and the messages follow it"
+            ) from error
+        committed, fenced = found
+        if committed:
+            return
+        self._mark_aborted()
+        if fenced:
+            raise CaptureFenced(
+                f"capture {self._name}: the connection was lost and a resolver decided that it is aborted; "
+                "run the block again"
+            ) from error
+        raise CaptureError(
+            f"capture {self._name}: the connection was lost before the commit took effect; run the block again"
+        ) from error
+
+    def _find_out(self) -> tuple[bool, bool] | None:
+        """Return (committed, decided by another), or None if it cannot be found out in time."""
+        self._session.close()
+        found = self._publisher.find_out(self._capture)
+        if found is None:
+            self._publisher.doubt(self._capture, self._nonce, self._placed)
+        return found
+
+    def _roll_back(self) -> None:
+        if self._phase is not _Phase.OPEN:
+            return
+        self._phase = _Phase.FAILED
+        self._session.rollback()
+        self._mark_aborted()
+
+    def _mark_aborted(self) -> None:
+        if self._placed:
+            self._publisher.mark(self._capture, None, self._placed)
+
+    def _refuse_unless_open(self) -> None:
+        if self._phase is not _Phase.OPEN:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise CaptureError(f"the block is {self._phase.value}; begin another with capture.transaction()")
+
+
+def new_nonce() -> bytes:
+    """Return a nonce that nobody can guess: knowing it is the right to write a committed marker."""
+    return secrets.token_bytes(16)

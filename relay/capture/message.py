@@ -1,0 +1,92 @@
+"""What `publish` makes of its arguments: a CloudEvent in Kafka binary mode, checked before anything is appended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import orjson
+
+from relay.message import envelope
+from relay.message.envelope import Headers
+from relay.message.errors import CaptureError
+
+JSON: Final = b"application/json"
+DEFAULT_TYPE: Final = "relay.message"
+_RESERVED: Final = frozenset(
+    {
+        envelope.SPECVERSION,
+        envelope.ID,
+        envelope.SOURCE,
+        envelope.TYPE,
+        envelope.TIME,
+        envelope.SUBJECT,
+        envelope.SEQUENCE,
+        envelope.CONTENT_TYPE,
+        envelope.CAPTURE,
+        envelope.RESOURCE,
+        envelope.INCARNATION,
+    }
+)
+_RECORD_OVERHEAD: Final = 100
+"""At most so many bytes does a record batch add to a record: 61 for the batch, lengths and offsets."""
+
+
+class Buffered(NamedTuple):
+    """A message that waits for the end of its block; its sequence number is given when it is appended."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record, rounded up."""
+        size = _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers:
+            size += len(name) + len(value) + 2
+        return size
+
+
+def encoded(data: Any) -> tuple[bytes | None, bytes]:
+    """Return the value and its content type: bytes as they are, anything else as JSON."""
+    if isinstance(data, bytes):
+        return data, b"application/octet-stream"
+    if data is None:
+        return None, JSON
+    try:
+        return orjson.dumps(data), JSON
+    except orjson.JSONEncodeError as error:
+        raise CaptureError(
+            f"data cannot be written as JSON ({error}); give bytes, or plain values"
+        ) from error
+
+
+def encoded_key(key: str | bytes | int | None) -> bytes | None:
+    """Return the key's bytes; numbers and text as UTF-8."""
+    if key is None or isinstance(key, bytes):
+        return key
+    return str(key).encode()
+
+
+def extra_headers(headers: Mapping[str, str | bytes] | None) -> Headers:
+    """Return the application's own headers; raises CaptureError for a name that the relay writes itself."""
+    found: Headers = []
+    for name, value in (headers or {}).items():
+        if name in _RESERVED or name in envelope.LOG_ONLY_HEADERS:
+            raise CaptureError(
+                f"headers: {name!r} is written by the relay; use the argument of publish() for it"
+            )
+        found.append((name, value.encode() if isinstance(value, str) else value))
+    return found
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition of a key: CRC-32 modulo the count, as librdkafka's ``consistent`` partitioner.
+
+    Never change: the order of a key's messages rests on it.
+    """
+    return crc32(key) % partitions

@@ -1,0 +1,89 @@
+"""Outcome markers: a committed one proves itself by its nonce, an aborted one is only a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from relay.message import envelope
+from relay.message.envelope import Headers, ResourceName
+from relay.message.identity import DIGEST_BYTES, capture_id
+from relay.message.schemas import UnknownRecord, codec
+
+_TYPE: Final = (envelope.TYPE, envelope.OUTCOME_TYPE.encode())
+_COMMITTED: Final = "COMMITTED"
+_ABORTED: Final = "ABORTED"
+
+
+class Placed(NamedTuple):
+    """The messages of one capture in one log partition, by their sequence numbers."""
+
+    topic: str
+    partition: int
+    first: int
+    length: int
+
+
+class Marker(NamedTuple):
+    """What a marker claims. ``proved`` is True for a committed one that reveals the capture's nonce."""
+
+    capture: bytes
+    committed: bool
+    nonce: bytes | None
+    closes: tuple[int, ...]
+
+    @property
+    def proved(self) -> bool:
+        """Can nobody but the publisher, or a reader of its database, have written it?"""
+        return self.committed and self.nonce is not None and capture_id(self.nonce) == self.capture
+
+    @property
+    def forged(self) -> bool:
+        """Does it claim a commit that it cannot prove?"""
+        return self.committed and not self.proved
+
+
+def encode_marker(
+    capture: bytes, nonce: bytes | None, incarnation: str | None, closes: Sequence[int]
+) -> bytes:
+    """Return the value of a marker; committed if the nonce is given."""
+    return codec("outcome").encode(
+        {
+            "capture": capture,
+            "outcome": _ABORTED if nonce is None else _COMMITTED,
+            "nonce": nonce,
+            "incarnation": incarnation,
+            "closes": list(closes),
+        }
+    )
+
+
+def marker_headers(capture: bytes, source: bytes, resource: ResourceName) -> Headers:
+    """Return the headers of a marker."""
+    name = capture.hex().encode()
+    return [
+        (envelope.SPECVERSION, b"1.0"),
+        _TYPE,
+        (envelope.ID, name),
+        (envelope.SOURCE, source),
+        (envelope.CAPTURE, name),
+        (envelope.RESOURCE, resource.encode()),
+    ]
+
+
+def decode_marker(
+    key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes]] | None
+) -> Marker | None:
+    """Return the marker that a record is, or None for any other record; nothing it claims is believed yet.
+
+    Cheap for ordinary messages: almost all end at the length of their key or at the missing type.
+    """
+    if key is None or value is None or not headers or len(key) != DIGEST_BYTES or _TYPE not in headers:
+        return None
+    try:
+        record = codec("outcome").decode(value)
+    except UnknownRecord:
+        return None
+    if record["capture"] != key:
+        return None
+    return Marker(key, record["outcome"] == _COMMITTED, record["nonce"], tuple(record["closes"]))

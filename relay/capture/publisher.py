@@ -1,0 +1,262 @@
+"""`Capture`: many threads, one producer, a connection each; messages exist if and only if their block committed."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from relay.capture.block import CaptureBlock, new_nonce
+from relay.capture.marking import Ended, Marking
+from relay.capture.message import Buffered
+from relay.capture.outcomes import Placed
+from relay.capture.upkeep import Upkeep, find_out
+from relay.kafka.appender import Appender, Receipt, Record
+from relay.kafka.settings import TimingLike
+from relay.kafka.topics import TopicFacts
+from relay.message import envelope
+from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.message.identity import capture_id
+from relay.resources import open_resource
+from relay.resources.port import Resource, Session
+from relay.run import clock
+
+MAX_MESSAGES: Final = 100_000
+MAX_BYTES: Final = 64 << 20
+FIND_OUT_S: Final = 10.0
+CLOSE_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class DefaultTiming:
+    """The limits in seconds for a capture without a configuration file."""
+
+    append_timeout: float = 5.0
+    transaction_timeout: float = 10.0
+    socket_timeout: float = 8.0
+    session_timeout: float = 10.0
+
+
+class Capture:
+    """Captures messages together with transactions of one database. Use from any number of threads.
+
+    A process that hangs up connections in PgBouncer's transaction mode cannot use it: a capture is a session.
+    """
+
+    def __init__(
+        self,
+        *,
+        kafka: Mapping[str, str],
+        resource: Resource,
+        source: str,
+        timing: TimingLike | None = None,
+        max_messages: int = MAX_MESSAGES,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if not source:
+            raise ConfigError("source is empty; name the publisher, for example '/checkout'")
+        self._timing = timing or DefaultTiming()
+        self._resource = resource
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._idle: deque[Session] = deque()
+        self._inside: set[int] = set()
+        self._closed = False
+        self._append_lock = threading.Lock()
+        self._sequences: dict[tuple[str, int], int] = {}
+        self.source_bytes = source.encode()
+        self.incarnation = secrets.token_hex(16)
+        self.name = resource.identity()
+        self.common_headers = (
+            (envelope.SPECVERSION, b"1.0"),
+            (envelope.SOURCE, self.source_bytes),
+            (envelope.RESOURCE, self.name.encode()),
+            (envelope.INCARNATION, self.incarnation.encode()),
+        )
+        self._appender = Appender(kafka, self._timing)
+        self._marking = Marking(
+            self._appender, resource.decisions, self.source_bytes, self.name, self._timing.append_timeout
+        )
+        self._upkeep = Upkeep(self._appender, resource.decisions, self._marking)
+
+    @classmethod
+    def open(cls, path: str | Path, *, resource: str, source: str) -> Self:
+        """Open by a configuration file; raises ConfigError, Unreachable."""
+        from relay.run.config import load  # noqa: PLC0415 - a Capture without a file needs no configuration
+
+        config = load(Path(path))
+        if resource not in config.resources:
+            raise ConfigError(
+                f"resource = {resource!r} is not among [resources] of {path}: {', '.join(config.resources) or 'none'}"
+            )
+        url = config.resources[resource].url.get_secret_value()
+        opened = open_resource(resource, url, config.timing.resolver_lock_timeout)
+        return cls(kafka=config.kafka, resource=opened, source=source, timing=config.timing)
+
+    def transaction(self) -> CaptureBlock:
+        """Return a block for a ``with`` statement: it decides on leaving.
+
+        Raises from the block: CaptureError (rolled back, run it again), CaptureFenced (so decided by a resolver),
+        CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun), and what the block raises.
+        """
+        return CaptureBlock(self)
+
+    @property
+    def backlog(self) -> int:
+        """How many captures of this process are not yet known to be marked."""
+        return self._marking.backlog
+
+    @property
+    def in_doubt(self) -> int:
+        """How many captures of this process have an unknown outcome."""
+        return self._upkeep.doubtful
+
+    def close(self) -> None:
+        """Write the markers that are due, then let go of producer and connections. Safe to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        self._upkeep.close(CLOSE_S)
+        self._marking.close(CLOSE_S)
+        self._appender.close()
+        while self._idle:
+            self._idle.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What follows is for CaptureBlock.
+
+    def enter(self) -> None:
+        """Refuse a block inside a block of the same thread: its messages could not wait for the outer decision."""
+        if self._closed:
+            raise CaptureError("this Capture is closed; open another")
+        thread = threading.get_ident()
+        if thread in self._inside:
+            raise CaptureError("a capture cannot be nested in another one; use tx.savepoint()")
+        self._inside.add(thread)
+
+    def leave(self) -> None:
+        """The thread's block is over."""
+        self._inside.discard(threading.get_ident())
+
+    def begin(self) -> tuple[Session, bytes]:
+        """Begin a capture on a free connection; a stale one is replaced. Returns the session and the nonce."""
+        while True:
+            try:
+                session, reused = self._idle.pop(), True
+            except IndexError:
+                session, reused = self._connect(), False
+            nonce = new_nonce()
+            try:
+                session.begin(capture_id(nonce), nonce)
+            except Unreachable:
+                session.close()
+                if not reused:
+                    raise
+                continue  # Retry: the connection died while it was idle, and nothing was begun.
+            except BaseException:
+                session.close()
+                raise
+            return session, nonce
+
+    def give_back(self, session: Session) -> None:
+        """Keep a connection for the next capture, if it is fit for one."""
+        if session.usable and not self._closed:
+            self._idle.append(session)
+        else:
+            session.close()
+
+    def topic(self, name: str) -> TopicFacts:
+        """Return the facts of a topic."""
+        return self._appender.topic(name)
+
+    def admit(self, found: Buffered, facts: TopicFacts, messages: int, size: int) -> int:
+        """Return the size of a message; raises CaptureError if it or the capture with it is too large."""
+        added = found.size
+        limit = self._appender.record_bytes(facts)
+        if added > limit:
+            raise CaptureError(
+                f"topic {found.topic}: a message of about {added} bytes is above the limit of {limit}; store the "
+                "payload elsewhere and publish its address, or raise max.message.bytes and message.max.bytes"
+            )
+        if messages >= self._max_messages:
+            raise CaptureError(
+                f"max_messages = {self._max_messages}: the capture has as many already; split it into several"
+            )
+        if size + added > self._max_bytes:
+            raise CaptureError(
+                f"max_bytes = {self._max_bytes}: the capture would hold {size + added} bytes; split it into several"
+            )
+        return added
+
+    def append(self, messages: list[Buffered], placed: list[Placed]) -> None:
+        """Number and append the messages under one lock, then wait for their own delivery reports.
+
+        ``placed`` is filled before the first record is handed over. Raises CaptureError.
+        """
+        deadline = clock.monotonic() + self._timing.append_timeout
+        if not self._append_lock.acquire(timeout=self._timing.append_timeout):
+            raise CaptureError(
+                f"the log takes nothing for {self._timing.append_timeout:g} s; run the block again"
+            )
+        try:
+            receipt = Receipt(len(messages))
+            self._appender.append(self._numbered(messages, placed), receipt, deadline)
+        finally:
+            self._append_lock.release()
+        if receipt.wait(deadline - clock.monotonic()) and receipt.failure is None:
+            return
+        self._appender.forget([place.topic for place in placed])
+        reason = "no delivery report came" if receipt.failure is None else receipt.failure.str()
+        raise CaptureError(
+            f"the log did not take the messages within {self._timing.append_timeout:g} s ({reason}); run the block again"
+        )
+
+    def mark(self, capture: bytes, nonce: bytes | None, placed: list[Placed]) -> None:
+        """Have the outcome of a capture written behind its messages; committed if the nonce is given."""
+        self._marking.submit(Ended(capture, nonce, placed, self.incarnation))
+
+    def doubt(self, capture: bytes, nonce: bytes, placed: list[Placed]) -> None:
+        """Have the outcome of a capture found out in the background."""
+        self._upkeep.doubt(Ended(capture, nonce, placed, self.incarnation))
+
+    def find_out(self, capture: bytes) -> tuple[bool, bool] | None:
+        """Ask for a decision whose answer was lost: (committed, decided by another), None if unknown in time."""
+        return find_out(self._resource.decisions, self.name.uuid, capture, clock.monotonic() + FIND_OUT_S)
+
+    def _numbered(self, messages: list[Buffered], placed: list[Placed]) -> list[Record]:
+        records = []
+        counts: dict[tuple[str, int], int] = {}
+        for topic, partition, key, value, headers in messages:
+            place = (topic, partition)
+            number = self._sequences.get(place, 0) + 1
+            self._sequences[place] = number
+            counts[place] = counts.get(place, 0) + 1
+            records.append(
+                Record(topic, partition, key, value, [*headers, (envelope.SEQUENCE, b"%d" % number)])
+            )
+        for (topic, partition), count in counts.items():
+            last = self._sequences[topic, partition]
+            placed.append(Placed(topic, partition, last - count + 1, count))
+        return records
+
+    def _connect(self) -> Session:
+        session = self._resource.session()
+        if session.uuid != self.name.uuid:
+            session.close()
+            raise ConfigError(
+                f"resources.{self.name.name}: the database's identity changed from {self.name.uuid} to "
+                f"{session.uuid}; open the Capture again if that is meant"
+            )
+        return session

@@ -1,0 +1,187 @@
+"""Upkeep of the decision rows: none is left unmarked for ever, none is deleted while a message may ask for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from relay.capture.marking import Ended, Marking
+from relay.capture.outcomes import Placed
+from relay.capture.resolver import settle
+from relay.kafka.appender import Appender
+from relay.kafka.topics import TopicFacts
+from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.resources.port import DecisionRow, Decisions, RowLocked
+from relay.run import clock
+from relay.run.schedule import start_thread
+
+DAY_S: Final = 86_400.0
+TICK_S: Final = 1.0
+REFRESH_S: Final = 30.0
+ROUND_S: Final = 3600.0
+_PAGE: Final = 5000
+_FOREVER: Final = float("inf")
+_DEFAULT_SEGMENT_MS: Final = 7 * 86_400_000
+_BACKLOG_PAUSE_S: Final = 0.05
+
+
+def horizon_s(facts: TopicFacts) -> float:
+    """Return for how long a decision about this topic's messages may be asked for: its age at most, and a day."""
+    retention = int(facts.settings.get("retention.ms", -1))
+    if retention < 0:
+        return _FOREVER
+    return (retention + int(facts.settings.get("segment.ms", _DEFAULT_SEGMENT_MS))) / 1000 + DAY_S
+
+
+class Upkeep:
+    """Finds out doubtful captures, marks those of earlier processes again, trims, and refreshes topics."""
+
+    def __init__(self, appender: Appender, open_decisions: Callable[[], Decisions], marking: Marking) -> None:
+        self._appender = appender
+        self._open_decisions = open_decisions
+        self._marking = marking
+        self._doubtful: list[Ended] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._decisions: Decisions | None = None
+        self._thread = start_thread("relay-capture-upkeep", self._run)
+
+    def doubt(self, ended: Ended) -> None:
+        """Take a capture whose COMMIT was sent without an answer; its nonce is given, its outcome unknown."""
+        with self._lock:
+            self._doubtful.append(ended)
+
+    @property
+    def doubtful(self) -> int:
+        """How many captures of this process are in doubt."""
+        return len(self._doubtful)
+
+    def close(self, seconds: float) -> None:
+        """Stop; what is still in doubt is found out at the next start, or by a resolver."""
+        self._stop.set()
+        self._thread.join(seconds)
+        if self._decisions is not None:
+            self._decisions.close()
+
+    def _run(self) -> None:
+        refreshed = clock.monotonic()
+        next_round = refreshed
+        while True:
+            now = clock.monotonic()
+            try:
+                if now >= next_round:
+                    next_round = now + ROUND_S
+                    self.mark_again()
+                    self.trim()
+                if now - refreshed >= REFRESH_S:
+                    refreshed = now
+                    self._appender.refresh()
+                self.find_out_once()
+            except RowLocked:
+                pass  # Retry at the next tick: another writer holds the file.
+            except (Unreachable, ConfigError):
+                # Retry at the next tick, on a new connection: upkeep never fails a capture.
+                self._disconnect()
+                next_round = min(next_round, now + REFRESH_S)
+            if self._stop.wait(TICK_S):
+                return
+
+    def find_out_once(self) -> None:
+        """Ask for each doubtful capture once, as any resolver does."""
+        with self._lock:
+            asked = list(self._doubtful)
+        for ended in asked:
+            try:
+                row = settle(self._connection(), ended.capture)
+            except RowLocked:
+                continue
+            if row is not None:
+                with self._lock:
+                    self._doubtful.remove(ended)
+                if ended.placed:
+                    self._marking.submit(ended if row.committed else ended._replace(nonce=None))
+
+    def mark_again(self) -> None:
+        """Mark committed captures whose markers are not known to be in the log, whichever process made them."""
+        seen: set[bytes] = set()
+        while not self._stop.is_set():
+            rows = [row for row in self._connection().unmarked(_PAGE + len(seen)) if row.capture not in seen]
+            if not rows:
+                return
+            unplaced = []
+            for row in rows:
+                seen.add(row.capture)
+                placed = _placed(row.partitions)
+                if placed:
+                    self._marking.submit(Ended(row.capture, row.nonce, placed, None))
+                else:
+                    unplaced.append(row.capture)
+            if unplaced:
+                self._connection().mark(unplaced)
+            while self._marking.backlog > _PAGE and not self._stop.wait(_BACKLOG_PAUSE_S):
+                pass
+
+    def trim(self) -> None:
+        """Delete decisions that no message in any log can ask for any more."""
+        known = {facts.name: horizon_s(facts) for facts in self._appender.known_topics()}
+        while not self._stop.is_set():
+            horizon = max(known.values(), default=DAY_S)
+            if horizon == _FOREVER:
+                return
+            rows = self._connection().aged(horizon, _PAGE)
+            names = {placed.topic for row in rows for placed in _placed(row.partitions)}
+            unknown = names - known.keys()
+            if unknown:
+                found = self._appender.describe(sorted(unknown))
+                known.update({name: horizon_s(found[name]) if name in found else DAY_S for name in unknown})
+                continue
+            # An aborted row does not name its topics: the longest horizon known stands for them.
+            self._connection().trim([row.capture for row in rows])
+            if len(rows) < _PAGE:
+                return
+
+    def _connection(self) -> Decisions:
+        if self._decisions is None:
+            self._decisions = self._open_decisions()
+        return self._decisions
+
+    def _disconnect(self) -> None:
+        if self._decisions is not None:
+            self._decisions.close()
+            self._decisions = None
+
+
+def find_out(
+    open_decisions: Callable[[], Decisions], uuid: str, capture: bytes, deadline: float
+) -> tuple[bool, bool] | None:
+    """Return (committed, decided by another resolver) for a capture whose answer was lost; None if unknown.
+
+    Asks on new connections until ``deadline`` (monotonic). None too if another database answers: its empty table
+    says nothing.
+    """
+    while True:
+        try:
+            decisions = open_decisions()
+            try:
+                if decisions.uuid() != uuid:
+                    return None
+                row: DecisionRow | None = decisions.read([capture]).get(capture)
+                if row is not None:
+                    return row.committed, not row.committed
+                row = settle(decisions, capture)
+                if row is not None:
+                    return row.committed, False
+            finally:
+                decisions.close()
+        except RelayError:
+            pass  # Retry: the server may still be ending the old connection, or be away.
+        if clock.monotonic() >= deadline:
+            return None
+        clock.sleep(_BACKLOG_PAUSE_S)
+
+
+def _placed(partitions: bytes | None) -> list[Placed]:
+    return [Placed(*entry) for entry in orjson.loads(partitions)] if partitions else []

@@ -1,0 +1,183 @@
+"""The publisher's producer: a record counts as appended when every replica in sync has it, and only then.
+
+One idempotent producer serves all threads. Its delivery reports are served by one thread; a ``Receipt`` gathers
+the reports of the records that belong together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from relay.kafka.settings import TimingLike, producer
+from relay.kafka.topics import TopicFacts, Topics
+from relay.message.envelope import Headers
+from relay.message.errors import CaptureError, ConfigError
+from relay.run import clock
+from relay.run.schedule import start_thread
+
+_POLL_S: Final = 0.1
+_FULL_QUEUE_PAUSE_S: Final = 0.001
+_CLOSE_S: Final = 5.0
+DEFAULT_MESSAGE_BYTES: Final = 1_000_000
+"""librdkafka's ``message.max.bytes`` when the user gives none."""
+
+
+class Record(NamedTuple):
+    """One record to append."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Receipt:
+    """The delivery reports of ``count`` records: waited for by one thread, told by the serving thread."""
+
+    __slots__ = ("_left", "_lock", "failure")
+
+    def __init__(self, count: int) -> None:
+        self.failure: KafkaError | None = None
+        self._left = count
+        self._lock = threading.Lock()
+        if count:
+            self._lock.acquire()
+
+    def told(self, error: KafkaError | None, _: object) -> None:
+        """Take one report."""
+        if error is not None:
+            self.failure = error
+        self._left -= 1
+        if self._left == 0:
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the last report, failed or not; False if it did not come in time."""
+        return self._lock.acquire(timeout=max(seconds, 0.0))
+
+    @property
+    def is_complete(self) -> bool:
+        """Has every report come?"""
+        return self._left <= 0
+
+
+class Appender:
+    """Appends records and tells what the topics are like. Use from any thread."""
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike) -> None:
+        self._settings = producer(kafka, timing, **_prompt(kafka), error_cb=self._noticed, log_level=3)
+        self._message_bytes = int(kafka.get("message.max.bytes", DEFAULT_MESSAGE_BYTES))
+        self._topics = Topics(kafka, timing)
+        self._facts: dict[str, TopicFacts] = {}
+        self._fatal = False
+        self._closing = False
+        self._producer = Producer(self._settings)
+        self._retired: list[Producer] = []
+        self._server = start_thread("relay-append-reports", self._serve_reports)
+
+    def append(self, records: Sequence[Record], receipt: Receipt, deadline: float) -> None:
+        """Hand over all records, in order; ``deadline`` is on the monotonic clock.
+
+        Raises CaptureError; records handed over before may still arrive then.
+        """
+        if self._fatal:
+            self._renew()
+        produce = self._producer.produce
+        told = receipt.told
+        for topic, partition, key, value, headers in records:
+            while True:
+                try:
+                    produce(topic, value, key, partition, on_delivery=told, headers=headers)  # type: ignore[arg-type]
+                    break
+                except BufferError as error:
+                    if clock.monotonic() >= deadline:
+                        # Abort: what is in the queue belongs to a capture that will not commit.
+                        raise CaptureError(
+                            "the producer's queue stays full; the brokers may be away, or raise "
+                            "queue.buffering.max.messages"
+                        ) from error
+                    clock.sleep(_FULL_QUEUE_PAUSE_S)
+                except KafkaException as error:
+                    self._fatal = self._fatal or error.args[0].fatal()
+                    raise CaptureError(
+                        f"topic {topic}: a message was refused: {error.args[0].str()}"
+                    ) from error
+
+    def topic(self, name: str) -> TopicFacts:
+        """Return the facts of a topic, known or asked for now.
+
+        Raises ConfigError for one that does not exist or is compacted, Unreachable.
+        """
+        facts = self._facts.get(name)
+        if facts is None:
+            facts = self.describe([name]).get(name)
+            if facts is None:
+                raise ConfigError(f"topic {name!r} does not exist; create it before publishing to it")
+            if "compact" in facts.settings.get("cleanup.policy", "delete"):
+                raise ConfigError(
+                    f"topic {name}: cleanup.policy = {facts.settings['cleanup.policy']} could drop a committed "
+                    "message in favour of an aborted one; set cleanup.policy=delete"
+                )
+            self._facts[name] = facts
+        return facts
+
+    def record_bytes(self, facts: TopicFacts) -> int:
+        """Return how large a record of this topic may be, with key and headers."""
+        return min(self._message_bytes, int(facts.settings.get("max.message.bytes", self._message_bytes)))
+
+    def describe(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+        """Ask for the topics' facts; without the right to read settings, those stay empty."""
+        try:
+            return self._topics.describe(names)
+        except ConfigError:
+            # Not a failure: the broker checks its own limits again; retention is then taken as unknown.
+            return self._topics.describe(names, settings=False)
+
+    def refresh(self) -> None:
+        """Ask again for every known topic: partitions may have been added, or the topic recreated."""
+        self._facts = self.describe(list(self._facts))
+
+    def known_topics(self) -> list[TopicFacts]:
+        """Return the facts of the topics published to."""
+        return list(self._facts.values())
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Ask for these topics again before they are used again: an append to them failed."""
+        for name in names:
+            self._facts.pop(name, None)
+
+    def close(self) -> None:
+        """Wait shortly for what is under way, then stop."""
+        self._closing = True
+        self._server.join()
+        for retired in (*self._retired, self._producer):
+            retired.flush(_CLOSE_S)
+        self._topics.close()
+
+    def _serve_reports(self) -> None:
+        while not self._closing:
+            while self._retired:
+                retired = self._retired.pop()
+                retired.purge()
+                retired.flush(_CLOSE_S)
+            self._producer.poll(_POLL_S)
+
+    def _noticed(self, error: KafkaError) -> None:
+        # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
+        self._fatal = self._fatal or error.fatal()
+
+    def _renew(self) -> None:
+        """Take a new producer after a fatal error: the records of the old one are reported as failed."""
+        self._retired.append(self._producer)
+        self._producer = Producer(self._settings)
+        self._fatal = False
+
+
+def _prompt(kafka: Mapping[str, str]) -> dict[str, Any]:
+    """A capture waits for its reports while its database holds locks: do not linger for company."""
+    return {} if "linger.ms" in kafka else {"linger.ms": 0}
