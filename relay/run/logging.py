@@ -1,0 +1,158 @@
+"""Every log line is one line, bounded and free of secrets: values are cut, escaped or hidden before they are written.
+
+Texts of exceptions that are not the relay's own are left out, since drivers quote payloads in them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Mapping, MutableMapping
+from typing import IO, Any, Final
+
+import orjson
+import structlog
+from pydantic import SecretBytes, SecretStr
+
+from relay.kafka.settings import is_secret
+from relay.message.errors import RelayError
+from relay.run import clock
+
+TEXT_CHARACTERS_MAX: Final = 2000
+BYTES_MAX: Final = 64
+ITEMS_MAX: Final = 50
+FRAMES_MAX: Final = 20
+DEPTH_MAX: Final = 5
+HIDDEN: Final = "(hidden)"
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CREDENTIALS: Final = re.compile(r"(://[^\s/:@]*:)[^\s@]+@")
+_ASSIGNED: Final = re.compile(
+    r"(?i)((?:password|secret|token|passfile)['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)"
+)
+_SECRET_NAMES: Final = ("token", "authorization", "credential", "passphrase", "nonce")
+
+
+def setup(*, as_json: bool | None = None, stream: IO[str] | None = None, level: str = "info") -> None:
+    """Configure structlog for the process: JSON lines unless the stream (standard error) is a terminal."""
+    out = stream if stream is not None else sys.stderr
+    if as_json is None:
+        as_json = not out.isatty()
+    renderer: Any = structlog.processors.JSONRenderer(serializer=_serialize) if as_json else _console(out)
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, _stamp, _failure, _clean, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=lambda *_: Lines(out),
+        cache_logger_on_first_use=False,
+    )
+
+
+def text(value: str, most: int = TEXT_CHARACTERS_MAX) -> str:
+    """Return ``value`` as one line without credentials: control characters escaped, cut to ``most`` characters."""
+    # Cut twice: first with room, so that the patterns never run over megabytes and still see whole secrets.
+    hidden = _ASSIGNED.sub(rf"\1{HIDDEN}", _CREDENTIALS.sub(rf"\1{HIDDEN}@", value[: most * 4]))
+    escaped = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), hidden)
+    return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
+
+
+def key(value: bytes) -> str:
+    """Return a message's key or another foreign byte string as it may be shown: escaped, at most 64 bytes of it."""
+    shown = value[:BYTES_MAX].decode("ascii", "backslashreplace")
+    return text(shown) + ("…" if len(value) > BYTES_MAX else "")
+
+
+class Lines:
+    """Writes lines. One that cannot be written is dropped: relaying goes on when the reader of the log is gone."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        """Write one line at once."""
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Neither retry nor stop: no promise of the relay depends on its log.
+            return
+
+    log = debug = info = warning = warn = error = critical = fatal = exception = msg
+
+
+def _console(out: IO[str]) -> structlog.dev.ConsoleRenderer:
+    return structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, sort_keys=False)
+
+
+def _serialize(event: Mapping[str, Any], **_: Any) -> str:
+    return orjson.dumps(event).decode()
+
+
+def _stamp(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    # A line that a supervisor passes on keeps the time and level of its origin.
+    stamp, level = event.pop("timestamp", None), event.pop("level", None)
+    return {"timestamp": stamp or clock.wall_iso(), "level": level or method, **event}
+
+
+def _failure(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replace ``exc_info`` by where and what it was."""
+    given = event.pop("exc_info", None)
+    error = given if isinstance(given, BaseException) else None
+    if error is None and given:
+        error = given[1] if isinstance(given, tuple) else sys.exc_info()[1]
+    if error is not None:
+        event["failure"] = failure(error)
+        frames = traceback.extract_tb(error.__traceback__)[-FRAMES_MAX:]
+        event["where"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    return event
+
+
+def failure(error: BaseException) -> str:
+    """Return an exception as it may be shown: the relay's own sentences, of others the type and code only."""
+    parts: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(parts) < DEPTH_MAX:
+        name = type(seen).__qualname__
+        code = getattr(seen, "sqlstate", None)
+        if isinstance(seen, RelayError):
+            parts.append(f"{name}: {seen}")
+        else:
+            parts.append(f"{name} ({code})" if code else name)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return text(" from ".join(parts))
+
+
+def _clean(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {text(str(name), 100): _value(name, value, 0) for name, value in event.items()}
+
+
+def _value(name: object, value: Any, depth: int) -> Any:
+    if isinstance(value, SecretStr | SecretBytes) or _is_secret_name(name):
+        return HIDDEN
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return _items(value, depth + 1) if depth < DEPTH_MAX else "…"
+    return _single(value)
+
+
+def _items(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        pairs = list(value.items())[:ITEMS_MAX]
+        return {text(str(inner), 100): _value(inner, item, depth) for inner, item in pairs}
+    return [_value("", item, depth) for item in list(value)[:ITEMS_MAX]]
+
+
+def _single(value: Any) -> Any:
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        # JSON readers keep 53 bits, orjson writes 64: a larger number is a text.
+        return value if abs(value) < 1 << 53 else str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return key(bytes(value))
+    return failure(value) if isinstance(value, BaseException) else text(str(value))
+
+
+def _is_secret_name(name: object) -> bool:
+    lowered = str(name).lower()
+    return is_secret(lowered) or any(part in lowered for part in _SECRET_NAMES)

@@ -1,0 +1,126 @@
+"""A worker process that fails is started again, later each time, and only as often as its budget allows."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final
+
+
+class ExitCode(IntEnum):
+    """How a worker process tells its supervisor why it ended; every other code is a failure."""
+
+    DONE = 0
+    CONFIG = 2
+    UNREACHABLE = 3
+    STOPPED = 10
+    TWIN = 11
+
+
+class Next(Enum):
+    """What follows the end of a worker process."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    STOP_ALL = "stop all"
+    RESTART = "restart"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``pause_s`` is how long to wait before a restart; ``reason`` says in a few words how the process ended."""
+
+    next: Next
+    reason: str
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """At most ``restarts`` after failures within ``window_s`` seconds; pauses double from ``first_s`` to ``most_s``.
+
+    The pauses of a whole default budget (0.5 + 1 + 2 + 4 + 8 s, a quarter more with jitter) fit into the window,
+    so a worker that fails at once does use it up.
+    """
+
+    restarts: int = 5
+    window_s: float = 60.0
+    first_s: float = 0.5
+    most_s: float = 15.0
+
+
+JITTER: Final = 0.25
+"""A pause is stretched by up to this share, so that workers which failed together do not come back together."""
+_DRAINED: Final = frozenset({0, -signal.SIGTERM, 128 + signal.SIGTERM})
+_FINAL: Final = {
+    ExitCode.DONE: Decision(Next.DONE, "done"),
+    ExitCode.CONFIG: Decision(Next.STOP_ALL, "the configuration is wrong"),
+    ExitCode.STOPPED: Decision(Next.STOPPED, "stopped for a person"),
+    ExitCode.TWIN: Decision(Next.STOPPED, "another process runs under the same instance name"),
+}
+
+
+class Restarts:
+    """Decides for one worker. Times are seconds on a monotonic clock; ``chance`` returns numbers in [0, 1).
+
+    A worker that ran for the window without failing has its whole budget back: its failures are then too old to
+    count. Unreachable brokers and databases use nothing up, since a worker that gave up would not come back with
+    them; its pauses grow all the same.
+    """
+
+    def __init__(self, budget: Budget, chance: Callable[[], float]) -> None:
+        self._budget = budget
+        self._chance = chance
+        self._failures: deque[float] = deque()
+        self._unreachable = 0
+        self._started_at = 0.0
+
+    def started(self, now: float) -> None:
+        """Note that a process began."""
+        self._started_at = now
+
+    def ended(self, now: float, code: int) -> Decision:
+        """Decide after an end with ``code``, negative for the number of the signal that killed it."""
+        if code in _FINAL:
+            return _FINAL[ExitCode(code)]
+        if now - self._started_at >= self._budget.window_s:
+            self._unreachable = 0
+        if code == ExitCode.UNREACHABLE:
+            self._unreachable += 1
+            return Decision(
+                Next.RESTART, "a broker or database is unreachable", self._pause(self._unreachable)
+            )
+        self._unreachable = 0
+        return self._failed(now, said(code))
+
+    def _failed(self, now: float, reason: str) -> Decision:
+        while self._failures and now - self._failures[0] >= self._budget.window_s:
+            self._failures.popleft()
+        if len(self._failures) >= self._budget.restarts:
+            return Decision(Next.GIVE_UP, reason)
+        self._failures.append(now)
+        return Decision(Next.RESTART, reason, self._pause(len(self._failures)))
+
+    def _pause(self, times: int) -> float:
+        # The exponent is bounded, so that a long outage does not compute 2 ** thousands.
+        plain = min(self._budget.most_s, self._budget.first_s * 2.0 ** min(times - 1, 16))
+        return plain * (1 + JITTER * self._chance())
+
+
+def drained(code: int) -> bool:
+    """Tell whether a process that was asked to end did so; one that was asked before it could listen did, too."""
+    return code in _DRAINED
+
+
+def said(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

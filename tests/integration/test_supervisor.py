@@ -1,0 +1,311 @@
+"""The supervisor with real processes and real signals; its workers here are small programs that fail on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli.run import worker_command
+from relay.run import clock
+
+DEADLINE_S = 20.0
+ROOT = Path(__file__).parents[2]
+
+SUPERVISOR = """
+import sys
+from relay.run.logging import setup
+from relay.run.restarts import Budget
+from relay.run.supervisor import Supervisor
+setup(as_json=True)
+workers, child, routes = int(sys.argv[1]), sys.argv[2], dict(word.split("=", 1) for word in sys.argv[3:])
+budget = Budget(restarts=3, window_s=60, first_s=0.05, most_s=0.1)
+command = lambda route, number: [sys.executable, child, routes[route], route, str(number)]
+sys.exit(Supervisor(list(routes), workers, command, budget=budget).run())
+"""
+
+CHILD = """
+import os, signal, sys, threading
+from pathlib import Path
+from relay.run.lifeline import watch
+behaviour, route, number = sys.argv[1:]
+end = threading.Event()
+if behaviour != "frozen":
+    watch(end.set)
+if behaviour in ("deaf", "frozen"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
+if behaviour.startswith("exit:"):
+    _, code, sentence = behaviour.split(":", 2)
+    print("some line before", file=sys.stderr)
+    print(sentence, end="", file=sys.stderr)
+    sys.exit(int(code))
+if behaviour.startswith("once:"):
+    _, code, path = behaviour.split(":", 2)
+    if not Path(path).exists():
+        Path(path).touch()
+        sys.exit(int(code))
+if behaviour == "loud":
+    print("x" * 3_000_000, file=sys.stderr)
+if behaviour == "first-fails" and number == "0":
+    sys.exit(7)
+if behaviour == "json":
+    print('{"event": "recovered", "level": "warning", "partitions": 4}', file=sys.stderr)
+print("ready", file=sys.stderr, flush=True)
+end.wait()
+sys.exit(9 if behaviour == "drains-badly" else 0)
+"""
+
+
+class Supervised:
+    """A supervisor in a process of its own, heard through its JSON lines."""
+
+    def __init__(self, folder: Path, workers: int, routes: dict[str, str]) -> None:
+        (folder / "supervisor.py").write_text(SUPERVISOR)
+        (folder / "child.py").write_text(CHILD)
+        words = [f"{route}={behaviour}" for route, behaviour in routes.items()]
+        self.process = subprocess.Popen(
+            [sys.executable, folder / "supervisor.py", str(workers), folder / "child.py", *words],
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
+        assert self.process.stderr is not None
+        self._fd = self.process.stderr.fileno()
+        os.set_blocking(self._fd, False)
+        self._open = b""
+        self.lines: list[dict[str, Any]] = []
+        self._taken = 0
+
+    def heard(self, event: str, **fields: object) -> dict[str, Any]:
+        """Return the next line with this event and these fields, not looked at before."""
+        deadline = clock.monotonic() + DEADLINE_S
+        while True:
+            for index in range(self._taken, len(self.lines)):
+                line = self.lines[index]
+                if event in line["event"] and fields.items() <= line.items():
+                    self._taken = index + 1
+                    return line
+            if not self._read(deadline - clock.monotonic()):
+                pytest.fail(f"never heard {event} {fields} in {self.lines}")
+
+    def ready(self, count: int) -> list[int]:
+        """Wait until so many workers say that they are ready, and return the process ids of the last started."""
+        while sum(line["event"] == "ready" for line in self.lines) < count:
+            assert self._read(DEADLINE_S), self.lines
+        return self.pids()
+
+    def pids(self) -> list[int]:
+        latest = {
+            (line["route"], line["worker"]): line["pid"] for line in self.lines if line["event"] == "started"
+        }
+        return list(latest.values())
+
+    def pid_of(self, route: str, worker: int = 0) -> int:
+        found = [
+            line["pid"]
+            for line in self.lines
+            if line["event"] == "started" and (line["route"], line["worker"]) == (route, worker)
+        ]
+        return int(found[-1])
+
+    def code(self) -> int:
+        code = self.process.wait(DEADLINE_S)
+        while self._read(0):
+            pass
+        return code
+
+    def events(self) -> list[str]:
+        return [line["event"] for line in self.lines]
+
+    def _read(self, wait_s: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fd, selectors.EVENT_READ)
+            if not selector.select(max(0.0, wait_s)):
+                return False
+        data = os.read(self._fd, 1 << 20)
+        *lines, self._open = (self._open + data).split(b"\n")
+        self.lines += [json.loads(line) for line in lines]
+        return bool(data)
+
+
+Supervise = Callable[..., Supervised]
+
+
+@pytest.fixture
+def supervise(tmp_path: Path) -> Iterator[Supervise]:
+    made: list[Supervised] = []
+
+    def make(workers: int = 1, **routes: str) -> Supervised:
+        made.append(Supervised(tmp_path, workers, routes))
+        return made[-1]
+
+    yield make
+    for supervised in made:
+        for pid in [*supervised.pids(), supervised.process.pid]:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        supervised.process.wait(DEADLINE_S)
+        assert supervised.process.stderr is not None
+        supervised.process.stderr.close()
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies, which nobody in a container may reap, count as dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = clock.monotonic() + DEADLINE_S
+    while any(is_alive(pid) for pid in pids):
+        assert clock.monotonic() < deadline, f"still alive: {pids}"
+        clock.sleep(0.02)
+
+
+def test_it_ends_when_all_workers_are_done(supervise: Supervise) -> None:
+    supervisor = supervise(2, a="exit:0:idle", b="exit:0:idle")
+
+    assert supervisor.code() == 0
+    assert supervisor.events().count("started") == 4
+    assert supervisor.events().count("done") == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_drains_the_workers(supervise: Supervise, number: signal.Signals) -> None:
+    supervisor = supervise(2, a="run")
+    pids = supervisor.ready(2)
+
+    supervisor.process.send_signal(number)
+
+    assert supervisor.code() == 0
+    assert supervisor.events().count("drained") == 2
+    wait_until_gone(pids)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_leaves_at_once_and_leaves_nobody_behind(
+    supervise: Supervise, number: signal.Signals, code: int
+) -> None:
+    supervisor = supervise(2, a="frozen")
+    pids = supervisor.ready(2)
+    supervisor.process.send_signal(signal.SIGTERM)
+    supervisor.heard("draining")
+
+    supervisor.process.send_signal(number)
+
+    assert supervisor.code() == code
+    wait_until_gone(pids)
+
+
+def test_workers_end_when_the_supervisor_is_killed(supervise: Supervise) -> None:
+    supervisor = supervise(2, a="run", b="deaf")
+    pids = supervisor.ready(4)
+
+    supervisor.process.kill()
+
+    wait_until_gone(pids)
+
+
+def test_a_killed_worker_is_started_again(supervise: Supervise) -> None:
+    supervisor = supervise(1, a="run", b="run")
+    supervisor.ready(2)
+    other = supervisor.pid_of("b")
+    os.kill(supervisor.pid_of("a"), signal.SIGKILL)
+
+    supervisor.heard("restarting", route="a", reason="killed by SIGKILL")
+    supervisor.heard("started", route="a")
+    supervisor.ready(3)
+
+    assert is_alive(other)
+    supervisor.process.terminate()
+    assert supervisor.code() == 0
+
+
+def test_an_unreachable_service_is_waited_for(supervise: Supervise, tmp_path: Path) -> None:
+    supervisor = supervise(1, a=f"once:3:{tmp_path / 'been'}")
+
+    supervisor.heard("restarting", reason="a broker or database is unreachable")
+    supervisor.ready(1)
+
+    supervisor.process.terminate()
+    assert supervisor.code() == 0
+
+
+@pytest.mark.parametrize("code", [10, 11])
+def test_a_worker_stopped_for_a_person_stays_stopped_and_the_others_go_on(
+    supervise: Supervise, code: int
+) -> None:
+    supervisor = supervise(1, a=f"exit:{code}:offsets expired, set them", b="run")
+
+    supervisor.heard("stopped", route="a", reason="offsets expired, set them", code=code)
+    supervisor.ready(1)
+    assert is_alive(supervisor.pid_of("b"))
+
+    supervisor.process.terminate()
+    assert supervisor.code() == 1
+    assert supervisor.events().count("started") == 2
+
+
+def test_a_wrong_configuration_stops_all(supervise: Supervise) -> None:
+    supervisor = supervise(1, b="run", a="exit:2:kafka.x = 1: wrong")
+
+    supervisor.heard("stopped", route="a", reason="kafka.x = 1: wrong")
+
+    assert supervisor.code() == 2
+    wait_until_gone(supervisor.pids())
+
+
+def test_a_route_is_given_up_when_a_worker_s_budget_is_used_up(supervise: Supervise) -> None:
+    supervisor = supervise(2, a="first-fails", b="run")
+
+    supervisor.heard("route a is given up", worker=0, reason="exit code 7")
+    supervisor.heard("drained", route="a", worker=1)
+    starts = [line for line in supervisor.lines if line["event"] == "started" and line["route"] == "a"]
+    assert sum(line["worker"] == 0 for line in starts) == 1 + 3
+    assert is_alive(supervisor.pid_of("b"))
+
+    supervisor.process.terminate()
+    assert supervisor.code() == 1
+
+
+def test_a_worker_that_fails_while_draining_is_told(supervise: Supervise) -> None:
+    supervisor = supervise(1, a="drains-badly")
+    supervisor.ready(1)
+
+    supervisor.process.terminate()
+
+    assert supervisor.code() == 1
+    assert supervisor.heard("failed while draining")["reason"] == "exit code 9"
+
+
+def test_what_workers_say_is_passed_on_and_bounded(supervise: Supervise) -> None:
+    supervisor = supervise(1, a="json", b="loud")
+    supervisor.ready(2)
+
+    recovered = supervisor.heard("recovered", route="a")
+    loud = next(line for line in supervisor.lines if line["event"].startswith("xxx"))
+
+    assert (recovered["level"], recovered["partitions"], recovered["worker"]) == ("warning", 4, 0)
+    assert len(loud["event"]) <= 2000
+    supervisor.process.terminate()
+    assert supervisor.code() == 0
+
+
+def test_the_command_of_a_worker() -> None:
+    command = worker_command(Path("relay.toml"), 2.5, "blue")("to-ledger", 1)
+
+    words = "-m relay.run.process relay.toml --route to-ledger --worker 1 --until-idle 2.5 --instance blue"
+    assert command == [sys.executable, *words.split()]

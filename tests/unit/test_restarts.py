@@ -1,0 +1,109 @@
+"""When a worker process is started again, when later, and when no more."""
+
+import signal
+
+import pytest
+
+from relay.run.restarts import JITTER, Budget, ExitCode, Next, Restarts, drained
+
+BUDGET = Budget(restarts=3, window_s=60, first_s=1, most_s=8)
+
+
+def restarts(chance: float = 0.0, budget: Budget = BUDGET) -> Restarts:
+    return Restarts(budget, lambda: chance)
+
+
+def fail(worker: Restarts, at: float, code: int = 1, ran_s: float = 0.1) -> Next:
+    worker.started(at - ran_s)
+    return worker.ended(at, code).next
+
+
+@pytest.mark.parametrize(
+    ("code", "follows"),
+    [
+        (0, Next.DONE),
+        (2, Next.STOP_ALL),
+        (3, Next.RESTART),
+        (10, Next.STOPPED),
+        (11, Next.STOPPED),
+        (1, Next.RESTART),
+        (139, Next.RESTART),
+        (-signal.SIGKILL, Next.RESTART),
+        (-signal.SIGTERM, Next.RESTART),
+        (-64, Next.RESTART),
+    ],
+)
+def test_each_way_to_end_has_one_consequence(code: int, follows: Next) -> None:
+    assert fail(restarts(), 1, code) is follows
+
+
+def test_the_budget_runs_out_within_its_window() -> None:
+    worker = restarts()
+
+    assert [fail(worker, at) for at in (10, 20, 30, 40)] == [*[Next.RESTART] * 3, Next.GIVE_UP]
+
+
+def test_a_worker_that_ran_for_the_window_has_its_budget_back() -> None:
+    worker = restarts()
+    for at in (10, 20, 30):
+        fail(worker, at)
+
+    assert [fail(worker, at, ran_s=60) for at in (91,)] == [Next.RESTART]
+    assert [fail(worker, at) for at in (92, 93, 94)] == [Next.RESTART, Next.RESTART, Next.GIVE_UP]
+
+
+def test_pauses_double_up_to_a_bound_and_begin_again_after_a_good_run() -> None:
+    worker = restarts(budget=Budget(restarts=9, window_s=60, first_s=1, most_s=4))
+    pauses = []
+    for at in (1.0, 2.0, 3.0, 4.0):
+        worker.started(at)
+        pauses.append(worker.ended(at, 1).pause_s)
+    worker.started(5)
+    pauses.append(worker.ended(70, 1).pause_s)
+
+    assert pauses == [1, 2, 4, 4, 1]
+
+
+def test_jitter_only_stretches() -> None:
+    least, most = (restarts(chance).ended(0, 1).pause_s for chance in (0.0, 0.999))
+
+    assert least == 1
+    assert 1 < most <= 1 + JITTER
+
+
+def test_unreachable_services_never_use_the_budget_up() -> None:
+    worker = restarts()
+    decisions = []
+    for at in range(2000):
+        worker.started(at)
+        decisions.append(worker.ended(at, ExitCode.UNREACHABLE))
+
+    assert {decision.next for decision in decisions} == {Next.RESTART}
+    assert decisions[0].pause_s == 1
+    assert decisions[-1].pause_s == BUDGET.most_s
+    assert fail(worker, 2001) is Next.RESTART
+
+
+def test_a_default_budget_with_its_longest_pauses_fits_into_its_window() -> None:
+    """Else a worker that fails at once would be started for ever."""
+    worker, now = restarts(0.999, Budget()), 0.0
+    follows = Next.RESTART
+    while follows is Next.RESTART and now < 600:
+        worker.started(now)
+        decision = worker.ended(now + 0.5, 1)
+        follows, now = decision.next, now + 0.5 + decision.pause_s
+
+    assert follows is Next.GIVE_UP
+    assert now < 60
+
+
+def test_the_reason_names_the_signal() -> None:
+    assert restarts().ended(0, -9).reason == "killed by SIGKILL"
+    assert restarts().ended(0, 7).reason == "exit code 7"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_drained"), [(0, True), (-15, True), (143, True), (-9, False), (1, False)]
+)
+def test_what_counts_as_drained(code: int, is_drained: bool) -> None:
+    assert drained(code) is is_drained
