@@ -1,0 +1,41 @@
+# Every target does its own set-up, in .venv, from the package registries only.
+SHELL := /bin/sh
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test test-long lint types bench clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it, or give PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: give PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
+	@touch $(STAMP)
+
+setup: $(STAMP) ## Install everything into .venv
+
+demo: setup ## Capture, relay, kill workers, prove it: needs Java 17
+	$(BIN)/relay demo
+
+lint: setup ## Style
+	$(BIN)/ruff check relay tests spark
+
+types: setup ## Types
+	$(BIN)/mypy
+
+test: lint types ## Style, types and all tests that end within minutes
+	$(BIN)/pytest -m "not slow"
+
+test-long: setup ## The tests that take minutes each
+	$(BIN)/pytest -m slow
+
+bench: setup ## Measure against the plain client, side by side
+	$(BIN)/relay bench
+
+clean: ## Remove what was built
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
