@@ -1,0 +1,194 @@
+"""Capture against an outbox with a poller: the same rows and payload, 8 threads, in turns on the same machine."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import quantiles
+from typing import Any, Final
+
+import psycopg
+
+from relay.bench.capture_peers import MARKER_KEY_BYTES, PARTITIONS
+from relay.capture.publisher import Capture, DefaultTiming
+from relay.kafka.topics import TopicPlan, Topics
+from relay.resources import open_resource
+from relay.run import clock
+from relay.run.schedule import start_thread
+
+THREADS: Final = 8
+PAYLOAD: Final = b"x" * 256
+ROUNDS: Final = 3
+WARM_UP_S: Final = 1.0
+DRAIN_S: Final = 10.0
+
+ORDER: Final = "insert into relay_bench_orders (thread, number) values (%s, %s)"
+OUTBOX: Final = "insert into relay_bench_outbox (payload) values (%s) returning id"
+
+Commit = Callable[[int], bytes]
+"""Makes one commit with the number given and returns the key under which it will show."""
+
+
+class _Measured:
+    """Commits and their times over all rounds of one side."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.seconds = 0.0
+        self.latencies_ms: list[float] = []
+
+    @property
+    def rate(self) -> float:
+        return self.commits / self.seconds
+
+    def percentile(self, percent: int) -> float:
+        return quantiles(self.latencies_ms, n=100)[percent - 1]
+
+
+def run(kafka: str, postgres: str, seconds: float) -> dict[str, Any]:
+    """Measure for about ``seconds`` altogether and return the row that `relay bench` prints.
+
+    The database at ``postgres`` gets the relay's tables and two of the benchmark, which are dropped again.
+    """
+    capture, outbox = _Measured(), _Measured()
+    resource = open_resource("bench", postgres)
+    resource.create_tables()
+    with Topics({"bootstrap.servers": kafka}, DefaultTiming()) as topics, _tables(postgres):
+        names = [f"relay-bench-{secrets.token_hex(4)}-{side}" for side in ("capture", "outbox")]
+        topics.create([TopicPlan(name, PARTITIONS, 1) for name in names])
+        try:
+            for _ in range(ROUNDS):
+                _capture_round(kafka, postgres, names[0], seconds / ROUNDS / 2, capture)
+                _outbox_round(kafka, postgres, names[1], seconds / ROUNDS / 2, outbox)
+        finally:
+            topics.delete(names)
+    return {
+        "name": "capture",
+        "value": round(capture.rate, 1),
+        "unit": "commits/s",
+        "reference": round(outbox.rate, 1),
+        "ratio": round(capture.rate / outbox.rate, 3),
+        "visible_p50_ms": round(capture.percentile(50), 2),
+        "visible_p99_ms": round(capture.percentile(99), 2),
+        "reference_visible_p50_ms": round(outbox.percentile(50), 2),
+        "reference_visible_p99_ms": round(outbox.percentile(99), 2),
+    }
+
+
+def _capture_round(kafka: str, postgres: str, topic: str, seconds: float, measured: _Measured) -> None:
+    resource = open_resource("bench", postgres)
+    with (
+        Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/bench") as capture,
+        _peer("read", kafka, topic) as seen,
+    ):
+
+        def side(thread: int) -> Commit:
+            def commit(number: int) -> bytes:
+                with capture.transaction() as tx:
+                    tx.execute(ORDER, (thread, number))
+                    tx.publish(topic, PAYLOAD, key=f"{thread}-{number}")
+                return tx.id
+
+            return commit
+
+        _drive(side, seconds, seen, measured)
+
+
+def _outbox_round(kafka: str, postgres: str, topic: str, seconds: float, measured: _Measured) -> None:
+    connections = [psycopg.connect(postgres, autocommit=True) for _ in range(THREADS)]
+
+    def side(thread: int) -> Commit:
+        connection = connections[thread]
+
+        def commit(number: int) -> bytes:
+            with connection.transaction():
+                connection.execute(ORDER, (thread, number))
+                row = connection.execute(OUTBOX, (PAYLOAD,)).fetchone()
+            assert row is not None
+            return int(row[0]).to_bytes(MARKER_KEY_BYTES, "big")
+
+        return commit
+
+    with _peer("read", kafka, topic) as seen, _peer("poll", kafka, postgres, topic):
+        _drive(side, seconds, seen, measured)
+    for connection in connections:
+        connection.close()
+
+
+def _drive(
+    side: Callable[[int], Commit], seconds: float, seen: dict[bytes, float], measured: _Measured
+) -> None:
+    """Commit on all threads for ``seconds`` after a warm-up, then wait until every commit has shown."""
+    done: list[list[tuple[bytes, float]]] = [[] for _ in range(THREADS)]
+    begun = clock.monotonic()
+    count_from, until = begun + WARM_UP_S, begun + WARM_UP_S + seconds
+
+    def work(thread: int) -> None:
+        commit = side(thread)
+        number = 0
+        while (now := clock.monotonic()) < until:
+            key = commit(number)
+            number += 1
+            if now >= count_from:
+                done[thread].append((key, clock.monotonic()))
+
+    threads = [start_thread(f"bench-{n}", lambda n=n: work(n)) for n in range(THREADS)]  # type: ignore[misc]
+    for thread in threads:
+        thread.join()
+    commits = [pair for pairs in done for pair in pairs]
+    deadline = clock.monotonic() + DRAIN_S
+    while not all(key in seen for key, _ in commits) and clock.monotonic() < deadline:
+        clock.sleep(0.05)
+    missing = sum(key not in seen for key, _ in commits)
+    if missing:
+        raise RuntimeError(f"{missing} of {len(commits)} commits did not show within {DRAIN_S:g} s")
+    measured.commits += len(commits)
+    measured.seconds += seconds
+    measured.latencies_ms += [max(seen[key] - at, 0.0) * 1000 for key, at in commits]
+
+
+@contextmanager
+def _peer(*arguments: str) -> Iterator[dict[bytes, float]]:
+    """Run a process beside this one; yields what it prints: key -> monotonic time of showing."""
+    command = [sys.executable, "-m", "relay.bench.capture_peers", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    output = process.stdout
+    seen: dict[bytes, float] = {}
+    ready = threading.Event()
+
+    def gather() -> None:
+        output.readline()
+        ready.set()
+        for line in output:
+            key, _, at = line.partition(" ")
+            seen.setdefault(bytes.fromhex(key), float(at))
+
+    gathering = start_thread("bench-peer", gather)
+    try:
+        if not ready.wait(DRAIN_S) or process.poll() is not None:
+            raise RuntimeError(f"{arguments[0]} did not start")
+        yield seen
+    finally:
+        process.terminate()
+        process.wait()
+        gathering.join()
+        output.close()
+
+
+@contextmanager
+def _tables(postgres: str) -> Iterator[None]:
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("drop table if exists relay_bench_orders, relay_bench_outbox")
+        connection.execute(
+            "create table relay_bench_orders (id bigserial primary key, thread integer, number integer)"
+        )
+        connection.execute("create table relay_bench_outbox (id bigserial primary key, payload bytea)")
+        try:
+            yield
+        finally:
+            connection.execute("drop table relay_bench_orders, relay_bench_outbox")

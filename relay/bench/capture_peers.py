@@ -1,0 +1,63 @@
+"""The processes beside the measured one: a reader that notes when messages show, and the outbox's poller."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import psycopg
+
+from relay.capture.publisher import DefaultTiming
+from relay.kafka.appender import Appender, Receipt, Record
+from relay.kafka.settings import consumer
+from relay.kafka.tail import tail
+from relay.message.record import LogPartition
+from relay.run import clock
+
+PARTITIONS: Final = 4
+MARKER_KEY_BYTES: Final = 16
+_POLL_ROWS: Final = 500
+_POLL_PAUSE_S: Final = 0.005
+_ACK_S: Final = 10.0
+
+TAKE: Final = """delete from relay_bench_outbox where id in (
+    select id from relay_bench_outbox order by id limit %s for update skip locked
+) returning id, payload"""
+
+
+def read(kafka: str, topic: str) -> None:
+    """Print the key of each record that decides (a marker, or an outbox message) and when it was seen."""
+    settings = consumer({"bootstrap.servers": kafka}, DefaultTiming(), "relay-bench", **{"fetch.wait.max.ms": 5})
+    partitions = [LogPartition(topic, partition) for partition in range(PARTITIONS)]
+    print("ready", flush=True)
+    for batch in tail(settings, partitions):
+        seen = clock.monotonic()
+        keys = [key.hex() for record in batch if (key := record.key()) and len(key) == MARKER_KEY_BYTES]
+        print("".join(f"{key} {seen:.6f}\n" for key in keys), end="", flush=True)
+
+
+def poll(kafka: str, postgres: str, topic: str) -> None:
+    """Move outbox rows to the topic: delete a batch, append it, commit when it is acknowledged."""
+    appender = Appender({"bootstrap.servers": kafka}, DefaultTiming())
+    partition = 0
+    with psycopg.connect(postgres) as connection:
+        print("ready", flush=True)
+        while True:
+            rows = connection.execute(TAKE, (_POLL_ROWS,)).fetchall()
+            if rows:
+                receipt = Receipt(len(rows))
+                records = []
+                for number, payload in sorted(rows):
+                    partition = (partition + 1) % PARTITIONS
+                    key = number.to_bytes(MARKER_KEY_BYTES, "big")
+                    records.append(Record(topic, partition, key, payload, []))
+                appender.append(records, receipt, clock.monotonic() + _ACK_S)
+                if not receipt.wait(_ACK_S) or receipt.failure is not None:
+                    sys.exit("the poller's messages were not acknowledged")
+            connection.commit()
+            if not rows:
+                clock.sleep(_POLL_PAUSE_S)
+
+
+if __name__ == "__main__":
+    {"read": read, "poll": poll}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,29 @@
+"""A reader that hands on each record as soon as it is there: for measuring when something shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from relay.message.record import LogPartition
+
+_WAIT_S: Final = 0.1
+_BATCH: Final = 1000
+
+
+def tail(settings: Mapping[str, Any], partitions: Iterable[LogPartition]) -> Iterator[list[Message]]:
+    """Yield records of the partitions from their beginning, for ever, without waiting for a batch to fill.
+
+    An empty list now and then lets the caller stop.
+    """
+    consumer = Consumer(dict(settings))
+    consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partitions])
+    try:
+        while True:
+            first = consumer.poll(_WAIT_S)
+            found = [] if first is None else [first, *consumer.consume(_BATCH, 0)]
+            yield [record for record in found if record.error() is None]
+    finally:
+        consumer.close()
