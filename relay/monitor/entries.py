@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -177,6 +177,19 @@ def pages(
                 replays=bytes([replays[i] for i in part]) if replays else b"",
                 destinations=[destinations[i] for i in part] if destinations else (),
             )  # fmt: skip
+
+
+def select(page: Page, rows: Sequence[int]) -> Page:
+    """Return a page of the given rows of a page."""
+    return replace(
+        page,
+        digests=b"".join([page.digests[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES] for i in rows]),
+        contents=b"".join([page.contents[i * CONTENT_BYTES : (i + 1) * CONTENT_BYTES] for i in rows]),
+        offsets=[page.offsets[i] for i in rows],
+        outcomes=bytes([page.outcomes[i] for i in rows]),
+        replays=bytes([page.replays[i] for i in rows]) if page.replays else b"",
+        destinations=[page.destinations[i] for i in rows] if page.destinations else (),
+    )
 
 
 def _by_partition(messages: Sequence[LogMessage]) -> Iterator[tuple[LogPartition, Sequence[int]]]:

@@ -1,0 +1,288 @@
+"""The deduplication index of one monitor partition: a digest is in it if and only if its delivery is proven.
+
+Of two entries of a digest the one with the higher replay number stays, then the later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import orjson
+
+from relay.message.errors import Stopped
+from relay.message.identity import DIGEST_BYTES
+from relay.message.record import LogPartition
+from relay.monitor.entries import NOT_DELIVERED, Page, select
+from relay.monitor.rows import ROW_BYTES, MemoryRows, RowStore, at_or_above, describe, pack, split
+from relay.monitor.rows_on_disk import DiskRows
+
+_TOPICS_MAX: Final = 255
+_REPLAY_BYTES: Final = DIGEST_BYTES + 1
+
+
+class Description(NamedTuple):
+    """A value of the index spelled out; ``offset`` is -1 where unknown."""
+
+    content: bytes
+    topic: str
+    offset: int
+
+
+class Kind(IntEnum):
+    """What a change did; the number is part of the checkpoint's format and never changes."""
+
+    ENTERED = 1
+    REMOVED = 2
+    REPLAYS = 3
+
+
+class Change(NamedTuple):
+    """A change of the index: packed rows, digests, or digests each with a replay number (0: none)."""
+
+    kind: Kind
+    data: bytes
+
+
+class Budget:
+    """Entries that the indexes of one worker may hold in memory together."""
+
+    def __init__(self, entries: int) -> None:
+        self.entries = entries
+        self.used = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether an index that grows has to move to disk."""
+        return self.used > self.entries
+
+
+class DedupIndex:
+    """The index over a store in memory or on disk; owned by one thread.
+
+    With a budget and a directory it moves from memory to disk, once, when it grows while the budget is exceeded.
+    """
+
+    def __init__(
+        self, partition: int, store: RowStore, *, budget: Budget | None = None, directory: Path | None = None
+    ) -> None:
+        self.partition = partition
+        self.topics: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._replays: dict[bytes, int] = {}
+        self._journal: list[Change] | None = None
+        self._budget = budget
+        self._charged = 0
+        self._directory = directory
+        self._use(store)
+
+    def _use(self, store: RowStore) -> None:
+        self._store = store
+        self.find = store.find
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the entries outlive the process by themselves."""
+        return isinstance(self._store, DiskRows)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of memory, or of disk once moved there; an estimate."""
+        return self._store.bytes_used
+
+    def __len__(self) -> int:
+        """Number of entries; on disk an estimate that may count an entry twice."""
+        return len(self._store)
+
+    def add_page(self, page: Page) -> None:
+        """Enter every row of a page (delivered, dead or skipped). Raises Stopped past 255 log topics."""
+        rows = pack(page, self._number(page.topic))
+        if page.replays or self._replays:
+            rows = self._not_outrun(rows, page)
+        self._enter(rows)
+
+    def void(self, page: Page) -> None:
+        """Take the rows of a VOID page back to what they fall back to: an older outcome, or nothing."""
+        digests = split(page.digests)
+        self._set_replays({digest: 0 for digest in digests if digest in self._replays})
+        self.remove([digests[i] for i in range(page.rows) if page.outcomes[i] == NOT_DELIVERED])
+        kept = [i for i in range(page.rows) if page.outcomes[i] != NOT_DELIVERED]
+        if kept:
+            self.add_page(select(page, kept))
+
+    def remove(self, digests: Sequence[bytes]) -> None:
+        """Take entries out; unknown ones are passed over."""
+        if digests:
+            self._note(Kind.REMOVED, b"".join(digests))
+            self._store.remove(digests)
+            self._charge()
+
+    def describe(self, value: bytes) -> Description:
+        """Spell out a value that ``find`` returned."""
+        content, number, offset = describe(value)
+        return Description(content, self.topics[number], offset)
+
+    def keep_below(self, stored: Mapping[LogPartition, int]) -> int:
+        """Drop entries at or above the position that the destination's store holds; return how many.
+
+        For table routes, once after a restore: there the inbox decides, so that a database restored from backup
+        is filled again. Without a stored position it is 0; an unknown offset is above every position.
+        """
+        limits = [stored.get(LogPartition(topic, self.partition), 0) for topic in self.topics]
+        above = [digest for chunk in self._store.chunks() for digest in at_or_above(chunk, limits)]
+        self.remove(above)
+        return len(above)
+
+    def chunks(self) -> Iterator[Change]:
+        """Yield the whole index as changes that build it; it must not change meanwhile."""
+        for rows in self._store.chunks():
+            yield Change(Kind.ENTERED, rows)
+        if self._replays:
+            yield Change(Kind.REPLAYS, _pack_replays(self._replays))
+
+    def apply(self, change: Change) -> None:
+        """Make a change again whose topic numbers are this index's own (a checkpoint's, after ``adopt``)."""
+        if change.kind is Kind.ENTERED:
+            self._enter(change.data)
+        elif change.kind is Kind.REMOVED:
+            self.remove(split(change.data))
+        else:
+            cells = split(change.data, _REPLAY_BYTES)
+            self._set_replays({cell[:DIGEST_BYTES]: cell[DIGEST_BYTES] for cell in cells})
+
+    def adopt(self, topics: Sequence[str]) -> bool:
+        """Take over topic numbers; False if they contradict the ones in use."""
+        shared = min(len(topics), len(self.topics))
+        if list(topics[:shared]) != self.topics[:shared]:
+            return False
+        for topic in topics[shared:]:
+            self._number(topic)
+        return True
+
+    def keep_journal(self) -> None:
+        """Remember changes from now on, for ``take_journal``."""
+        self._journal = []
+
+    def take_journal(self) -> list[Change]:
+        """Return the changes since the last call, in order; none while no journal is kept."""
+        if not self._journal:
+            return []
+        taken, self._journal = self._journal, []
+        return taken
+
+    def remember(self, name: bytes, value: bytes) -> None:
+        """Keep a small fact beside the entries, behind all of them; it lasts as long as they do."""
+        self._store.remember(name, value)
+
+    def recall(self, name: bytes) -> bytes | None:
+        """Return a fact kept beside the entries, or None."""
+        return self._store.recall(name)
+
+    def clear(self) -> None:
+        """Forget every entry, topic and fact."""
+        self._store.clear()
+        self.topics, self._numbers, self._replays = [], {}, {}
+        self._journal = None if self._journal is None else []
+        self._charge()
+
+    def close(self) -> None:
+        """Release the store and what was charged to the budget."""
+        self._store.close()
+        if self._budget is not None:
+            self._budget.used -= self._charged
+            self._charged = 0
+
+    def _enter(self, rows: bytes) -> None:
+        if rows:
+            self._note(Kind.ENTERED, rows)
+            self._store.enter(rows)
+            self._charge()
+
+    def _note(self, kind: Kind, data: bytes) -> None:
+        if self._journal is not None:
+            self._journal.append(Change(kind, data))
+
+    def _charge(self) -> None:
+        if self._budget is None or self.is_on_disk:
+            return
+        grown = len(self._store) - self._charged
+        self._budget.used += grown
+        self._charged += grown
+        if grown > 0 and self._budget.is_exceeded and self._directory is not None:
+            self._move_to_disk(self._budget, self._directory)
+
+    def _move_to_disk(self, budget: Budget, directory: Path) -> None:
+        disk = DiskRows(directory)
+        disk.clear()
+        for chunk in self._store.chunks():
+            disk.enter(chunk)
+        disk.remember(b"topics", orjson.dumps(self.topics))
+        disk.remember(b"replays", _pack_replays(self._replays))
+        self._store.close()
+        self._use(disk)
+        budget.used -= self._charged
+        self._charged = 0
+
+    def _number(self, topic: str) -> int:
+        number = self._numbers.get(topic)
+        if number is not None:
+            return number
+        if len(self.topics) == _TOPICS_MAX:
+            raise Stopped(
+                f"monitor partition {self.partition} has entries of more than {_TOPICS_MAX} log topics; "
+                "split the route so that `from` names fewer"
+            )
+        number = self._numbers[topic] = len(self.topics)
+        self.topics.append(topic)
+        # Written before the first row that uses the number.
+        self._store.remember(b"topics", orjson.dumps(self.topics))
+        return number
+
+    def _not_outrun(self, rows: bytes, page: Page) -> bytes:
+        """Leave out rows that an entry with a higher replay number outruns; remember new replay numbers."""
+        replays = page.replays or bytes(page.rows)
+        kept, new = [], dict[bytes, int]()
+        for i, digest in enumerate(split(page.digests)):
+            if new.get(digest, self._replays.get(digest, 0)) > replays[i]:
+                continue
+            kept.append(rows[i * ROW_BYTES : (i + 1) * ROW_BYTES])
+            if replays[i]:
+                new[digest] = replays[i]
+        self._set_replays(new)
+        return b"".join(kept)
+
+    def _set_replays(self, replays: Mapping[bytes, int]) -> None:
+        if not replays:
+            return
+        self._note(Kind.REPLAYS, _pack_replays(replays))
+        for digest, replay in replays.items():
+            if replay:
+                self._replays[digest] = replay
+            else:
+                self._replays.pop(digest, None)
+        self._store.remember(b"replays", _pack_replays(self._replays))
+
+
+def open_index(directory: Path, partition: int, budget: Budget) -> DedupIndex:
+    """Open the index of a monitor partition: on disk if it was moved there earlier, else empty in memory.
+
+    ``directory`` belongs to this worker, route and monitor topic.
+    """
+    place = directory / f"{partition}.rocksdb"
+    if not place.exists():
+        return DedupIndex(partition, MemoryRows(), budget=budget, directory=place)
+    index = DedupIndex(partition, DiskRows(place))
+    index.adopt(orjson.loads(index.recall(b"topics") or b"[]"))
+    index.apply(Change(Kind.REPLAYS, index.recall(b"replays") or b""))
+    return index
+
+
+def memory_index(partition: int) -> DedupIndex:
+    """Return an empty index that stays in memory."""
+    return DedupIndex(partition, MemoryRows())
+
+
+def _pack_replays(replays: Mapping[bytes, int]) -> bytes:
+    return b"".join([digest + bytes([replay]) for digest, replay in replays.items()])

@@ -1,0 +1,88 @@
+"""Packed entries in RocksDB: every write goes through one log in order, so a fact is never ahead of its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final, cast
+
+from rocksdict import BlockBasedOptions, Options, Rdict, WriteBatch
+
+from relay.message.identity import DIGEST_BYTES
+from relay.monitor.rows import CHUNK_ROWS, RowStore, unpack
+
+_BLOOM_BITS: Final = 10
+"""About 1 % of the lookups of an unknown digest read a block; new messages are unknown ones."""
+
+
+class DiskRows(RowStore):
+    """Entries under their 16-byte digests; facts under keys of any other length."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._open()
+
+    def _open(self) -> None:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_max_log_file_size(1 << 20)
+        options.set_keep_log_file_num(2)
+        blocks = BlockBasedOptions()
+        blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
+        options.set_block_based_table_factory(blocks)
+        self._database = Rdict(str(self._directory), options)
+
+    def find(self, digests: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each digest or None."""
+        return cast(list[bytes | None], self._database.get(list(digests))) if digests else []
+
+    def enter(self, rows: bytes) -> None:
+        """Add or replace the entries of packed rows, all or none."""
+        batch = WriteBatch(raw_mode=True)
+        for digest, value in zip(*unpack(rows), strict=True):
+            batch.put(digest, value)
+        self._database.write(batch)
+
+    def remove(self, digests: Sequence[bytes]) -> None:
+        """Take entries out, all or none; unknown ones are passed over."""
+        batch = WriteBatch(raw_mode=True)
+        for digest in digests:
+            batch.delete(digest)
+        self._database.write(batch)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield all entries as packed rows, as they were when the iteration began."""
+        pairs = cast(Iterator[tuple[bytes, bytes]], self._database.items())
+        items = (pair for pair in pairs if len(pair[0]) == DIGEST_BYTES)
+        while chunk := b"".join([key + value for key, value in islice(items, CHUNK_ROWS)]):
+            yield chunk
+
+    def __len__(self) -> int:
+        return int(self._database.property_int_value("rocksdb.estimate-num-keys") or 0)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of disk and of tables not yet flushed, estimated."""
+        names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(int(self._database.property_int_value(name) or 0) for name in names)
+
+    def remember(self, name: bytes, value: bytes) -> None:
+        """Keep a fact, behind every entry written so far."""
+        assert len(name) != DIGEST_BYTES
+        self._database[name] = value
+
+    def recall(self, name: bytes) -> bytes | None:
+        """Return a fact or None."""
+        return cast("bytes | None", self._database.get(name))
+
+    def clear(self) -> None:
+        """Forget everything: the directory is made anew."""
+        self._database.close()
+        Rdict.destroy(str(self._directory), Options(raw_mode=True))
+        self._open()
+
+    def close(self) -> None:
+        """Close the database; the directory can be opened again."""
+        self._database.close()
