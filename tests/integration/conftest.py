@@ -1,0 +1,71 @@
+"""A broker behind the frame proxy, for tests that let requests arrive late."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from relay.local.ports import free_ports
+from relay.local.services import LocalServices
+from tests.integration.frame_proxy import FrameProxy
+
+MARKER_DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Proxied:
+    """A broker that every client reaches through the proxy; nothing is kept back between tests."""
+
+    kafka: str
+    proxy: FrameProxy
+
+    def topic(self, name: str, partitions: int = 1) -> str:
+        """Create a topic under a fresh name and return it."""
+        fresh = f"{name}-{uuid4().hex[:8]}"
+        admin = AdminClient({"bootstrap.servers": self.kafka})
+        admin.create_topics([NewTopic(fresh, num_partitions=partitions)])[fresh].result(30)
+        return fresh
+
+    def wait_for_markers(self, topic: str, partitions: int = 1) -> None:
+        """Return when no transaction is open in the topic: an EndTxn is answered before its markers are written."""
+        ends = [self._consumer(f"read_{isolation}") for isolation in ("committed", "uncommitted")]
+        limit = time.monotonic() + MARKER_DEADLINE_S
+        for partition in range(partitions):
+            where = TopicPartition(topic, partition)
+            while True:
+                stable, high = (one.get_watermark_offsets(where, timeout=10)[1] for one in ends)
+                if stable == high:
+                    break
+                assert time.monotonic() < limit, f"{topic}[{partition}] keeps an open transaction"
+                time.sleep(0.01)
+        for one in ends:
+            one.close()
+
+    def _consumer(self, isolation: str) -> Consumer:
+        return Consumer({"bootstrap.servers": self.kafka, "group.id": "markers", "isolation.level": isolation})
+
+
+@pytest.fixture(scope="session")
+def proxied() -> Iterator[Proxied]:
+    """One broker of its own that advertises the proxy's address."""
+    directory = Path(tempfile.mkdtemp(prefix="relay-proxied-"))
+    (port,) = free_ports(1)
+    proxy = FrameProxy(f"127.0.0.1:{port}")
+    try:
+        LocalServices.up(directory, kafka_port=port, advertise=proxy.address, postgres=False)
+        yield Proxied(proxy.address, proxy)
+    finally:
+        started = LocalServices.find(directory)
+        if started is not None:
+            started.down()
+        shutil.rmtree(directory, ignore_errors=True)
+        proxy.close()
