@@ -36,7 +36,7 @@ class DiskRows(RowStore):
 
     def find(self, digests: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each digest or None."""
-        return cast(list[bytes | None], self._database.get(list(digests))) if digests else []
+        return cast("list[bytes | None]", self._database.get(list(digests))) if digests else []
 
     def enter(self, rows: bytes) -> None:
         """Add or replace the entries of packed rows, all or none."""
@@ -54,7 +54,7 @@ class DiskRows(RowStore):
 
     def chunks(self) -> Iterator[bytes]:
         """Yield all entries as packed rows, as they were when the iteration began."""
-        pairs = cast(Iterator[tuple[bytes, bytes]], self._database.items())
+        pairs = cast("Iterator[tuple[bytes, bytes]]", self._database.items())
         items = (pair for pair in pairs if len(pair[0]) == DIGEST_BYTES)
         while chunk := b"".join([key + value for key, value in islice(items, CHUNK_ROWS)]):
             yield chunk

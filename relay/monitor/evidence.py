@@ -1,0 +1,163 @@
+"""Which entries of one monitor partition prove a delivery: folded in offset order, page by page.
+
+An entry proves delivery if its (instance, n) is sealed or lies below the instance's last begun n (older ones were
+sealed or settled before it), or if its page is PROVEN. Under a settle seal the unflagged entries of (instance, n)
+count for nothing. A VOID page takes entries back. Later entries win over earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from relay.monitor.entries import Begin, Entry, Page, Proof, Seal, SettleSeal
+
+
+def _ignore(_page: Page) -> None:
+    """Folding without an index only finds out what is open."""
+
+
+@dataclass(slots=True)
+class _Instance:
+    """What this partition has shown of one producer instance.
+
+    ``begun`` is the highest n it is known to have begun here: by a begin, or by a page, which always has a begin in
+    front of it even where compaction has taken that away. Without this the pages of a compacted monitor would stay
+    pending up to the instance's last begin.
+    """
+
+    begin: Begin | None = None
+    begin_offset: int = -1
+    begun: int = -1
+    sealed: int = -1
+    settled: int = -1
+    pending: list[tuple[int, Page]] = field(default_factory=list)
+
+    def proves(self, n: int) -> bool:
+        return n != self.settled and (n <= self.sealed or n < self.begun)
+
+    def is_ended(self, n: int) -> bool:
+        return n == self.settled or self.proves(n)
+
+    @property
+    def open_begin(self) -> Begin | None:
+        begin = self.begin
+        return begin if begin is not None and not self.is_ended(begin.n) else None
+
+
+class Evidence:
+    """Folds one monitor partition; hands whole pages on as soon as they are decided.
+
+    Pages reach ``on_rows`` and ``on_void`` in the order of their offsets, except that an undecided one waits for
+    the end of its own transaction. That changes no result: a settlement decides a transaction before anybody may
+    deliver its messages again. What waits is bounded by one open transaction an instance.
+    """
+
+    def __init__(
+        self, on_rows: Callable[[Page], None] = _ignore, on_void: Callable[[Page], None] = _ignore
+    ) -> None:
+        self.on_rows = on_rows
+        self.on_void = on_void
+        self.alarms: list[str] = []
+        self._instances: dict[bytes, _Instance] = {}
+        self._latest: dict[str, tuple[int, bytes]] = {}
+        self._next = 0
+
+    def add(self, offset: int, entry: Entry) -> None:
+        """Fold the entry at ``offset``; offsets only grow, but a range may be folded again."""
+        self._next = max(self._next, offset + 1)
+        one = self._instances.get(entry.instance)
+        if one is None:
+            one = self._instances[entry.instance] = _Instance()
+        if isinstance(entry, Page):
+            self._page(one, offset, entry)
+        elif isinstance(entry, Begin):
+            self._begin(one, offset, entry)
+        elif isinstance(entry, Seal):
+            one.sealed = max(one.sealed, entry.n)
+            self._decide(one)
+        else:
+            self._settle(one, entry)
+
+    def unsealed(self) -> list[Begin]:
+        """Begins whose transaction has neither a seal nor a settle seal, nor was followed by a later one."""
+        return [begin for one in self._instances.values() if (begin := one.open_begin) is not None]
+
+    def is_ended(self, instance: bytes, n: int) -> bool:
+        """Has (instance, n) a seal, a settle seal, or a successor?"""
+        one = self._instances.get(instance)
+        return one is not None and one.is_ended(n)
+
+    def pending(self, instance: bytes, n: int) -> list[Page]:
+        """Pages of (instance, n) that are visible and count for nothing yet."""
+        one = self._instances.get(instance)
+        return [page for _, page in one.pending if page.n == n] if one is not None else []
+
+    def transactional_ids_open(self) -> set[str]:
+        """Ids to fence, by a read_uncommitted fold.
+
+        Those of begins without an end, unless a newer instance of the same id began here, and the last that claimed
+        the partition: after its seal its commit may still be under way.
+        """
+        found = {
+            begin.transactional_id
+            for begin in self.unsealed()
+            if self._latest[begin.transactional_id][1] == begin.instance
+        }
+        if self._latest:
+            found.add(max(self._latest, key=lambda name: self._latest[name][0]))
+        return found
+
+    @property
+    def decided_offset(self) -> int:
+        """Below this monitor offset nothing is undecided; a later fold may start there."""
+        lowest = self._next
+        for one in self._instances.values():
+            if one.open_begin is not None:
+                lowest = min(lowest, one.begin_offset)
+            if one.pending:
+                lowest = min(lowest, one.pending[0][0])
+        return lowest
+
+    def _page(self, one: _Instance, offset: int, page: Page) -> None:
+        if page.proof is Proof.PROVEN:
+            self.on_rows(page)
+        elif page.proof is Proof.VOID:
+            self.on_void(page)
+        elif one.proves(page.n):
+            self.on_rows(page)
+        elif page.n != one.settled:
+            if page.n > one.begun:
+                one.begun = page.n
+                self._decide(one)
+            one.pending.append((offset, page))
+
+    def _begin(self, one: _Instance, offset: int, begin: Begin) -> None:
+        if begin.n < one.begun:
+            return
+        if -1 < one.begun < begin.n and begin.previous != one.begun:
+            # Either a committed transaction is not visible, or a segment was compacted while it was read.
+            self.alarms.append(
+                f"transaction {begin.n} of {begin.transactional_id} names {begin.previous} as its predecessor, but "
+                f"{one.begun} is the last that this monitor partition shows; run `relay verify`"
+            )
+        one.begin, one.begin_offset, one.begun = begin, offset, begin.n
+        self._decide(one)
+        known = self._latest.get(begin.transactional_id)
+        if known is None or offset >= known[0]:
+            self._latest[begin.transactional_id] = (offset, begin.instance)
+
+    def _settle(self, one: _Instance, end: SettleSeal) -> None:
+        one.settled = max(one.settled, end.n)
+        one.pending = [(offset, page) for offset, page in one.pending if page.n != end.n]
+
+    def _decide(self, one: _Instance) -> None:
+        if not one.pending:
+            return
+        waiting = []
+        for offset, page in one.pending:
+            if one.proves(page.n):
+                self.on_rows(page)
+            else:
+                waiting.append((offset, page))
+        one.pending = waiting
