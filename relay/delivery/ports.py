@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from relay.message.envelope import Headers
-from relay.message.record import LogPartition
-
-
-class Record(Protocol):
-    """A record as the Kafka client hands it over."""
-
-    def topic(self) -> str | None: ...
-    def partition(self) -> int | None: ...
-    def offset(self) -> int | None: ...
-    def key(self) -> bytes | None: ...
-    def value(self) -> bytes | None: ...
-    def headers(self) -> list[tuple[str, bytes]] | None: ...
-    def timestamp(self) -> tuple[int, int]: ...
+from relay.message.record import LogPartition, Record
 
 
 class Reader(Protocol):
@@ -67,5 +55,6 @@ class KafkaPorts(Protocol):
     def reader(self, *, committed: bool) -> AbstractContextManager[Reader]: ...
 
 
-Starts = Callable[[Mapping[LogPartition, int | None]], dict[LogPartition, int]]
-"""Given each partition's stored position (None: nothing known), say where to start; raises Stopped."""
+Starts = Callable[[Mapping[LogPartition, int | None], Collection[LogPartition]], dict[LogPartition, int]]
+"""Given each partition's stored position (None: nothing known) and the partitions that were delivered from before,
+say where to start; raises Stopped."""

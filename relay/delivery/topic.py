@@ -67,12 +67,12 @@ class TopicDelivery:
         views: list[MonitorView],
         group: Group,
         starts: Starts,
-        notes: Mapping[str, str],
+        topic_ids: Mapping[str, bytes],
     ) -> dict[LogPartition, int]:
         """Recover the assigned partitions and return where to read on; see ``topic_recovery``."""
         self.abandon()
-        self._notes = notes
-        found = self._recovery.run(assigned, views, group, starts, notes)
+        self._notes = {topic: topic_id.hex() for topic, topic_id in topic_ids.items()}
+        found = self._recovery.run(assigned, views, group, starts, self._notes)
         self._producer = found.producer
         self._views = {view.partition: view for view in views}
         self._in_doubt_to = found.in_doubt_to
@@ -80,7 +80,7 @@ class TopicDelivery:
         self.counts.settled += found.settled
         return found.starts
 
-    def deliver(self, batch: Batch) -> None:
+    def submit(self, batch: Batch) -> None:
         """Deliver a batch in one sealed transaction.
 
         Raises InDoubt, Fenced or a Kafka failure after which the worker must recover; nothing is assumed of what
@@ -97,6 +97,25 @@ class TopicDelivery:
             self._narrow(fresh, refusal)
             raise InDoubt(f"a record was refused ({refusal}); the batch is tried in smaller parts") from refusal
         self._accept(written, tried)
+
+    def settled(self) -> bool:
+        """A topic route is done with a batch when ``submit`` returns."""
+        return True
+
+    def wait(self, seconds: float) -> bool:  # noqa: ARG002 - the port's signature
+        """Nothing is ever under way between calls."""
+        return True
+
+    def positions(self) -> Mapping[LogPartition, int]:
+        """The transaction itself carries the positions."""
+        return {}
+
+    def tend(self, now: float) -> None:
+        """Nothing is due between batches."""
+
+    def close(self) -> None:
+        """Throw the producer away; nothing is open between batches."""
+        self.abandon()
 
     def abandon(self) -> None:
         """Throw the producer instance away: after an error, a lost assignment, or at the end."""

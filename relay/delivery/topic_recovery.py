@@ -62,7 +62,9 @@ class TopicRecovery:
             own = self._fence(scanner, views)
             crash_point("recovery.fenced")
             stored = group.committed(assigned)
-            begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned})
+            _check_topics(stored, notes)
+            ran_before = {p for view in views if view.begins for p in assigned if p.partition == view.partition}
+            begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
             highs = high_watermarks(scanner, self._monitor, views)
             opened = scan_begins(scanner, self._monitor, views, highs)
             floors = {p: scanner.watermarks(p)[1] for p in self._outputs}
@@ -200,3 +202,13 @@ class TopicRecovery:
                     if one.next > starts.get(partition, one.next):
                         ends[partition] = max(ends.get(partition, 0), one.next)
         return ends
+
+
+def _check_topics(stored: Mapping[LogPartition, tuple[int, str]], notes: Mapping[str, str]) -> None:
+    """A committed offset belongs to the topic whose id stands beside it."""
+    for partition, (offset, note) in stored.items():
+        if note and note != notes.get(partition.topic):
+            raise Stopped(
+                f"topic {partition.topic!r} was deleted and created again: the stored position {offset} of partition "
+                f"{partition.partition} belongs to the old one; check what was lost, then give the route a new name"
+            )

@@ -180,4 +180,4 @@ class Appender:
 
 def _prompt(kafka: Mapping[str, str]) -> dict[str, Any]:
     """A capture waits for its reports while its database holds locks: do not linger for company."""
-    return {} if "linger.ms" in kafka else {"linger.ms": 0}
+    return {"linger.ms": 0, "compression.type": "none"}

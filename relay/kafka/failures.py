@@ -68,3 +68,13 @@ def sentence(failure: BaseException) -> str:
     """Return the failure as one line without payload or secret."""
     error = kafka_error(failure)
     return f"{error.name()}: {error.str()}" if error is not None else f"{type(failure).__name__}: {failure}"
+
+
+def is_kafka(failure: BaseException) -> bool:
+    """Did the Kafka client raise this?"""
+    return kafka_error(failure) is not None
+
+
+def is_end_of_partition(error: KafkaError) -> bool:
+    """Is this event only the news that the reader has caught up?"""
+    return bool(error.code() == KafkaError._PARTITION_EOF)

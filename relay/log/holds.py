@@ -132,6 +132,11 @@ class PartitionHolds:
         if hold is not None:
             hold.hinted_abort, hold.ask_at = True, now
 
+    def resource_of(self, capture: bytes) -> ResourceName | None:
+        """The resource that the messages of an undecided capture name; a marker's own word does not count."""
+        hold = self._holds.get(capture)
+        return hold.resource if hold is not None else None
+
     def forged(self) -> None:
         """Count a marker whose claim is false (a committed one with a wrong nonce)."""
         self.alarms += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from relay.message.envelope import Headers
 from relay.message.errors import MessageRejected
@@ -13,6 +13,18 @@ class LogPartition(NamedTuple):
 
     topic: str
     partition: int
+
+
+class Record(Protocol):
+    """A record as the Kafka client hands it over."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> Headers | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
 
 
 class LogMessage:

@@ -1,0 +1,56 @@
+"""The port between the worker's loop and what it delivers to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from relay.delivery.batch import Batch, Counts
+from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.ports import Group, Starts
+from relay.message.record import LogPartition
+
+
+class Destination(Protocol):
+    """Delivers batches one after the other; the worker's one thread calls it.
+
+    After any exception of ``submit`` or ``settled`` the worker must ``recover`` before it submits again.
+    """
+
+    counts: Counts
+    narrowed_to: int | None
+
+    def recover(
+        self,
+        assigned: Sequence[LogPartition],
+        views: list[MonitorView],
+        group: Group,
+        starts: Starts,
+        topic_ids: Mapping[str, bytes],
+    ) -> dict[LogPartition, int]:
+        """Find out what became of everything attempted before, take over, and say where to read on."""
+
+    def submit(self, batch: Batch) -> None:
+        """Deliver a batch, or hand it on to be delivered; at most one is under way."""
+
+    def settled(self) -> bool:
+        """Is nothing under way? Raises what went wrong with the last batch."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until nothing is under way, at most so long."""
+
+    def positions(self) -> Mapping[LogPartition, int]:
+        """Positions that became durable at the destination since last asked; empty if Kafka has them already."""
+
+    def tend(self, now: float) -> None:
+        """Do what is due between batches."""
+
+    def abandon(self) -> None:
+        """Let go of everything under way: the assignment is lost, or recovery comes next."""
+
+    def close(self) -> None:
+        """Give connections back."""
+
+    @property
+    def in_doubt(self) -> Mapping[LogPartition, int]:
+        """Up to where messages were attempted by someone before and are not yet proven."""

@@ -1,0 +1,89 @@
+"""Records appended outside any transaction, with a note of what is acknowledged: monitor entries, dead letters."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from relay.message.envelope import Headers
+from relay.message.errors import InDoubt, Unreachable
+from relay.message.record import LogPartition
+
+FULL_WAIT_S: Final = 0.05
+
+
+class Bundle:
+    """Records that count as acknowledged together."""
+
+    __slots__ = ("closed", "open", "token")
+
+    def __init__(self, token: object) -> None:
+        self.token = token
+        self.open = 0
+        self.closed = False
+
+
+class Appending:
+    """An idempotent producer; bundles are acknowledged in the order in which they were closed."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._producer = Producer(dict(settings))
+        self._bundles: deque[Bundle] = deque()
+        self._failed: KafkaError | None = None
+
+    def bundle(self, token: object) -> Bundle:
+        """Open a bundle; ``token`` is what ``acknowledged`` returns for it."""
+        made = Bundle(token)
+        self._bundles.append(made)
+        return made
+
+    def append(
+        self, bundle: Bundle, partition: LogPartition, key: bytes, value: bytes | None, headers: Headers | None = None
+    ) -> None:
+        """Append one record as part of ``bundle``."""
+        bundle.open += 1
+
+        def delivered(error: KafkaError | None, _message: Message) -> None:
+            if error is None:
+                bundle.open -= 1
+            else:
+                self._failed = error
+
+        while True:
+            try:
+                self._producer.produce(
+                    partition.topic,
+                    key=key,
+                    value=value,
+                    partition=partition.partition,
+                    headers=headers or [],
+                    on_delivery=delivered,
+                )
+            except BufferError:
+                self._producer.poll(FULL_WAIT_S)
+            else:
+                return
+
+    def acknowledged(self) -> list[object]:
+        """Serve delivery reports and return the tokens of the bundles that are wholly acknowledged.
+
+        Raises Unreachable if a record could not be appended: whether it is there is unknown, and appending it again
+        is harmless, which recovery does.
+        """
+        self._producer.poll(0)
+        if self._failed is not None:
+            raise Unreachable(f"a record could not be appended ({self._failed.name()}); it is written again at recovery")
+        done = []
+        while self._bundles and self._bundles[0].closed and not self._bundles[0].open:
+            done.append(self._bundles.popleft().token)
+        return done
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for every acknowledgement; InDoubt if some stay out."""
+        left = self._producer.flush(timeout_s)
+        if left or self._failed is not None:
+            reason = self._failed.name() if self._failed is not None else f"{left} reports missing"
+            raise InDoubt(f"records appended outside a transaction are in doubt: {reason}")

@@ -1,0 +1,61 @@
+"""The control topic: a small compacted table of what is recorded for all workers of a relay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from relay.kafka.reading import PartitionReader
+from relay.message.errors import Unreachable
+from relay.message.record import LogPartition
+
+
+class ControlTopic:
+    """Reads and writes records of ``<relay>.control``; one instance per worker, on one thread."""
+
+    def __init__(
+        self,
+        consumer: Mapping[str, object],
+        producer: Mapping[str, object],
+        topic: str,
+        clock: Callable[[], float],
+        timeout_s: float,
+    ) -> None:
+        self._consumer = consumer
+        self._producer = Producer(dict(producer))
+        self._partition = LogPartition(topic, 0)
+        self._clock = clock
+        self._timeout_s = timeout_s
+
+    def first(self, key: bytes) -> bytes | None:
+        """Return the first record under ``key`` that compaction has left: who wrote first, decided."""
+        with PartitionReader(
+            self._consumer, committed=False, clock=self._clock, deadline_s=self._timeout_s
+        ) as reader:
+            low, high = reader.watermarks(self._partition)
+            for records in reader.read({self._partition: (low, high)}):
+                for record in records:
+                    if record.key() == key:
+                        return record.value()
+        return None
+
+    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
+        """Append a record; with ``wait`` raise Unreachable unless it is acknowledged."""
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _message: Message) -> None:
+            if error is not None:
+                failures.append(error)
+
+        self._producer.produce(
+            self._partition.topic, key=key, value=value, partition=self._partition.partition, on_delivery=delivered
+        )
+        left = self._producer.flush(self._timeout_s) if wait else self._producer.poll(0) * 0
+        if wait and (left or failures):
+            reason = failures[0].str() if failures else "no acknowledgement"
+            raise Unreachable(f"{self._partition.topic} cannot be written: {reason}")
+
+    def close(self) -> None:
+        """Wait briefly for what is under way."""
+        self._producer.flush(1.0)

@@ -1,0 +1,164 @@
+"""Whole partitions read once, in order, up to their high watermark; a partition that does not end is named.
+
+For the auditor: apart from the client library it shares no code with the workers' readers. An end is reached by a
+record's offset + 1 or by an end-of-partition event, never by counting records: transaction markers, aborted
+records and compaction leave gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from relay.kafka import settings
+from relay.message.errors import Unreachable
+from relay.message.record import LogPartition
+from relay.run import clock
+
+BATCH_RECORDS: Final = 10_000
+WAIT_S: Final = 0.1
+DEADLINE_S: Final = 40.0
+"""Longer than the default transaction timeout (10 s) and the broker's pause before it ends one (10 s) together."""
+
+Range = tuple[int, int]
+Progress = Callable[[LogPartition, int], None]
+
+
+class Scanned(NamedTuple):
+    """A record with what the scan already asked of it; ``place`` is the partition's index in the ranges."""
+
+    place: int
+    offset: int
+    message: Message
+
+
+class Scan:
+    """Reads partitions read_committed, without a group; ``group`` only names it where the broker wants a name."""
+
+    def __init__(
+        self,
+        kafka: Mapping[str, str],
+        timing: settings.TimingLike,
+        group: str,
+        *,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._kafka = kafka
+        self._timing = timing
+        self._deadline_s = deadline_s
+        # The client's own log lines would repeat, in other words, the sentence that is raised.
+        over: dict[str, Any] = {"enable.partition.eof": True, "log_level": 0}
+        self._consumer = Consumer(settings.consumer(kafka, timing, group, **over))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._consumer.close()
+
+    def read(
+        self, ranges: Mapping[LogPartition, Range], progress: Progress = lambda _partition, _offset: None
+    ) -> Iterator[list[Scanned]]:
+        """Yield the committed records of each partition in [first, end), in batches, each partition in order.
+
+        ``progress`` is told how far each partition has come. Raises Unreachable, naming the partition and its offset, when none of the open partitions moves for the
+        deadline or one cannot be read.
+        """
+        reading = _Reading(ranges)
+        if not reading.ends:
+            return
+        self._consumer.assign([TopicPartition(p.topic, p.partition, ranges[p][0]) for p in reading.ends])
+        limit = clock.monotonic() + self._deadline_s
+        try:
+            while reading.ends:
+                before = sum(reading.reached)
+                records = reading.sort(self._consumer.consume(BATCH_RECORDS, WAIT_S))
+                for partition, offset in reading.moved():
+                    progress(partition, offset)
+                if sum(reading.reached) > before:
+                    limit = clock.monotonic() + self._deadline_s
+                elif reading.ends and clock.monotonic() > limit:
+                    raise Unreachable(reading.stuck(self._deadline_s))
+                if records:
+                    yield records
+        finally:
+            self._consumer.unassign()
+
+    def one(self, partition: LogPartition, offset: int) -> Message | None:
+        """Return the record at an offset, None if it is gone."""
+        for records in self.read({partition: (offset, offset + 1)}):
+            for record in records:
+                return record.message
+        return None
+
+    def committed(self, group: str, partitions: Iterable[LogPartition]) -> dict[LogPartition, int]:
+        """Return a group's committed offsets, stable ones only; partitions without one are absent."""
+        asker = Consumer(settings.consumer(self._kafka, self._timing, group, log_level=0))
+        try:
+            found = asker.committed([TopicPartition(p.topic, p.partition) for p in partitions], self._deadline_s)
+        except KafkaException as error:
+            raise Unreachable(f"the committed offsets of group {group} cannot be read: {error.args[0].str()}") from error
+        finally:
+            asker.close()
+        return {LogPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+
+
+class _Reading:
+    """How far each partition of one read has come."""
+
+    def __init__(self, ranges: Mapping[LogPartition, Range]) -> None:
+        self.ends = {partition: end for partition, (first, end) in ranges.items() if first < end}
+        self.reached = [first for first, _end in ranges.values()]
+        self._names = list(ranges)
+        self._places = {(p.topic, p.partition): place for place, p in enumerate(ranges)}
+        self._limits = [end for _first, end in ranges.values()]
+        self._shown = list(self.reached)
+
+    def sort(self, batch: list[Message]) -> list[Scanned]:
+        """Return the records that lie in the ranges, and note which partitions are finished."""
+        places, limits, reached = self._places, self._limits, self.reached
+        records = []
+        for message in batch:
+            offset = message.offset()
+            place = places[message.topic(), message.partition()]  # type: ignore[index]
+            error = message.error()
+            if error is not None:
+                self._event(place, error, offset or 0)
+            elif offset is not None and offset < limits[place]:
+                records.append(Scanned(place, offset, message))
+                reached[place] = offset + 1
+        for partition in [p for p in self.ends if reached[places[p]] >= limits[places[p]]]:
+            del self.ends[partition]
+        return records
+
+    def moved(self) -> list[tuple[LogPartition, int]]:
+        """Return the partitions that moved since they were last asked for, with the offset reached."""
+        found = [
+            (self._names[place], offset) for place, offset in enumerate(self.reached) if offset != self._shown[place]
+        ]
+        self._shown = list(self.reached)
+        return found
+
+    def stuck(self, seconds: float) -> str:
+        """Say where the reading stands still."""
+        where = ", ".join(
+            f"{p.topic}[{p.partition}] at offset {self.reached[self._places[p]]} of {end}"
+            for p, end in self.ends.items()
+        )
+        return (
+            f"reading stands still for {seconds:g} s: {where}; either the broker is away or a Kafka transaction is "
+            "still open there: wait for its timeout, or end it (kafka-transactions.sh), and try again"
+        )
+
+    def _event(self, place: int, error: KafkaError, offset: int) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name for it
+            # An earlier end of partition (an open transaction hides the rest) does not count.
+            self.reached[place] = max(self.reached[place], min(offset, self._limits[place]))
+        elif not error.retriable():
+            name = self._names[place]
+            raise Unreachable(f"{name.topic}[{name.partition}] cannot be read: {error.str()}")

@@ -1,0 +1,197 @@
+"""Intake: records of the assigned partitions become messages with identity, lane and capture, ready or held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from relay.capture.outcomes import decode_marker
+from relay.log.holds import Decision, Hold, HoldBudget, PartitionHolds, Waiting
+from relay.message.envelope import CAPTURE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE, Headers, ResourceName
+from relay.message.errors import MessageRejected
+from relay.message.identity import Rule, content_digest, position_digest
+from relay.message.record import LogMessage, LogPartition, Record
+
+HEADERS_MAX: Final = 256
+CAPTURE_HEX_CHARS: Final = 32
+
+
+class Event(Record, Protocol):
+    """A record, or the news of an error or an end of partition in its place."""
+
+    def error(self) -> object | None: ...
+
+
+Lane = Callable[[Mapping[str, bytes], bytes, bytes | None, bytes, int], bytes]
+"""(headers, topic, key, digest, partition) -> the lane's name within the partition."""
+
+LANES: Final[dict[str, Lane]] = {
+    "publisher": lambda headers, topic, _key, _digest, _partition: headers.get(SOURCE) or topic,
+    "key": lambda _headers, _topic, key, _digest, _partition: key or b"",
+    "partition": lambda _headers, topic, _key, _digest, partition: topic + b"/%d" % partition,
+    "none": lambda _headers, _topic, _key, digest, _partition: digest,
+}
+
+
+class Intake:
+    """What the assigned partitions have shown; fed with records and the time, asked for batches and questions."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        order: str,
+        *,
+        budget: HoldBudget,
+        marker_wait_s: float,
+        askable: frozenset[str],
+    ) -> None:
+        self._rules = rules
+        self._first_rule: Rule = rules[0] if rules else lambda *_: None
+        self._lane = LANES[order]
+        self._budget = budget
+        self._marker_wait_s = marker_wait_s
+        self._askable = askable
+        self._topic_ids: Mapping[str, bytes] = {}
+        self.partitions: dict[LogPartition, PartitionHolds] = {}
+
+    def start(self, starts: Mapping[LogPartition, int], topic_ids: Mapping[str, bytes]) -> None:
+        """Begin anew at these offsets; whatever was held before is read again."""
+        for held in self.partitions.values():
+            held.release_budget()
+        self._topic_ids = topic_ids
+        self.partitions = {
+            p: PartitionHolds(p, offset, self._budget, self._marker_wait_s) for p, offset in starts.items()
+        }
+
+    def take(self, records: Iterable[Event], now: float) -> list[Event]:
+        """Sort records in and return the events among them (errors and ends of partitions).
+
+        Records of partitions that are no longer assigned are dropped.
+        """
+        events: list[Event] = []
+        for record in records:
+            if record.error() is not None:
+                events.append(record)
+                continue
+            topic = record.topic() or ""
+            partition = record.partition() or 0
+            held = self.partitions.get((topic, partition))  # type: ignore[call-overload]
+            if held is None:
+                continue
+            message, resource = self.derive(record, topic, partition)
+            if message is None:
+                self._mark(held, record, now)
+            elif message.capture is None and not held.lanes_blocked:
+                held.read_to = message.offset + 1
+                held.ready.append(message)
+            else:
+                held.take(message, resource, now)
+        return events
+
+    def derive(self, record: Record, topic: str, partition: int) -> tuple[LogMessage | None, ResourceName | None]:
+        """Return the message of a record with its capture's resource; None for an outcome marker."""
+        headers: Headers = record.headers() or []
+        key, value, offset = record.key(), record.value(), record.offset() or 0
+        fields = dict(headers)
+        raw_capture = fields.get(CAPTURE)
+        capture = resource = fault = None
+        if raw_capture is not None:
+            if fields.get(TYPE) == OUTCOME_TYPE.encode():
+                return None, None
+            capture, fault = _capture(raw_capture)
+            resource = ResourceName.decode(fields.get(RESOURCE) or b"")
+        if len(headers) > HEADERS_MAX:
+            fault = MessageRejected(
+                "decode", "headers", f"{len(headers)} headers are more than the {HEADERS_MAX} that a message may have"
+            )
+            headers = headers[:HEADERS_MAX]
+        topic_raw = topic.encode()
+        digest = self._first_rule(fields, topic_raw, value)
+        if digest is None:
+            digest = self._identify(fields, topic_raw, value, topic, partition, offset)
+        lane = self._lane(fields, topic_raw, key, digest, partition)
+        content = content_digest(key, value)
+        stamp = record.timestamp()[1]
+        return (
+            LogMessage(topic, partition, offset, key, value, headers, digest, content, lane, capture, stamp, fault),
+            resource,
+        )
+
+    def ready(self) -> int:
+        """How many messages could be handed on now."""
+        return sum(len(held.ready) for held in self.partitions.values())
+
+    def held(self) -> int:
+        """How many messages wait behind undecided captures."""
+        return sum(held.held for held in self.partitions.values())
+
+    def lanes_blocked(self) -> int:
+        """How many lanes wait."""
+        return sum(held.lanes_blocked for held in self.partitions.values())
+
+    def take_ready(self, limit: int) -> list[LogMessage]:
+        """Hand on up to ``limit`` messages, partition by partition, each lane in its order."""
+        taken: list[LogMessage] = []
+        for held in self.partitions.values():
+            if len(taken) >= limit:
+                break
+            if held.ready:
+                taken += held.take_ready(limit - len(taken))
+        return taken
+
+    def positions(self) -> dict[LogPartition, int]:
+        """Per partition, the offset below which everything was handed on or needs no delivery."""
+        return {partition: held.position() for partition, held in self.partitions.items()}
+
+    def passed(self, partition: LogPartition, offset: int) -> None:
+        """The reader stands at ``offset``: an end of partition also passes transaction markers."""
+        held = self.partitions.get(partition)
+        if held is not None:
+            held.read_to = max(held.read_to, offset)
+
+    def due(self, now: float) -> list[Hold]:
+        """Return the captures whose resource must be asked now."""
+        return [hold for held in self.partitions.values() for hold in held.due(now)]
+
+    def decide(self, capture: bytes, decision: Decision) -> None:
+        """A resource has answered: the capture ended so, in whatever partition."""
+        for held in self.partitions.values():
+            held.decide(capture, decision)
+
+    def postpone(self, capture: bytes, waiting: Waiting, now: float) -> None:
+        """A resource gave no decision."""
+        for held in self.partitions.values():
+            held.postpone(capture, waiting, now)
+
+    def _identify(
+        self, fields: Mapping[str, bytes], topic: bytes, value: bytes | None, name: str, partition: int, offset: int
+    ) -> bytes:
+        for rule in self._rules[1:]:
+            found = rule(fields, topic, value)
+            if found is not None:
+                return found
+        return position_digest(self._topic_ids[name], partition, offset)
+
+    def _mark(self, held: PartitionHolds, record: Record, now: float) -> None:
+        held.read_to = (record.offset() or 0) + 1
+        headers = record.headers() or []
+        marker = decode_marker(record.key(), record.value(), headers)
+        if marker is None or marker.forged:
+            held.forged()
+            return
+        if marker.proved:
+            held.mark(marker.capture, Decision.COMMITTED, trusted=True, now=now)
+            return
+        resource = held.resource_of(marker.capture)
+        trusted = resource is not None and resource.name not in self._askable
+        held.mark(marker.capture, Decision.ABORTED, trusted=trusted, now=now)
+
+
+def _capture(raw: bytes) -> tuple[bytes | None, MessageRejected | None]:
+    try:
+        capture = bytes.fromhex(raw.decode("ascii"))
+    except ValueError:
+        capture = b""
+    if len(raw) != CAPTURE_HEX_CHARS or len(capture) != CAPTURE_HEX_CHARS // 2:
+        return None, MessageRejected("decode", "capture", f"the header {CAPTURE} is not {CAPTURE_HEX_CHARS} hex characters")
+    return capture, None

@@ -1,0 +1,216 @@
+"""The composition root: from a configuration to one worker of one route, every part named once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from relay.capture.resolver import Resolver
+from relay.delivery.destination import Destination
+from relay.delivery.topic import TopicDelivery
+from relay.kafka import settings
+from relay.kafka.control import ControlTopic
+from relay.kafka.group import GroupConsumer
+from relay.kafka.reading import PartitionReader
+from relay.kafka.topics import TopicFacts, Topics
+from relay.kafka.transactions import TransactionalInstance
+from relay.log.holds import HoldBudget
+from relay.log.intake import Intake
+from relay.message.errors import ConfigError, Stopped
+from relay.message.identity import rules
+from relay.message.record import LogPartition
+from relay.resources import open_resource
+from relay.run import clock
+from relay.run.config import RelayConfig
+from relay.run.progress import Progress
+from relay.run.reloading import Reloading
+from relay.run.resolving import Resolving
+from relay.run.route_config import RouteConfig, TableDestination, TopicDestination
+from relay.run.starts import StartPolicy
+from relay.run.views import ViewKeeper
+from relay.run.worker import Bounds, RouteWorker
+
+READ_DEADLINE_S = 30.0
+INDEX_ENTRIES_IN_MEMORY = 2_000_000
+TOPIC_IDS_PERIOD_S = 10.0
+
+
+class RoutePorts:
+    """Makes the Kafka clients of one route's worker from the configuration."""
+
+    def __init__(self, config: RelayConfig, route: RouteConfig) -> None:
+        self._config = config
+        self._group = config.group_id(route.name)
+
+    def transaction(self, transactional_id: str) -> TransactionalInstance:
+        """Make a producer instance; nothing is sent before its ``init``."""
+        timing = self._config.timing
+        made = settings.producer(self._config.kafka, timing, transactional_id)
+        return TransactionalInstance(made, transactional_id, timing.transaction_timeout)
+
+    def reader(self, *, committed: bool) -> PartitionReader:
+        """Make a reader by hand; it belongs to no group."""
+        made = settings.consumer(self._config.kafka, self._config.timing, f"{self._group}.reader")
+        return PartitionReader(made, committed=committed, clock=clock.monotonic, deadline_s=READ_DEADLINE_S)
+
+    def group(self, topics: list[str], on_revoked: Callable[[], None]) -> GroupConsumer:
+        """Make the worker's consumer and subscribe it."""
+        return GroupConsumer(settings.consumer(self._config.kafka, self._config.timing, self._group), topics, on_revoked)
+
+    def control(self) -> ControlTopic:
+        """Open the control topic."""
+        config = self._config
+        return ControlTopic(
+            settings.consumer(config.kafka, config.timing, f"{self._group}.reader"),
+            settings.producer(config.kafka, config.timing),
+            config.control_topic,
+            clock.monotonic,
+            READ_DEADLINE_S,
+        )
+
+
+class TopicWatch:
+    """The route's topics as they are now; tells when one was recreated or has other partitions."""
+
+    def __init__(self, topics: Topics, names: list[str], monitor: str) -> None:
+        self._topics = topics
+        self._names = names
+        self._monitor = monitor
+        self._facts: dict[str, TopicFacts] = {}
+        self._read_at = float("-inf")
+
+    def facts(self) -> dict[str, TopicFacts]:
+        """Describe the log topics and the monitor; raises Stopped if they cannot serve the route."""
+        found = self._topics.describe([*self._names, self._monitor], settings=False)
+        missing = [name for name in [*self._names, self._monitor] if name not in found]
+        if missing:
+            raise Stopped(f"topics {', '.join(missing)} do not exist; create them, or run `relay migrate`")
+        counts = {name: found[name].partitions for name in self._names}
+        if len(set(counts.values())) > 1:
+            raise Stopped(f"the route's topics have different partition counts {counts}; give all of them the same")
+        if found[self._monitor].partitions < max(counts.values()):
+            raise Stopped(
+                f"{self._monitor} has {found[self._monitor].partitions} partitions for {max(counts.values())} of the "
+                "log: run `relay migrate`, which adds them before they are read"
+            )
+        for name, facts in self._facts.items():
+            if found[name].topic_id != facts.topic_id:
+                raise Stopped(
+                    f"topic {name!r} was deleted and created again under the worker; check what was lost, then give "
+                    "the route a new name or record a new start"
+                )
+        self._facts = found
+        self._read_at = clock.monotonic()
+        return found
+
+    def ids(self) -> dict[str, bytes]:
+        """Return the topic ids of the log topics, not older than ten seconds."""
+        if clock.monotonic() - self._read_at > TOPIC_IDS_PERIOD_S:
+            self.facts()
+        return {name: self._facts[name].topic_id for name in self._names}
+
+
+def assemble(config: RelayConfig, route_name: str, number: int, write_status: Callable[..., None] | None) -> RouteWorker:
+    """Build worker ``number`` of a route. Raises ConfigError, Stopped or Unreachable before anything is read."""
+    route = config.routes.get(route_name)
+    if route is None:
+        raise ConfigError(f"--route {route_name}: there is no such route; the configuration has {sorted(config.routes)}")
+    ports = RoutePorts(config, route)
+    topics = Topics(config.kafka, config.timing)
+    watch = TopicWatch(topics, route.from_, config.monitor_topic(route.name))
+    facts = watch.facts()
+    worker_id = config.transactional_id(route.name, number)
+    resources = {
+        name: open_resource(name, resource.url.get_secret_value()) for name, resource in config.resources.items()
+    }
+    scanner = ports.reader(committed=False)
+    destination = _destination(config, route, ports, topics, worker_id)
+    control = ports.control()
+    policy = StartPolicy(
+        control,
+        route=route.name,
+        policy=route.start,
+        topics={name: facts[name].partitions for name in route.from_},
+        topic_ids={name: facts[name].topic_id for name in route.from_},
+        watermarks=scanner.watermarks,
+    )
+    holder: list[RouteWorker] = []
+    worker = RouteWorker(
+        group=ports.group(route.from_, lambda: holder[0].revoked()),
+        intake=Intake(
+            rules(route.identity),
+            route.order,
+            budget=HoldBudget(route.inflight.hold_bytes),
+            marker_wait_s=config.timing.marker_wait,
+            askable=frozenset(resources),
+        ),
+        destination=destination,
+        views=ViewKeeper(
+            _Mem(), clock.monotonic,
+        ),
+        resolving=Resolving(Resolver(resources), lambda partition: scanner.watermarks(partition)[1]),
+        reloading=Reloading(lambda: ports.reader(committed=True)),
+        progress=Progress(_identity(config, route, worker_id), write_status or _status_writer(control, route, worker_id)),
+        starts=policy.resolve,
+        topic_ids=watch.ids,
+        bounds=Bounds(route.batch.messages, route.batch.linger_s, route.inflight.messages, route.inflight.lanes),
+    )
+    holder.append(worker)
+    return worker
+
+
+def _destination(
+    config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str
+) -> Destination:
+    if isinstance(route.to, TopicDestination):
+        found = topics.describe([route.to.topic, config.deadletter_topic])
+        for name in (route.to.topic, config.deadletter_topic):
+            if name not in found:
+                raise Stopped(f"topic {name!r} does not exist; create it, or run `relay migrate`")
+        return TopicDelivery(
+            ports,
+            route=route.name,
+            group_id=config.group_id(route.name),
+            transactional_id=worker_id,
+            monitor_topic=config.monitor_topic(route.name),
+            topic=route.to.topic,
+            topic_partitions=found[route.to.topic].partitions,
+            topic_limit_bytes=int(found[route.to.topic].settings.get("max.message.bytes", "1048588")),
+            deadletter_topic=config.deadletter_topic,
+            deadletter_partitions=found[config.deadletter_topic].partitions,
+            stop_on_dead=route.on_dead == "stop",
+        )
+    assert isinstance(route.to, TableDestination)
+    raise ConfigError("table routes are not assembled yet")
+
+
+def _identity(config: RelayConfig, route: RouteConfig, worker_id: str) -> dict[str, Any]:
+    import os  # noqa: PLC0415
+    import socket  # noqa: PLC0415
+
+    return {
+        "relay": config.relay.name,
+        "route": route.name,
+        "worker": worker_id,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "guarantee": route.guarantee,
+    }
+
+
+def _status_writer(control: ControlTopic, route: RouteConfig, worker_id: str) -> Callable[[dict[str, Any], bool], None]:
+    key = f"status/{route.name}/{worker_id}".encode()
+
+    def write(record: Mapping[str, Any], last: bool) -> None:
+        control.put(key, orjson.dumps(record), wait=last)
+
+    return write
+
+class _Mem:
+    def open(self, partition):
+        from relay.monitor.index import memory_index
+        return memory_index(partition), 0
+    def save(self, index, monitor_offset): pass
+    def close(self, index): pass

@@ -1,0 +1,122 @@
+"""What a worker says of itself: positions, holds, counts and when it last moved; written every two seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from relay.delivery.destination import Destination
+from relay.log.intake import Intake
+from relay.message.record import LogPartition
+from relay.run import clock
+
+PERIOD_S: Final = 2.0
+WAITING_SHOWN_MAX: Final = 20
+
+Write = Callable[[dict[str, Any], bool], None]
+"""Given the record and whether it is the last one, make it readable for others."""
+
+
+class Progress:
+    """Collects a worker's status and writes it now and then."""
+
+    def __init__(self, identity: Mapping[str, Any], write: Write) -> None:
+        self._identity = {**identity, "started_at": clock.wall_ms()}
+        self._write = write
+        self._state = "recovering"
+        self._beat_at = 0.0
+        self._moved_at = clock.monotonic()
+        self._ends: dict[LogPartition, int] = {}
+        self._positions: dict[LogPartition, int] = {}
+        self._partition_moved: dict[LogPartition, int] = {}
+        self._last_error: str | None = None
+        self._last: tuple[Intake, Destination] | None = None
+
+    def state(self, name: str) -> None:
+        """Note what the worker does now: recovering, running, draining or stopped."""
+        self._state = name
+        if name == "stopped" and self._last is not None:
+            self._write(self._record(*self._last), True)
+
+    def moved(self, now: float) -> None:
+        """Note that a batch went on its way."""
+        self._moved_at = now
+
+    def failed(self, why: str) -> None:
+        """Note the last failure, for people."""
+        self._last_error = why[:500]
+
+    def caught_up(self, partition: LogPartition, end: int) -> None:
+        """Note that the reader has seen the end of a partition."""
+        self._ends[partition] = end
+
+    def idle_for(self, now: float, partitions: Iterable[LogPartition]) -> float:
+        """Seconds since anything moved; 0 as long as some partition was not read to its end."""
+        for partition in partitions:
+            if partition not in self._ends:
+                return 0.0
+        return now - self._moved_at
+
+    def beat(
+        self, now: float, intake: Intake, destination: Destination, running: Mapping[LogPartition, int]
+    ) -> None:
+        """Write the status if it is time."""
+        self._last = (intake, destination)
+        for partition, position in running.items():
+            if self._positions.get(partition) != position:
+                self._positions[partition] = position
+                self._partition_moved[partition] = clock.wall_ms()
+        if now < self._beat_at:
+            return
+        self._beat_at = now + PERIOD_S
+        self._write(self._record(intake, destination), False)
+
+    def _record(self, intake: Intake, destination: Destination) -> dict[str, Any]:
+        counts = destination.counts
+        return {
+            **self._identity,
+            "at": clock.wall_ms(),
+            "state": self._state,
+            "partitions": [
+                self._partition(partition, intake, destination) for partition in sorted(intake.partitions)
+            ],
+            "counts": {
+                "delivered": counts.delivered,
+                "duplicates": counts.duplicates,
+                "conflicts": counts.conflicts,
+                "dead": counts.dead,
+                "aborted": sum(held.aborted for held in intake.partitions.values()),
+                "transactions": counts.transactions,
+                "recoveries": counts.recoveries,
+                "settled": counts.settled,
+                "resent": counts.resent,
+            },
+            "causes": dict(counts.causes),
+            "last_error": self._last_error,
+        }
+
+    def _partition(self, partition: LogPartition, intake: Intake, destination: Destination) -> dict[str, Any]:
+        held = intake.partitions[partition]
+        position = self._positions.get(partition, held.position())
+        end = max(self._ends.get(partition, 0), held.read_to)
+        now = clock.monotonic()
+        return {
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "position": position,
+            "end": end,
+            "lag": max(0, end - position),
+            "held": held.held,
+            "waiting": [
+                {
+                    "capture": hold.capture.hex(),
+                    "why": hold.waiting.value,
+                    "since_ms": int((now - hold.first_seen) * 1000),
+                }
+                for hold in held.holds()[:WAITING_SHOWN_MAX]
+            ],
+            "lanes_blocked": held.lanes_blocked,
+            "in_doubt": max(0, destination.in_doubt.get(partition, 0) - position),
+            "stuck": None,
+            "last_progress_at": self._partition_moved.get(partition),
+        }

@@ -1,0 +1,104 @@
+"""Undecided captures are asked about in the background; the worker's loop only posts questions and takes answers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from relay.capture.resolver import Resolution, State
+from relay.log.holds import Decision, Hold, Waiting
+from relay.log.intake import Intake
+from relay.message.envelope import ResourceName
+from relay.message.errors import RelayError
+from relay.message.record import LogPartition
+from relay.run.schedule import start_thread
+
+log = structlog.get_logger("relay.resolving")
+QUESTIONS_MAX: Final = 1000
+
+_WAITING: Final = {
+    State.UNDECIDED: Waiting.RESOURCE,
+    State.UNREACHABLE: Waiting.UNREACHABLE,
+    State.WRONG_RESOURCE: Waiting.STUCK,
+}
+_DECISION: Final = {State.COMMITTED: Decision.COMMITTED, State.ABORTED: Decision.ABORTED}
+
+
+class Asks(Protocol):
+    """Finds out how captures ended; may block."""
+
+    def resolve(self, captures: Sequence[tuple[bytes, ResourceName]]) -> dict[bytes, Resolution]:
+        """Return what is known of each capture, fencing the ones that nobody decided."""
+
+
+class Resolving:
+    """Carries questions to a resolver's thread and answers back."""
+
+    def __init__(self, resolver: Asks, watermark: Callable[[LogPartition], int]) -> None:
+        self._resolver = resolver
+        self._watermark = watermark
+        self._questions: queue.Queue[list[tuple[bytes, ResourceName]] | None] = queue.Queue(maxsize=16)
+        self._answers: queue.Queue[dict[bytes, Resolution]] = queue.Queue()
+        self._thread: threading.Thread | None = None
+
+    def turn(self, intake: Intake, now: float) -> None:
+        """Take answers, give overdue holds the end of their scan, and ask what is due."""
+        self._take_answers(intake, now)
+        if not intake.lanes_blocked():
+            return
+        for partition, held in intake.partitions.items():
+            if held.wants_watermark(now):
+                held.scan_to(self._watermark(partition), now)
+        due = intake.due(now)
+        if due:
+            self._ask(intake, due, now)
+
+    def close(self) -> None:
+        """Let the thread end; it holds nothing that matters."""
+        if self._thread is not None:
+            self._questions.put(None)
+
+    def _ask(self, intake: Intake, due: list[Hold], now: float) -> None:
+        named = []
+        for hold in due[:QUESTIONS_MAX]:
+            if hold.resource is None:
+                intake.postpone(hold.capture, Waiting.STUCK, now)
+            else:
+                named.append((hold.capture, hold.resource))
+        if not named:
+            return
+        if self._thread is None:
+            self._thread = start_thread("relay-resolver", self._work)
+        try:
+            self._questions.put_nowait(named)
+        except queue.Full:
+            for capture, _ in named:
+                intake.postpone(capture, Waiting.RESOURCE, now)
+
+    def _take_answers(self, intake: Intake, now: float) -> None:
+        while True:
+            try:
+                answers = self._answers.get_nowait()
+            except queue.Empty:
+                return
+            for capture, resolution in answers.items():
+                decision = _DECISION.get(resolution.state)
+                if decision is None:
+                    intake.postpone(capture, _WAITING[resolution.state], now)
+                else:
+                    log.info("resolved", capture=capture.hex(), decision=decision.value)
+                    intake.decide(capture, decision)
+
+    def _work(self) -> None:
+        while (asked := self._questions.get()) is not None:
+            try:
+                answers = self._resolver.resolve(asked)
+            except RelayError as failure:
+                # Retry: nothing is known, so nothing is decided; the holds are asked again with backoff.
+                log.warning("not resolved", reason=str(failure))
+                answers = {capture: Resolution(State.UNREACHABLE) for capture, _ in asked}
+            self._answers.put(answers)

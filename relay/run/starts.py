@@ -1,0 +1,118 @@
+"""Where a partition is read from: its stored position, or the start policy exactly once in the route's life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal, Protocol
+
+import orjson
+
+from relay.message.errors import Stopped
+from relay.message.record import LogPartition
+
+
+class Register(Protocol):
+    """Where the first start is recorded, for all workers; the first record under a key decides."""
+
+    def first(self, key: bytes) -> bytes | None:
+        """Return the first record under ``key``."""
+
+    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
+        """Append a record."""
+
+
+class StartPolicy:
+    """Applies ``start`` to the partitions that exist when the route first starts, and never again.
+
+    Partitions added later begin at their beginning. A recorded partition without a stored position has lost it:
+    to jump, in either direction, would lose or repeat messages, so the route stops.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        *,
+        route: str,
+        policy: Literal["earliest", "latest"],
+        topics: Mapping[str, int],
+        topic_ids: Mapping[str, bytes],
+        watermarks: Callable[[LogPartition], tuple[int, int]],
+    ) -> None:
+        self._register = register
+        self._key = f"start/{route}".encode()
+        self._route = route
+        self._policy = policy
+        self._topics = topics
+        self._topic_ids = topic_ids
+        self._watermarks = watermarks
+        self._recorded: dict[str, dict[str, int]] | None = None
+
+    def resolve(
+        self, stored: Mapping[LogPartition, int | None], ran_before: Collection[LogPartition]
+    ) -> dict[LogPartition, int]:
+        """Return the offset to read each partition from. Raises Stopped with the remedy.
+
+        ``ran_before`` are the partitions that the destination or the monitor has traces of: without a stored
+        position theirs is lost, not new.
+        """
+        return {
+            partition: self._unknown(partition, partition in ran_before) if offset is None else self._known(partition, offset)
+            for partition, offset in stored.items()
+        }
+
+    def record(self) -> None:
+        """Record the first start, unless it was recorded before; call it before the first poll."""
+        found = self._register.first(self._key)
+        if found is None:
+            starts = {}
+            for topic, count in self._topics.items():
+                marks = [self._watermarks(LogPartition(topic, p)) for p in range(count)]
+                offsets = [low if self._policy == "earliest" else high for low, high in marks]
+                starts[f"{topic}/{self._topic_ids[topic].hex()}"] = {str(p): o for p, o in enumerate(offsets)}
+            self._register.put(self._key, orjson.dumps({"policy": self._policy, "starts": starts}), wait=True)
+            found = self._register.first(self._key)
+        self._recorded = orjson.loads(found or b"{}").get("starts", {})
+
+    def _unknown(self, partition: LogPartition, ran_before: bool) -> int:
+        if self._recorded is None:
+            self.record()
+        assert self._recorded is not None
+        low, _high = self._watermarks(partition)
+        topic_key = f"{partition.topic}/{self._topic_ids[partition.topic].hex()}"
+        if topic_key not in self._recorded:
+            if any(key.split("/")[0] == partition.topic for key in self._recorded):
+                raise Stopped(
+                    f"topic {partition.topic!r} of route {self._route!r} was deleted and created again: its positions "
+                    "mean nothing now; check what was lost, then give the route a new name, or record a new start by "
+                    f"`relay migrate --restart {self._route}`"
+                )
+            return low
+        start = self._recorded[topic_key].get(str(partition.partition))
+        if start is None:
+            return low
+        if ran_before or start < low:
+            raise Stopped(self._expired(partition, low))
+        return start
+
+    def _known(self, partition: LogPartition, offset: int) -> int:
+        low, high = self._watermarks(partition)
+        if offset < low:
+            raise Stopped(
+                f"{partition.topic}[{partition.partition}] of route {self._route!r} stands at {offset}, but the log "
+                f"begins at {low}: {low - offset} offsets left it unread; lengthen its retention, find the messages "
+                "elsewhere, then move the position by hand"
+            )
+        if offset > high:
+            raise Stopped(
+                f"{partition.topic}[{partition.partition}] of route {self._route!r} stands at {offset}, above the "
+                f"log's end {high}: the topic was created again or lost its tail; check what was lost before you move "
+                "the position"
+            )
+        return offset
+
+    def _expired(self, partition: LogPartition, low: int) -> str:
+        return (
+            f"{partition.topic}[{partition.partition}] of route {self._route!r} has no stored position although the "
+            f"route has run before (offsets expired or deleted), and the log now begins at {low}; find out what was "
+            "delivered last and set the group's offset to it"
+        )

@@ -1,0 +1,76 @@
+"""A worker's monitor views: opened from checkpoints, kept over rebalances, saved when it is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+
+from relay.delivery.evidence_reading import MonitorView
+from relay.monitor.evidence import Evidence
+from relay.monitor.index import DedupIndex
+
+log = structlog.get_logger("relay.views")
+SAVE_PERIOD_S: Final = 30.0
+
+
+class Store(Protocol):
+    """Keeps the index of one monitor partition over restarts; what it cannot read it forgets, with a reason."""
+
+    def open(self, partition: int) -> tuple[DedupIndex, int]:
+        """Return the index and the monitor offset up to which it is complete (0: from the beginning)."""
+
+    def save(self, index: DedupIndex, monitor_offset: int) -> None:
+        """Make what the index holds durable, complete up to ``monitor_offset``."""
+
+    def close(self, index: DedupIndex) -> None:
+        """Let go of an index that is no longer needed here."""
+
+
+class ViewKeeper:
+    """Views by monitor partition; a partition that goes away is saved and closed."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._views: dict[int, MonitorView] = {}
+        self._save_at = clock() + SAVE_PERIOD_S
+
+    def take(self, partitions: set[int]) -> list[MonitorView]:
+        """Return the views of exactly these monitor partitions."""
+        for partition in set(self._views) - partitions:
+            self._release(self._views.pop(partition))
+        for partition in partitions - set(self._views):
+            self._views[partition] = self._open(partition)
+        return [self._views[p] for p in sorted(partitions)]
+
+    def views(self) -> list[MonitorView]:
+        """Return the views held now."""
+        return list(self._views.values())
+
+    def tend(self, now: float) -> None:
+        """Save now and then, so that a restart reads only the tail."""
+        if now >= self._save_at:
+            self._save_at = now + SAVE_PERIOD_S
+            for view in self._views.values():
+                self._save(view)
+
+    def close(self) -> None:
+        """Save and close all."""
+        for view in self._views.values():
+            self._release(view)
+        self._views.clear()
+
+    def _open(self, partition: int) -> MonitorView:
+        index, complete_to = self._store.open(partition)
+        evidence = Evidence(on_rows=index.add_page, on_void=index.void)
+        return MonitorView(partition, index, evidence, read_to=complete_to, scan_from=complete_to)
+
+    def _save(self, view: MonitorView) -> None:
+        """Below the last begin of the last claimant everything is decided, and that begin is found again."""
+        self._store.save(view.index, min(view.scan_from, view.read_to) if view.own_begin is None else view.scan_from)
+
+    def _release(self, view: MonitorView) -> None:
+        self._save(view)
+        self._store.close(view.index)

@@ -1,0 +1,263 @@
+"""A worker of one route: poll, take in, deliver, acknowledge; recover whenever anything is unclear.
+
+All consumer calls happen on the thread that calls ``run``. Whatever was read before a rebalance is thrown away
+after it; whatever failed in a way that is not understood leads to recovery, which finds out by evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from relay.delivery.batch import Batch
+from relay.delivery.destination import Destination
+from relay.delivery.ports import Starts
+from relay.kafka.failures import Action, action, is_end_of_partition, is_kafka, sentence
+from relay.kafka.group import GroupConsumer
+from relay.log.intake import Intake
+from relay.message.errors import (
+    ConfigError,
+    Fenced,
+    InDoubt,
+    RelayError,
+    Retriable,
+    Stopped,
+    TwinDetected,
+    Unreachable,
+)
+from relay.message.record import LogPartition
+from relay.run import clock
+from relay.run.progress import Progress
+from relay.run.reloading import Reloading
+from relay.run.resolving import Resolving
+from relay.run.views import ViewKeeper
+
+log = structlog.get_logger("relay.worker")
+
+IDLE_POLL_S: Final = 0.05
+RECOVERY_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+OFFSET_ADVANCE_PERIOD_S: Final = 1.0
+"""Positions that moved without a message (markers, duplicates of other lanes) are committed this often."""
+REVOKE_WAIT_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one worker may take in and hand on at once."""
+
+    batch_messages: int
+    linger_s: float
+    inflight_messages: int
+    lanes: int
+
+
+class RouteWorker:
+    """Runs one route's loop on the calling thread until told to stop."""
+
+    def __init__(
+        self,
+        *,
+        group: GroupConsumer,
+        intake: Intake,
+        destination: Destination,
+        views: ViewKeeper,
+        resolving: Resolving,
+        reloading: Reloading,
+        progress: Progress,
+        starts: Starts,
+        topic_ids: Callable[[], Mapping[str, bytes]],
+        bounds: Bounds,
+    ) -> None:
+        self._group = group
+        self._intake = intake
+        self._destination = destination
+        self._views = views
+        self._resolving = resolving
+        self._reloading = reloading
+        self._progress = progress
+        self._starts = starts
+        self._topic_ids = topic_ids
+        self._bounds = bounds
+        self._generation = -1
+        self._running: dict[LogPartition, int] = {}
+        self._submitted: dict[LogPartition, int] = {}
+        self._failures = 0
+        self._advance_at = 0.0
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ask the loop to drain and end; safe from a signal handler."""
+        self._stopping = True
+
+    def run(self, until_idle_s: float | None) -> None:
+        """Loop until stopped, or until nothing moved for ``until_idle_s`` seconds and all is read and delivered.
+
+        Raises Stopped, TwinDetected, ConfigError or Unreachable where a person or the supervisor must act.
+        """
+        while not self._stopping:
+            try:
+                self._turn()
+            except (TwinDetected, ConfigError, Stopped):
+                raise  # stop: a person must act
+            except (Fenced, InDoubt, Retriable) as unclear:
+                self._recover_next(unclear)  # in doubt: evidence decides
+            except Unreachable as away:
+                self._recover_next(away)  # retry: nothing can be found out before it answers
+            except Exception as failure:
+                self._sort_out(failure)
+            if until_idle_s is not None and self._is_idle(until_idle_s):
+                break
+        self._drain()
+
+    def revoked(self) -> None:
+        """The group takes the partitions away: let what is under way finish, then let go."""
+        self._destination.wait(REVOKE_WAIT_S)
+        self._destination.abandon()
+        self._running = {}
+
+    def _turn(self) -> None:
+        now = clock.monotonic()
+        self._progress.beat(now, self._intake, self._destination, self._running)
+        records = self._group.consume(self._room(), self._patience())
+        if self._group.fatal is not None:
+            raise Unreachable(f"the consumer cannot go on: {self._group.fatal}")
+        if self._group.generation != self._generation:
+            self._take_over()
+            return
+        if not self._running:
+            return
+        now = clock.monotonic()
+        for event in self._intake.take(records, now):
+            self._event(event)
+        self._resolving.turn(self._intake, now)
+        self._reloading.turn(self._intake, self._bounds.inflight_messages - self._intake.ready())
+        self._deliver(now)
+        self._destination.tend(now)
+        self._views.tend(now)
+        self._acknowledge()
+
+    def _room(self) -> int:
+        waiting = self._intake.ready()
+        return max(1, min(self._bounds.batch_messages, self._bounds.inflight_messages - waiting))
+
+    def _patience(self) -> float:
+        if not self._running:
+            return IDLE_POLL_S
+        return 0.0 if self._intake.ready() else self._bounds.linger_s
+
+    def _take_over(self) -> None:
+        """Recover the partitions just assigned, or stand by without any."""
+        generation = self._group.generation
+        assigned = self._group.assigned
+        self._running = {}
+        self._destination.abandon()
+        if assigned is None:
+            self._generation = generation
+            return
+        topic_ids = self._topic_ids()
+        self._progress.state("recovering")
+        views = self._views.take({p.partition for p in assigned})
+        if not assigned:
+            starts: dict[LogPartition, int] = {}
+        else:
+            starts = self._destination.recover(assigned, views, self._group, self._starts, topic_ids)
+        if self._group.generation != generation:
+            return
+        self._generation = generation
+        self._intake.start(starts, topic_ids)
+        self._submitted = dict(starts)
+        self._running = dict(starts)
+        self._group.start(starts)
+        self._failures = 0
+        self._progress.state("running")
+        log.info("running", partitions=[f"{p.topic}[{p.partition}]@{o}" for p, o in starts.items()])
+
+    def _deliver(self, now: float) -> None:
+        if not self._destination.settled():
+            if self._intake.ready() >= self._bounds.inflight_messages // 2:
+                self._destination.wait(self._bounds.linger_s or IDLE_POLL_S)
+            return
+        limit = self._bounds.batch_messages
+        if self._destination.narrowed_to is not None:
+            limit = min(limit, self._destination.narrowed_to)
+        messages = self._intake.take_ready(limit)
+        positions = self._intake.positions()
+        if not messages and not (positions != self._submitted and now >= self._advance_at):
+            return
+        self._advance_at = now + OFFSET_ADVANCE_PERIOD_S
+        batch = Batch(self._generation, messages, self._submitted, positions, self._group.membership())
+        self._destination.submit(batch)
+        self._submitted = positions
+        self._progress.moved(now)
+
+    def _acknowledge(self) -> None:
+        durable = self._destination.positions()
+        if durable:
+            self._group.commit(durable, {t: i.hex() for t, i in self._topic_ids().items()}, wait=False)
+        self._running.update(self._submitted)
+
+    def _event(self, event: Any) -> None:
+        error = event.error()
+        partition = LogPartition(event.topic() or "", event.partition() or 0)
+        if is_end_of_partition(error):
+            self._intake.passed(partition, event.offset() or 0)
+            self._progress.caught_up(partition, event.offset() or 0)
+        elif not error.retriable():
+            raise Stopped(
+                f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}): messages "
+                "left the log unread, or the topic was created again; find out which before you move the position"
+            )
+
+    def _recover_next(self, why: RelayError) -> None:
+        """Forget what is under way; the next turn recovers. Before it, unassign and poll, so that a member that was
+        kicked out learns it."""
+        step = min(self._failures, len(RECOVERY_BACKOFF_S) - 1)
+        log.warning("recovering", reason=str(why), kind=type(why).__name__, failures=self._failures)
+        self._progress.failed(str(why))
+        self._failures += 1
+        self._running = {}
+        self._generation = -1
+        self._destination.abandon()
+        self._group.stand_by()
+        limit = clock.monotonic() + RECOVERY_BACKOFF_S[step]
+        while clock.monotonic() < limit and not self._stopping:
+            self._group.consume(1, IDLE_POLL_S)
+
+    def _sort_out(self, failure: Exception) -> None:
+        todo = action(failure)
+        if todo is Action.STOP:
+            raise Stopped(f"Kafka refuses: {sentence(failure)}; give the relay the right it lacks") from failure
+        if not is_kafka(failure):
+            raise failure
+        self._recover_next(InDoubt(sentence(failure)))
+
+    def _is_idle(self, seconds: float) -> bool:
+        return (
+            bool(self._group.assigned is not None)
+            and self._generation == self._group.generation
+            and self._destination.wait(0)
+            and not self._intake.ready()
+            and not self._intake.held()
+            and self._progress.idle_for(clock.monotonic(), list(self._running)) >= seconds
+        )
+
+    def _drain(self) -> None:
+        """Finish what is under way and leave; what was read and not delivered is read again by the next owner."""
+        self._progress.state("draining")
+        self._destination.wait(REVOKE_WAIT_S)
+        self._acknowledge_last()
+        self._views.close()
+        self._destination.close()
+        self._resolving.close()
+        self._group.close()
+        self._progress.state("stopped")
+
+    def _acknowledge_last(self) -> None:
+        try:
+            self._destination.settled()
+            self._acknowledge()
+        except RelayError as unclear:
+            log.warning("left in doubt", reason=str(unclear))  # in doubt: the next owner recovers

@@ -1,0 +1,148 @@
+"""A route under test: its configuration, its topics, its workers as real processes, and plain readers beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from relay.run.config import load
+from relay.run.migrate import migrate
+
+DEADLINE_S = 60.0
+
+
+def wait_for(condition: Callable[[], Any], deadline_s: float = DEADLINE_S, what: str = "the condition") -> Any:
+    """Ask again until the answer is true; fail with what was waited for."""
+    limit = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < limit, f"{what} did not come true within {deadline_s} s"
+        time.sleep(0.05)
+    return found
+
+
+class Route:
+    """One relay with one route from a log topic of its own."""
+
+    def __init__(self, directory: Path, kafka: str, log: str, to: str, extra: str = "", timing: str = "") -> None:
+        self.kafka = kafka
+        self.log = log
+        self.name = f"r{uuid4().hex[:8]}"
+        self.path = directory / f"{self.name}.toml"
+        self.path.write_text(
+            f"""
+[relay]
+name = "{self.name}"
+instance = "test"
+state = "{directory}/state-{self.name}"
+
+[kafka]
+"bootstrap.servers" = "{kafka}"
+
+[timing]
+{timing}
+
+[routes.main]
+from = ["{log}"]
+to = {to}
+{extra}
+"""
+        )
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def migrate(self) -> None:
+        """Create what the relay owns."""
+        migrate(load(self.path))
+
+    def start(self, number: int = 0, until_idle_s: float | None = None, **env: str) -> subprocess.Popen[bytes]:
+        """Start a worker as a process of its own."""
+        command = [sys.executable, "-m", "relay.run.process", str(self.path), "--route", "main", "--worker", str(number)]
+        if until_idle_s is not None:
+            command += ["--until-idle", str(until_idle_s)]
+        log = (self.path.parent / f"{self.name}-{number}.log").open("ab")
+        worker = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT)
+        log.close()
+        self._workers.append(worker)
+        return worker
+
+    def finish(self, number: int = 0, until_idle_s: float = 1.0, **env: str) -> int:
+        """Run a worker until it is idle and return its exit code."""
+        code = self.start(number, until_idle_s, **env).wait(DEADLINE_S)
+        self._workers.pop()
+        return code
+
+    def said(self, number: int = 0) -> str:
+        """Return what a worker wrote."""
+        return (self.path.parent / f"{self.name}-{number}.log").read_text()
+
+    def stop(self) -> None:
+        """End every worker that still runs."""
+        for worker in self._workers:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGCONT)
+                worker.kill()
+            worker.wait(10)
+        self._workers.clear()
+
+
+def ce(source: str, identifier: str, **more: str) -> list[tuple[str, bytes]]:
+    """CloudEvents headers of a plain producer."""
+    fields = {"ce_specversion": "1.0", "ce_id": identifier, "ce_source": source, "ce_type": "test", **more}
+    return [(name, value.encode()) for name, value in fields.items()]
+
+
+def publish(kafka: str, topic: str, records: Iterable[tuple[int, list[tuple[str, bytes]], bytes | None]]) -> None:
+    """Append (partition, headers, value) records in order."""
+    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "linger.ms": 5})
+    for partition, headers, value in records:
+        producer.produce(topic, value=value, partition=partition, headers=headers, key=b"k")
+    assert producer.flush(30) == 0
+
+
+def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True) -> list[Any]:
+    """Read a topic from its beginning to its end, each partition in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka,
+            "group.id": f"reader-{uuid4().hex}",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+    found = []
+    left = set(range(partitions))
+    limit = time.monotonic() + DEADLINE_S
+    while left:
+        assert time.monotonic() < limit, f"{topic} was not read to its end"
+        for message in consumer.consume(10_000, 0.2):
+            if message.error() is None:
+                found.append(message)
+            else:
+                left.discard(message.partition())
+    consumer.close()
+    return found
+
+
+def ids(messages: Iterable[Any]) -> list[str]:
+    """Return the CloudEvents ids of records."""
+    return [dict(message.headers())["ce_id"].decode() for message in messages]
+
+
+def per_source(messages: Iterable[Any]) -> dict[str, list[int]]:
+    """Return the sequence numbers of records by source, in the order read."""
+    found: dict[str, list[int]] = {}
+    for message in messages:
+        fields = dict(message.headers())
+        found.setdefault(fields["ce_source"].decode(), []).append(int(fields["ce_id"].decode().rsplit("-", 1)[1]))
+    return found
