@@ -1,0 +1,290 @@
+"""The checker: every captured message has exactly one effect, in its lane's order, and nothing else has one.
+
+Pure: it is given facts (the ledger, effects in their order at the destination, positions, dead letters, the
+monitor's evidence) and returns findings. Anomalies are named as in Jepsen's Kafka workload: *unseen* is lag, not loss.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from relay.audit.ledger import Ledger, Place
+from relay.message.record import LogPartition
+from relay.monitor.entries import DEAD, SKIPPED, InputRange
+
+EXAMPLES_MAX: Final = 5
+MUST_BE_ZERO: Final = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "altered")
+
+
+class Offender(NamedTuple):
+    """A message that breaks a promise: where it lies (in the log or at the destination) and what is wrong."""
+
+    kind: str
+    place: Place | str
+    why: str
+
+
+@dataclass
+class Findings:
+    """The counts of one route, with the first offenders of each kind."""
+
+    captured: int = 0
+    delivered: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    reordered: int = 0
+    phantoms: int = 0
+    aborted: int = 0
+    in_doubt: int = 0
+    dead_letters: int = 0
+    conflicts: int = 0
+    unseen: int = 0
+    altered: int = 0
+    expired: int = 0
+    skipped: int = 0
+    repeats: int = 0
+    offenders: list[Offender] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def blame(self, kind: str, place: Place | str, why: str, count: int = 1) -> None:
+        """Count an offence; the first few of each kind are kept by name."""
+        setattr(self, kind, getattr(self, kind) + count)
+        if sum(offender.kind == kind for offender in self.offenders) < EXAMPLES_MAX:
+            self.offenders.append(Offender(kind, place, why))
+
+    def passes(self, *, allow_lag: bool) -> bool:
+        """Is everything zero that must be?"""
+        return not any(getattr(self, name) for name in MUST_BE_ZERO) and (allow_lag or not self.unseen)
+
+
+class State(NamedTuple):
+    """What the route itself says, to be held against what the log and the destination show.
+
+    ``positions`` are the committed offsets; a partition without one was never read. ``lows`` are the log's low
+    watermarks. ``dead`` are the digests of the route's dead letters; where the dead-letter topic has forgotten some
+    (``dead_expired``) the monitor's or inbox's word for a death is enough. ``outcomes`` says what they recorded.
+    """
+
+    positions: Mapping[LogPartition, int]
+    lows: Mapping[LogPartition, int]
+    dead: Collection[bytes]
+    dead_expired: bool
+    outcomes: Mapping[bytes, int]
+    open_ranges: Iterable[InputRange]
+
+
+class CommitOrder:
+    """In which order, and in which delivery transactions, the messages were committed into a table."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._applied = array("q", [-1]) * len(ledger)
+        self._transaction = array("q", [-1]) * len(ledger)
+
+    def note(self, digest: bytes, applied: int, transaction: int) -> None:
+        """Take one message's commit; what was noted first stays."""
+        row = self._ledger.index.get(digest)
+        if row is not None and self._applied[row] < 0:
+            self._applied[row], self._transaction[row] = applied, transaction
+
+    def rows(self) -> Iterator[tuple[int, int]]:
+        """Yield (the message's row, its transaction) in the order of the commits."""
+        for row in sorted(range(len(self._applied)), key=self._applied.__getitem__):
+            if self._applied[row] >= 0:
+                yield row, self._transaction[row]
+
+
+class Checker:
+    """Holds effects against the ledger, one after the other, and concludes."""
+
+    def __init__(self, ledger: Ledger, *, ordered: bool) -> None:
+        self.findings = Findings()
+        self.unknown: dict[bytes, tuple[Place | str, int]] = {}
+        """Effects of no captured message: the first one's place and their number, by digest or match."""
+        self._ledger = ledger
+        self._ordered = ordered
+        self._times = bytearray(len(ledger))
+        self._highest: list[dict[int, int]] = []
+        self._homes = array("i", [-1]) * (max(ledger.lane, default=-1) + 1)
+        self._moved: set[int] = set()
+
+    def outputs(self, partitions: list[LogPartition], effects: Iterable[tuple[int, int, bytes, int]]) -> None:
+        """Take the records of an output topic: (partition's index, offset, digest, content), each partition in order."""
+        ledger, times = self._ledger, self._times
+        find, contents, offsets, lanes = ledger.index.get, ledger.content, ledger.offset, ledger.lane
+        while len(self._highest) < len(partitions):
+            self._highest.append({})
+        for number, offset, digest, content in effects:
+            row = find(digest)
+            if row is None:
+                self.stranger(digest, Place(*partitions[number], offset))
+                continue
+            if times[row]:
+                self.findings.blame("duplicates", Place(*partitions[number], offset), "a second effect")
+                continue
+            times[row] = 1
+            if content != contents[row]:
+                self.findings.blame("altered", Place(*partitions[number], offset), "key or value differ from the log's")
+            lane, log_offset = lanes[row], offsets[row]
+            highest = self._highest[number]
+            if log_offset < highest.get(lane, -1):
+                if self._ordered:
+                    why = f"delivered after offset {highest[lane]} of its lane"
+                    self.findings.blame("reordered", ledger.place(row), why)
+            else:
+                highest[lane] = log_offset
+            if self._homes[lane] != number:
+                self._settle_home(lane, number)
+
+    def rows(self, matches: Iterable[bytes], table: str) -> None:
+        """Take the rows of a table, each as what it is known by: the ledger's match, or the digest."""
+        ledger = self._ledger
+        find = ledger.matches.get if ledger.matches else ledger.index.get
+        for match in matches:
+            row = find(match)
+            if row is None:
+                self.stranger(match, f"a row of {table}")
+            else:
+                self.effect(self._namesake(match, row), f"a row of {table}")
+
+    def effect(self, row: int, where: Place | str) -> None:
+        """Take one effect of a message."""
+        if self._times[row]:
+            self.findings.blame("duplicates", self._ledger.place(row), f"a second effect: {where}")
+        self._times[row] = 1
+
+    def recorded(self, digests: Iterable[bytes], where: str) -> None:
+        """Take what inbox and monitor say was delivered as the effects, where the effects cannot be looked at."""
+        for digest in digests:
+            row = self._ledger.index.get(digest)
+            if row is not None:
+                self._times[row] = 1
+            elif digest not in self.unknown:
+                self.stranger(digest, where)
+
+    def nameless(self, rows: int, delivered: Iterable[bytes], table: str) -> None:
+        """Hold the rows of a table that have no id against the messages without one that are said to be delivered."""
+        nameless, index = self._ledger.nameless, self._ledger.index
+        said = {row for digest in delivered if (row := index.get(digest)) in nameless and row is not None}
+        for row in said:
+            self.effect(row, table)
+        if rows != len(said):
+            kind = "duplicates" if rows > len(said) else "lost"
+            why = f"{rows} rows without an id for {len(said)} delivered messages without one"
+            self.findings.blame(kind, f"table {table}", why, abs(rows - len(said)))
+
+    def commits(self, order: CommitOrder) -> None:
+        """Judge the order in a table: rows of one delivery transaction became visible together."""
+        if not self._ordered:
+            return
+        lanes, offsets = self._ledger.lane, self._ledger.offset
+        seen: dict[int, tuple[int, int, int]] = {}
+        for row, transaction in order.rows():
+            lane, offset = lanes[row], offsets[row]
+            last, before, inside = seen.get(lane, (transaction, -1, -1))
+            if transaction != last:
+                before = inside
+            if offset < before:
+                why = f"committed after offset {before} of its lane"
+                self.findings.blame("reordered", self._ledger.place(row), why)
+            seen[lane] = (transaction, before, max(inside, offset))
+
+    def stranger(self, key: bytes, where: Place | str) -> None:
+        """Take an effect of no captured message; what it is, is concluded at the end."""
+        found = self.unknown.get(key)
+        self.unknown[key] = (where, 1) if found is None else (found[0], found[1] + 1)
+
+    def missing(self) -> Iterable[bytes]:
+        """Yield the digests of captured messages without an effect so far."""
+        return (digest for digest, times in zip(self._ledger.index, self._times, strict=True) if not times)
+
+    def conclude(self, state: State, expired: Collection[bytes] = ()) -> Findings:
+        """Judge what has no effect and what has no message. ``expired``: unknown effects older than the log."""
+        findings, ledger = self.findings, self._ledger
+        findings.captured = len(ledger)
+        findings.delivered = len(self._times) - self._times.count(0)
+        findings.aborted = len(ledger.aborted)
+        findings.conflicts = ledger.conflict_count
+        findings.repeats = ledger.repeats
+        findings.dead_letters = len(state.dead)
+        for digest, row in zip(ledger.index, range(len(ledger)), strict=True):
+            if not self._times[row]:
+                self._judge_missing(row, digest, state)
+        for key, (where, count) in self.unknown.items():
+            self._judge_unknown(key, where, count, expired)
+        for partition, offset in ledger.undecided.values():
+            findings.blame("in_doubt", ledger.place_of(partition, offset), "its capture is undecided")
+        for name, low in state.lows.items():
+            position = state.positions.get(name, low)
+            if position < low:
+                why = f"the route stands there, but the log begins at {low}: up to that, it was left undelivered"
+                findings.blame("lost", Place(name.topic, name.partition, position), why, low - position)
+        self._note()
+        return findings
+
+    def _judge_missing(self, row: int, digest: bytes, state: State) -> None:
+        findings, place = self.findings, self._ledger.place(row)
+        outcome = state.outcomes.get(digest)
+        if digest in state.dead or (outcome == DEAD and state.dead_expired):
+            return
+        if outcome == SKIPPED:
+            findings.skipped += 1
+        elif outcome == DEAD:
+            findings.blame("lost", place, "recorded as dead, but there is no dead letter of it")
+        elif outcome is not None:
+            findings.blame("lost", place, "recorded as delivered, but it has no effect")
+        elif place.offset < state.positions.get(LogPartition(place.topic, place.partition), 0):
+            findings.blame("lost", place, "passed by the route, but it has no effect")
+        elif any(place.topic == r.topic and place.partition == r.partition and r.first <= place.offset < r.next
+                 for r in state.open_ranges):  # fmt: skip
+            findings.blame("in_doubt", place, "its delivery was begun and nothing says how it ended")
+        else:
+            findings.blame("unseen", place, "not delivered yet")
+
+    def _judge_unknown(self, key: bytes, where: Place | str, count: int, expired: Collection[bytes]) -> None:
+        refused = self._ledger.refused.get(key, key)
+        if refused in self._ledger.undecided:
+            return  # counted in doubt
+        if refused in self._ledger.aborted:
+            log = self._ledger.place_of(*self._ledger.aborted[refused])
+            self.findings.blame("phantoms", where, f"its capture was aborted ({log})", count)
+        elif key in expired:
+            self.findings.expired += count
+        else:
+            self.findings.blame("phantoms", where, "no captured message has this identity", count)
+
+    def _namesake(self, match: bytes, row: int) -> int:
+        """Of several messages that a table knows by the same name, the next one without a row."""
+        rows = self._ledger.namesakes.get(match)
+        return next((other for other in rows if not self._times[other]), row) if rows else row
+
+    def _settle_home(self, lane: int, number: int) -> None:
+        if self._homes[lane] >= 0:
+            self._moved.add(lane)
+        self._homes[lane] = number
+
+    def _note(self) -> None:
+        ledger, notes = self._ledger, self.findings.notes
+        if ledger.scattered_count:
+            notes.append(
+                f"{ledger.scattered_count} repeats lie in another partition than their first (such as "
+                f"{ledger.scattered[0]}): a producer must send one id to one partition, or the route set dedup = "
+                '"route"'
+            )
+        if ledger.conflict_count:
+            notes.append(
+                f"{ledger.conflict_count} repeats have another content (such as {ledger.conflicts[0]}): the first wins"
+            )
+        if ledger.namesakes:
+            notes.append(
+                f"{len(ledger.namesakes)} ids are not unique over their sources: map a column from ce:source so that "
+                "each row can be told apart"
+            )
+        if self._ordered and self._moved:
+            notes.append(
+                f"{len(self._moved)} lanes lie in more than one output partition: their order cannot be seen across "
+                "them (was the topic grown?)"
+            )

@@ -1,0 +1,117 @@
+"""What a route's monitor proves: an entry counts only under the end that its own transaction came to.
+
+An entry proves a delivery if it was written as proven, if its (instance, n) is sealed, or if n lies below the
+instance's last begun n; under a settle seal the entries of (instance, n) count for nothing. The latest entry of a
+digest decides.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from relay.message.identity import DIGEST_BYTES
+from relay.message.record import LogPartition
+from relay.monitor.entries import NOT_DELIVERED, Begin, Entry, InputRange, Page, Proof, Seal
+
+
+class Proven(NamedTuple):
+    """The deciding entry of one message; ``group`` tells the delivery transactions apart, -1 where unknown."""
+
+    digest: bytes
+    outcome: int
+    partition: LogPartition
+    offset: int
+    destination: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A page, packed: a million entries take about 40 MB."""
+
+    instance: bytes
+    n: int
+    proof: Proof
+    recovered: bool
+    partition: LogPartition
+    digests: bytes
+    offsets: array[int]
+    outcomes: bytes
+    destinations: array[int]
+
+
+class Evidence:
+    """Takes the records of a monitor topic, each partition in order, then answers."""
+
+    def __init__(self) -> None:
+        self._pages: list[_Rows] = []
+        self._begun: dict[bytes, int] = {}
+        self._sealed: dict[bytes, int] = {}
+        self._settled: set[tuple[bytes, int]] = set()
+        self._last: dict[tuple[int, str], Begin] = {}
+
+    def take(self, monitor_partition: int, entry: Entry) -> None:
+        """Take the next entry of a monitor partition."""
+        if isinstance(entry, Page):
+            self._pages.append(
+                _Rows(
+                    entry.instance, entry.n, entry.proof, entry.recovery is not None,
+                    LogPartition(entry.topic, entry.partition), entry.digests, array("q", entry.offsets),
+                    entry.outcomes, array("q", entry.destinations),
+                )
+            )  # fmt: skip
+        elif isinstance(entry, Begin):
+            self._begun[entry.instance] = max(entry.n, self._begun.get(entry.instance, -1))
+            self._last[monitor_partition, entry.transactional_id] = entry
+        elif isinstance(entry, Seal):
+            self._sealed[entry.instance] = max(entry.n, self._sealed.get(entry.instance, -1))
+        else:
+            self._settled.add((entry.instance, entry.n))
+
+    @property
+    def instances(self) -> set[bytes]:
+        """The producer instances that wrote into this monitor."""
+        return set(self._begun) | {page.instance for page in self._pages}
+
+    def proven(self, wanted: Collection[bytes] | None = None) -> Iterator[Proven]:
+        """Yield the deciding entry of each digest (of those wanted, if given) that shows an outcome."""
+        latest: dict[bytes, int] = {}  # page and row in one number, since there may be millions
+        for number, page in enumerate(self._pages):
+            if not self._counts(page):
+                continue
+            digests = page.digests
+            for row in range(len(page.offsets)):
+                digest = digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+                if wanted is None or digest in wanted:
+                    latest[digest] = number << 32 | row
+        groups: dict[tuple[bytes, int], int] = {}
+        for digest, packed in latest.items():
+            page, row = self._pages[packed >> 32], packed & 0xFFFFFFFF
+            if page.outcomes[row] == NOT_DELIVERED:
+                continue
+            group = -1 if page.recovered else groups.setdefault((page.instance, page.n), len(groups))
+            destination = page.destinations[row] if page.destinations else -1
+            yield Proven(digest, page.outcomes[row], page.partition, page.offsets[row], destination, group)
+
+    def open_ranges(self) -> list[InputRange]:
+        """Return the inputs of transactions that were begun, and of which nothing says how they ended.
+
+        A begin that a newer instance of its transactional id follows in the same partition was ended by it.
+        """
+        return [
+            taken
+            for begin in self._last.values()
+            if self._sealed.get(begin.instance, -1) < begin.n and (begin.instance, begin.n) not in self._settled
+            for taken in begin.inputs
+            if taken.first < taken.next
+        ]
+
+    def _counts(self, page: _Rows) -> bool:
+        if page.proof is not Proof.SEALED:
+            return True
+        if (page.instance, page.n) in self._settled:
+            return False
+        return page.n == self._sealed.get(page.instance) or page.n < self._begun.get(page.instance, -1)

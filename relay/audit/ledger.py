@@ -1,0 +1,168 @@
+"""The ledger: which messages the log holds, each once, and which of them their publisher took back.
+
+Built from the log alone. A message without a capture counts at once; one of a capture waits for its outcome.
+Records of one identity are one message, the first in its partition; memory is about 200 bytes a message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from relay.message.record import LogPartition
+
+
+class Outcome(Enum):
+    """How a capture ended, as far as the evidence goes."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class Place(NamedTuple):
+    """Where a record lies."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+class Fact(NamedTuple):
+    """One record of the log: ``lane`` orders it, ``content`` tells other content, ``match`` finds it in a table."""
+
+    partition: int
+    offset: int
+    digest: bytes
+    lane: bytes
+    content: int
+    match: bytes | None
+
+
+class Ledger:
+    """Messages by digest; row ``i`` of the columns belongs to the i-th digest of ``index``."""
+
+    def __init__(self, partitions: Sequence[LogPartition], *, matches: bool = False) -> None:
+        self.partitions = list(partitions)
+        self.index: dict[bytes, int] = {}
+        self.matches: dict[bytes, int] = {}
+        """What a destination knows a message by, where that is not the digest."""
+        self.namesakes: dict[bytes, list[int]] = {}
+        self.nameless: set[int] = set()
+        self.lane = array("i")
+        self.content = array("I")
+        self.offset = array("q")
+        self.partition = array("i")
+        self.aborted: dict[bytes, tuple[int, int]] = {}
+        self.undecided: dict[bytes, tuple[int, int]] = {}
+        self.refused: dict[bytes, bytes] = {}
+        """Digests of aborted and undecided messages by what a destination would know them by."""
+        self.repeats = 0
+        self.conflicts: list[Place] = []
+        self.conflict_count = 0
+        self.scattered: list[Place] = []
+        self.scattered_count = 0
+        self._matching = matches
+        self._lanes: dict[tuple[int, bytes], int] = {}
+        self._held: dict[bytes, list[Fact]] = {}
+        self._resources: dict[bytes, bytes] = {}
+        self._committed: set[bytes] = set()
+        self._hints: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def add(self, fact: Fact) -> None:
+        """Take a message that counts: without a capture, or of a committed one."""
+        partition, offset, digest, lane, content, match = fact
+        row = self.index.get(digest)
+        if row is not None:
+            self._repeat(row, fact)
+            return
+        row = self.index[digest] = len(self.offset)
+        self.lane.append(self._lane(partition, lane))
+        self.content.append(content)
+        self.offset.append(offset)
+        self.partition.append(partition)
+        if self._matching:
+            self._name(row, match)
+
+    def hold(self, fact: Fact, capture: bytes, resource: bytes) -> None:
+        """Take a message of a capture; it counts when the capture is known to be committed."""
+        if capture in self._committed:
+            self.add(fact)
+        else:
+            self._held.setdefault(capture, []).append(fact)
+            self._resources.setdefault(capture, resource)
+
+    def marker(self, capture: bytes, outcome: Outcome) -> None:
+        """Take an outcome marker; a committed one must have been checked against its nonce, an aborted one is a hint."""
+        if outcome is Outcome.ABORTED:
+            self._hints.add(capture)
+            return
+        self._committed.add(capture)
+        for fact in self._held.pop(capture, ()):
+            self.add(fact)
+
+    def open_captures(self) -> dict[bytes, bytes]:
+        """Return the captures that no valid committed marker has decided, with the resource each names."""
+        return {capture: self._resources[capture] for capture in self._held}
+
+    def hints(self, capture: bytes) -> bool:
+        """Is there an aborted marker, which anyone may have written?"""
+        return capture in self._hints
+
+    def decide(self, outcomes: Iterable[tuple[bytes, Outcome | None]]) -> None:
+        """Close the held captures; None is undecided. A digest that counts through another record stays captured."""
+        refused: list[tuple[Fact, dict[bytes, tuple[int, int]]]] = []
+        for capture, outcome in outcomes:
+            facts = self._held.pop(capture, [])
+            if outcome is Outcome.COMMITTED:
+                for fact in facts:
+                    self.add(fact)
+            else:
+                into = self.aborted if outcome is Outcome.ABORTED else self.undecided
+                refused += [(fact, into) for fact in facts]
+        for fact, into in refused:
+            if fact.digest not in self.index:
+                into.setdefault(fact.digest, (fact.partition, fact.offset))
+                self.refused.setdefault(fact.match or fact.digest, fact.digest)
+
+    def place(self, row: int) -> Place:
+        """Return where the first record of a message lies."""
+        return self.place_of(self.partition[row], self.offset[row])
+
+    def place_of(self, partition: int, offset: int) -> Place:
+        """Return a record's place; ``partition`` counts the ledger's own partitions."""
+        name = self.partitions[partition]
+        return Place(name.topic, name.partition, offset)
+
+    def _repeat(self, row: int, fact: Fact) -> None:
+        self.repeats += 1
+        if fact.content != self.content[row]:
+            self.conflict_count += 1
+            self.conflicts.append(self.place_of(fact.partition, fact.offset))
+            del self.conflicts[5:]
+        if fact.partition != self.partition[row]:
+            self.scattered_count += 1
+            self.scattered.append(self.place_of(fact.partition, fact.offset))
+            del self.scattered[5:]
+        elif fact.offset < self.offset[row]:
+            # The earlier record waited for its capture's outcome: it is the first, hence the one delivered.
+            self.offset[row], self.content[row] = fact.offset, fact.content
+            self.lane[row] = self._lane(fact.partition, fact.lane)
+
+    def _lane(self, partition: int, lane: bytes) -> int:
+        return self._lanes.setdefault((partition, lane), len(self._lanes))
+
+    def _name(self, row: int, match: bytes | None) -> None:
+        if match is None:
+            self.nameless.add(row)
+        elif match in self.matches:
+            self.namesakes.setdefault(match, [self.matches[match]]).append(row)
+        else:
+            self.matches[match] = row

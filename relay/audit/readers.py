@@ -1,0 +1,233 @@
+"""Kafka as the auditor reads it: records become facts of the ledger, effects, dead letters and evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+import orjson
+
+from relay.audit.evidence import Evidence
+from relay.audit.ledger import Fact, Ledger, Outcome
+from relay.kafka.scan import Scan, Scanned
+from relay.message import identity
+from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
+from relay.message.errors import ConfigError
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord, codec
+from relay.monitor import entries
+from relay.run.config import RouteConfig, TableDestination
+
+Batches = Iterable[list[Scanned]]
+Match = Callable[[Mapping[str, bytes], bytes], bytes | None]
+"""(headers, topic) -> what a destination knows the message by, None if nothing."""
+
+ROUTE_HEADER: Final = "__relay.errors.route"
+_CAPTURE_BYTES: Final = 16
+
+
+class Identity:
+    """The route's identity rules, as every reader here applies them."""
+
+    def __init__(self, route: RouteConfig, topic_ids: Mapping[str, bytes]) -> None:
+        if any(rule.startswith("avro:") for rule in route.identity):
+            raise ConfigError(
+                f"routes.{route.name}.identity = {route.identity}: this version cannot verify avro: identities"
+            )
+        self._rules = identity.rules(route.identity)
+        self._topic_ids = topic_ids
+
+    def of_log(self, headers: Mapping[str, bytes], name: str, partition: int, offset: int, value: bytes | None) -> bytes:
+        """Return the digest of a log record: by the first rule that finds something, else by position."""
+        return self._ruled(headers, name.encode(), value) or identity.position_digest(
+            self._topic_ids[name], partition, offset
+        )
+
+    def of_output(self, headers: Mapping[str, bytes], value: bytes | None, place: bytes) -> bytes:
+        """Return the digest of an output record: by its own headers; only a position must be taken from the relay's.
+
+        A record without any identity is its own: ``place`` names it.
+        """
+        if SOURCE in headers or len(self._topic_ids) == 1:
+            found = self._ruled(headers, next(iter(self._topic_ids)).encode(), value)
+            if found is not None:
+                return found
+        try:
+            return bytes.fromhex(headers[OUT_DIGEST].decode())
+        except (KeyError, ValueError, AttributeError):
+            return identity.digest(b"?", place)
+
+    def _ruled(self, headers: Mapping[str, bytes], topic: bytes, value: bytes | None) -> bytes | None:
+        for rule in self._rules:
+            found = rule(headers, topic, value)
+            if found is not None:
+                return found
+        return None
+
+
+def fill(ledger: Ledger, batches: Batches, route: RouteConfig, identify: Identity, match: Match | None) -> None:
+    """Put the log's records into the ledger."""
+    names = [(p.topic, p.partition, p.topic.encode()) for p in ledger.partitions]
+    by_source, by_key = route.order == "publisher", route.order == "key"
+    of_log, add = identify.of_log, ledger.add
+    for records in batches:
+        for place, offset, message in records:
+            headers = _headers(message)
+            name, partition, topic = names[place]
+            key, value = message.key(), message.value()
+            if CAPTURE in headers and headers.get(TYPE) == OUTCOME_TYPE.encode():
+                _mark(ledger, key, value)
+                continue
+            lane = (headers.get(SOURCE) or topic) if by_source else (key or b"") if by_key else b""
+            fact = Fact(
+                place,
+                offset,
+                of_log(headers, name, partition, offset, value),
+                lane,
+                crc32(value or b"", crc32(key or b"")),
+                match(headers, topic) if match else None,
+            )
+            capture = _capture(headers) if CAPTURE in headers else None
+            if capture is None:
+                add(fact)
+            else:
+                ledger.hold(fact, capture, headers.get(RESOURCE) or b"")
+
+
+def outputs(
+    batches: Batches, partitions: Sequence[LogPartition], identify: Identity, foreign: set[bytes]
+) -> Iterator[tuple[int, int, bytes, int]]:
+    """Yield the effects of an output topic; records of another route's producer instances are left out."""
+    strangers = {instance.hex().encode() for instance in foreign}
+    for records in batches:
+        for place, offset, message in records:
+            headers = _headers(message)
+            if strangers and headers.get(OUT_INSTANCE) in strangers:
+                continue
+            key, value = message.key(), message.value()
+            where = b"%s/%d/%d" % (partitions[place].topic.encode(), partitions[place].partition, offset)
+            yield place, offset, identify.of_output(headers, value, where), crc32(value or b"", crc32(key or b""))
+
+
+def dead_letters(batches: Batches, route: str) -> set[bytes]:
+    """Return the digests of a route's dead letters."""
+    wanted = route.encode()
+    found = set()
+    for records in batches:
+        for _place, _offset, message in records:
+            if _headers(message).get(ROUTE_HEADER) != wanted:
+                continue
+            key = message.key() or b""
+            try:
+                found.add(bytes.fromhex(key.decode("ascii")))
+            except ValueError:
+                found.add(identity.digest(b"?", key))
+    return found
+
+
+def monitor(batches: Batches) -> tuple[Evidence, int]:
+    """Return what a monitor topic proves, and how many of its records cannot be read."""
+    evidence, broken = Evidence(), 0
+    for records in batches:
+        for place, _offset, message in records:
+            try:
+                entry = entries.decode(message.key(), message.value())
+            except UnknownRecord:
+                broken += 1
+                continue
+            if entry is not None:
+                evidence.take(place, entry)
+    return evidence, broken
+
+
+def starts(batches: Batches, route: str, topic_ids: Mapping[str, bytes]) -> dict[LogPartition, int]:
+    """Return where the route first started in each partition, as the control topic recorded it; the first one counts."""
+    key = f"start/{route}".encode()
+    for records in batches:
+        for _place, _offset, message in records:
+            if message.key() == key:
+                return _starts(message.value() or b"{}", topic_ids)
+    return {}
+
+
+def describe(scan: Scan, topic: str, partition: int, offset: int) -> tuple[str, str]:
+    """Return (id, source) of the record at an offset, empty where it has none or is gone."""
+    message = scan.one(LogPartition(topic, partition), offset)
+    headers = _headers(message) if message is not None else {}
+    return tuple((headers.get(name) or b"").decode("utf-8", "replace") for name in (ID, SOURCE))  # type: ignore[return-value]
+
+
+def table_match(to: TableDestination) -> Match | None:
+    """Return how the rows of a table are known: None if by nothing that the log has too.
+
+    With a column from ``ce:source`` by (source, id), else by the id alone. An upsert keeps one row of many
+    messages, unless its key is the id.
+    """
+    mapped = {source: column for column, source in to.columns.items()}
+    if "ce:id" not in mapped or to.mode == "sql":
+        return None
+    if to.mode == "upsert" and not {to.columns[column] for column in to.key} <= {"ce:id", "ce:source"}:
+        return None
+    if to.mode == "upsert" and mapped["ce:id"] not in to.key:
+        return None
+    if "ce:source" in mapped:
+        return lambda headers, topic: identity.cloudevents(headers, topic, None)
+    return lambda headers, _topic: id_match(headers.get(ID))
+
+
+def id_match(identifier: bytes | None) -> bytes | None:
+    """Return what a message is known by where only its id is."""
+    return identity.digest(b"i", identifier) if identifier else None
+
+
+def row_match(ledger: Ledger, topics: Sequence[str], identifier: str, source: str | None, *, sourced: bool) -> bytes:
+    """Return what a row is known by; a row without a source came from a message without one."""
+    if not sourced:
+        return id_match(identifier.encode()) or b""
+    candidates = [source] if source else topics
+    matches = [
+        identity.cloudevents({ID: identifier.encode(), SOURCE: candidate.encode()}, b"", None) or b""
+        for candidate in candidates
+    ]
+    return next((match for match in matches if match in ledger.matches), matches[0])
+
+
+def _headers(message: Any) -> dict[str, bytes]:
+    try:
+        return dict(message.headers() or ())
+    except UnicodeDecodeError:
+        return {}
+
+
+def _mark(ledger: Ledger, key: bytes | None, value: bytes | None) -> None:
+    """Take a marker: a committed one only if its nonce is the capture's, since anyone may write to the log."""
+    try:
+        record = codec("outcome").decode(value or b"")
+    except UnknownRecord:
+        return
+    capture = record["capture"]
+    if capture != key:
+        return
+    if record["outcome"] == "ABORTED":
+        ledger.marker(capture, Outcome.ABORTED)
+    elif record["nonce"] and identity.capture_id(record["nonce"]) == capture:
+        ledger.marker(capture, Outcome.COMMITTED)
+
+
+def _capture(headers: Mapping[str, bytes]) -> bytes | None:
+    """Return the capture id; None for a header that is none, whose message cannot be held for anything."""
+    try:
+        capture = bytes.fromhex(headers[CAPTURE].decode("ascii"))
+    except (ValueError, AttributeError):
+        return None
+    return capture if len(capture) == _CAPTURE_BYTES else None
+
+
+def _starts(value: bytes, topic_ids: Mapping[str, bytes]) -> dict[LogPartition, int]:
+    recorded = orjson.loads(value).get("starts", {})
+    return {
+        LogPartition(topic, int(partition)): offset
+        for topic, topic_id in topic_ids.items()
+        for partition, offset in recorded.get(f"{topic}/{topic_id.hex()}", {}).items()
+    }

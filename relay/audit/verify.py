@@ -1,0 +1,372 @@
+"""The audit of a relay: each route's log, outcomes, destination and monitor are read and held against each other.
+
+What is read first bounds what is read later: positions and destination before the log's end, so that a message
+that arrives meanwhile is at worst *unseen*, and never a phantom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from relay.audit import readers, tables
+from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
+from relay.audit.evidence import Evidence
+from relay.audit.ledger import Ledger, Outcome, Place
+from relay.kafka.scan import Progress, Range, Scan
+from relay.kafka.topics import TopicFacts, Topics
+from relay.message.envelope import ResourceName
+from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.message.record import LogPartition
+from relay.monitor.entries import DELIVERED
+from relay.run import clock
+from relay.run.config import RelayConfig, RouteConfig, TableDestination, TopicDestination
+
+Watch = Callable[[str, int, int], None]
+"""(step, offsets done, offsets in all); called often."""
+
+COUNTS: Final = (
+    "captured", "delivered", "lost", "duplicates", "reordered", "phantoms", "aborted", "in_doubt", "dead_letters",
+)  # fmt: skip
+MORE_COUNTS: Final = ("conflicts", "unseen", "altered", "expired", "skipped", "repeats")
+
+
+@dataclass(frozen=True)
+class Offence:
+    """An offending message by name."""
+
+    kind: str
+    place: str
+    id: str
+    source: str
+    why: str
+
+
+@dataclass
+class RouteReport:
+    """What the audit of one route found."""
+
+    route: str
+    destination: str
+    guarantee: str
+    findings: Findings
+    offences: list[Offence]
+    seconds: float
+    allow_lag: bool
+    ordered: bool
+
+    @property
+    def ok(self) -> bool:
+        """Is everything zero that must be?"""
+        return self.findings.passes(allow_lag=self.allow_lag)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one line."""
+        findings = self.findings
+        if self.ok:
+            done = findings.captured - findings.unseen
+            order = ", in order" if self.ordered else ""
+            dead = f", {findings.captured - findings.unseen - findings.delivered} put aside" * (done > findings.delivered)
+            return f"{self.route}: {findings.delivered:,} of {done:,} captured messages took effect exactly once{order}{dead}."
+        wrong = [name for name in (*MUST_BE_ZERO, "unseen") if getattr(findings, name)]
+        counts = ", ".join(f"{getattr(findings, name):,} {name.replace('_', ' ')}" for name in wrong)
+        return f"{self.route}: {counts}."
+
+    def document(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return {
+            "ok": self.ok,
+            **{name: getattr(self.findings, name) for name in (*COUNTS, *MORE_COUNTS)},
+            "destination": self.destination,
+            "guarantee": self.guarantee,
+            "offenders": [vars(offence) for offence in self.offences],
+            "notes": self.findings.notes,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def verify(
+    config: RelayConfig, routes: Iterable[str], *, allow_lag: bool = False, watch: Watch = lambda *_: None
+) -> list[RouteReport]:
+    """Audit the routes. Raises ConfigError (an unknown route, a missing topic) or Unreachable."""
+    names = list(routes) or list(config.routes)
+    unknown = [name for name in names if name not in config.routes]
+    if unknown:
+        raise ConfigError(f"--route {unknown[0]}: there is no such route; there are: {', '.join(config.routes)}")
+    group = f"{config.relay.name}.verify"
+    with Topics(config.kafka, config.timing) as topics, Scan(config.kafka, config.timing, group) as scan:
+        return [
+            _RouteAudit(config, config.routes[name], topics, scan, watch).report(allow_lag=allow_lag) for name in names
+        ]
+
+
+@dataclass
+class _Seen:
+    """What was read before the log."""
+
+    positions: dict[LogPartition, int]
+    evidence: Evidence
+    dead: set[bytes]
+    dead_expired: bool
+    foreign: set[bytes] = field(default_factory=set)
+    outputs: dict[LogPartition, Range] = field(default_factory=dict)
+
+
+class _RouteAudit:
+    """One route's audit: ``report`` reads and concludes in the order that bounds each by the one before."""
+
+    def __init__(self, config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan, watch: Watch) -> None:
+        self._config = config
+        self._route = route
+        self._topics = topics
+        self._scan = scan
+        self._watch = watch
+        self._notes: list[str] = []
+        self._uuids: dict[str, str] = {}
+        self._facts = topics.describe(self._names(), settings=False)
+        for name in route.from_:
+            self._need(name, "the log")
+
+    def report(self, *, allow_lag: bool) -> RouteReport:
+        """Read everything and conclude."""
+        started = clock.monotonic()
+        route, to = self._route, self._route.to
+        with ExitStack() as stack:
+            evidence = self._monitor()
+            stores = self._stores(stack)
+            if isinstance(to, TableDestination) and to.resource not in stores:
+                raise Unreachable(f"routes.{route.name}: {self._notes[-1]}")
+            seen = self._before(evidence, stores)
+            ledger, lows = self._log(stores)
+            checker = Checker(ledger, ordered=route.order != "none")
+            if isinstance(to, TopicDestination):
+                identify = self._identity()
+                batches = self._scan.read(seen.outputs, self._progress(f"output {to.topic}", seen.outputs))
+                checker.outputs(
+                    list(seen.outputs), readers.outputs(batches, list(seen.outputs), identify, seen.foreign)
+                )
+                where = f"topic {to.topic}"
+            else:
+                self._table(checker, ledger, seen.evidence, stores[to.resource], to)
+                where = f"table {to.table or '(own SQL)'} in {to.resource}"
+            findings = self._conclude(checker, seen, lows)
+        findings.notes += self._notes
+        return RouteReport(
+            route.name, where, route.guarantee, findings, self._named(findings), clock.monotonic() - started,
+            allow_lag, ordered=route.order != "none",
+        )  # fmt: skip
+
+    def _monitor(self) -> Evidence:
+        """Read the monitor, before the destination: what it proves must then be found there."""
+        name = self._config.monitor_topic(self._route.name)
+        if name not in self._facts:
+            self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
+            return Evidence()
+        ranges = self._ranges(self._facts[name])
+        evidence, broken = readers.monitor(self._scan.read(ranges, self._progress("monitor", ranges)))
+        if broken:
+            self._notes.append(f"{broken} records of {name} cannot be read")
+        return evidence
+
+    def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> _Seen:
+        """Read the positions first, then the ends of what they promise: dead letters and outputs."""
+        config, route = self._config, self._route
+        partitions = [LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)]
+        positions = self._scan.committed(config.group_id(route.name), partitions)
+        seen = _Seen(positions, evidence, set(), dead_expired=False)
+        if isinstance(route.to, TableDestination):
+            kept = stores[route.to.resource].positions(config.relay.name, route.name)
+            ids = {self._facts[name].topic_id: name for name in route.from_}
+            # The store's position is the cursor; the group's offset is only a hint (design section 6).
+            seen.positions = {LogPartition(ids[t], p): at for (t, p), at in kept.items() if t in ids}
+        else:
+            seen.outputs = self._ranges(self._need(route.to.topic, "the destination"))
+        if config.deadletter_topic in self._facts:
+            ranges = self._ranges(self._facts[config.deadletter_topic])
+            batches = self._scan.read(ranges, self._progress("dead letters", ranges))
+            seen.dead = readers.dead_letters(batches, route.name)
+            seen.dead_expired = any(low for low, _high in ranges.values())
+        seen.foreign = self._foreign(seen.evidence)
+        return seen
+
+    def _log(self, stores: Mapping[str, tables.Store]) -> tuple[Ledger, dict[LogPartition, int]]:
+        """Read the log from where the route started, then ask the resources about what no marker decided."""
+        ranges: dict[LogPartition, Range] = {}
+        for name in self._route.from_:
+            ranges |= self._ranges(self._facts[name])
+        lows = {partition: low for partition, (low, _high) in ranges.items()}
+        for partition, start in self._starts().items():
+            if partition in ranges and ranges[partition][0] < start:
+                ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
+        to = self._route.to
+        match = readers.table_match(to) if isinstance(to, TableDestination) else None
+        ledger = Ledger(list(ranges), matches=match is not None)
+        batches = self._scan.read(ranges, self._progress("log", ranges))
+        readers.fill(ledger, batches, self._route, self._identity(), match)
+        ledger.decide(self._decisions(ledger, stores))
+        return ledger, lows
+
+    def _decisions(self, ledger: Ledger, stores: Mapping[str, tables.Store]) -> list[tuple[bytes, Outcome | None]]:
+        """Decide the captures without a valid committed marker: by their resource's row, else not at all.
+
+        Only where this relay has no such resource is an aborted marker believed by itself.
+        """
+        found: dict[bytes, Outcome] = {}
+        hinted: set[bytes] = set()
+        by_resource: dict[str, list[bytes]] = {}
+        for capture, raw in ledger.open_captures().items():
+            name = ResourceName.decode(raw)
+            if name is None:
+                continue
+            if name.name not in self._config.resources:
+                hinted |= {capture} if ledger.hints(capture) else set()
+            elif self._uuids.get(name.name) == name.uuid:
+                by_resource.setdefault(name.name, []).append(capture)
+        for resource, captures in by_resource.items():
+            found |= stores[resource].captures(captures)
+        return [
+            (capture, found.get(capture) or (Outcome.ABORTED if capture in hinted else None))
+            for capture in ledger.open_captures()
+        ]
+
+    def _table(
+        self, checker: Checker, ledger: Ledger, evidence: Evidence, store: tables.Store, to: TableDestination
+    ) -> None:
+        """Take the table's rows as effects, and the inbox with the monitor as the order in which they committed."""
+        if readers.table_match(to) is None:
+            self._notes.append(
+                "the table's rows are not checkable (own SQL, no column from ce:id, or rows that replace each other): "
+                "inbox and monitor are counted instead"
+            )
+            checker.recorded(self._delivered(store, evidence), f"inbox of {self._route.name}")
+        else:
+            nameless = self._rows(checker, ledger, store, to)
+            if nameless or ledger.nameless:
+                checker.nameless(nameless, self._delivered(store, evidence), to.table)
+        # A page of a living worker tells its delivery transaction; otherwise the inbox row's own transaction does.
+        order = CommitOrder(ledger)
+        for entry in evidence.proven():
+            if entry.outcome == DELIVERED and entry.group >= 0 and entry.destination >= 0:
+                order.note(entry.digest, entry.destination, 2 * entry.group)
+        for row in store.inbox(self._config.relay.name, self._route.name):
+            if row.outcome == DELIVERED:
+                order.note(row.digest, row.applied, 2 * row.transaction + 1)
+        checker.commits(order)
+
+    def _delivered(self, store: tables.Store, evidence: Evidence) -> Iterator[bytes]:
+        for row in store.inbox(self._config.relay.name, self._route.name):
+            if row.outcome == DELIVERED:
+                yield row.digest
+        for entry in evidence.proven():
+            if entry.outcome == DELIVERED:
+                yield entry.digest
+
+    def _rows(self, checker: Checker, ledger: Ledger, store: tables.Store, to: TableDestination) -> int:
+        """Take the table's rows as effects; return how many have no id."""
+        by_source = {source: column for column, source in to.columns.items()}
+        sourced = "ce:source" in by_source
+        columns = [by_source["ce:id"], *([by_source["ce:source"]] if sourced else [])]
+        nameless = 0
+
+        def matches() -> Iterator[bytes]:
+            nonlocal nameless
+            for count, row in enumerate(store.rows(to.table, columns)):
+                if count % tables.ROWS == 0:
+                    self._watch(f"{self._route.name}: table {to.table}", count, max(count, len(ledger)))
+                if row[0]:
+                    source = row[1] if sourced else None
+                    yield readers.row_match(ledger, self._route.from_, row[0], source, sourced=sourced)
+                else:
+                    nameless += 1
+
+        checker.rows(matches(), to.table)
+        self._watch(f"{self._route.name}: table {to.table}", len(ledger), len(ledger))
+        return nameless
+
+    def _conclude(self, checker: Checker, seen: _Seen, lows: dict[LogPartition, int]) -> Findings:
+        missing = set(checker.missing())
+        wanted = missing | checker.unknown.keys()
+        outcomes: dict[bytes, int] = {}
+        expired: set[bytes] = set()
+        for entry in seen.evidence.proven(wanted) if wanted else ():
+            if entry.digest in missing:
+                outcomes[entry.digest] = entry.outcome
+            elif 0 <= entry.offset < lows.get(entry.partition, 0):
+                expired.add(entry.digest)
+        state = State(seen.positions, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges())
+        return checker.conclude(state, expired)
+
+    def _named(self, findings: Findings) -> list[Offence]:
+        offences = []
+        for kind, place, why in findings.offenders:
+            name, source = "", ""
+            if isinstance(place, Place):
+                name, source = readers.describe(self._scan, place.topic, place.partition, place.offset)
+            offences.append(Offence(kind, str(place), name, source, why))
+        return offences
+
+    def _foreign(self, own: Evidence) -> set[bytes]:
+        """Return the instances of other routes that write into the same output topic."""
+        to = self._route.to
+        if not isinstance(to, TopicDestination):
+            return set()
+        found: set[bytes] = set()
+        for other in self._config.routes.values():
+            name = self._config.monitor_topic(other.name)
+            if other.name != self._route.name and getattr(other.to, "topic", None) == to.topic:
+                facts = self._topics.describe([name], settings=False)
+                ranges = self._ranges(facts[name]) if facts else {}
+                found |= readers.monitor(self._scan.read(ranges))[0].instances
+        return found - own.instances
+
+    def _starts(self) -> dict[LogPartition, int]:
+        if self._config.control_topic not in self._facts:
+            return {}
+        ids = {name: self._facts[name].topic_id for name in self._route.from_}
+        ranges = self._ranges(self._facts[self._config.control_topic])
+        return readers.starts(self._scan.read(ranges), self._route.name, ids)
+
+    def _stores(self, stack: ExitStack) -> dict[str, tables.Store]:
+        """Open every resource; one that is away leaves its captures undecided, which is said."""
+        stores: dict[str, tables.Store] = {}
+        for name, resource in self._config.resources.items():
+            try:
+                store = tables.open_store(name, resource)
+                stack.callback(store.close)
+                self._uuids[name] = store.uuid()
+            except RelayError as error:
+                # In doubt: without its rows, what no marker decides stays undecided.
+                self._notes.append(str(error))
+            else:
+                stores[name] = store
+        return stores
+
+    def _identity(self) -> readers.Identity:
+        return readers.Identity(self._route, {name: self._facts[name].topic_id for name in self._route.from_})
+
+    def _names(self) -> list[str]:
+        config, to = self._config, self._route.to
+        own = [config.monitor_topic(self._route.name), config.deadletter_topic, config.control_topic]
+        return [*self._route.from_, *own, *([to.topic] if isinstance(to, TopicDestination) else [])]
+
+    def _need(self, name: str, what: str) -> TopicFacts:
+        if name not in self._facts:
+            raise ConfigError(f"routes.{self._route.name}: topic {name}, {what}, does not exist; run `relay migrate`")
+        return self._facts[name]
+
+    def _ranges(self, facts: TopicFacts) -> dict[LogPartition, Range]:
+        marks = self._topics.watermarks(facts.name, range(facts.partitions))
+        return {LogPartition(facts.name, partition): marks[partition] for partition in sorted(marks)}
+
+    def _progress(self, step: str, ranges: Mapping[LogPartition, Range]) -> Progress:
+        done = dict.fromkeys(ranges, 0)
+        total = sum(high - low for low, high in ranges.values())
+
+        def moved(partition: LogPartition, offset: int) -> None:
+            done[partition] = offset - ranges[partition][0]
+            self._watch(f"{self._route.name}: {step}", sum(done.values()), total)
+
+        return moved

@@ -1,0 +1,75 @@
+"""``relay verify CONFIG``: prove from the log and the destinations that nothing is lost, doubled or reordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from relay.audit.verify import COUNTS, RouteReport, Watch, verify
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.run.config import load
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("verify")
+def verify_command(
+    config: ConfigArgument,
+    *,
+    route: Annotated[list[str] | None, typer.Option("--route", help="Only this route; may be repeated.")] = None,
+    allow_lag: Annotated[
+        bool, typer.Option("--allow-lag", help="Messages not delivered yet do not fail the check.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Audit what the relay did; exit 0 all is right, 1 it is not, 2 the configuration is wrong, 3 unreachable."""
+    loaded = load(Path(config))
+    with _watching() as watch:
+        reports = verify(loaded, route or (), allow_lag=allow_lag, watch=watch)
+    if as_json:
+        routes = {report.route: report.document() for report in reports}
+        print_json({"ok": all(report.ok for report in reports), "routes": routes})
+    else:
+        _print(reports)
+    raise typer.Exit(0 if all(report.ok for report in reports) else 1)
+
+
+def _print(reports: list[RouteReport]) -> None:
+    rows = []
+    for report in reports:
+        values = [f"{getattr(report.findings, name):,}" for name in COUNTS]
+        rows.append((report.route, report.destination, *values))
+    print_table(("route", "destination", *(name.replace("_", " ") for name in COUNTS)), rows)
+    for report in reports:
+        for offence in report.offences:
+            who = f" id {offence.id!r} source {offence.source!r}" if offence.id else ""
+            print_line(f"  {offence.kind}: {offence.place}{who}: {offence.why}")
+        for note in report.findings.notes:
+            print_line(f"  note: {report.route}: {note}", style="yellow")
+    for report in reports:
+        print_line(("right: " if report.ok else "WRONG: ") + report.sentence, style="green" if report.ok else "red")
+
+
+@contextmanager
+def _watching() -> Iterator[Watch]:
+    """Show a bar for each thing that is read, on a terminal only."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _step, _done, _total: None
+        return
+    tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+
+        def watch(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = progress.add_task(step, total=total)
+            progress.update(tasks[step], completed=done, total=total)
+
+        yield watch
