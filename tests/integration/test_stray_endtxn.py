@@ -8,7 +8,6 @@ could go.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -88,8 +87,8 @@ class App:
 
 
 @pytest.fixture
-def app(proxied: Proxied) -> Iterator[App]:
-    yield App(proxied, proxied.topic("out", 2), f"plain-{uuid4().hex[:8]}")
+def app(proxied: Proxied) -> App:
+    return App(proxied, proxied.topic("out", 2), f"plain-{uuid4().hex[:8]}")
 
 
 def test_a_late_commit_publishes_what_is_aborted(app: App) -> None:
