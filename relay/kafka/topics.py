@@ -143,6 +143,8 @@ class Topics:
                 if _code(error) in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                     continue
                 raise self._sentence(error, f"describe topic {name}") from error
+            except TimeoutError as error:
+                raise self._away(f"describe topic {name}") from error
             replication = max((len(partition.replicas) for partition in described.partitions), default=0)
             topic_id = _uuid_bytes(described.topic_id)
             found[name] = TopicFacts(name, topic_id, len(described.partitions), replication)

@@ -1,0 +1,132 @@
+"""``relay status CONFIG``: what every route does now, and whether somebody must look after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.message.errors import Unreachable
+from relay.run import clock
+from relay.run.config import RelayConfig, load
+from relay.run.logging import text
+from relay.run.status import PartitionView, RouteView, State, WorkerView, exit_code
+from relay.run.status_reading import StatusReader
+
+WATCH_PERIOD_S: Final = 2.0
+_STYLES: Final = {State.STUCK: "red", State.STALLED: "red", State.GONE: "red", State.STOPPED: "red"}
+_WORKER_COLUMNS: Final = ("worker", "state", "pid", "host", "heard", "lag", "last error")
+_PARTITION_COLUMNS: Final = (
+    "partition",
+    "owner",
+    "position",
+    "end",
+    "lag",
+    "progress",
+    "held",
+    "in doubt",
+    "stuck",
+)
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("status")
+def status_command(
+    config: ConfigArgument,
+    *,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C.")] = False,
+) -> None:
+    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle, 1 if not, 3 unreachable.
+
+    A worker that said nothing for six seconds is gone: the clocks of its host and this one must agree.
+    """
+    loaded = load(Path(config))
+    with StatusReader(loaded) as reader:
+        code = show_once(loaded, reader, as_json=as_json)
+        while watch:
+            clock.sleep(WATCH_PERIOD_S)
+            if not as_json:
+                typer.echo(_CLEAR, nl=False)
+            try:
+                code = show_once(loaded, reader, as_json=as_json)
+            except Unreachable as away:
+                # Retry: whoever watches wants to see it come back.
+                code = away.exit_code
+                print_line(f"unreachable: {away}", style="red")
+    raise typer.Exit(code)
+
+
+def show_once(config: RelayConfig, reader: StatusReader, *, as_json: bool) -> int:
+    """Read, print, and return the exit code."""
+    views = reader.read()
+    code = exit_code(views)
+    if as_json:
+        print_json(document(config, views, reader.notes))
+        return code
+    for route in views:
+        _print_route(route)
+    for note in reader.notes:
+        print_line(f"note: {text(note)}", style="yellow")
+    return code
+
+
+def document(config: RelayConfig, views: Sequence[RouteView], notes: Sequence[str]) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    return {
+        "relay": config.relay.name,
+        "at": clock.wall_ms(),
+        "ok": exit_code(views) == 0,
+        "routes": {route.name: route.document() for route in views},
+        "notes": list(notes),
+    }
+
+
+def _print_route(route: RouteView) -> None:
+    print_line(f"{route.name}: {route.state.value}", style=_STYLES.get(route.state, "green"))
+    print_line(f"  guarantee: {route.guarantee}")
+    for line in (route.identity_note, route.why):
+        if line:
+            print_line(f"  {text(line)}")
+    if route.workers:
+        print_table(_WORKER_COLUMNS, [_worker_row(worker) for worker in route.workers])
+    if route.partitions:
+        now_ms = clock.wall_ms()
+        print_table(_PARTITION_COLUMNS, [_partition_row(partition, now_ms) for partition in route.partitions])
+    print_line(f"  dead letters: {_dead(route)}")
+    print_line()
+
+
+def _worker_row(worker: WorkerView) -> tuple[object, ...]:
+    heard = f"{worker.age_ms / 1000:.0f} s ago"
+    error = text(worker.last_error, 80) if worker.last_error else ""
+    return (text(worker.worker), worker.state.value, worker.pid, text(worker.host), heard, worker.lag, error)
+
+
+def _partition_row(partition: PartitionView, now_ms: int) -> tuple[object, ...]:
+    moved = partition.last_progress_at
+    return (
+        f"{partition.topic}[{partition.partition}]",
+        text(partition.owner) if partition.owner else "-",
+        "not stored" if partition.position is None else partition.position,
+        partition.end,
+        "unknown" if partition.lag is None else partition.lag,
+        "-" if moved is None else f"{max(0, now_ms - moved) / 1000:.0f} s ago",
+        partition.held,
+        partition.in_doubt,
+        text(partition.stuck, 120) if partition.stuck else "",
+    )
+
+
+def _dead(route: RouteView) -> str:
+    if not route.dead.count:
+        return "none"
+    least = "" if route.dead.complete else "at least "
+    commonest = route.dead.commonest
+    assert commonest is not None, "counted by cause"
+    return f"{least}{route.dead.count}, most often {text(commonest, 100)} ({route.dead.causes[commonest]})"

@@ -1,0 +1,336 @@
+"""``relay status`` against a real broker and real databases: what it reads, what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+from relay.kafka.topics import Topics
+from relay.resources import open_resource
+from relay.run import clock
+from relay.run.config import load
+from relay.run.status import RouteView, State
+from relay.run.status_reading import StatusReader
+from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
+
+MakeTopic = Callable[..., str]
+ENDS = (7, 4)
+
+
+class Shop:
+    """A relay's topics with records written by hand; partitions hold 7 and 4 messages."""
+
+    def __init__(self, folder: Path, kafka: str, log: str, name: str) -> None:
+        self.path = folder / "relay.toml"
+        self.kafka = kafka
+        self.log = log
+        self.name = name
+        self.producer = Producer({"bootstrap.servers": kafka})
+        for number, end in enumerate(ENDS):
+            for _ in range(end):
+                self.producer.produce(log, b"x", partition=number)
+        self.producer.flush(20)
+
+    def configure(self, to: str = '{ topic = "ledger" }', more: str = "", kafka: str | None = None) -> None:
+        self.path.write_text(
+            f'[relay]\nname = "{self.name}"\ninstance = "a"\n'
+            f'[kafka]\n"bootstrap.servers" = "{kafka or self.kafka}"\n{more}\n'
+            f'[routes.r]\nfrom = ["{self.log}"]\nto = {to}\n'
+        )
+
+    def says(self, number: int, *partitions: PartitionStatus, **fields: Any) -> None:
+        worker = f"{self.name}.r.a.{number}"
+        now = clock.wall_ms()
+        given = {
+            "started_at": now - 100_000,
+            "at": now,
+            "state": "running",
+            "pid": 7,
+            "host": "here",
+            **fields,
+        }
+        record = StatusRecord(relay=self.name, route="r", worker=worker, partitions=partitions, **given)
+        self.put(key("r", worker), encode(record))
+
+    def put(self, name: bytes, value: bytes | None) -> None:
+        self.producer.produce(f"{self.name}.control", value, name, partition=0)
+        assert self.producer.flush(20) == 0
+
+    def at(self, partition: int, position: int, **fields: Any) -> PartitionStatus:
+        end = ENDS[partition]
+        given = {"end": end, "lag": end - position, "last_progress_at": clock.wall_ms(), **fields}
+        return PartitionStatus(topic=self.log, partition=partition, position=position, **given)
+
+    def commit(self, *positions: int) -> None:
+        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": f"{self.name}.r"})
+        places = [TopicPartition(self.log, number, position) for number, position in enumerate(positions)]
+        consumer.commit(offsets=places, asynchronous=False)
+        consumer.close()
+
+    def dies(self, producer: Producer, digest: bytes, code: str, route: str = "r") -> None:
+        headers = [("__relay.errors.route", route.encode()), ("__relay.errors.code", code.encode())]
+        producer.produce(f"{self.name}.deadletter", b"payload", digest, headers=headers)
+
+    def transaction(self) -> Producer:
+        identity = f"{self.name}-{secrets.token_hex(4)}"
+        producer = Producer({"bootstrap.servers": self.kafka, "transactional.id": identity})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        return producer
+
+    def read(self) -> RouteView:
+        with StatusReader(load(self.path)) as reader:
+            (route,) = reader.read()
+            return route
+
+    def status(self, *words: str) -> tuple[int, dict[str, Any]]:
+        result = CliRunner().invoke(app, ["status", str(self.path), "--json", *words])
+        return result.exit_code, json.loads(result.stdout) if result.stdout else {}
+
+
+@pytest.fixture
+def shop(tmp_path: Path, kafka: str, kafka_admin: AdminClient, make_topic: MakeTopic) -> Iterator[Shop]:
+    control = make_topic(1, {"cleanup.policy": "compact"}, name="control")
+    name = f"shop{control.rpartition('-')[2]}"
+    owned = [make_named(kafka_admin, f"{name}.control", 1), make_named(kafka_admin, f"{name}.deadletter", 2)]
+    yield Shop(tmp_path, kafka, make_topic(len(ENDS)), name)
+    for deleted in kafka_admin.delete_topics(owned).values():
+        deleted.result(30)
+
+
+def make_named(admin: AdminClient, name: str, partitions: int) -> str:
+    admin.create_topics([NewTopic(name, partitions)])[name].result(30)
+    return name
+
+
+def test_a_running_route_is_shown_with_owners_positions_and_lag(shop: Shop) -> None:
+    shop.configure()
+    shop.commit(5, 4)
+    shop.says(0, shop.at(0, 4), counts={"delivered": 4})
+    shop.says(1, shop.at(1, 4), counts={"delivered": 5})
+    shop.put(b"start/r/other", b"another record of the control topic")
+
+    code, document = shop.status()
+
+    route = document["routes"]["r"]
+    assert (code, document["ok"], document["notes"]) == (0, True, [])
+    assert (route["state"], route["lag"]) == ("running", 2)
+    assert route["guarantee"] == "exactly once for read_committed readers"
+    assert route["counts"]["delivered"] == 9
+    places = [(p["owner"], p["position"], p["end"], p["lag"]) for p in route["partitions"]]
+    assert places == [(f"{shop.name}.r.a.0", 5, 7, 2), (f"{shop.name}.r.a.1", 4, 4, 0)]
+
+
+def test_an_idle_route_is_well(shop: Shop) -> None:
+    shop.configure()
+    shop.commit(*ENDS)
+    shop.says(0, shop.at(0, 7), shop.at(1, 4))
+
+    code, document = shop.status()
+
+    assert (code, document["routes"]["r"]["state"]) == (0, "idle")
+
+
+def test_a_stalled_worker_is_not_running(shop: Shop) -> None:
+    shop.configure()
+    shop.commit(2, 4)
+    shop.says(0, shop.at(0, 2, last_progress_at=clock.wall_ms() - 31_000), shop.at(1, 4))
+
+    code, document = shop.status()
+
+    assert (code, document["ok"]) == (1, False)
+    assert document["routes"]["r"]["workers"][0]["state"] == "stalled"
+    assert f"{shop.log}[0] did not move" in document["routes"]["r"]["why"]
+
+
+def test_a_worker_that_says_nothing_any_more_is_gone(shop: Shop) -> None:
+    shop.configure()
+    shop.says(0, shop.at(0, 7), at=clock.wall_ms() - 10_000)
+
+    code, document = shop.status()
+
+    assert (code, document["routes"]["r"]["state"]) == (1, "gone")
+
+
+def test_a_route_that_never_ran_is_stopped(shop: Shop) -> None:
+    shop.configure()
+
+    code, document = shop.status()
+
+    route = document["routes"]["r"]
+    assert (code, route["state"], route["lag"]) == (1, "stopped", None)
+    assert route["why"] == "no worker has reported; start them with `relay run`"
+
+
+def test_dead_letters_are_counted_once_committed_and_of_this_route(shop: Shop) -> None:
+    shop.configure()
+    shop.dies(shop.producer, b"1", "json")
+    shop.dies(shop.producer, b"2", "json")
+    shop.dies(shop.producer, b"2", "json")
+    shop.dies(shop.producer, b"3", "column")
+    shop.dies(shop.producer, b"4", "elsewhere", route="other")
+    shop.producer.flush(20)
+    aborted, opened = shop.transaction(), shop.transaction()
+    for producer in (aborted, opened):
+        for number in range(9):
+            shop.dies(producer, b"t%d" % number, "undone")
+        producer.flush(20)
+    aborted.abort_transaction(20)
+
+    started = clock.monotonic()
+    dead = shop.read().dead
+    took_s = clock.monotonic() - started
+    opened.abort_transaction(20)
+
+    assert (dead.count, dead.commonest, dead.causes) == (3, "json", {"json": 2, "column": 1})
+    assert took_s < 4, "an open transaction is not waited for"
+
+
+def test_only_the_latest_dead_letters_are_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.configure()
+    for number in range(40):
+        shop.dies(shop.producer, b"%d" % number, "json")
+    shop.producer.flush(20)
+    monkeypatch.setattr("relay.run.status_reading.DEAD_LETTERS_MAX", 10)
+
+    dead = shop.read().dead
+
+    assert not dead.complete
+    assert 10 <= dead.count <= 20
+
+
+def test_watching_sees_what_is_new_and_what_is_withdrawn(shop: Shop) -> None:
+    shop.configure()
+    with StatusReader(load(shop.path)) as reader:
+        states = [reader.read()[0].state]
+        shop.says(0, shop.at(0, 7), shop.at(1, 4))
+        shop.commit(*ENDS)
+        states.append(reader.read()[0].state)
+        shop.put(key("r", f"{shop.name}.r.a.0"), None)
+        states.append(reader.read()[0].state)
+
+    assert states == [State.STOPPED, State.IDLE, State.STOPPED]
+
+
+def test_a_broken_record_is_noted_and_hides_nothing(shop: Shop) -> None:
+    shop.configure()
+    shop.commit(*ENDS)
+    shop.put(b"status/r/\xffbroken", b"\x00\x01")
+    shop.says(0, shop.at(0, 7), shop.at(1, 4))
+
+    code, document = shop.status()
+
+    assert (code, document["routes"]["r"]["state"]) == (0, "idle")
+    assert "is no status record" in document["notes"][0]
+
+
+def test_a_person_gets_tables(shop: Shop) -> None:
+    shop.configure()
+    shop.commit(*ENDS)
+    shop.says(0, shop.at(0, 7), shop.at(1, 4), last_error="[red]no[/red] \x1b[31m")
+
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", str(shop.path)])
+
+    assert result.exit_code == 0
+    for shown in (
+        "r: idle",
+        "guarantee: exactly once",
+        f"{shop.log}[0]",
+        "dead letters: none",
+        "[red]no[/red]",
+    ):
+        assert shown in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+TABLE = '{ table = "ledger", resource = "db", columns = { id = "ce:id" } }'
+
+
+def test_the_position_of_a_table_route_is_its_database_s(
+    shop: Shop, postgres: str, kafka_admin: AdminClient
+) -> None:
+    shop.configure(TABLE, f'[resources.db]\nurl = "{postgres}"')
+    shop.commit(1, 1)
+    shop.says(0, shop.at(0, 3), shop.at(1, 2))
+    open_resource("db", postgres).create_tables()
+    with psycopg.connect(postgres) as connection:
+        insert_positions(connection.cursor().executemany, "%s", shop, topic_id_of(shop))
+
+    route = shop.read()
+
+    assert [place.position for place in route.partitions] == [6, 4]
+    assert route.guarantee == "exactly once"
+
+
+def test_the_position_of_a_table_route_may_be_in_a_file(shop: Shop, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    shop.configure(TABLE, f'[resources.db]\nurl = "{url}"')
+    shop.says(0, shop.at(0, 3), shop.at(1, 2))
+    resource = open_resource("db", url)
+    resource.create_tables()
+    connection = resource.connect()
+    insert_positions(connection.executemany, "?", shop, topic_id_of(shop))
+    connection.close()
+
+    assert [place.position for place in shop.read().partitions] == [6, 4]
+
+
+def test_without_the_database_the_workers_last_word_is_shown_and_said_to_be_that(shop: Shop) -> None:
+    shop.configure(TABLE, '[resources.db]\nurl = "postgresql://nobody:canary@127.0.0.1:1/none"')
+    shop.says(0, shop.at(0, 3), shop.at(1, 2))
+
+    code, document = shop.status()
+
+    assert code == 0
+    assert [place["position"] for place in document["routes"]["r"]["partitions"]] == [3, 2]
+    assert "positions are those its workers told last" in document["notes"][0]
+    assert "canary" not in json.dumps(document)
+
+
+def topic_id_of(shop: Shop) -> bytes:
+    config = load(shop.path)
+    with Topics(config.kafka, config.timing) as topics:
+        return topics.describe([shop.log], settings=False)[shop.log].topic_id
+
+
+def insert_positions(executemany: Callable[..., object], mark: str, shop: Shop, topic_id: bytes) -> None:
+    """Positions 6 and 4, and one of a namesake that was deleted."""
+    rows = [
+        (shop.name, "r", topic_id, shop.log, 0, 6, 1, "w"),
+        (shop.name, "r", topic_id, shop.log, 1, 4, 1, "w"),
+        (shop.name, "r", b"\xff" * 16, shop.log, 0, 999, 1, "w"),
+        (shop.name, "other", topic_id, shop.log, 0, 998, 1, "w"),
+    ]
+    columns = "relay, route, topic_id, topic, partition, position, epoch, worker"
+    executemany(f"insert into relay_position ({columns}) values ({', '.join([mark] * 8)})", rows)
+
+
+def test_topics_that_do_not_exist_name_the_remedy(shop: Shop) -> None:
+    shop.name = "nobody"
+    shop.configure()
+
+    result = CliRunner().invoke(app, ["status", str(shop.path)])
+
+    assert result.exit_code == 2
+    assert "relay migrate" in result.stderr
+
+
+def test_an_unreachable_broker_is_exit_code_3(tmp_path: Path) -> None:
+    shop = Shop.__new__(Shop)
+    shop.path, shop.name, shop.log = tmp_path / "relay.toml", "shop", "orders"
+    shop.configure(kafka="127.0.0.1:1")
+
+    result = CliRunner().invoke(app, ["status", str(shop.path)])
+
+    assert result.exit_code == 3
+    assert "127.0.0.1:1" in result.stderr

@@ -1,0 +1,218 @@
+"""What a worker and a route are called: running is only what makes progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relay.message.record import LogPartition
+from relay.run.route_config import RouteConfig, TopicDestination
+from relay.run.status import DeadLetters, RouteFacts, RouteView, State, exit_code, judge_worker, view
+from relay.run.status_record import (
+    RECORD_BYTES_MAX,
+    WAITING_MAX,
+    PartitionStatus,
+    StatusRecord,
+    Waiting,
+    decode,
+    encode,
+    key,
+)
+
+NOW = 1_800_000_000_000
+ROUTE = RouteConfig(name="r", from_=["orders"], to=TopicDestination(topic="ledger"))
+
+
+def partition(number: int = 0, **fields: Any) -> PartitionStatus:
+    given = {"position": 10, "end": 10, "lag": 0, "last_progress_at": NOW - 1000}
+    return PartitionStatus(topic="orders", partition=number, **{**given, **fields})
+
+
+def record(*partitions: PartitionStatus, worker: str = "shop.r.a.0", **fields: Any) -> StatusRecord:
+    given = {"started_at": NOW - 3_600_000, "at": NOW - 1000, "state": "running"}
+    return StatusRecord(relay="shop", route="r", worker=worker, partitions=partitions, **{**given, **fields})
+
+
+def shown(
+    *records: StatusRecord,
+    ends: dict[int, int] | None = None,
+    committed: dict[int, int] | None = None,
+    dead: DeadLetters | None = None,
+) -> RouteView:
+    places = {LogPartition("orders", number): end for number, end in (ends or {}).items()}
+    stored = None if committed is None else {LogPartition("orders", n): at for n, at in committed.items()}
+    return view(RouteFacts(ROUTE, records, places, stored, dead or DeadLetters()), NOW)
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (record(partition()), State.IDLE),
+        (record(), State.IDLE),
+        (record(partition(lag=5)), State.RUNNING),
+        (record(partition(lag=5, last_progress_at=NOW - 1000 - 29_999)), State.RUNNING),
+        (record(partition(lag=5, last_progress_at=NOW - 1000 - 30_000)), State.STALLED),
+        (record(partition(), partition(1, lag=5, last_progress_at=NOW - 40_000)), State.STALLED),
+        # Idle for an hour is no stall.
+        (record(partition(lag=0, last_progress_at=NOW - 3_600_000)), State.IDLE),
+        # Never moved: counted from the start of the process.
+        (record(partition(lag=5, last_progress_at=None)), State.STALLED),
+        (record(partition(lag=5, last_progress_at=None), started_at=NOW - 5000), State.RUNNING),
+        (record(partition(lag=5, last_progress_at=NOW - 40_000), state="recovering"), State.STALLED),
+        (record(state="recovering"), State.RECOVERING),
+        (record(state="draining"), State.DRAINING),
+        (record(state="stuck"), State.STUCK),
+        (record(partition(stuck="the monitor cannot be read")), State.STUCK),
+        (record(partition(lag=5), at=NOW - 6001), State.GONE),
+        (record(partition(lag=5), at=NOW - 6000), State.RUNNING),
+        (record(partition(stuck="x"), at=NOW - 60_000), State.GONE),
+        (record(state="stopped", at=NOW - 60_000), State.STOPPED),
+        # A clock that is ahead makes nobody gone.
+        (record(partition(), at=NOW + 60_000, started_at=NOW), State.IDLE),
+    ],
+)
+def test_a_worker_is_called_what_it_does(said: StatusRecord, state: State) -> None:
+    assert judge_worker(said, NOW)[0] is state
+
+
+def test_a_stall_says_where_and_for_what_it_waits() -> None:
+    waiting = (
+        Waiting(capture="aa", why="undecided", since_ms=100),
+        Waiting(capture="bb", why="away", since_ms=900),
+    )
+    stalled = record(partition(3, lag=7, held=2, waiting=waiting, last_progress_at=NOW - 46_000))
+
+    _, why = judge_worker(stalled, NOW)
+
+    assert why == "orders[3] did not move for 45 s, lag 7; 2 held, the oldest for capture bb (away)"
+
+
+def test_a_route_is_as_bad_as_its_worst_living_worker() -> None:
+    good, bad = record(partition()), record(partition(1, stuck="no"), worker="shop.r.b.0")
+    route = shown(good, bad, ends={0: 10, 1: 10}, committed={0: 10, 1: 10})
+
+    assert (route.state, route.why) == (State.STUCK, "shop.r.b.0: no")
+    assert exit_code([route]) == 1
+
+
+def test_a_dead_worker_beside_a_living_one_is_shown_and_harms_nothing() -> None:
+    route = shown(record(partition()), record(worker="b", at=NOW - 60_000), ends={0: 10}, committed={0: 10})
+
+    assert route.state is State.IDLE
+    assert [worker.state for worker in route.workers] == [State.GONE, State.IDLE]
+    assert exit_code([route]) == 0
+
+
+def test_a_worker_that_went_long_ago_is_forgotten_while_others_live() -> None:
+    old = record(worker="b", at=NOW - 7_200_000)
+
+    assert [worker.worker for worker in shown(record(), old).workers] == ["shop.r.a.0"]
+    assert [worker.worker for worker in shown(old).workers] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("records", "state"),
+    [
+        ([], State.STOPPED),
+        ([record(state="stopped")], State.STOPPED),
+        ([record(at=NOW - 60_000)], State.GONE),
+        ([record(state="stopped"), record(worker="b", at=NOW - 60_000)], State.GONE),
+    ],
+)
+def test_a_route_without_a_living_worker_is_wrong(records: list[StatusRecord], state: State) -> None:
+    route = shown(*records, ends={0: 10}, committed={0: 10})
+
+    assert route.state is state
+    assert route.why
+    assert exit_code([route]) == 1
+
+
+def test_lag_is_counted_from_the_stored_position_to_the_end_of_now() -> None:
+    route = shown(record(partition(position=10, end=10)), ends={0: 25}, committed={0: 12})
+
+    (place,) = route.partitions
+    assert (place.position, place.end, place.lag, place.owner) == (12, 25, 13, "shop.r.a.0")
+    assert route.state is State.RUNNING
+
+
+def test_markers_behind_the_last_message_are_no_lag() -> None:
+    route = shown(record(partition(position=10, end=11, lag=0)), ends={0: 11}, committed={0: 10})
+
+    assert route.lag == 0
+    assert route.state is State.IDLE
+
+
+def test_without_stored_positions_the_workers_own_are_shown() -> None:
+    route = shown(record(partition(position=10)), ends={0: 12, 1: 5}, committed=None)
+
+    assert [(place.position, place.lag) for place in route.partitions] == [(10, 2), (None, None)]
+    assert route.lag is None
+
+
+def test_a_partition_without_an_owner_is_named() -> None:
+    route = shown(record(partition()), ends={0: 10, 1: 5}, committed={0: 10, 1: 0})
+
+    assert route.partitions[1].owner is None
+    assert route.why == "orders[1] is owned by no worker at the moment"
+
+
+def test_of_two_owners_the_later_word_counts() -> None:
+    old, new = record(partition(), at=NOW - 5000), record(partition(), worker="b", at=NOW - 100)
+
+    assert [shown(*pair).partitions[0].owner for pair in ((old, new), (new, old))] == ["b", "b"]
+
+
+def test_counts_are_added_up_and_the_commonest_cause_is_named() -> None:
+    dead = DeadLetters(7, {"zz": 3, "aa": 3, "m": 1}, complete=False)
+    two = [record(worker=name, counts={"delivered": 5, "dead": 1}) for name in "ab"]
+
+    document = shown(*two, dead=dead).document()
+
+    assert (document["counts"]["delivered"], document["counts"]["dead"]) == (10, 2)
+    assert (document["dead_letters"], document["dead_letters_complete"]) == (7, False)
+    assert document["commonest_cause"] == "aa"
+
+
+def test_a_record_comes_back_as_it_was_written() -> None:
+    given = record(partition(waiting=(Waiting(capture="aa", why="w", since_ms=1),)), causes={"null": 3})
+
+    assert decode(encode(given)) == given
+    assert key("r", "shop.r.a.0") == b"status/r/shop.r.a.0"
+
+
+def test_a_record_keeps_its_bounds() -> None:
+    waiting = tuple(Waiting(capture="c" * 32, why="w" * 400, since_ms=n) for n in range(100))
+    many = tuple(partition(number, waiting=waiting, stuck="s" * 400) for number in range(2000))
+    given = record(*many, causes={f"c{n}": n for n in range(1000)}, last_error="e" * 10_000)
+
+    written = encode(given)
+    read = decode(written)
+
+    assert len(written) <= RECORD_BYTES_MAX
+    assert read is not None
+    assert read.truncated
+    assert read.partitions
+    assert len(read.causes) == 50
+    assert read.causes["c999"] == 999
+    assert len(read.last_error or "") == 500
+
+
+def test_a_partition_shows_a_bounded_number_of_holds() -> None:
+    waiting = tuple(Waiting(capture=str(n), why="w") for n in range(100))
+    read = decode(encode(record(partition(waiting=waiting))))
+
+    assert read is not None
+    assert len(read.partitions[0].waiting) == WAITING_MAX
+    assert not read.truncated
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"relay": "shop"}', b"\xff", b'{"state": "new"}'])
+def test_what_is_no_record_is_none(value: bytes) -> None:
+    assert decode(value) is None
+
+
+def test_what_a_newer_worker_adds_is_left_out() -> None:
+    longer = encode({**record().model_dump(), "novelty": 1})
+
+    assert decode(longer) == record()
