@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     DONE = 0
     CONFIG = 2
     UNREACHABLE = 3
-    STOPPED = 10
+    PERSON = 10
     TWIN = 11
 
 
@@ -59,7 +59,7 @@ _DRAINED: Final = frozenset({0, -signal.SIGTERM, 128 + signal.SIGTERM})
 _FINAL: Final = {
     ExitCode.DONE: Decision(Next.DONE, "done"),
     ExitCode.CONFIG: Decision(Next.STOP_ALL, "the configuration is wrong"),
-    ExitCode.STOPPED: Decision(Next.STOPPED, "stopped for a person"),
+    ExitCode.PERSON: Decision(Next.STOPPED, "stopped for a person"),
     ExitCode.TWIN: Decision(Next.STOPPED, "another process runs under the same instance name"),
 }
 
