@@ -16,6 +16,8 @@ from relay.run import clock
 
 PARTITIONS: Final = 4
 MARKER_KEY_BYTES: Final = 16
+_PROMPT: Final = {"fetch.wait.max.ms": 5, "fetch.min.bytes": 65_536}
+"""One fetch per 5 ms at most, on both sides: a fetch per record would measure the reader."""
 _POLL_ROWS: Final = 500
 _POLL_PAUSE_S: Final = 0.005
 _ACK_S: Final = 10.0
@@ -27,7 +29,7 @@ TAKE: Final = """delete from relay_bench_outbox where id in (
 
 def read(kafka: str, topic: str) -> None:
     """Print the key of each record that decides (a marker, or an outbox message) and when it was seen."""
-    settings = consumer({"bootstrap.servers": kafka}, DefaultTiming(), "relay-bench", **{"fetch.wait.max.ms": 5})
+    settings = consumer({"bootstrap.servers": kafka}, DefaultTiming(), "relay-bench", **_PROMPT)
     partitions = [LogPartition(topic, partition) for partition in range(PARTITIONS)]
     print("ready", flush=True)
     for batch in tail(settings, partitions):

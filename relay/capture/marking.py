@@ -20,7 +20,7 @@ from relay.run import clock
 from relay.run.crash import crash_point
 from relay.run.schedule import start_thread
 
-GATHER_S: Final = 0.002
+GATHER_S: Final = 0.006
 """How long markers wait for company: the price is latency until the messages show."""
 RETRY_S: Final = 0.5
 NOTE_EVERY_S: Final = 0.5
@@ -40,7 +40,6 @@ class Ended(NamedTuple):
 class _Sent(NamedTuple):
     ended: list[Ended]
     receipt: Receipt
-    records: int
 
 
 class Marking:
@@ -66,12 +65,17 @@ class Marking:
         self._pause_until = 0.0
         self._decisions: Decisions | None = None
         self._work = threading.Event()
+        self._count = threading.Lock()
+        self._submitted = 0
+        self._finished = 0
         self._closing = False
         self._stop = False
         self._thread = start_thread("relay-capture-marking", self._run)
 
     def submit(self, ended: Ended) -> None:
         """Take a capture whose decision is known."""
+        with self._count:
+            self._submitted += 1
         self._waiting.append(ended)
         if not self._work.is_set():
             self._work.set()
@@ -79,7 +83,7 @@ class Marking:
     @property
     def backlog(self) -> int:
         """How many captures are not yet marked, as far as this process knows."""
-        return len(self._waiting) + sum(len(sent.ended) for sent in self._sent) + len(self._acknowledged)
+        return self._submitted - self._finished
 
     def close(self, seconds: float) -> int:
         """Mark what can be marked within ``seconds`` and return how many are left for the next start."""
@@ -114,7 +118,9 @@ class Marking:
         while self._sent and self._sent[0].receipt.is_complete:
             sent = self._sent.popleft()
             if sent.receipt.failure is None:
-                self._acknowledged += [ended.capture for ended in sent.ended if ended.nonce is not None]
+                committed = [ended.capture for ended in sent.ended if ended.nonce is not None]
+                self._acknowledged += committed
+                self._finished += len(sent.ended) - len(committed)
             else:
                 # Retry: a marker may be written any number of times.
                 self._again(sent.ended)
@@ -131,7 +137,7 @@ class Marking:
             # Retry: those of the batch that were handed over are merely written twice.
             self._again(batch)
             return
-        self._sent.append(_Sent(batch, receipt, len(records)))
+        self._sent.append(_Sent(batch, receipt))
 
     def _records(self, ended: Ended) -> list[Record]:
         headers = marker_headers(ended.capture, self._source, self._resource)
@@ -170,4 +176,5 @@ class Marking:
                 self._decisions.close()
                 self._decisions = None
         else:
+            self._finished += len(captures)
             crash_point("capture.marked")
