@@ -19,17 +19,7 @@ from relay.run.status_reading import StatusReader
 WATCH_PERIOD_S: Final = 2.0
 _STYLES: Final = {State.STUCK: "red", State.STALLED: "red", State.GONE: "red", State.STOPPED: "red"}
 _WORKER_COLUMNS: Final = ("worker", "state", "pid", "host", "heard", "lag", "last error")
-_PARTITION_COLUMNS: Final = (
-    "partition",
-    "owner",
-    "position",
-    "end",
-    "lag",
-    "progress",
-    "held",
-    "in doubt",
-    "stuck",
-)
+_PARTITION_COLUMNS: Final = ("partition", "owner", "position", "end", "lag", "progress", "held", "in doubt")
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 app = typer.Typer(add_completion=False)
@@ -94,33 +84,48 @@ def _print_route(route: RouteView) -> None:
         if line:
             print_line(f"  {text(line)}")
     if route.workers:
-        print_table(_WORKER_COLUMNS, [_worker_row(worker) for worker in route.workers])
+        print_table(_WORKER_COLUMNS, [_worker_row(route, worker) for worker in route.workers])
     if route.partitions:
         now_ms = clock.wall_ms()
-        print_table(_PARTITION_COLUMNS, [_partition_row(partition, now_ms) for partition in route.partitions])
+        print_table(_PARTITION_COLUMNS, [_partition_row(route, place, now_ms) for place in route.partitions])
+    for place in route.partitions:
+        if place.stuck:
+            print_line(f"  {place.topic}[{place.partition}] is stuck: {text(place.stuck)}", style="red")
     print_line(f"  dead letters: {_dead(route)}")
     print_line()
 
 
-def _worker_row(worker: WorkerView) -> tuple[object, ...]:
+def _worker_row(route: RouteView, worker: WorkerView) -> tuple[object, ...]:
     heard = f"{worker.age_ms / 1000:.0f} s ago"
     error = text(worker.last_error, 80) if worker.last_error else ""
-    return (text(worker.worker), worker.state.value, worker.pid, text(worker.host), heard, worker.lag, error)
+    return (
+        _short(route, worker.worker),
+        worker.state.value,
+        worker.pid,
+        text(worker.host),
+        heard,
+        worker.lag,
+        error,
+    )
 
 
-def _partition_row(partition: PartitionView, now_ms: int) -> tuple[object, ...]:
+def _partition_row(route: RouteView, partition: PartitionView, now_ms: int) -> tuple[object, ...]:
     moved = partition.last_progress_at
     return (
         f"{partition.topic}[{partition.partition}]",
-        text(partition.owner) if partition.owner else "-",
-        "not stored" if partition.position is None else partition.position,
+        _short(route, partition.owner) if partition.owner else "-",
+        "-" if partition.position is None else partition.position,
         partition.end,
-        "unknown" if partition.lag is None else partition.lag,
+        "?" if partition.lag is None else partition.lag,
         "-" if moved is None else f"{max(0, now_ms - moved) / 1000:.0f} s ago",
         partition.held,
         partition.in_doubt,
-        text(partition.stuck, 120) if partition.stuck else "",
     )
+
+
+def _short(route: RouteView, worker: str) -> str:
+    """Return instance and number: relay and route stand above the table already."""
+    return text(worker.partition(f".{route.name}.")[2] or worker)
 
 
 def _dead(route: RouteView) -> str:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from relay.cli.main import app
 from relay.cli.run import worker_command
 from relay.run import clock
 
@@ -309,3 +311,25 @@ def test_the_command_of_a_worker() -> None:
 
     words = "-m relay.run.process relay.toml --route to-ledger --worker 1 --until-idle 2.5 --instance blue"
     assert command == [sys.executable, *words.split()]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--route", "no"], "--route no: no such route; there is a, b"),
+        (["--instance", "two words"], "--instance two words: "),
+        (["--workers", "0"], "--workers"),
+        (["--until-idle", "0"], "--until-idle"),
+    ],
+)
+def test_wrong_words_start_nothing(tmp_path: Path, words: list[str], sentence: str) -> None:
+    route = 'from = ["orders"]\nto = { topic = "ledger-%s" }\n'
+    (tmp_path / "relay.toml").write_text(
+        '[relay]\nname = "shop"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
+        + "".join(f"[routes.{name}]\n{route % name}" for name in "ab")
+    )
+
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", str(tmp_path / "relay.toml"), *words])
+
+    assert result.exit_code == 2
+    assert sentence in result.stderr
