@@ -162,8 +162,8 @@ class DedupIndex:
         return True
 
     def keep_journal(self) -> None:
-        """Remember changes from now on, for ``take_journal``."""
-        self._journal = []
+        """Remember changes from now on, for ``take_journal``; not on disk, where they last by themselves."""
+        self._journal = None if self.is_on_disk else []
 
     def take_journal(self) -> list[Change]:
         """Return the changes since the last call, in order; none while no journal is kept."""
@@ -222,6 +222,7 @@ class DedupIndex:
         disk.remember(b"replays", _pack_replays(self._replays))
         self._store.close()
         self._use(disk)
+        self._journal = None
         budget.used -= self._charged
         self._charged = 0
 

@@ -9,11 +9,16 @@ from typing import Final, cast
 
 from rocksdict import BlockBasedOptions, Options, Rdict, WriteBatch
 
+from relay.message.errors import RelayError, Stopped
 from relay.message.identity import DIGEST_BYTES
 from relay.monitor.rows import CHUNK_ROWS, RowStore, unpack
 
 _BLOOM_BITS: Final = 10
 """About 1 % of the lookups of an unknown digest read a block; new messages are unknown ones."""
+
+
+class UnusableStoreError(RelayError):
+    """The directory holds no database that can be read; remove it."""
 
 
 class DiskRows(RowStore):
@@ -32,7 +37,15 @@ class DiskRows(RowStore):
         blocks = BlockBasedOptions()
         blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
         options.set_block_based_table_factory(blocks)
-        self._database = Rdict(str(self._directory), options)
+        try:
+            self._database = Rdict(str(self._directory), options)
+        except Exception as error:
+            # RocksDB's binding raises nothing more precise; the text tells the one case that needs a person.
+            if "lock" in str(error).lower():
+                raise Stopped(
+                    f"{self._directory} is in use by another process; give each relay its own [relay] state directory"
+                ) from error
+            raise UnusableStoreError(f"{self._directory.name} cannot be opened: {error}") from error
 
     def find(self, digests: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each digest or None."""
