@@ -135,11 +135,12 @@ class Evidence:
     def _begin(self, one: _Instance, offset: int, begin: Begin) -> None:
         if begin.n < one.begun:
             return
-        if -1 < one.begun < begin.n and begin.previous != one.begun:
-            # Either a committed transaction is not visible, or a segment was compacted while it was read.
+        # Compaction removes older begins before newer ones, so the begin in front is the previous one, or there is
+        # none. It is another one if a committed transaction is not visible, or compaction ran while this was read.
+        if one.begin is not None and one.begin.n not in (begin.n, begin.previous):
             self.alarms.append(
                 f"transaction {begin.n} of {begin.transactional_id} names {begin.previous} as its predecessor, but "
-                f"{one.begun} is the last that this monitor partition shows; run `relay verify`"
+                f"{one.begin.n} is the last that this monitor partition shows; run `relay verify`"
             )
         one.begin, one.begin_offset, one.begun = begin, offset, begin.n
         self._decide(one)
