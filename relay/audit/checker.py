@@ -127,7 +127,9 @@ class Checker:
                 continue
             times[row] = 1
             if content != contents[row]:
-                self.findings.blame("altered", Place(*partitions[number], offset), "key or value differ from the log's")
+                self.findings.blame(
+                    "altered", Place(*partitions[number], offset), "key or value differ from the log's"
+                )
             lane, log_offset = lanes[row], offsets[row]
             highest = self._highest[number]
             if log_offset < highest.get(lane, -1):

@@ -104,7 +104,8 @@ class Evidence:
         return [
             taken
             for begin in self._last.values()
-            if self._sealed.get(begin.instance, -1) < begin.n and (begin.instance, begin.n) not in self._settled
+            if self._sealed.get(begin.instance, -1) < begin.n
+            and (begin.instance, begin.n) not in self._settled
             for taken in begin.inputs
             if taken.first < taken.next
         ]
@@ -114,4 +115,4 @@ class Evidence:
             return True
         if (page.instance, page.n) in self._settled:
             return False
-        return page.n == self._sealed.get(page.instance) or page.n < self._begun.get(page.instance, -1)
+        return page.n <= self._sealed.get(page.instance, -1) or page.n < self._begun.get(page.instance, -1)

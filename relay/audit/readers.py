@@ -38,7 +38,9 @@ class Identity:
         self._rules = identity.rules(route.identity)
         self._topic_ids = topic_ids
 
-    def of_log(self, headers: Mapping[str, bytes], name: str, partition: int, offset: int, value: bytes | None) -> bytes:
+    def of_log(
+        self, headers: Mapping[str, bytes], name: str, partition: int, offset: int, value: bytes | None
+    ) -> bytes:
         """Return the digest of a log record: by the first rule that finds something, else by position."""
         return self._ruled(headers, name.encode(), value) or identity.position_digest(
             self._topic_ids[name], partition, offset
@@ -66,7 +68,9 @@ class Identity:
         return None
 
 
-def fill(ledger: Ledger, batches: Batches, route: RouteConfig, identify: Identity, match: Match | None) -> None:
+def fill(
+    ledger: Ledger, batches: Batches, route: RouteConfig, identify: Identity, match: Match | None
+) -> None:
     """Put the log's records into the ledger."""
     names = [(p.topic, p.partition, p.topic.encode()) for p in ledger.partitions]
     by_source, by_key = route.order == "publisher", route.order == "key"
@@ -107,7 +111,12 @@ def outputs(
                 continue
             key, value = message.key(), message.value()
             where = b"%s/%d/%d" % (partitions[place].topic.encode(), partitions[place].partition, offset)
-            yield place, offset, identify.of_output(headers, value, where), crc32(value or b"", crc32(key or b""))
+            yield (
+                place,
+                offset,
+                identify.of_output(headers, value, where),
+                crc32(value or b"", crc32(key or b"")),
+            )
 
 
 def dead_letters(batches: Batches, route: str) -> set[bytes]:
@@ -181,7 +190,9 @@ def id_match(identifier: bytes | None) -> bytes | None:
     return identity.digest(b"i", identifier) if identifier else None
 
 
-def row_match(ledger: Ledger, topics: Sequence[str], identifier: str, source: str | None, *, sourced: bool) -> bytes:
+def row_match(
+    ledger: Ledger, topics: Sequence[str], identifier: str, source: str | None, *, sourced: bool
+) -> bytes:
     """Return what a row is known by; a row without a source came from a message without one."""
     if not sourced:
         return id_match(identifier.encode()) or b""

@@ -18,7 +18,9 @@ from relay.run.config import ResourceConfig
 ROWS: Final = 10_000
 CONNECT_TIMEOUT_S: Final = 5
 _OUTCOMES: Final = {"committed": Outcome.COMMITTED, "aborted": Outcome.ABORTED}
-_INBOX: Final = "select digest, outcome, applied, {} from relay_inbox where relay = {} and route = {} order by applied"
+_INBOX: Final = (
+    "select digest, outcome, applied, {} from relay_inbox where relay = {} and route = {} order by applied"
+)
 _POSITIONS: Final = (
     "select topic_id, partition, position from relay_position"
     " where relay = {} and route = {} and position is not null"
@@ -120,7 +122,11 @@ class _Postgresql:
     def _reaching(self) -> Iterator[None]:
         try:
             yield
-        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InsufficientPrivilege) as error:
+        except (
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedColumn,
+            psycopg.errors.InsufficientPrivilege,
+        ) as error:
             raise _wrong(self._name, error) from error
         except psycopg.Error as error:
             raise _away(self._name, error) from error
@@ -145,7 +151,9 @@ class _Sqlite:
         return {
             bytes(capture): _OUTCOMES[outcome]
             for each in wanted
-            for capture, outcome in self._all("select capture, outcome from relay_capture where capture = ?", each)
+            for capture, outcome in self._all(
+                "select capture, outcome from relay_capture where capture = ?", each
+            )
         }
 
     def positions(self, relay: str, route: str) -> dict[tuple[bytes, int], int]:
@@ -190,9 +198,13 @@ class _Sqlite:
 
 def _wrong(name: str, error: Exception) -> ConfigError:
     reason = str(error).splitlines()[0]
-    return ConfigError(f"resource {name}: {reason}; run `relay migrate`, correct the route, or grant the right to read")
+    return ConfigError(
+        f"resource {name}: {reason}; run `relay migrate`, correct the route, or grant the right to read"
+    )
 
 
 def _away(name: str, error: Exception) -> Unreachable:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return Unreachable(f"resource {name}: the database does not answer ({reason}); start it, or correct its url")
+    return Unreachable(
+        f"resource {name}: the database does not answer ({reason}); start it, or correct its url"
+    )

@@ -69,7 +69,9 @@ class RouteReport:
         if self.ok:
             done = findings.captured - findings.unseen
             order = ", in order" if self.ordered else ""
-            dead = f", {findings.captured - findings.unseen - findings.delivered} put aside" * (done > findings.delivered)
+            dead = f", {findings.captured - findings.unseen - findings.delivered} put aside" * (
+                done > findings.delivered
+            )
             return f"{self.route}: {findings.delivered:,} of {done:,} captured messages took effect exactly once{order}{dead}."
         wrong = [name for name in (*MUST_BE_ZERO, "unseen") if getattr(findings, name)]
         counts = ", ".join(f"{getattr(findings, name):,} {name.replace('_', ' ')}" for name in wrong)
@@ -95,11 +97,14 @@ def verify(
     names = list(routes) or list(config.routes)
     unknown = [name for name in names if name not in config.routes]
     if unknown:
-        raise ConfigError(f"--route {unknown[0]}: there is no such route; there are: {', '.join(config.routes)}")
+        raise ConfigError(
+            f"--route {unknown[0]}: there is no such route; there are: {', '.join(config.routes)}"
+        )
     group = f"{config.relay.name}.verify"
     with Topics(config.kafka, config.timing) as topics, Scan(config.kafka, config.timing, group) as scan:
         return [
-            _RouteAudit(config, config.routes[name], topics, scan, watch).report(allow_lag=allow_lag) for name in names
+            _RouteAudit(config, config.routes[name], topics, scan, watch).report(allow_lag=allow_lag)
+            for name in names
         ]
 
 
@@ -118,7 +123,9 @@ class _Seen:
 class _RouteAudit:
     """One route's audit: ``report`` reads and concludes in the order that bounds each by the one before."""
 
-    def __init__(self, config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan, watch: Watch) -> None:
+    def __init__(
+        self, config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan, watch: Watch
+    ) -> None:
         self._config = config
         self._route = route
         self._topics = topics
@@ -174,7 +181,9 @@ class _RouteAudit:
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> _Seen:
         """Read the positions first, then the ends of what they promise: dead letters and outputs."""
         config, route = self._config, self._route
-        partitions = [LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)]
+        partitions = [
+            LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)
+        ]
         positions = self._scan.committed(config.group_id(route.name), partitions)
         seen = _Seen(positions, evidence, set(), dead_expired=False)
         if isinstance(route.to, TableDestination):
@@ -209,7 +218,9 @@ class _RouteAudit:
         ledger.decide(self._decisions(ledger, stores))
         return ledger, lows
 
-    def _decisions(self, ledger: Ledger, stores: Mapping[str, tables.Store]) -> list[tuple[bytes, Outcome | None]]:
+    def _decisions(
+        self, ledger: Ledger, stores: Mapping[str, tables.Store]
+    ) -> list[tuple[bytes, Outcome | None]]:
         """Decide the captures without a valid committed marker: by their resource's row, else not at all.
 
         Only where this relay has no such resource is an aborted marker believed by itself.
@@ -296,7 +307,9 @@ class _RouteAudit:
                 outcomes[entry.digest] = entry.outcome
             elif 0 <= entry.offset < lows.get(entry.partition, 0):
                 expired.add(entry.digest)
-        state = State(seen.positions, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges())
+        state = State(
+            seen.positions, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges()
+        )
         return checker.conclude(state, expired)
 
     def _named(self, findings: Findings) -> list[Offence]:
@@ -354,7 +367,9 @@ class _RouteAudit:
 
     def _need(self, name: str, what: str) -> TopicFacts:
         if name not in self._facts:
-            raise ConfigError(f"routes.{self._route.name}: topic {name}, {what}, does not exist; run `relay migrate`")
+            raise ConfigError(
+                f"routes.{self._route.name}: topic {name}, {what}, does not exist; run `relay migrate`"
+            )
         return self._facts[name]
 
     def _ranges(self, facts: TopicFacts) -> dict[LogPartition, Range]:

@@ -15,7 +15,11 @@ app = typer.Typer(add_completion=False)
 @app.command(
     "spark",
     # Everything after NAME is the job's own, --help included.
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    },
 )
 def spark_command(
     context: typer.Context,

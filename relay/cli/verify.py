@@ -22,7 +22,9 @@ app = typer.Typer(add_completion=False)
 def verify_command(
     config: ConfigArgument,
     *,
-    route: Annotated[list[str] | None, typer.Option("--route", help="Only this route; may be repeated.")] = None,
+    route: Annotated[
+        list[str] | None, typer.Option("--route", help="Only this route; may be repeated.")
+    ] = None,
     allow_lag: Annotated[
         bool, typer.Option("--allow-lag", help="Messages not delivered yet do not fail the check.")
     ] = False,
@@ -53,7 +55,9 @@ def _print(reports: list[RouteReport]) -> None:
         for note in report.findings.notes:
             print_line(f"  note: {report.route}: {note}", style="yellow")
     for report in reports:
-        print_line(("right: " if report.ok else "WRONG: ") + report.sentence, style="green" if report.ok else "red")
+        print_line(
+            ("right: " if report.ok else "WRONG: ") + report.sentence, style="green" if report.ok else "red"
+        )
 
 
 @contextmanager
@@ -64,7 +68,12 @@ def _watching() -> Iterator[Watch]:
         yield lambda _step, _done, _total: None
         return
     tasks: dict[str, TaskID] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
 
         def watch(step: str, done: int, total: int) -> None:

@@ -100,9 +100,13 @@ class Scan:
         """Return a group's committed offsets, stable ones only; partitions without one are absent."""
         asker = Consumer(settings.consumer(self._kafka, self._timing, group, log_level=0))
         try:
-            found = asker.committed([TopicPartition(p.topic, p.partition) for p in partitions], self._deadline_s)
+            found = asker.committed(
+                [TopicPartition(p.topic, p.partition) for p in partitions], self._deadline_s
+            )
         except KafkaException as error:
-            raise Unreachable(f"the committed offsets of group {group} cannot be read: {error.args[0].str()}") from error
+            raise Unreachable(
+                f"the committed offsets of group {group} cannot be read: {error.args[0].str()}"
+            ) from error
         finally:
             asker.close()
         return {LogPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
@@ -139,7 +143,9 @@ class _Reading:
     def moved(self) -> list[tuple[LogPartition, int]]:
         """Return the partitions that moved since they were last asked for, with the offset reached."""
         found = [
-            (self._names[place], offset) for place, offset in enumerate(self.reached) if offset != self._shown[place]
+            (self._names[place], offset)
+            for place, offset in enumerate(self.reached)
+            if offset != self._shown[place]
         ]
         self._shown = list(self.reached)
         return found

@@ -1,0 +1,407 @@
+"""The checker finds every planted fault, names it, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
+from relay.audit.evidence import Evidence
+from relay.audit.ledger import Fact, Ledger, Outcome, Place
+from relay.message.identity import digest
+from relay.message.record import LogPartition
+from relay.monitor.entries import (
+    DEAD,
+    DELIVERED,
+    NOT_DELIVERED,
+    SKIPPED,
+    Begin,
+    InputRange,
+    Page,
+    Proof,
+    Seal,
+    SettleSeal,
+)
+
+LOG = LogPartition("orders", 0)
+OUT = [LogPartition("ledger", 0), LogPartition("ledger", 1)]
+
+
+def d(name: str) -> bytes:
+    return digest(b"c", name.encode())
+
+
+def fact(
+    name: str,
+    offset: int,
+    *,
+    lane: str = "a",
+    content: int = 7,
+    partition: int = 0,
+    match: bytes | None = None,
+) -> Fact:
+    return Fact(partition, offset, d(name), lane.encode(), content, match)
+
+
+def ledger(*names: str) -> Ledger:
+    made = Ledger([LOG])
+    for offset, name in enumerate(names):
+        made.add(fact(name, offset))
+    return made
+
+
+def effects(*names: str, content: int = 7) -> list[tuple[int, int, bytes, int]]:
+    return [(0, offset, d(name), content) for offset, name in enumerate(names)]
+
+
+def state(position: int = 100, *, low: int = 0, dead: tuple[str, ...] = (), outcomes: dict[str, int] | None = None,
+          dead_expired: bool = False, ranges: tuple[InputRange, ...] = ()) -> State:  # fmt: skip
+    by_digest = {d(name): outcome for name, outcome in (outcomes or {}).items()}
+    return State({LOG: position}, {LOG: low}, {d(name) for name in dead}, dead_expired, by_digest, ranges)
+
+
+def audit(
+    log: Ledger, *names: str, at: State | None = None, ordered: bool = True, expired: tuple[str, ...] = ()
+) -> Findings:
+    checker = Checker(log, ordered=ordered)
+    checker.outputs(OUT, effects(*names))
+    return checker.conclude(at or state(), {d(name) for name in expired})
+
+
+def wrong(findings: Findings) -> dict[str, int]:
+    return {name: getattr(findings, name) for name in (*MUST_BE_ZERO, "unseen") if getattr(findings, name)}
+
+
+def test_a_clean_route_is_right() -> None:
+    findings = audit(ledger("a", "b", "c"), "a", "b", "c")
+
+    assert wrong(findings) == {}
+    assert (findings.captured, findings.delivered) == (3, 3)
+    assert findings.passes(allow_lag=False)
+
+
+def test_one_lost_message_is_named_by_its_place_in_the_log() -> None:
+    findings = audit(ledger("a", "b", "c"), "a", "c")
+
+    assert wrong(findings) == {"lost": 1}
+    assert [(o.kind, str(o.place)) for o in findings.offenders] == [("lost", "orders[0]@1")]
+    assert not findings.passes(allow_lag=True)
+
+
+def test_a_message_above_the_committed_position_is_unseen_not_lost() -> None:
+    findings = audit(ledger("a", "b", "c"), "a", at=state(position=2))
+
+    assert wrong(findings) == {"lost": 1, "unseen": 1}
+    lagging = audit(ledger("a", "b"), "a", at=state(position=1))
+    assert lagging.passes(allow_lag=True)
+    assert not lagging.passes(allow_lag=False)
+
+
+def test_a_message_that_the_monitor_calls_delivered_without_an_effect_is_lost_above_the_position_too() -> (
+    None
+):
+    findings = audit(ledger("a", "b"), "a", at=state(position=1, outcomes={"b": DELIVERED}))
+
+    assert wrong(findings) == {"lost": 1}
+
+
+def test_one_duplicate_is_named_by_its_second_effect() -> None:
+    findings = audit(ledger("a", "b"), "a", "b", "a")
+
+    assert wrong(findings) == {"duplicates": 1}
+    assert str(findings.offenders[0].place) == "ledger[0]@2"
+    assert findings.delivered == 2
+
+
+def test_a_duplicate_in_another_partition_is_found() -> None:
+    checker = Checker(ledger("a"), ordered=True)
+    checker.outputs(OUT, [(0, 0, d("a"), 7), (1, 0, d("a"), 7)])
+
+    assert wrong(checker.conclude(state())) == {"duplicates": 1}
+
+
+def test_one_inversion_in_a_lane_is_named() -> None:
+    findings = audit(ledger("a", "b", "c"), "a", "c", "b")
+
+    assert wrong(findings) == {"reordered": 1}
+    assert str(findings.offenders[0].place) == "orders[0]@1"
+
+
+def test_order_is_judged_per_lane_and_log_partition_only() -> None:
+    log = Ledger([LOG, LogPartition("orders", 1)])
+    log.add(fact("a", 0, lane="x"))
+    log.add(fact("b", 1, lane="y"))
+    log.add(fact("c", 0, lane="x", partition=1))
+    checker = Checker(log, ordered=True)
+    checker.outputs(OUT, effects("b", "c", "a"))
+
+    assert wrong(checker.conclude(state())) == {}
+
+
+def test_a_route_without_order_has_no_inversions() -> None:
+    assert wrong(audit(ledger("a", "b"), "b", "a", ordered=False)) == {}
+
+
+def test_a_lane_over_two_output_partitions_is_noted() -> None:
+    checker = Checker(ledger("a", "b"), ordered=True)
+    checker.outputs(OUT, [(0, 0, d("a"), 7), (1, 0, d("b"), 7)])
+
+    assert any(
+        "1 lanes lie in more than one output partition" in note for note in checker.conclude(state()).notes
+    )
+
+
+def test_one_phantom_is_named_by_its_place_at_the_destination() -> None:
+    findings = audit(ledger("a"), "a", "never-sent")
+
+    assert wrong(findings) == {"phantoms": 1}
+    assert str(findings.offenders[0].place) == "ledger[0]@1"
+
+
+def test_an_effect_older_than_the_log_is_expired_not_a_phantom() -> None:
+    findings = audit(ledger("a"), "old", "a", expired=("old",))
+
+    assert wrong(findings) == {}
+    assert findings.expired == 1
+
+
+def test_an_effect_whose_content_differs_from_the_log_is_altered() -> None:
+    checker = Checker(ledger("a"), ordered=True)
+    checker.outputs(OUT, effects("a", content=8))
+
+    assert wrong(checker.conclude(state())) == {"altered": 1}
+
+
+def test_a_dead_letter_stands_for_its_message() -> None:
+    findings = audit(ledger("a", "b"), "a", at=state(dead=("b",)))
+
+    assert wrong(findings) == {}
+    assert (findings.dead_letters, findings.delivered) == (1, 1)
+
+
+def test_a_recorded_death_without_a_dead_letter_is_a_loss_unless_dead_letters_have_expired() -> None:
+    assert wrong(audit(ledger("a"), at=state(outcomes={"a": DEAD}))) == {"lost": 1}
+    assert wrong(audit(ledger("a"), at=state(outcomes={"a": DEAD}, dead_expired=True))) == {}
+
+
+def test_a_skipped_message_is_counted_apart() -> None:
+    findings = audit(ledger("a"), at=state(outcomes={"a": SKIPPED}))
+
+    assert wrong(findings) == {}
+    assert findings.skipped == 1
+
+
+def test_a_position_below_the_logs_beginning_counts_what_was_left_as_lost() -> None:
+    assert wrong(audit(Ledger([LOG]), at=state(position=40, low=45))) == {"lost": 5}
+
+
+def test_a_begun_delivery_without_an_end_is_in_doubt() -> None:
+    findings = audit(ledger("a", "b"), "a", at=state(position=1, ranges=(InputRange("orders", 0, 1, 2),)))
+
+    assert wrong(findings) == {"in_doubt": 1}
+
+
+class TestCaptures:
+    CAPTURE = b"c" * 16
+
+    def held(self) -> Ledger:
+        log = Ledger([LOG])
+        log.hold(fact("a", 0), self.CAPTURE, b"shop/1")
+        log.add(fact("b", 1))
+        return log
+
+    def test_an_aborted_message_is_shown_and_needs_no_effect(self) -> None:
+        log = self.held()
+        log.marker(self.CAPTURE, Outcome.ABORTED)
+        assert log.hints(self.CAPTURE)
+        log.decide([(self.CAPTURE, Outcome.ABORTED)])
+
+        findings = audit(log, "b")
+        assert wrong(findings) == {}
+        assert (findings.captured, findings.aborted) == (1, 1)
+
+    def test_an_aborted_message_with_an_effect_is_a_phantom(self) -> None:
+        log = self.held()
+        log.decide([(self.CAPTURE, Outcome.ABORTED)])
+
+        findings = audit(log, "b", "a")
+        assert wrong(findings) == {"phantoms": 1}
+        assert "aborted (orders[0]@0)" in findings.offenders[0].why
+
+    def test_a_committed_marker_makes_the_message_count(self) -> None:
+        log = self.held()
+        log.marker(self.CAPTURE, Outcome.COMMITTED)
+
+        assert log.open_captures() == {}
+        assert wrong(audit(log, "b")) == {"lost": 1}
+
+    def test_an_undecided_message_is_in_doubt_with_or_without_an_effect(self) -> None:
+        for names in (("b",), ("b", "a")):
+            log = self.held()
+            assert log.open_captures() == {self.CAPTURE: b"shop/1"}
+            log.decide([(self.CAPTURE, None)])
+
+            findings = audit(log, *names)
+            assert wrong(findings) == {"in_doubt": 1}
+            assert str(findings.offenders[0].place) == "orders[0]@0"
+
+    def test_the_first_record_of_a_message_is_the_one_of_a_committed_capture_before_its_repeat(self) -> None:
+        log = Ledger([LOG])
+        log.hold(fact("a", 0, content=1), self.CAPTURE, b"shop/1")
+        log.add(fact("a", 5, content=2))
+        log.marker(self.CAPTURE, Outcome.COMMITTED)
+
+        assert (log.offset[0], log.content[0], log.repeats, log.conflict_count) == (0, 1, 1, 1)
+
+    def test_a_repeat_of_an_aborted_message_is_captured(self) -> None:
+        log = Ledger([LOG])
+        log.hold(fact("a", 0), self.CAPTURE, b"shop/1")
+        log.add(fact("a", 5))
+        log.decide([(self.CAPTURE, Outcome.ABORTED)])
+
+        findings = audit(log, "a")
+        assert wrong(findings) == {}
+        assert (findings.captured, findings.aborted) == (1, 0)
+
+
+class TestRepeats:
+    def test_repeats_are_one_message_and_other_content_is_a_conflict(self) -> None:
+        log = ledger("a", "b")
+        log.add(fact("a", 2))
+        log.add(fact("b", 3, content=8))
+
+        findings = audit(log, "a", "b")
+        assert wrong(findings) == {}
+        assert (findings.captured, findings.repeats, findings.conflicts) == (2, 2, 1)
+        assert any("orders[0]@3" in note for note in findings.notes)
+
+    def test_one_id_in_two_partitions_is_noted(self) -> None:
+        log = Ledger([LOG, LogPartition("orders", 1)])
+        log.add(fact("a", 0))
+        log.add(fact("a", 0, partition=1))
+
+        assert any("orders[1]@0" in note for note in audit(log, "a").notes)
+
+
+class TestTables:
+    def table(self) -> Ledger:
+        log = Ledger([LOG], matches=True)
+        for offset, name in enumerate(("a", "b", "c")):
+            log.add(fact(name, offset, match=name.encode()))
+        log.add(fact("nameless", 3))
+        return log
+
+    def test_rows_are_effects(self) -> None:
+        checker = Checker(self.table(), ordered=True)
+        checker.rows([b"a", b"c", b"c", b"other"], "ledger")
+        checker.nameless(1, [d("a"), d("nameless")], "ledger")
+
+        assert wrong(checker.conclude(state())) == {"lost": 1, "duplicates": 1, "phantoms": 1}
+
+    @pytest.mark.parametrize(("rows", "kind"), [(0, "lost"), (3, "duplicates")])
+    def test_rows_without_an_id_are_held_against_what_was_recorded(self, rows: int, kind: str) -> None:
+        checker = Checker(self.table(), ordered=True)
+        checker.rows([b"a", b"b", b"c"], "ledger")
+        checker.nameless(rows, [d("nameless")], "ledger")
+
+        assert wrong(checker.conclude(state())) == {kind: abs(rows - 1)}
+
+    def test_ids_that_are_unique_per_source_only_are_noted_and_each_wants_its_row(self) -> None:
+        log = Ledger([LOG], matches=True)
+        log.add(fact("a", 0, match=b"1"))
+        log.add(fact("b", 1, match=b"1"))
+        checker = Checker(log, ordered=True)
+        checker.rows([b"1", b"1"], "ledger")
+
+        findings = checker.conclude(state())
+        assert wrong(findings) == {}
+        assert any("not unique over their sources" in note for note in findings.notes)
+
+    def test_an_aborted_message_with_a_row_is_a_phantom(self) -> None:
+        log = Ledger([LOG], matches=True)
+        log.hold(fact("a", 0, match=b"1"), b"c" * 16, b"shop/1")
+        log.decide([(b"c" * 16, Outcome.ABORTED)])
+        checker = Checker(log, ordered=True)
+        checker.rows([b"1"], "ledger")
+
+        findings = checker.conclude(state())
+        assert wrong(findings) == {"phantoms": 1}
+        assert "aborted" in findings.offenders[0].why
+
+    @pytest.mark.parametrize(
+        ("commits", "inversions"),
+        [
+            ([("a", 1, 1), ("b", 2, 2), ("c", 3, 3)], 0),
+            ([("c", 1, 1), ("a", 2, 1), ("b", 3, 1)], 0),  # one transaction shows all at once
+            ([("b", 1, 1), ("a", 2, 2), ("c", 3, 3)], 1),
+            ([("c", 1, 1), ("b", 2, 1), ("a", 3, 2)], 1),
+            ([("a", 3, 3), ("b", 1, 1), ("c", 2, 2)], 1),  # told in another order than applied
+        ],
+    )
+    def test_the_order_of_commits_is_judged_between_transactions(
+        self, commits: list[tuple[str, int, int]], inversions: int
+    ) -> None:
+        log = ledger("a", "b", "c")
+        order = CommitOrder(log)
+        for name, applied, transaction in commits:
+            order.note(d(name), applied, transaction)
+        checker = Checker(log, ordered=True)
+        checker.recorded([d("a"), d("b"), d("c")], "inbox")
+        checker.commits(order)
+
+        assert wrong(checker.conclude(state())) == ({"reordered": inversions} if inversions else {})
+
+    def test_what_is_recorded_twice_is_one_effect_and_a_record_of_nothing_is_a_phantom(self) -> None:
+        checker = Checker(ledger("a"), ordered=True)
+        checker.recorded([d("a"), d("a"), d("x"), d("x")], "inbox")
+
+        assert wrong(checker.conclude(state())) == {"phantoms": 1}
+
+
+class TestEvidence:
+    ONE, TWO = b"1" * 16, b"2" * 16
+
+    def page(self, *names: str, instance: bytes = ONE, n: int = 1, proof: Proof = Proof.SEALED, outcome: int = DELIVERED,
+             recovery: str | None = None) -> Page:  # fmt: skip
+        rows = len(names)
+        return Page("w", instance, n, proof, recovery, "orders", 0, b"".join(map(d, names)), bytes(8 * rows),
+                    list(range(rows)), bytes([outcome]) * rows)  # fmt: skip
+
+    def begin(self, n: int, instance: bytes = ONE) -> Begin:
+        return Begin("w", "shop.r.i.0", instance, n, n - 1, [InputRange("orders", 0, 0, 3)], [])
+
+    def outcomes(self, *entries: Page | Begin | Seal | SettleSeal) -> dict[bytes, int]:
+        evidence = Evidence()
+        for entry in entries:
+            evidence.take(0, entry)
+        return {entry.digest: entry.outcome for entry in evidence.proven()}
+
+    def test_entries_count_under_a_seal_or_below_the_last_begun_n(self) -> None:
+        assert self.outcomes(self.begin(1), self.page("a")) == {}
+        assert self.outcomes(self.begin(1), self.page("a"), Seal("w", self.ONE, 1)) == {d("a"): DELIVERED}
+        assert self.outcomes(self.begin(1), self.page("a"), self.begin(2)) == {d("a"): DELIVERED}
+
+    def test_entries_under_a_settle_seal_count_only_as_proven(self) -> None:
+        settle = SettleSeal("w2", self.ONE, 1)
+        assert self.outcomes(self.begin(1), self.page("a"), settle) == {}
+        assert self.outcomes(self.begin(1), self.page("a"), self.begin(2), settle) == {}
+        assert self.outcomes(self.begin(1), self.page("a", proof=Proof.PROVEN), settle) == {d("a"): DELIVERED}
+
+    def test_a_void_entry_takes_an_earlier_one_back(self) -> None:
+        void = self.page("a", instance=self.TWO, proof=Proof.VOID, outcome=NOT_DELIVERED)
+        assert self.outcomes(self.begin(1), self.page("a"), Seal("w", self.ONE, 1), void) == {}
+
+    def test_the_latest_entry_that_counts_decides(self) -> None:
+        unsealed = self.page("a", instance=self.TWO, n=9, outcome=DEAD)
+        assert self.outcomes(self.page("a", proof=Proof.PROVEN), unsealed) == {d("a"): DELIVERED}
+
+    def test_a_begin_without_an_end_leaves_its_inputs_open_until_a_successor_begins(self) -> None:
+        evidence = Evidence()
+        evidence.take(0, self.begin(1))
+        assert evidence.open_ranges() == [InputRange("orders", 0, 0, 3)]
+        evidence.take(0, self.begin(1, self.TWO))
+        evidence.take(0, Seal("w", self.TWO, 1))
+        assert evidence.open_ranges() == []
+
+
+def test_places_read_as_people_write_them() -> None:
+    assert str(Place("orders", 3, 17)) == "orders[3]@17"
