@@ -1,11 +1,57 @@
-"""Dead letters (temporary)."""
+"""The dead-letter record: the message as it was, with the cause in headers of our own that no stranger can pre-set."""
+
 from __future__ import annotations
-from relay.message.envelope import Headers, outgoing
+
+from typing import Final
+
+from relay.message.envelope import ID, Headers, outgoing
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage
 
+PREFIX: Final = "__relay.errors."
+SENTENCE_CHARACTERS_MAX: Final = 1000
 
-def dead_letter(message: LogMessage, cause: MessageRejected, *, route: str, target: str, group: str, attempts: int) -> tuple[bytes, bytes | None, Headers]:
-    """Build."""
-    e = "__relay.errors."
-    return message.digest.hex().encode(), message.value, outgoing(message.headers) + [(e + "route", route.encode()), (e + "stage", cause.stage.encode()), (e + "code", cause.code.encode())]
+
+def dead_letter(
+    message: LogMessage,
+    cause: MessageRejected,
+    *,
+    route: str,
+    target: str,
+    group: str,
+    attempts: int,
+    first_failed_at: str | None = None,
+    last_failed_at: str | None = None,
+    replay_count: int = 0,
+) -> tuple[bytes, bytes | None, Headers]:
+    """Return (key, value, headers) of the record for ``<relay>.deadletter``.
+
+    The key is the digest in hexadecimal: the record is written at least once on table routes, so readers key by it.
+    ``first_failed_at`` and ``last_failed_at`` are RFC 3339 times for people; the header is left out without one.
+    """
+    facts = {
+        "route": route,
+        "target": target,
+        "stage": cause.stage,
+        "code": cause.code,
+        "class": type(cause.__cause__ or cause).__name__,
+        "message": _one_line(str(cause))[:SENTENCE_CHARACTERS_MAX],
+        "topic": message.topic,
+        "partition": str(message.partition),
+        "offset": str(message.offset),
+        "timestamp": str(message.timestamp_ms),
+        "group": group,
+        "attempts": str(attempts),
+        "first_failed_at": first_failed_at or last_failed_at,
+        "last_failed_at": last_failed_at or first_failed_at,
+        "replay_count": str(replay_count),
+    }
+    headers = [header for header in outgoing(message.headers) if not header[0].startswith(PREFIX)]
+    headers += [(PREFIX + name, fact.encode()) for name, fact in facts.items() if fact is not None]
+    headers.append((PREFIX + "message_id", message.header(ID) or b""))
+    return message.digest.hex().encode(), message.value, headers
+
+
+def _one_line(sentence: str) -> str:
+    """Replace what could forge a line in a log or a terminal (CWE-117)."""
+    return "".join(character if character.isprintable() else " " for character in sentence)

@@ -1,0 +1,260 @@
+"""Mapping: a batch of messages becomes columns of values, each value decoded once; a bad message spoils only itself."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import fastavro
+import orjson
+from fastavro.schema import SchemaParseException
+
+from relay.message.envelope import CONTENT_TYPE
+from relay.message.errors import ConfigError, MessageRejected
+from relay.message.identity import resolve_pointer
+from relay.message.record import LogMessage
+
+VALUE_BYTES_MAX: Final = 16 * 1024**2
+"""A larger value is not decoded; brokers take 1 MiB unless told otherwise."""
+JSON_DEPTH_MAX: Final = 64
+CONFLUENT_FRAME_BYTES: Final = 5
+"""A zero byte and a 4-byte schema id before the Avro body (Confluent's wire format)."""
+
+Decoder = Callable[[bytes | None], Any]
+
+
+class Mapped(NamedTuple):
+    """Columns of the messages that can be mapped; ``good`` are those messages' indices, ``faults`` the others'."""
+
+    columns: list[list[Any]]
+    good: Sequence[int]
+    faults: dict[int, MessageRejected]
+
+
+class _Opened:
+    """A run of messages with what several columns need, made once."""
+
+    __slots__ = ("documents", "headers", "messages")
+
+    def __init__(self, messages: Sequence[LogMessage], decode: Decoder | None, *, headers: bool) -> None:
+        self.messages = messages
+        self.headers = [dict(message.headers) for message in messages] if headers else []
+        self.documents = [decode(message.value) for message in messages] if decode else []
+
+
+_Column = Callable[[_Opened], list[Any]]
+
+
+class TableMapping:
+    """The compiled sources of a destination's columns. Thread-safe: it holds no state."""
+
+    def __init__(self, columns: Mapping[str, str], schema: Path | None = None) -> None:
+        self.names = tuple(columns)
+        self.sources = tuple(columns.values())
+        kinds = {source.partition(":")[0] for source in self.sources}
+        if {"json", "avro"} <= kinds:
+            raise ConfigError("columns: json: and avro: sources are mixed; a value is one or the other")
+        self._decode = _decoder(kinds, schema)
+        self._headers = bool(kinds & {"ce", "header"})
+        self._columns = [_column(source) for source in self.sources]
+
+    def map(self, messages: Sequence[LogMessage]) -> Mapped:
+        """Map messages; those that cannot be, and those with a fault already, are left out of the columns."""
+        faults = {i: message.fault for i, message in enumerate(messages) if message.fault is not None}
+        good: Sequence[int] = range(len(messages))
+        if faults:
+            good = [i for i in good if i not in faults]
+        columns: list[list[Any]] = [[] for _ in self.names]
+        found = self._halve(messages, good, columns, faults)
+        return Mapped(columns, found, faults)
+
+    def _halve(
+        self,
+        messages: Sequence[LogMessage],
+        indices: Sequence[int],
+        columns: list[list[Any]],
+        faults: dict[int, MessageRejected],
+    ) -> Sequence[int]:
+        """Map a run as a whole; if it holds a bad message, its halves, down to that message."""
+        if not indices:
+            return indices
+        try:
+            opened = _Opened([messages[i] for i in indices], self._decode, headers=self._headers)
+            values = [column(opened) for column in self._columns]
+        except MessageRejected as rejection:
+            if len(indices) == 1:
+                faults[indices[0]] = rejection
+                return []
+            middle = len(indices) // 2
+            left = self._halve(messages, indices[:middle], columns, faults)
+            right = self._halve(messages, indices[middle:], columns, faults)
+            return [*left, *right]
+        for column, more in zip(columns, values, strict=True):
+            column.extend(more)
+        return indices
+
+
+def _decoder(kinds: set[str], schema: Path | None) -> Decoder | None:
+    if "json" in kinds:
+        return decode_json
+    if "avro" in kinds:
+        if schema is None:
+            raise ConfigError('columns: an avro: source needs a schema; add schema = "path.avsc" to the destination')
+        return avro_decoder(schema)
+    return None
+
+
+def decode_json(value: bytes | None) -> Any:
+    """Decode a JSON value; MessageRejected if it is absent, too large, too deep or not JSON."""
+    if not value:
+        raise MessageRejected("decode", "no_value", "the message has no value, and a column is mapped from its JSON")
+    if len(value) > VALUE_BYTES_MAX:
+        raise _too_large(value)
+    # More brackets than levels allowed is rare, and only then the levels must be counted.
+    if value.count(b"[") + value.count(b"{") > JSON_DEPTH_MAX and _depth(value) > JSON_DEPTH_MAX:
+        raise MessageRejected("decode", "too_deep", f"the JSON value is nested deeper than {JSON_DEPTH_MAX} levels")
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise MessageRejected("decode", "not_json", f"the value is not JSON (at character {error.pos})") from None
+
+
+def _depth(value: bytes) -> int:
+    """Return how deep brackets nest, those inside strings excepted."""
+    depth = deepest = 0
+    inside = escaped = False
+    for byte in value:
+        if inside:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:  # backslash
+                escaped = True
+            elif byte == 0x22:  # quotation mark
+                inside = False
+        elif byte == 0x22:
+            inside = True
+        elif byte in (0x5B, 0x7B):  # [ {
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in (0x5D, 0x7D):  # ] }
+            depth -= 1
+    return deepest
+
+
+def avro_decoder(path: Path) -> Decoder:
+    """Return a decoder of values written with the schema of a file, with or without Confluent's frame.
+
+    Raises ConfigError if the file is not a schema; the decoder raises MessageRejected.
+    """
+    try:
+        schema = fastavro.parse_schema(orjson.loads(path.read_bytes()))
+    except (OSError, orjson.JSONDecodeError, SchemaParseException, fastavro.schema.UnknownType, KeyError) as error:
+        raise ConfigError(
+            f"schema = {str(path)!r}: not a readable Avro schema ({type(error).__name__}); correct the path or the file"
+        ) from None
+    return partial(_decode_avro, schema)
+
+
+def _decode_avro(schema: Any, value: bytes | None) -> Any:
+    if not value:
+        raise MessageRejected("decode", "no_value", "the message has no value, and a column is mapped from its Avro")
+    if len(value) > VALUE_BYTES_MAX:
+        raise _too_large(value)
+    # A zero byte may also begin a bare body, so a frame counts only if the rest is exactly one record.
+    starts = (CONFLUENT_FRAME_BYTES, 0) if value[0] == 0 and len(value) > CONFLUENT_FRAME_BYTES else (0,)
+    for start in starts:
+        buffer = io.BytesIO(value)
+        buffer.seek(start)
+        try:
+            found = fastavro.schemaless_reader(buffer, schema, None)
+        except Exception:  # noqa: BLE001, S112 - fastavro raises whatever the broken bytes lead it to
+            continue
+        if buffer.tell() == len(value):
+            return found
+    raise MessageRejected("decode", "not_avro", "the value is not one Avro record of the destination's schema")
+
+
+def _too_large(value: bytes) -> MessageRejected:
+    return MessageRejected(
+        "decode", "too_large", f"the value has {len(value)} bytes, more than the {VALUE_BYTES_MAX} that are decoded"
+    )
+
+
+def _column(source: str) -> _Column:
+    kind, _, argument = source.partition(":")
+    if kind == "ce":
+        header = CONTENT_TYPE if argument == "datacontenttype" else f"ce_{argument}"
+        return partial(_text_header, header)
+    if kind == "header":
+        return partial(_raw_header, argument)
+    if kind == "json" or (kind == "avro" and argument.startswith("/")):
+        return partial(_pointer, argument) if argument else lambda opened: opened.documents
+    if kind == "avro":
+        return partial(_pointer, "/" + argument)
+    if kind == "kafka" and argument in _KAFKA:
+        return _KAFKA[argument]
+    raise ConfigError(
+        f"columns: {source!r} is not a source; use ce:ATTRIBUTE, json:/pointer, avro:field, header:NAME or "
+        f"kafka:{'|'.join(_KAFKA)}"
+    )
+
+
+_KAFKA: Final[dict[str, _Column]] = {
+    "topic": lambda opened: [message.topic for message in opened.messages],
+    "partition": lambda opened: [message.partition for message in opened.messages],
+    "offset": lambda opened: [message.offset for message in opened.messages],
+    "timestamp": lambda opened: [message.timestamp_ms for message in opened.messages],
+    "key": lambda opened: [message.key for message in opened.messages],
+    "value": lambda opened: [message.value for message in opened.messages],
+}
+
+
+def _raw_header(name: str, opened: _Opened) -> list[Any]:
+    return [headers.get(name) for headers in opened.headers]
+
+
+def _text_header(name: str, opened: _Opened) -> list[Any]:
+    try:
+        return [headers[name].decode() for headers in opened.headers]
+    except (KeyError, AttributeError):
+        found = [headers.get(name) for headers in opened.headers]
+        return [None if raw is None else text(raw, name) for raw in found]
+    except UnicodeDecodeError:
+        raise _not_text(name) from None
+
+
+def _pointer(pointer: str, opened: _Opened) -> list[Any]:
+    """Follow a pointer in each document; what leads nowhere is NULL, and the table says if it may be."""
+    step = pointer[1:]
+    if "/" not in step and "~" not in step:
+        try:
+            return [document.get(step) for document in opened.documents]
+        except AttributeError:
+            pass
+    return [_resolve(document, pointer) for document in opened.documents]
+
+
+def _resolve(document: Any, pointer: str) -> Any:
+    if not isinstance(document, dict | list):
+        raise MessageRejected(
+            "map", "no_object", f"the value is neither an object nor an array, and a column is mapped from {pointer}"
+        )
+    try:
+        return resolve_pointer(document, pointer)
+    except KeyError:
+        return None
+
+
+def text(raw: bytes, name: str) -> str:
+    """Decode UTF-8; MessageRejected names the header or column."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise _not_text(name) from None
+
+
+def _not_text(name: str) -> MessageRejected:
+    return MessageRejected("map", "not_text", f"{name} is not UTF-8 text; map it to a binary column")

@@ -1,0 +1,86 @@
+"""The cursor port: a position moves forward only, in the same database transaction as the effects and their proof."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from relay.message.errors import MessageRejected
+from relay.message.record import LogMessage, LogPartition
+
+DELIVERED: Final = 0
+DEAD: Final = 1
+SKIPPED: Final = 2
+DUPLICATE: Final = 3
+"""An outcome that is only answered: the inbox keeps the first arrival's own."""
+
+
+class Claim(NamedTuple):
+    """What a claim of a partition found: its epoch from now on, and the stored position (None: never delivered)."""
+
+    epoch: int
+    position: int | None
+
+
+class InboxRow(NamedTuple):
+    """One message that the destination has dealt with; ``applied`` numbers grow with the commits of a partition."""
+
+    digest: bytes
+    content: bytes
+    partition: LogPartition
+    offset: int
+    outcome: int
+    applied: int
+
+
+class Verdict(NamedTuple):
+    """What became of one message of a delivered batch.
+
+    ``applied`` is the number in the commit order, -1 if there is none. ``cause`` is set for a dead letter. A
+    ``conflict`` is a duplicate whose key or value differ from those of the message that came first.
+    """
+
+    outcome: int
+    applied: int
+    cause: MessageRejected | None = None
+    conflict: bool = False
+
+
+class TableCursor(Protocol):
+    """One worker's cursor in one database, used by one thread, but for ``prepare`` and ``abandon``.
+
+    Every method that asks the database raises Unreachable (no connection to be had), Retriable (no effect, may be
+    repeated), Stopped (a person must mend the table, its rights or the route).
+    """
+
+    def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
+        """Take the partitions (with their topic ids) over: raise each epoch and read its position.
+
+        What an earlier claim of this cursor held is given up. Whoever held a partition before is Fenced from then on.
+        """
+
+    def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
+        """Yield the rows of claimed partitions that are not trimmed, each partition in the order of its offsets."""
+
+    def prepare(self, messages: Sequence[LogMessage]) -> Any:
+        """Map messages, given in delivery order, into what ``deliver`` takes. CPU only; any thread, after a claim."""
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        """Give every message of a batch its one effect and move the positions, in one database transaction.
+
+        ``positions`` names the partition of every message. Returns a verdict for each message, in their order.
+        Raises Fenced if another worker claimed one of the partitions (nothing was written), InDoubt if the answer
+        to COMMIT was lost: call again with the same arguments, and the inbox decides.
+        """
+
+    def trim(self, partition: LogPartition, below: int) -> None:
+        """Have inbox rows below an offset deleted, never at or above the position, with the next ``deliver``."""
+
+    def trim_now(self) -> bool:
+        """Delete a bounded number of rows that ``trim`` named; False if none are left. Raises Fenced."""
+
+    def abandon(self) -> None:
+        """Break off the call under way, from another thread; it raises Retriable, or InDoubt if COMMIT was sent."""
+
+    def close(self) -> None:
+        """Give the connection back."""
