@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -16,6 +16,25 @@ from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line,
 from relay.run.config import load
 
 app = typer.Typer(add_completion=False)
+
+MEANINGS: Final = {
+    "captured": "messages that count: of no capture, or of a committed one",
+    "delivered": "messages with an effect",
+    "lost": "passed by the route, without an effect",
+    "duplicates": "effects beyond a message's first",
+    "reordered": "effects after a later message of their lane",
+    "phantoms": "effects of no captured message",
+    "aborted": "messages that their publisher took back",
+    "in_doubt": "messages whose outcome is not known",
+    "dead_letters": "messages put aside with their cause",
+    "altered": "effects with another key or value",
+    "unseen": "messages not delivered yet",
+    "conflicts": "repeats of an id with another content",
+    "repeats": "records beyond a message's first in the log",
+    "expired": "effects older than the log",
+    "skipped": "messages skipped by an operator",
+}
+"""What each count means, in the order shown; those after the first nine only when there are any."""
 
 
 @app.command("verify")
@@ -43,11 +62,12 @@ def verify_command(
 
 
 def _print(reports: list[RouteReport]) -> None:
-    rows = []
-    for report in reports:
-        values = [f"{getattr(report.findings, name):,}" for name in COUNTS]
-        rows.append((report.route, report.destination, *values))
-    print_table(("route", "destination", *(name.replace("_", " ") for name in COUNTS)), rows)
+    rows: list[tuple[str, ...]] = [("to", *(report.destination for report in reports), "")]
+    for name, meaning in MEANINGS.items():
+        values = [getattr(report.findings, name) for report in reports]
+        if name in COUNTS or any(values):
+            rows.append((name.replace("_", " "), *(f"{value:,}" for value in values), meaning))
+    print_table(("", *(report.route for report in reports), ""), rows)
     for report in reports:
         for offence in report.offences:
             who = f" id {offence.id!r} source {offence.source!r}" if offence.id else ""
