@@ -41,3 +41,12 @@ class Counts:
         """Count a dead letter under its cause."""
         self.dead += 1
         self.causes[code] = self.causes.get(code, 0) + 1
+
+    def add(self, other: Counts) -> None:
+        """Add what a batch that took effect has counted."""
+        self.delivered += other.delivered
+        self.duplicates += other.duplicates
+        self.conflicts += other.conflicts
+        self.dead += other.dead
+        for code, count in other.causes.items():
+            self.causes[code] = self.causes.get(code, 0) + count

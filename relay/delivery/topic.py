@@ -223,12 +223,7 @@ class TopicDelivery:
             begun = self._producer.begin_offset(view.partition)
             if begun is not None:
                 view.own_begin = view.scan_from = begun
-        self.counts.delivered += tried.delivered
-        self.counts.duplicates += tried.duplicates
-        self.counts.conflicts += tried.conflicts
-        self.counts.dead += tried.dead
+        self.counts.add(tried)
         self.counts.transactions += 1
-        for code, count in tried.causes.items():
-            self.counts.causes[code] = self.counts.causes.get(code, 0) + count
         if self.narrowed_to is not None:
             self.narrowed_to *= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -52,9 +52,10 @@ class Appending:
             else:
                 self._failed = error
 
+        produce: Callable[..., None] = self._producer.produce
         while True:
             try:
-                self._producer.produce(
+                produce(
                     partition.topic,
                     key=key,
                     value=value,
@@ -66,6 +67,10 @@ class Appending:
                 self._producer.poll(FULL_WAIT_S)
             else:
                 return
+
+    def close(self, bundle: Bundle) -> None:
+        """Nothing more joins this bundle."""
+        bundle.closed = True
 
     def acknowledged(self) -> list[object]:
         """Serve delivery reports and return the tokens of the bundles that are wholly acknowledged.

@@ -37,7 +37,8 @@ class ControlTopic:
             for records in reader.read({self._partition: (low, high)}):
                 for record in records:
                     if record.key() == key:
-                        return record.value()
+                        value: bytes | None = record.value()
+                        return value
         return None
 
     def put(self, key: bytes, value: bytes, *, wait: bool) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import sentence
 from relay.message.errors import Fenced, Stopped, Unreachable
@@ -31,7 +31,7 @@ class GroupConsumer:
         self._consumer = Consumer({**settings, "enable.partition.eof": True, "error_cb": self._on_error})
         self._consumer.subscribe(list(topics), on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke)
 
-    def consume(self, count: int, timeout_s: float) -> list[Message]:
+    def consume(self, count: int, timeout_s: float) -> list[Any]:
         """Return up to ``count`` records and end-of-partition events; serves rebalances."""
         return self._consumer.consume(count, timeout_s)
 
@@ -79,11 +79,14 @@ class GroupConsumer:
         """Commit positions outside a transaction: a hint on table routes, the first position on topic routes."""
         offsets = [TopicPartition(p.topic, p.partition, o, notes.get(p.topic, "")) for p, o in positions.items()]
         try:
-            answered = self._consumer.commit(offsets=offsets, asynchronous=not wait)
+            if not wait:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+                return
+            answered = self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            if wait:
-                raise Unreachable(f"the first position cannot be stored: {sentence(error)}") from error
-            return
+            if not wait:
+                return  # retry: it is a hint, and the next batch commits a later one
+            raise Unreachable(f"the first position cannot be stored: {sentence(error)}") from error
         for one in answered or []:
             if one.error is not None:
                 raise Unreachable(f"the first position of {one.topic}[{one.partition}]: {one.error.str()}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import sentence
 from relay.message.errors import InDoubt, Unreachable
@@ -31,7 +31,7 @@ class PartitionReader:
         self._clock = clock
         self._deadline_s = deadline_s
 
-    def __enter__(self) -> PartitionReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -53,7 +53,7 @@ class PartitionReader:
             raise Unreachable(f"the watermarks of {partition} cannot be read: {sentence(error)}") from error
         return low, high
 
-    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Message]]:
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
         """Yield batches of records until each partition is read from ``first`` to ``end`` (exclusive).
 
         A partition is finished when an end-of-partition event or a record's offset + 1 reaches its end: positions do
@@ -77,7 +77,7 @@ class PartitionReader:
         finally:
             self._consumer.unassign()
 
-    def _sort(self, batch: list[Message], open_ends: dict[LogPartition, int]) -> list[Message]:
+    def _sort(self, batch: list[Any], open_ends: dict[LogPartition, int]) -> list[Any]:
         records = []
         for message in batch:
             partition = LogPartition(message.topic() or "", message.partition() or 0)

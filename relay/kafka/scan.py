@@ -162,7 +162,7 @@ class _Reading:
         )
 
     def _event(self, place: int, error: KafkaError, offset: int) -> None:
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name for it
+        if error.code() == KafkaError._PARTITION_EOF:
             # An earlier end of partition (an open transaction hides the rest) does not count.
             self.reached[place] = max(self.reached[place], min(offset, self._limits[place]))
         elif not error.retriable():

@@ -1,6 +1,6 @@
 """What the relay asks and changes of topics; nothing here reads or writes a message."""
 
-# ruff: noqa: SLF001 - librdkafka names its own error codes with an underscore
+
 
 from __future__ import annotations
 

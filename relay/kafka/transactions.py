@@ -8,7 +8,7 @@ same transactional id, ends whatever it left open. librdkafka repeats a lost End
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -33,6 +33,8 @@ class TransactionalInstance:
         self._refused: KafkaError | None = None
         self._failed: KafkaError | None = None
         self._producer = Producer({**settings, "transactional.id": transactional_id, "error_cb": self._on_error})
+        self._append: Callable[..., None] = self._producer.produce
+        self._report = self._delivered
 
     def init(self) -> None:
         """Fence the predecessor under this transactional id and end its transaction."""
@@ -53,14 +55,14 @@ class TransactionalInstance:
         """Append one record whose delivery report is awaited by ``flush``; BufferError is waited out."""
         while True:
             try:
-                self._producer.produce(
+                self._append(
                     partition.topic,
                     value=value,
                     key=key,
                     partition=partition.partition,
-                    on_delivery=self._delivered,
+                    on_delivery=self._report,
                     timestamp=timestamp_ms,
-                    headers=headers or [],
+                    headers=headers,
                 )
             except BufferError:
                 self._producer.poll(QUEUE_FULL_WAIT_S)

@@ -14,6 +14,7 @@ from relay.message.record import LogMessage, LogPartition, Record
 
 HEADERS_MAX: Final = 256
 CAPTURE_HEX_CHARS: Final = 32
+_OUTCOME_TYPE: Final = OUTCOME_TYPE.encode()
 
 
 class Event(Record, Protocol):
@@ -52,6 +53,7 @@ class Intake:
         self._marker_wait_s = marker_wait_s
         self._askable = askable
         self._topic_ids: Mapping[str, bytes] = {}
+        self._topic_raw: Mapping[str, bytes] = {}
         self.partitions: dict[LogPartition, PartitionHolds] = {}
 
     def start(self, starts: Mapping[LogPartition, int], topic_ids: Mapping[str, bytes]) -> None:
@@ -59,6 +61,7 @@ class Intake:
         for held in self.partitions.values():
             held.release_budget()
         self._topic_ids = topic_ids
+        self._topic_raw = {topic: topic.encode() for topic in topic_ids}
         self.partitions = {
             p: PartitionHolds(p, offset, self._budget, self._marker_wait_s) for p, offset in starts.items()
         }
@@ -69,52 +72,61 @@ class Intake:
         Records of partitions that are no longer assigned are dropped.
         """
         events: list[Event] = []
+        partitions: Mapping[tuple[str, int], PartitionHolds] = self.partitions  # type: ignore[assignment]
+        derive = self.derive
         for record in records:
             if record.error() is not None:
                 events.append(record)
                 continue
-            topic = record.topic() or ""
-            partition = record.partition() or 0
-            held = self.partitions.get((topic, partition))  # type: ignore[call-overload]
+            topic: str = record.topic()  # type: ignore[assignment]
+            partition: int = record.partition()  # type: ignore[assignment]
+            held = partitions.get((topic, partition))
             if held is None:
                 continue
-            message, resource = self.derive(record, topic, partition)
+            message = derive(record, topic, partition)
             if message is None:
                 self._mark(held, record, now)
             elif message.capture is None and not held.lanes_blocked:
                 held.read_to = message.offset + 1
                 held.ready.append(message)
             else:
-                held.take(message, resource, now)
+                held.take(message, _resource(message), now)
         return events
 
-    def derive(self, record: Record, topic: str, partition: int) -> tuple[LogMessage | None, ResourceName | None]:
-        """Return the message of a record with its capture's resource; None for an outcome marker."""
+    def derive(self, record: Record, topic: str, partition: int) -> LogMessage | None:
+        """Return the message of a record; None for an outcome marker. The hot path: once for every record."""
         headers: Headers = record.headers() or []
-        key, value, offset = record.key(), record.value(), record.offset() or 0
         fields = dict(headers)
-        raw_capture = fields.get(CAPTURE)
-        capture = resource = fault = None
-        if raw_capture is not None:
-            if fields.get(TYPE) == OUTCOME_TYPE.encode():
-                return None, None
-            capture, fault = _capture(raw_capture)
-            resource = ResourceName.decode(fields.get(RESOURCE) or b"")
+        key = record.key()
+        value = record.value()
+        offset: int = record.offset()  # type: ignore[assignment]
+        capture = fault = None
+        if CAPTURE in fields:
+            if fields.get(TYPE) == _OUTCOME_TYPE:
+                return None
+            capture, fault = _capture(fields[CAPTURE])
         if len(headers) > HEADERS_MAX:
             fault = MessageRejected(
                 "decode", "headers", f"{len(headers)} headers are more than the {HEADERS_MAX} that a message may have"
             )
             headers = headers[:HEADERS_MAX]
-        topic_raw = topic.encode()
+        topic_raw = self._topic_raw[topic]
         digest = self._first_rule(fields, topic_raw, value)
         if digest is None:
             digest = self._identify(fields, topic_raw, value, topic, partition, offset)
-        lane = self._lane(fields, topic_raw, key, digest, partition)
-        content = content_digest(key, value)
-        stamp = record.timestamp()[1]
-        return (
-            LogMessage(topic, partition, offset, key, value, headers, digest, content, lane, capture, stamp, fault),
-            resource,
+        return LogMessage(
+            topic,
+            partition,
+            offset,
+            key,
+            value,
+            headers,
+            digest,
+            content_digest(key, value),
+            self._lane(fields, topic_raw, key, digest, partition),
+            capture,
+            record.timestamp()[1],
+            fault,
         )
 
     def ready(self) -> int:
@@ -185,6 +197,10 @@ class Intake:
         resource = held.resource_of(marker.capture)
         trusted = resource is not None and resource.name not in self._askable
         held.mark(marker.capture, Decision.ABORTED, trusted=trusted, now=now)
+
+
+def _resource(message: LogMessage) -> ResourceName | None:
+    return ResourceName.decode(message.header(RESOURCE) or b"") if message.capture is not None else None
 
 
 def _capture(raw: bytes) -> tuple[bytes | None, MessageRejected | None]:

@@ -27,7 +27,7 @@ class Record(Protocol):
     def timestamp(self) -> tuple[int, int]: ...
 
 
-class LogMessage:
+class LogMessage(NamedTuple):
     """One record of the log with what the relay derived from it, once, when it was read.
 
     ``digest`` is the 16-byte identity, ``content`` the 8-byte digest of key and value, ``lane`` the ordered
@@ -36,38 +36,18 @@ class LogMessage:
     the message can only become a dead letter, if so.
     """
 
-    __slots__ = (
-        "capture", "content", "digest", "fault", "headers", "key", "lane", "offset", "partition", "timestamp_ms", "topic",
-        "value",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        digest: bytes,
-        content: bytes,
-        lane: bytes,
-        capture: bytes | None,
-        timestamp_ms: int,
-        fault: MessageRejected | None = None,
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.key = key
-        self.value = value
-        self.headers = headers
-        self.digest = digest
-        self.content = content
-        self.lane = lane
-        self.capture = capture
-        self.timestamp_ms = timestamp_ms
-        self.fault = fault
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    digest: bytes
+    content: bytes
+    lane: bytes
+    capture: bytes | None
+    timestamp_ms: int
+    fault: MessageRejected | None = None
 
     @property
     def size(self) -> int:

@@ -63,7 +63,12 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("present", frozenset({Entered.UNSEALED, Entered.NOTHING}), frozenset({Shown.PRESENT}), Do.ADD_ENTRY),
     Row("false entry", frozenset({Entered.UNSEALED}), frozenset({Shown.ABSENT}), Do.VOID_AND_DELIVER),
     Row("untouched", frozenset({Entered.NOTHING}), frozenset({Shown.ABSENT}), Do.DELIVER),
-    Row("unknown", frozenset({Entered.UNSEALED, Entered.NOTHING}), frozenset({Shown.UNREADABLE}), Do.STAY_IN_DOUBT),
+    Row(
+        "unknown",
+        frozenset({Entered.UNSEALED, Entered.NOTHING}),
+        frozenset({Shown.UNREADABLE}),
+        Do.STAY_IN_DOUBT,
+    ),
 )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
-
 from relay.capture.resolver import Resolver
 from relay.delivery.destination import Destination
 from relay.delivery.topic import TopicDelivery
@@ -21,14 +19,17 @@ from relay.log.intake import Intake
 from relay.message.errors import ConfigError, Stopped
 from relay.message.identity import rules
 from relay.message.record import LogPartition
+from relay.monitor.checkpoint import CheckpointStore
+from relay.monitor.index import Budget
 from relay.resources import open_resource
-from relay.run import clock
+from relay.run import clock, status_record
 from relay.run.config import RelayConfig
 from relay.run.progress import Progress
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
 from relay.run.route_config import RouteConfig, TableDestination, TopicDestination
 from relay.run.starts import StartPolicy
+from relay.run.status_record import StatusRecord
 from relay.run.views import ViewKeeper
 from relay.run.worker import Bounds, RouteWorker
 
@@ -112,7 +113,7 @@ class TopicWatch:
         return {name: self._facts[name].topic_id for name in self._names}
 
 
-def assemble(config: RelayConfig, route_name: str, number: int, write_status: Callable[..., None] | None) -> RouteWorker:
+def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     """Build worker ``number`` of a route. Raises ConfigError, Stopped or Unreachable before anything is read."""
     route = config.routes.get(route_name)
     if route is None:
@@ -121,6 +122,7 @@ def assemble(config: RelayConfig, route_name: str, number: int, write_status: Ca
     topics = Topics(config.kafka, config.timing)
     watch = TopicWatch(topics, route.from_, config.monitor_topic(route.name))
     facts = watch.facts()
+    monitor = config.monitor_topic(route.name)
     worker_id = config.transactional_id(route.name, number)
     resources = {
         name: open_resource(name, resource.url.get_secret_value()) for name, resource in config.resources.items()
@@ -138,7 +140,7 @@ def assemble(config: RelayConfig, route_name: str, number: int, write_status: Ca
     )
     holder: list[RouteWorker] = []
     worker = RouteWorker(
-        group=ports.group(route.from_, lambda: holder[0].revoked()),
+        group=ports.group(route.from_, lambda: holder[0].revoked()),  # noqa: PLW0108 - the worker is made a line later
         intake=Intake(
             rules(route.identity),
             route.order,
@@ -148,11 +150,19 @@ def assemble(config: RelayConfig, route_name: str, number: int, write_status: Ca
         ),
         destination=destination,
         views=ViewKeeper(
-            _Mem(), clock.monotonic,
+            CheckpointStore(
+                config.relay.state / route.name / str(number),
+                relay=config.relay.name,
+                route=route.name,
+                topic_id=facts[monitor].topic_id,
+                budget=Budget(INDEX_ENTRIES_IN_MEMORY),
+                watermarks=lambda partition: scanner.watermarks(LogPartition(monitor, partition)),
+            ),
+            clock.monotonic,
         ),
         resolving=Resolving(Resolver(resources), lambda partition: scanner.watermarks(partition)[1]),
         reloading=Reloading(lambda: ports.reader(committed=True)),
-        progress=Progress(_identity(config, route, worker_id), write_status or _status_writer(control, route, worker_id)),
+        progress=Progress(_identity(config, route, worker_id), _status_writer(control, route, worker_id)),
         starts=policy.resolve,
         topic_ids=watch.ids,
         bounds=Bounds(route.batch.messages, route.batch.linger_s, route.inflight.messages, route.inflight.lanes),
@@ -201,16 +211,9 @@ def _identity(config: RelayConfig, route: RouteConfig, worker_id: str) -> dict[s
 
 
 def _status_writer(control: ControlTopic, route: RouteConfig, worker_id: str) -> Callable[[dict[str, Any], bool], None]:
-    key = f"status/{route.name}/{worker_id}".encode()
+    key = status_record.key(route.name, worker_id)
 
     def write(record: Mapping[str, Any], last: bool) -> None:
-        control.put(key, orjson.dumps(record), wait=last)
+        control.put(key, status_record.encode(StatusRecord.model_validate(record)), wait=last)
 
     return write
-
-class _Mem:
-    def open(self, partition):
-        from relay.monitor.index import memory_index
-        return memory_index(partition), 0
-    def save(self, index, monitor_offset): pass
-    def close(self, index): pass

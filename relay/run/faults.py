@@ -31,7 +31,7 @@ class Fault:
         return f"{shown}: {self.problem}; {self.remedy}"
 
 
-class Wrong(ValueError):  # noqa: N818 - read as a word: raise Wrong(problem, remedy)
+class Wrong(ValueError):
     """What a field's rule raises; the key and the value are added where the fault is collected."""
 
     def __init__(self, problem: str, remedy: str) -> None:

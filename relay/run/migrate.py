@@ -20,6 +20,13 @@ from relay.run.config import RelayConfig, ResourceConfig
 _REPLICATION_MAX: Final = 3
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
+CONTROL_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "segment.ms": "600000",
+    "segment.bytes": str(16 * 1024**2),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+"""Status records come every two seconds: short segments let compaction keep the topic small."""
 _CAUSE_HEADERS_BYTES: Final = 65_536
 """Room in a dead letter for what its cause headers add to the original message."""
 _MESSAGE_BYTES: Final = 1_048_588
@@ -77,7 +84,7 @@ def wanted_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers:
     most = max((plan.partitions for plan in plans), default=1)
     dead = {**_deadletter_settings(config, facts), **durable}
     plans.append(TopicPlan(config.deadletter_topic, most, replication, dead))
-    plans.append(TopicPlan(config.control_topic, 1, replication, {"cleanup.policy": "compact", **durable}))
+    plans.append(TopicPlan(config.control_topic, 1, replication, {**CONTROL_SETTINGS, **durable}))
     return plans
 
 

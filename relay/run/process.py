@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -14,9 +15,11 @@ import structlog
 from relay.message.errors import ConfigError, RelayError, Stopped, TwinDetected, Unreachable
 from relay.run import lifeline, logging
 from relay.run.assembly import assemble
-from relay.run.config import load
+from relay.run.config import RelayConfig, load
 from relay.run.restarts import ExitCode
 
+GC_THRESHOLDS: Final = (200_000, 20, 50)
+"""A batch is tens of thousands of objects without cycles: looking through them at every 700th costs a quarter."""
 ORPHANED: Final = 129
 SWITCH_INTERVAL_S: Final = 0.0005
 """Threads that wait for a database or a broker get the interpreter back sooner than after the default 5 ms."""
@@ -27,17 +30,26 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     logging.setup()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     lifeline.watch(lambda: os._exit(ORPHANED))
     try:
-        worker = assemble(load(options.config), options.route, options.worker, None)
+        worker = assemble(_config(options), options.route, options.worker)
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         signal.signal(signal.SIGINT, lambda *_: worker.stop())
         worker.run(options.until_idle)
     except (Stopped, TwinDetected, ConfigError, Unreachable) as known:
         structlog.get_logger("relay.process").error("stopped", kind=type(known).__name__)
-        print(known, file=sys.stderr, flush=True)  # noqa: T201 - the supervisor shows this line to the operator
+        print(known, file=sys.stderr, flush=True)
         return _code(known)
     return 0
+
+
+def _config(options: argparse.Namespace) -> RelayConfig:
+    config = load(options.config)
+    if options.instance is None:
+        return config
+    return config.model_copy(update={"relay": config.relay.model_copy(update={"instance": options.instance})})
 
 
 def _code(known: RelayError) -> int:
@@ -53,6 +65,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("--route", required=True)
     parser.add_argument("--worker", type=int, required=True)
+    parser.add_argument("--instance", default=None, metavar="NAME")
     parser.add_argument("--until-idle", type=float, default=None, metavar="SECONDS")
     return parser.parse_args(arguments)
 

@@ -35,8 +35,9 @@ class Progress:
     def state(self, name: str) -> None:
         """Note what the worker does now: recovering, running, draining or stopped."""
         self._state = name
-        if name == "stopped" and self._last is not None:
-            self._write(self._record(*self._last), True)
+        self._beat_at = 0.0
+        if name in ("recovering", "stopped") and self._last is not None:
+            self._write(self._record(*self._last), name == "stopped")
 
     def moved(self, now: float) -> None:
         """Note that a batch went on its way."""
@@ -49,6 +50,8 @@ class Progress:
     def caught_up(self, partition: LogPartition, end: int) -> None:
         """Note that the reader has seen the end of a partition."""
         self._ends[partition] = end
+        if self._positions.get(partition, 0) >= end:
+            self._partition_moved[partition] = clock.wall_ms()
 
     def idle_for(self, now: float, partitions: Iterable[LogPartition]) -> float:
         """Seconds since anything moved; 0 as long as some partition was not read to its end."""

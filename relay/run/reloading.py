@@ -51,7 +51,7 @@ class Reloading:
         if low <= spilled.first:
             for records in reader.read({partition: (spilled.first, end)}):
                 for record in records:
-                    message, _ = intake.derive(record, partition.topic, partition.partition)
+                    message = intake.derive(record, partition.topic, partition.partition)
                     if message is not None:
                         found.append(message)
         try:

@@ -18,6 +18,8 @@ from relay.run.route_config import RouteConfig
 from relay.run.status_record import PERIOD_S, PartitionStatus, StatusRecord
 
 GONE_AFTER_MS: Final = round(3 * PERIOD_S * 1000)
+RECOVERING_SILENCE_MS: Final = 60_000
+"""A recovery reads and fences on the worker's one thread; it writes when it begins and when it is done."""
 STALLED_AFTER_MS: Final = 30_000
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """A worker that ended or went missing so long ago is not shown any more beside others that live."""
@@ -145,7 +147,8 @@ def judge_worker(record: StatusRecord, now_ms: int) -> tuple[State, str | None]:
     if record.state == "stopped":
         return State.STOPPED, record.last_error
     age_ms = now_ms - record.at
-    if age_ms > GONE_AFTER_MS:
+    silence_ms = RECOVERING_SILENCE_MS if record.state == "recovering" else GONE_AFTER_MS
+    if age_ms > silence_ms:
         return State.GONE, f"it said nothing for {age_ms / 1000:.0f} s"
     stuck = [partition.stuck for partition in record.partitions if partition.stuck]
     if stuck or record.state == "stuck":

@@ -106,7 +106,7 @@ class RouteWorker:
                 self._recover_next(unclear)  # in doubt: evidence decides
             except Unreachable as away:
                 self._recover_next(away)  # retry: nothing can be found out before it answers
-            except Exception as failure:
+            except Exception as failure:  # noqa: BLE001 - sorted out below: recover, stop, or raised on
                 self._sort_out(failure)
             if until_idle_s is not None and self._is_idle(until_idle_s):
                 break

@@ -1,0 +1,291 @@
+"""Table routes: effect, inbox and position in one database transaction; monitor entries follow until acknowledged.
+
+The batch travels to the cursor at least once (US 8,200,836): a thread sends it, a timer runs, and without an answer
+in time it is sent again on a new connection. The inbox makes the repeat harmless, so an unknown answer needs no guess.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from uuid import uuid4
+from zlib import crc32
+
+import structlog
+
+from relay.delivery.batch import Batch, Counts
+from relay.delivery.deadletter import dead_letter
+from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks
+from relay.delivery.ports import Group, KafkaPorts, Starts
+from relay.delivery.sifting import sift
+from relay.message.envelope import Headers
+from relay.message.record import LogMessage, LogPartition
+from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
+from relay.transfer.cursor import InboxRow, TableCursor, Verdict
+from relay.transfer.sending import Sending
+
+log = structlog.get_logger("relay.table")
+
+DUPLICATE: Final = 3
+TRIM_PERIOD_S: Final = 10.0
+FLUSH_TIMEOUT_S: Final = 30.0
+
+
+class Appends(Protocol):
+    """Appends records outside a transaction and knows what is acknowledged."""
+
+    def bundle(self, token: object) -> Any:
+        """Open a bundle of records that count as acknowledged together."""
+
+    def append(
+        self, bundle: Any, partition: LogPartition, key: bytes, value: bytes | None, headers: Headers | None = None
+    ) -> None:
+        """Append one record as part of a bundle."""
+
+    def close(self, bundle: Any) -> None:
+        """Nothing more joins this bundle."""
+
+    def acknowledged(self) -> list[object]:
+        """Return the tokens of the bundles that are wholly acknowledged, in order."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for every acknowledgement."""
+
+
+@dataclass(slots=True)
+class Shipment:
+    """A batch on its way to the cursor: the messages that were sifted out as new, and what they became."""
+
+    batch: Batch
+    messages: list[LogMessage]
+    prepared: Any
+    tried: Counts
+
+
+class TableDelivery:
+    """Delivers one worker's batches to a table; the worker's one thread calls it, the cursor has a thread of its own."""
+
+    def __init__(
+        self,
+        ports: KafkaPorts,
+        cursor: TableCursor,
+        sending: Sending,
+        appends: Callable[[], Appends],
+        *,
+        route: str,
+        target: str,
+        group_id: str,
+        worker_id: str,
+        monitor_topic: str,
+        deadletter_topic: str,
+        deadletter_partitions: int,
+        keep_inbox_s: float | None,
+    ) -> None:
+        self.counts = Counts()
+        self.narrowed_to: int | None = None
+        self._ports = ports
+        self._cursor = cursor
+        self._sending = sending
+        self._open_appends = appends
+        self._appends = appends()
+        self._route = route
+        self._target = target
+        self._group_id = group_id
+        self._worker = worker_id
+        self._monitor = monitor_topic
+        self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]
+        self._keep_inbox_s = keep_inbox_s
+        self._views: dict[int, MonitorView] = {}
+        self._under_way: deque[Shipment] = deque()
+        self._durable: dict[LogPartition, int] = {}
+        self._trimmable: deque[tuple[float, dict[LogPartition, int]]] = deque()
+        self._trim_at = 0.0
+        self._instance = uuid4().bytes
+        self._n = 0
+
+    def recover(
+        self,
+        assigned: Sequence[LogPartition],
+        views: list[MonitorView],
+        group: Group,  # noqa: ARG002 - the position is in the database
+        starts: Starts,
+        topic_ids: Mapping[str, bytes],
+    ) -> dict[LogPartition, int]:
+        """Raise the epoch, read position, monitor and inbox, and write the entries that the monitor lacks."""
+        self.abandon()
+        self._appends = self._open_appends()
+        self._instance, self._n = uuid4().bytes, 0
+        claims = self._cursor.claim({p: topic_ids[p.topic] for p in assigned})
+        self._views = {view.partition: view for view in views}
+        with self._ports.reader(committed=False) as scanner:
+            highs = high_watermarks(scanner, self._monitor, views)
+        with self._ports.reader(committed=True) as reader:
+            fold_committed(reader, self._monitor, views, highs)
+        stored = {p: claim.position for p, claim in claims.items()}
+        for view in views:
+            view.scan_from = view.read_to
+            view.index.keep_below({p: position or 0 for p, position in stored.items()})
+        begin_at = starts(stored, ())
+        self._cursor.deliver(begin_at, self._cursor.prepare([]))
+        entered = self._enter_inbox(assigned)
+        log.info("recovered", route=self._route, entries_written=entered)
+        self.counts.recoveries += 1
+        return begin_at
+
+    def submit(self, batch: Batch) -> None:
+        """Sift and map a batch and hand it to the sending thread; at most one waits behind the one under way."""
+        tried = Counts()
+        fresh = sift(batch.messages, {p: view.index for p, view in self._views.items()}, tried)
+        fresh = self._not_under_way(fresh, tried)
+        shipment = Shipment(batch, fresh, self._cursor.prepare(fresh), tried)
+        self._under_way.append(shipment)
+        self._sending.send(batch.positions, shipment.prepared)
+
+    def settled(self) -> bool:
+        """Take answers; is there room for another batch? Raises what the sending thread could not settle."""
+        for verdicts in self._sending.answers():
+            self._accept(self._under_way.popleft(), verdicts)
+        return len(self._under_way) <= 1
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the batches under way, at most so long; True if none is left."""
+        if self._under_way:
+            self._sending.wait(seconds)
+        return not self._under_way or self._sending.is_idle()
+
+    def positions(self) -> Mapping[LogPartition, int]:
+        """Positions that the database holds and the group does not yet know."""
+        found, self._durable = self._durable, {}
+        return found
+
+    def tend(self, now: float) -> None:
+        """Run the resend timer; trim what the monitor holds by now."""
+        self._sending.tend(now)
+        for token in self._appends.acknowledged():
+            assert isinstance(token, dict)
+            self._trimmable.append((now, token))
+        if now >= self._trim_at:
+            self._trim_at = now + TRIM_PERIOD_S
+            self._trim(now)
+
+    def abandon(self) -> None:
+        """Let go of what is under way: whether it took effect, the inbox tells the next recovery."""
+        self._sending.abandon()
+        self._under_way.clear()
+        self._trimmable.clear()
+        self._durable = {}
+
+    def close(self) -> None:
+        """Wait for the monitor's acknowledgements and give the connections back."""
+        self._appends.flush(FLUSH_TIMEOUT_S)
+        self._sending.close()
+        self._cursor.close()
+
+    @property
+    def in_doubt(self) -> Mapping[LogPartition, int]:
+        """The inbox decides at once, so nothing stays in doubt on a table route."""
+        return {}
+
+    def _not_under_way(self, fresh: list[LogMessage], tried: Counts) -> list[LogMessage]:
+        """A repeat of a message that is on its way is a duplicate: both are committed in order, or neither."""
+        if not self._under_way:
+            return fresh
+        on_their_way = {message.digest for shipment in self._under_way for message in shipment.messages}
+        kept = [message for message in fresh if message.digest not in on_their_way]
+        tried.duplicates += len(fresh) - len(kept)
+        return kept
+
+    def _accept(self, shipment: Shipment, verdicts: Sequence[Verdict]) -> None:
+        """The database has committed: write the entries, send the dead letters, count."""
+        tried = shipment.tried
+        entered: list[LogMessage] = []
+        outcomes = bytearray()
+        applied: list[int] = []
+        bundle = self._appends.bundle(dict(shipment.batch.positions))
+        for message, verdict in zip(shipment.messages, verdicts, strict=True):
+            if verdict.outcome == DUPLICATE:
+                tried.duplicates += 1
+                tried.conflicts += verdict.conflict
+                continue
+            entered.append(message)
+            outcomes.append(verdict.outcome)
+            applied.append(verdict.applied)
+            if verdict.outcome == DELIVERED:
+                tried.delivered += 1
+            elif verdict.outcome == DEAD and verdict.cause is not None:
+                tried.died(verdict.cause.code)
+                key, value, headers = dead_letter(
+                    message,
+                    verdict.cause,
+                    route=self._route,
+                    target=self._target,
+                    group=self._group_id,
+                    attempts=1,
+                )
+                self._appends.append(bundle, self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
+        for number, page in enumerate(self._entries(entered, bytes(outcomes), applied)):
+            self._write(bundle, page, number)
+        self._appends.close(bundle)
+        self._durable.update(shipment.batch.positions)
+        self.counts.add(tried)
+        self.counts.transactions += 1
+        self.counts.resent = self._sending.resent
+
+    def _entries(self, messages: list[LogMessage], outcomes: bytes, applied: list[int]) -> list[Page]:
+        """Entries proven by the inbox's transaction; instance and n only make their keys unique."""
+        if not messages:
+            return []
+        self._n += 1
+        return list(
+            pages(
+                messages,
+                worker=self._worker,
+                instance=self._instance,
+                n=self._n,
+                proof=Proof.PROVEN,
+                outcomes=outcomes,
+                destinations=applied,
+            )
+        )
+
+    def _write(self, bundle: Any, page: Page, number: int) -> None:
+        key, value = encode(page, number)
+        self._appends.append(bundle, LogPartition(self._monitor, page.partition), key, value)
+        self._views[page.partition].index.add_page(page)
+
+    def _enter_inbox(self, assigned: Sequence[LogPartition]) -> int:
+        """Write the entries of inbox rows that the monitor lacks: a predecessor died between commit and entry."""
+        entered = 0
+        bundle = self._appends.bundle({})
+        for rows in self._cursor.inbox(list(assigned)):
+            missing = [row for row, known in zip(rows, self._known(rows), strict=True) if known is None]
+            for partition in {row.partition for row in missing}:
+                group = [_as_message(row) for row in missing if row.partition == partition]
+                found = [row for row in missing if row.partition == partition]
+                for number, page in enumerate(
+                    self._entries(group, bytes(row.outcome for row in found), [row.applied for row in found])
+                ):
+                    self._write(bundle, page, number)
+                entered += len(group)
+        self._appends.close(bundle)
+        self._appends.flush(FLUSH_TIMEOUT_S)
+        return entered
+
+    def _known(self, rows: Sequence[InboxRow]) -> list[bytes | None]:
+        return [self._views[row.partition.partition].index.find([row.digest])[0] for row in rows]
+
+    def _trim(self, now: float) -> None:
+        below: dict[LogPartition, int] = {}
+        while self._trimmable and (self._keep_inbox_s is None or now - self._trimmable[0][0] >= self._keep_inbox_s):
+            below.update(self._trimmable.popleft()[1])
+        for partition, offset in below.items():
+            self._sending.trim(partition, offset)
+
+
+def _as_message(row: InboxRow) -> LogMessage:
+    """An inbox row as far as an entry needs it."""
+    return LogMessage(
+        row.partition.topic, row.partition.partition, row.offset, None, None, [], row.digest, row.content, b"", None, 0
+    )

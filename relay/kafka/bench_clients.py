@@ -1,0 +1,67 @@
+"""The plainest possible clients, for references that the benchmarks measure against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from relay.kafka import settings
+from relay.message.errors import Unreachable
+from relay.message.record import LogPartition
+from relay.run.timing import Timing
+
+_BATCH: Final = 10_000
+_WAIT_S: Final = 0.2
+_EMPTY_MAX: Final = 100
+_ROOM_S: Final = 0.05
+_FLUSH_S: Final = 60.0
+_LINGER: Final = {"linger.ms": 50}
+
+
+def append(
+    kafka: str, partition: LogPartition, records: Iterable[tuple[bytes, bytes]], **over: Any
+) -> tuple[int, int]:
+    """Append records of key and value to a partition; return their number and their bytes without framing."""
+    producer = Producer({**settings.producer({"bootstrap.servers": kafka}, Timing()), **_LINGER, **over})
+    failed: list[Any] = []
+
+    def told(error: Any, _message: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    count = size = 0
+    for key, value in records:
+        while True:
+            try:
+                producer.produce(partition.topic, value, key, partition.partition, on_delivery=told)
+                break
+            except BufferError:
+                producer.poll(_ROOM_S)
+        count += 1
+        size += len(key) + len(value)
+    if producer.flush(_FLUSH_S) or failed:
+        raise Unreachable(f"not every record of {partition} was acknowledged: {failed[:1]}")
+    return count, size
+
+
+def consume_plainly(kafka: str, partition: LogPartition, count: int) -> int:
+    """Read ``count`` records from the start, looking at key and value of each; return their bytes."""
+    consumer = Consumer(settings.consumer({"bootstrap.servers": kafka}, Timing(), "plain"))
+    try:
+        consumer.assign([TopicPartition(partition.topic, partition.partition, 0)])
+        seen = size = empty = 0
+        while seen < count:
+            records = consumer.consume(_BATCH, _WAIT_S)
+            empty = 0 if records else empty + 1
+            if empty == _EMPTY_MAX:
+                raise Unreachable(f"{partition} gave {seen} of {count} records and then nothing")
+            for record in records:
+                size += len(record.key() or b"") + len(record.value() or b"")
+            seen += len(records)
+    except KafkaException as error:
+        raise Unreachable(f"{partition} cannot be read: {error}") from error
+    finally:
+        consumer.close()
+    return size

@@ -1,0 +1,163 @@
+"""Sending: batches go to a cursor one after the other in a thread of their own, each until it is answered.
+
+Every batch has a timer. No answer in time means that it is sent again on a new connection, with backoff and jitter
+(US 8,200,836); an answer that is lost is in doubt, and since the cursor accepts a repeat by identity, sending again
+is how it is found out. Only fencing and what a person must mend end a batch without an answer.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from relay.message.errors import Fenced, InDoubt, RelayError, Retriable, Unreachable
+from relay.message.record import LogPartition
+from relay.run.schedule import start_thread
+from relay.transfer.cursor import TableCursor, Verdict
+
+log = structlog.get_logger("relay.sending")
+FIRST_PAUSE_S: Final = 0.05
+
+
+class Sending:
+    """Owns the cursor's thread; every other method is called by the worker's thread."""
+
+    def __init__(
+        self,
+        cursor: TableCursor,
+        *,
+        resend_after_s: float,
+        resend_max_s: float,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+    ) -> None:
+        self.resent = 0
+        self._cursor = cursor
+        self._resend_after_s = resend_after_s
+        self._resend_max_s = resend_max_s
+        self._clock = clock
+        self._chance = chance
+        self._work: queue.Queue[tuple[int, Mapping[LogPartition, int], Any] | None] = queue.Queue()
+        self._answers: queue.Queue[tuple[int, list[Verdict] | BaseException]] = queue.Queue()
+        self._trims: queue.Queue[tuple[LogPartition, int]] = queue.Queue()
+        self._wake = threading.Event()
+        self._cursor_in_use = threading.Lock()
+        self._series = 0
+        self._open = 0
+        self._expires: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def send(self, positions: Mapping[LogPartition, int], prepared: Any) -> None:
+        """Hand a batch over."""
+        if self._thread is None:
+            self._thread = start_thread("relay-cursor", self._run)
+        self._open += 1
+        self._work.put((self._series, positions, prepared))
+
+    def answers(self) -> list[list[Verdict]]:
+        """Return the answers so far, in the order sent; raises what ended a batch without one."""
+        found = []
+        while True:
+            try:
+                series, answer = self._answers.get_nowait()
+            except queue.Empty:
+                return found
+            if series != self._series:
+                continue
+            self._open -= 1
+            if isinstance(answer, BaseException):
+                raise answer
+            found.append(answer)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something is answered, at most so long."""
+        self._wake.clear()
+        if self._answers.empty():
+            self._wake.wait(seconds)
+
+    def is_idle(self) -> bool:
+        """Is everything answered, taken or not?"""
+        return self._answers.qsize() >= self._open
+
+    def tend(self, now: float) -> None:
+        """The timer: a batch without an answer in time loses its connection and is sent again by its thread."""
+        expires = self._expires
+        if expires is not None and now >= expires:
+            self._expires = None
+            log.warning("no answer in time; sending again on a new connection")
+            self._cursor.abandon()
+
+    def trim(self, partition: LogPartition, below: int) -> None:
+        """Have inbox rows below an offset deleted when the thread is free."""
+        self._trims.put((partition, below))
+
+    def abandon(self) -> None:
+        """Forget what is under way and wait until the thread has let go of the cursor.
+
+        An answer that still comes is not looked at. Raises InDoubt if the thread hangs.
+        """
+        self._series += 1
+        if self._open:
+            self._open = 0
+            self._cursor.abandon()
+        if not self._cursor_in_use.acquire(timeout=self._resend_after_s):
+            raise InDoubt("the cursor's connection was closed and its thread still waits; nothing is known of its batch")
+        self._cursor_in_use.release()
+
+    def close(self) -> None:
+        """End the thread after what is under way."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            series, positions, prepared = work
+            with self._cursor_in_use:
+                if series == self._series:
+                    self._answers.put((series, self._until_answered(series, positions, prepared)))
+                    self._wake.set()
+                self._run_trims()
+
+    def _until_answered(
+        self, series: int, positions: Mapping[LogPartition, int], prepared: Any
+    ) -> list[Verdict] | BaseException:
+        pause, wait_s = FIRST_PAUSE_S, self._resend_after_s
+        while True:
+            self._expires = self._clock() + wait_s
+            try:
+                return self._cursor.deliver(positions, prepared)
+            except (InDoubt, Retriable, Unreachable) as unanswered:
+                # In doubt, retry: sent again, and the inbox tells a repeat.
+                if series != self._series:
+                    return Fenced("the batch was abandoned")
+                log.warning("sending again", kind=type(unanswered).__name__, reason=str(unanswered))
+            except RelayError as final:
+                return final  # fenced or stopped: the worker's thread decides
+            except Exception as unexpected:  # noqa: BLE001 - it must reach the worker's thread, which stops loudly
+                return unexpected
+            finally:
+                self._expires = None
+            self.resent += 1
+            threading.Event().wait(pause * (1 + self._chance()))
+            pause = min(pause * 2, self._resend_max_s)
+            wait_s = min(wait_s * 2, self._resend_max_s)
+
+    def _run_trims(self) -> None:
+        """Trim what is due, but only one piece while a batch waits."""
+        while True:
+            try:
+                partition, below = self._trims.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._cursor.trim(partition, below)
+            except RelayError as failure:
+                log.info("inbox not trimmed", reason=str(failure))  # retry: the next acknowledgement trims further
+                return
+            if not self._work.empty():
+                return
