@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Final, cast
@@ -13,12 +14,13 @@ from relay.message.errors import RelayError, Stopped
 from relay.message.identity import DIGEST_BYTES
 from relay.monitor.rows import CHUNK_ROWS, RowStore, unpack
 
+_BROKEN: Final = "RELAY-BROKEN"
 _BLOOM_BITS: Final = 10
 """About 1 % of the lookups of an unknown digest read a block; new messages are unknown ones."""
 
 
 class UnusableStoreError(RelayError):
-    """The directory holds no database that can be read; remove it."""
+    """The directory holds no database that can be used; it is removed at the next start, and the monitor read."""
 
 
 class DiskRows(RowStore):
@@ -37,40 +39,66 @@ class DiskRows(RowStore):
         blocks = BlockBasedOptions()
         blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
         options.set_block_based_table_factory(blocks)
+        if (self._directory / _BROKEN).exists():
+            raise UnusableStoreError(f"{self._directory.name} failed while it was in use")
         try:
             self._database = Rdict(str(self._directory), options)
         except Exception as error:
-            # RocksDB's binding raises nothing more precise; the text tells the one case that needs a person.
-            if "lock" in str(error).lower():
+            # The binding raises nothing more precise; the text tells the one case that needs a person.
+            if "/LOCK: " in str(error):
                 raise Stopped(
                     f"{self._directory} is in use by another process; give each relay its own [relay] state directory"
                 ) from error
             raise UnusableStoreError(f"{self._directory.name} cannot be opened: {error}") from error
 
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Leave a mark when the database fails: a damaged block would stop every later start as well."""
+        try:
+            yield
+        except Exception as error:
+            (self._directory / _BROKEN).touch()
+            raise UnusableStoreError(
+                f"the deduplication index {self._directory} failed ({error}); start again: it will be restored "
+                "from the monitor"
+            ) from error
+
     def find(self, digests: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each digest or None."""
-        return cast("list[bytes | None]", self._database.get(list(digests))) if digests else []
+        if not digests:
+            return []
+        with self._guarded():
+            return cast("list[bytes | None]", self._database.get(list(digests)))
 
     def enter(self, rows: bytes) -> None:
         """Add or replace the entries of packed rows, all or none."""
         batch = WriteBatch(raw_mode=True)
         for digest, value in zip(*unpack(rows), strict=True):
             batch.put(digest, value)
-        self._database.write(batch)
+        with self._guarded():
+            self._database.write(batch)
 
     def remove(self, digests: Sequence[bytes]) -> None:
         """Take entries out, all or none; unknown ones are passed over."""
         batch = WriteBatch(raw_mode=True)
         for digest in digests:
             batch.delete(digest)
-        self._database.write(batch)
+        with self._guarded():
+            self._database.write(batch)
 
     def chunks(self) -> Iterator[bytes]:
         """Yield all entries as packed rows, as they were when the iteration began."""
         pairs = cast("Iterator[tuple[bytes, bytes]]", self._database.items())
-        items = (pair for pair in pairs if len(pair[0]) == DIGEST_BYTES)
-        while chunk := b"".join([key + value for key, value in islice(items, CHUNK_ROWS)]):
-            yield chunk
+        last = b""
+        while part := list(islice(pairs, CHUNK_ROWS)):
+            last = part[-1][0]
+            if chunk := b"".join([key + value for key, value in part if len(key) == DIGEST_BYTES]):
+                yield chunk
+        with self._guarded():
+            # The iteration above ends without a word at a damaged block; this one says whether it met one.
+            rest = self._database.iter()
+            rest.seek(last + b"\0")
+            rest.status()
 
     def __len__(self) -> int:
         return int(self._database.property_int_value("rocksdb.estimate-num-keys") or 0)
@@ -84,11 +112,13 @@ class DiskRows(RowStore):
     def remember(self, name: bytes, value: bytes) -> None:
         """Keep a fact, behind every entry written so far."""
         assert len(name) != DIGEST_BYTES
-        self._database[name] = value
+        with self._guarded():
+            self._database[name] = value
 
     def recall(self, name: bytes) -> bytes | None:
         """Return a fact or None."""
-        return cast("bytes | None", self._database.get(name))
+        with self._guarded():
+            return cast("bytes | None", self._database.get(name))
 
     def clear(self) -> None:
         """Forget everything: the directory is made anew."""

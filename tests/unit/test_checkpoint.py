@@ -12,9 +12,9 @@ from relay.message.errors import Stopped
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.entries import Page, Proof
 from relay.monitor.index import Budget, DedupIndex
+from relay.monitor.rows_on_disk import UnusableStoreError
 
 TOPIC_ID = b"T" * 16
-WIDE = {"low": 0, "high": 10**9}
 
 
 def store(
@@ -203,6 +203,29 @@ def test_a_database_that_cannot_be_opened_gives_way(tmp_path: Path) -> None:
     index, loaded = store(tmp_path, budget=5).load(0)
 
     assert "0.rocksdb" in loaded.reason
+    assert (loaded.position, names_in(index)) == (0, {})
+    index.close()
+
+
+@pytest.mark.parametrize(
+    "use", [names_in, lambda index: list(index.chunks())], ids=["found", "walked through"]
+)
+def test_a_damaged_table_costs_one_start_and_not_every_one(tmp_path: Path, use) -> None:
+    one = store(tmp_path, budget=5)
+    index, _ = one.open(0)
+    index.add_page(page(range(2000)))
+    one.save(index, 40)
+    one.close(index)
+    (table,) = (tmp_path / "0.rocksdb").glob("*.sst")
+    table.write_bytes(b"\xff" * 200 + table.read_bytes()[200:])
+    index, loaded = store(tmp_path, budget=5).load(0)
+    assert loaded.position == 40
+    with pytest.raises(UnusableStoreError, match="restored from the monitor"):
+        use(index)
+    index.close()
+    index, loaded = store(tmp_path, budget=5).load(0)
+
+    assert "failed while it was in use" in loaded.reason
     assert (loaded.position, names_in(index)) == (0, {})
     index.close()
 
