@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from relay.delivery.ports import Transaction
-from relay.message.envelope import LOG_ONLY_HEADERS, OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers
+from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, Seal, SettleSeal, encode
 from relay.run.crash import crash_point
@@ -142,8 +142,9 @@ class SealedProducer:
         produce = self._tx.produce
         instance, n = self._marks()
         for message, partition in work.outputs:
-            headers = [header for header in message.headers if header[0] not in LOG_ONLY_HEADERS]
-            headers += (instance, n, (OUT_DIGEST, message.digest.hex().encode()))
+            # Intake has stripped what must not leave the log from messages of no capture.
+            kept = message.headers if message.capture is None else outgoing(message.headers)
+            headers = [*kept, instance, n, (OUT_DIGEST, message.digest.hex().encode())]
             produce(partition, message.key, message.value, headers, message.timestamp_ms)
 
     def _write_pages(self, pages: list[tuple[int, Page]], first: int) -> None:

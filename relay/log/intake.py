@@ -7,7 +7,17 @@ from typing import Final, Protocol
 
 from relay.capture.outcomes import decode_marker
 from relay.log.holds import Decision, Hold, HoldBudget, PartitionHolds, Waiting
-from relay.message.envelope import CAPTURE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE, Headers, ResourceName
+from relay.message.envelope import (
+    CAPTURE,
+    LOG_ONLY_HEADERS,
+    OUTCOME_TYPE,
+    RESOURCE,
+    SOURCE,
+    TYPE,
+    Headers,
+    ResourceName,
+    outgoing,
+)
 from relay.message.errors import MessageRejected
 from relay.message.identity import Rule, content_digest, position_digest
 from relay.message.record import LogMessage, LogPartition, Record
@@ -110,6 +120,8 @@ class Intake:
                 "decode", "headers", f"{len(headers)} headers are more than the {HEADERS_MAX} that a message may have"
             )
             headers = headers[:HEADERS_MAX]
+        if capture is None and not LOG_ONLY_HEADERS.isdisjoint(fields):
+            headers = outgoing(headers)  # a stranger's claim to belong to one of our transactions ends here
         topic_raw = self._topic_raw[topic]
         digest = self._first_rule(fields, topic_raw, value)
         if digest is None:
