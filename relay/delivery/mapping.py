@@ -26,10 +26,14 @@ CONFLUENT_FRAME_BYTES: Final = 5
 Decoder = Callable[[bytes | None], Any]
 
 
-class Mapped(NamedTuple):
-    """Columns of the messages that can be mapped; ``good`` are those messages' indices, ``faults`` the others'."""
+Finish = Callable[[list[list[Any]]], list[Any]]
+"""Turns a run's columns into rows of the form that a database takes; may raise MessageRejected like a source."""
 
-    columns: list[list[Any]]
+
+class Mapped(NamedTuple):
+    """Rows of the messages that can be mapped; ``good`` are those messages' indices, ``faults`` the others'."""
+
+    rows: list[Any]
     good: Sequence[int]
     faults: dict[int, MessageRejected]
 
@@ -61,21 +65,21 @@ class TableMapping:
         self._headers = bool(kinds & {"ce", "header"})
         self._columns = [_column(source) for source in self.sources]
 
-    def map(self, messages: Sequence[LogMessage]) -> Mapped:
-        """Map messages; those that cannot be, and those with a fault already, are left out of the columns."""
+    def map(self, messages: Sequence[LogMessage], finish: Finish) -> Mapped:
+        """Map messages; those that cannot be, and those with a fault already, are left out."""
         faults = {i: message.fault for i, message in enumerate(messages) if message.fault is not None}
         good: Sequence[int] = range(len(messages))
         if faults:
             good = [i for i in good if i not in faults]
-        columns: list[list[Any]] = [[] for _ in self.names]
-        found = self._halve(messages, good, columns, faults)
-        return Mapped(columns, found, faults)
+        rows: list[Any] = []
+        return Mapped(rows, self._halve(messages, good, finish, rows, faults), faults)
 
     def _halve(
         self,
         messages: Sequence[LogMessage],
         indices: Sequence[int],
-        columns: list[list[Any]],
+        finish: Finish,
+        rows: list[Any],
         faults: dict[int, MessageRejected],
     ) -> Sequence[int]:
         """Map a run as a whole; if it holds a bad message, its halves, down to that message."""
@@ -83,18 +87,21 @@ class TableMapping:
             return indices
         try:
             opened = _Opened([messages[i] for i in indices], self._decode, headers=self._headers)
-            values = [column(opened) for column in self._columns]
+            rows += finish([column(opened) for column in self._columns])
         except MessageRejected as rejection:
             if len(indices) == 1:
                 faults[indices[0]] = rejection
                 return []
             middle = len(indices) // 2
-            left = self._halve(messages, indices[:middle], columns, faults)
-            right = self._halve(messages, indices[middle:], columns, faults)
+            left = self._halve(messages, indices[:middle], finish, rows, faults)
+            right = self._halve(messages, indices[middle:], finish, rows, faults)
             return [*left, *right]
-        for column, more in zip(columns, values, strict=True):
-            column.extend(more)
         return indices
+
+
+def tuples(columns: list[list[Any]]) -> list[Any]:
+    """The plainest finish: one tuple of values for each message."""
+    return list(zip(*columns, strict=True))
 
 
 def _decoder(kinds: set[str], schema: Path | None) -> Decoder | None:

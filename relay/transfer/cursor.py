@@ -73,11 +73,12 @@ class TableCursor(Protocol):
         to COMMIT was lost: call again with the same arguments, and the inbox decides.
         """
 
-    def trim(self, partition: LogPartition, below: int) -> None:
-        """Have inbox rows below an offset deleted, never at or above the position, with the next ``deliver``."""
+    def trim(self, partition: LogPartition, below: int) -> bool:
+        """Delete inbox rows below an offset, never at or above the position; True if there are more.
 
-    def trim_now(self) -> bool:
-        """Delete a bounded number of rows that ``trim`` named; False if none are left. Raises Fenced."""
+        A bounded number goes at once, in a transaction of its own; the rest goes with the next deliveries. Raises
+        Fenced.
+        """
 
     def abandon(self) -> None:
         """Break off the call under way, from another thread; it raises Retriable, or InDoubt if COMMIT was sent."""

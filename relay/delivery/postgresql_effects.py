@@ -1,0 +1,225 @@
+"""How rows take effect in PostgreSQL: COPY for inserts, one statement for upserts, the route's own statement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+import psycopg
+from psycopg import sql
+
+from relay.delivery.copy_text import FORMS, Taking, render
+from relay.delivery.table import TablePlan
+from relay.message.errors import Stopped
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_COLUMNS: Final = """
+select a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), -1), coalesce(b.typname, t.typname)
+from pg_attribute a join pg_type t on t.oid = a.atttypid left join pg_type b on b.oid = t.typbasetype
+where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped
+"""
+_NAMESPACE: Final = """
+select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)
+"""
+_TAKING: Final = {
+    "bytea": Taking.BINARY,
+    "json": Taking.JSON,
+    "jsonb": Taking.JSON,
+    "timestamptz": Taking.TIME,
+    "timestamp": Taking.TIME,
+    "date": Taking.TIME,
+}
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+class Effect(Protocol):
+    """One mode of writing. ``finish`` runs in any thread; ``apply`` raises psycopg's errors."""
+
+    def finish(self, columns: list[list[Any]]) -> list[Any]:
+        """Return the rows of a run of mapped columns in the form that ``apply`` takes."""
+
+    def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
+        """Write rows, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A mapped column of the table: its type without length or precision, and how it takes values."""
+
+    name: str
+    type: str
+    taking: Taking
+
+
+def qualified(connection: Connection, table: str) -> sql.Identifier:
+    """Return a table's full name, so that no later change of the search path leads elsewhere; Stopped if there is none."""
+    quoted = ".".join(f'"{part}"' for part in table.split("."))
+    row = connection.execute(_NAMESPACE, [quoted]).fetchone()
+    if row is None:
+        remedy = "run `relay migrate`" if table.startswith("relay_") else "create it, or correct the route"
+        raise Stopped(f"table {table!r} does not exist for the worker's role; {remedy}")
+    return sql.Identifier(*row)
+
+
+def table_columns(connection: Connection, table: str, plan: TablePlan) -> list[TableColumn]:
+    """Read the types of a plan's columns from the catalog; Stopped if one is missing."""
+    quoted = ".".join(f'"{part}"' for part in table.split("."))
+    found = {row[0]: row for row in connection.execute(_COLUMNS, [quoted])}
+    columns = []
+    for name, source in plan.columns.items():
+        if name not in found:
+            raise Stopped(f"{plan.where} has no column {name!r}; add it, or correct the route's columns")
+        taking = _TAKING.get(found[name][2], Taking.PLAIN)
+        if taking is Taking.TIME and source != "kafka:timestamp":
+            taking = Taking.PLAIN
+        columns.append(TableColumn(name, found[name][1], taking))
+    return columns
+
+
+def effect(connection: Connection, plan: TablePlan) -> Effect:
+    """Return the effect of a plan, with the types of its table as they are now."""
+    assert all(_IDENTIFIER.fullmatch(name) for name in plan.columns)
+    if plan.mode == "sql":
+        assert plan.sql is not None
+        return OwnStatement(plan.sql, plan)
+    table, columns = qualified(connection, plan.table), table_columns(connection, plan.table, plan)
+    # Tables with row security, and views, take no COPY; nor do tables whose rules rewrite inserts notice one.
+    if plan.mode == "insert" and _takes_copy(connection, plan.table):
+        return Copy(connection, table, columns)
+    return Unnested(connection, table, columns, plan.key if plan.mode == "upsert" else ())
+
+
+def _takes_copy(connection: Connection, table: str) -> bool:
+    quoted = ".".join(f'"{part}"' for part in table.split("."))
+    row = connection.execute(
+        "select relkind in ('r', 'p') and not relhasrules and not row_security_active(oid) from pg_class"
+        " where oid = to_regclass(%s)",
+        [quoted],
+    ).fetchone()
+    return bool(row and row[0])
+
+
+class Copy:
+    """Inserts by COPY: a row is a line of text."""
+
+    def __init__(self, connection: Connection, table: sql.Identifier, columns: Sequence[TableColumn]) -> None:
+        self._columns = columns
+        names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
+        statement = sql.SQL("copy {} ({}) from stdin (format text, encoding 'UTF8')").format(table, names)
+        self._statement = statement.as_bytes(connection)
+
+    def finish(self, columns: list[list[Any]]) -> list[Any]:
+        """Return one line for each message."""
+        fields = [render(values, c.name, c.taking) for values, c in zip(columns, self._columns, strict=True)]
+        return list(map("\t".join, zip(*fields, strict=True)))
+
+    def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
+        """Send all lines as one piece."""
+        with connection.cursor() as cursor, cursor.copy(self._statement) as copy:
+            copy.write(("\n".join(rows) + "\n").encode())
+
+
+class Unnested:
+    """Inserts or upserts from arrays of text, each cast to its column's type without length or precision.
+
+    The length and the precision are left to the assignment: a cast to them would cut a value off in silence.
+    Of several rows of one key in one batch only the last is written, as if each had replaced the one before.
+    """
+
+    def __init__(
+        self, connection: Connection, table: sql.Identifier, columns: Sequence[TableColumn], key: Sequence[str]
+    ) -> None:
+        self._columns = columns
+        names = [column.name for column in columns]
+        self._key = [names.index(name) for name in key]
+        casts = (
+            sql.SQL("{}::").format(sql.Identifier(f"v{i}")) + sql.SQL(_type(column.type))
+            for i, column in enumerate(columns)
+        )
+        statement = sql.SQL(
+            "insert into {table} ({names}) select {casts} from unnest({arrays}) with ordinality as u ({values}, i) order by i"
+        ).format(
+            table=table,
+            names=sql.SQL(", ").join(map(sql.Identifier, names)),
+            casts=sql.SQL(", ").join(casts),
+            arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
+            values=sql.SQL(", ").join(sql.Identifier(f"v{i}") for i in range(len(names))),
+        )
+        if key:
+            statement += _on_conflict(names, key)
+        self._statement = statement.as_bytes(connection)
+
+    def finish(self, columns: list[list[Any]]) -> list[Any]:
+        """Return one tuple of texts for each message."""
+        texts = []
+        for values, column in zip(columns, self._columns, strict=True):
+            form = FORMS[column.taking]
+            texts.append([form(value, column.name) for value in values])
+        return list(zip(*texts, strict=True))
+
+    def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
+        """Write all rows in one statement."""
+        if self._key:
+            # Removed and added again, a key stands where its last row stood.
+            last: dict[tuple[Any, ...], Any] = {}
+            for row in rows:
+                key = tuple([row[i] for i in self._key])
+                last.pop(key, None)
+                last[key] = row
+            rows = list(last.values())
+        connection.execute(self._statement, [list(column) for column in zip(*rows, strict=True)])
+
+
+def _on_conflict(names: Sequence[str], key: Sequence[str]) -> sql.Composed:
+    target = sql.SQL(", ").join(map(sql.Identifier, key))
+    changed = [name for name in names if name not in key]
+    if not changed:
+        return sql.SQL(" on conflict ({}) do nothing").format(target)
+    settings = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in changed)
+    return sql.SQL(" on conflict ({}) do update set {}").format(target, settings)
+
+
+def _type(name: str) -> str:
+    """Return a type's name as the catalog itself quotes it; it comes from format_type, never from a message."""
+    assert ";" not in name
+    assert "%" not in name
+    return name
+
+
+class OwnStatement:
+    """The route's own statement, once for each message, with the message's values as parameters."""
+
+    def __init__(self, statement: str, plan: TablePlan) -> None:
+        self._statement = statement.strip().rstrip(";").encode()
+        self._names = tuple(plan.columns)
+        # The types are the statement's business: bytes of the record stay bytes, headers are text.
+        self._forms: list[Callable[[Any, str], Any]] = [
+            _kept if source in ("kafka:key", "kafka:value") else _parameter for source in plan.columns.values()
+        ]
+
+    def finish(self, columns: list[list[Any]]) -> list[Any]:
+        """Return one dictionary of parameters for each message."""
+        formed = [
+            [form(value, name) for value in values]
+            for values, name, form in zip(columns, self._names, self._forms, strict=True)
+        ]
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*formed, strict=True)]
+
+    def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
+        """Run the statement for every row; psycopg pipelines them."""
+        with connection.cursor() as cursor:
+            cursor.executemany(self._statement, rows)
+
+
+def _kept(value: Any, name: str) -> Any:  # noqa: ARG001 - the signature of a form
+    return value
+
+
+def _parameter(value: Any, name: str) -> Any:
+    if isinstance(value, dict | list):
+        return orjson.dumps(value, default=str).decode()
+    return FORMS[Taking.PLAIN](value, name) if isinstance(value, bytes) else value

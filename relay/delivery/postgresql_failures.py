@@ -1,0 +1,59 @@
+"""PostgreSQL's errors sorted by what a delivery must do: blame a row, try again, or stop for a person."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import psycopg
+
+from relay.delivery.table import RowFault, TablePlan
+from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
+
+# Classes of SQLSTATE (PostgreSQL documentation, appendix A) whose cause is the row: its data, a constraint that it
+# breaks, a trigger that raises, a check option, two rows of one key, an index entry or value that is too large.
+_ROW_CLASSES: Final = frozenset({"21", "22", "23", "27", "44", "54", "P0"})
+# Connection, transaction rollback (deadlock, serialization), resources, operator intervention, system error.
+_RETRY_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
+_RETRY_STATES: Final = frozenset({
+    "55P03",  # lock_not_available: another transaction holds the row, perhaps our own of a lost connection
+    "25006",  # read_only_sql_transaction: a standby, until it is promoted
+    "25P03",  # idle_in_transaction_session_timeout
+    "25P04",  # transaction_timeout
+})
+_COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
+
+
+def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
+    """Return what to raise for an error after which the transaction is known to have had no effect.
+
+    No sentence holds a value of a message or an address: PostgreSQL's own text does in class 22, so it is used for
+    faults of the statement only.
+    """
+    state = error.sqlstate
+    if state is None or state[:2] in _RETRY_CLASSES or state in _RETRY_STATES:
+        return Retriable(f"{plan.where}: {_word(error)}; nothing was written, and it is tried again")
+    if state[:2] in _ROW_CLASSES:
+        where = _place(error, plan)
+        sentence = f"{plan.where} refuses the row: {state} ({_word(error)}){where}"
+        return RowFault(MessageRejected("apply", state, sentence))
+    reason = error.diag.message_primary if state[:2] == "42" else None
+    return Stopped(
+        f"route {plan.route!r}: {plan.where} cannot be written: {state} ({_word(error)})"
+        f"{': ' + reason if reason else ''}; correct the table, its rights or the route, and start again"
+    )
+
+
+def _word(error: psycopg.Error) -> str:
+    """Return the condition's name, as in the documentation but in one word."""
+    return type(error).__name__ if error.sqlstate else "the connection was lost"
+
+
+def _place(error: psycopg.Error, plan: TablePlan) -> str:
+    diag = error.diag
+    if diag.constraint_name:
+        return f", constraint {diag.constraint_name}"
+    found = _COPY_COLUMN.search(diag.context or "")
+    column = diag.column_name or (found[1] if found else None)
+    # A column's name is said only if the route names it: the context is text that a value might imitate.
+    return f", column {column}" if column in plan.columns else ""

@@ -1,0 +1,180 @@
+"""What a table delivery decides without a database: repeats within a batch, rows at fault, and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from relay.delivery.mapping import Mapped
+from relay.message.errors import MessageRejected
+from relay.message.record import LogMessage, LogPartition
+from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, Verdict
+
+TRIM_ROWS: Final = 20_000
+"""Inbox rows deleted in one transaction at most: twice a full batch, so that trimming catches up."""
+INBOX_ROWS: Final = 10_000
+"""Inbox rows read at a time."""
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What a cursor needs of its route; see the configuration for the meaning of each word.
+
+    ``mode`` is insert, upsert (on the columns ``key``) or sql (``sql`` with ``%(column)s`` parameters).
+    """
+
+    relay: str
+    route: str
+    resource: str
+    table: str
+    mode: Literal["insert", "upsert", "sql"]
+    columns: Mapping[str, str]
+    key: Sequence[str] = ()
+    sql: str | None = None
+    schema: Path | None = None
+
+    @property
+    def where(self) -> str:
+        """What errors call the destination."""
+        return f"table {self.table!r} of resource {self.resource!r}" if self.table else f"resource {self.resource!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds after which a database ends what takes too long; the last is at most the group's session timeout."""
+
+    lock_timeout_s: float = 2.0
+    statement_timeout_s: float = 8.0
+    idle_in_transaction_s: float = 10.0
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """A batch without its repeats. Numbers are indices into ``messages``.
+
+    ``firsts`` are the first of each digest, in the order of their digests: every transaction inserts in that order,
+    so that two of them never wait for each other in a circle. ``repeats`` name the first one they repeat.
+    """
+
+    messages: Sequence[LogMessage]
+    firsts: list[int]
+    repeats: dict[int, int]
+    places: list[LogPartition]
+    place_of: list[int]
+
+    @classmethod
+    def of(cls, messages: Sequence[LogMessage]) -> Arrivals:
+        """Sort a batch, given in delivery order."""
+        digests = [message.digest for message in messages]
+        firsts = list(range(len(digests)))
+        repeats: dict[int, int] = {}
+        if len(set(digests)) < len(digests):
+            seen: dict[bytes, int] = {}
+            for i, digest in enumerate(digests):
+                first = seen.setdefault(digest, i)
+                if first != i:
+                    repeats[i] = first
+            firsts = list(seen.values())
+        firsts.sort(key=digests.__getitem__)
+        numbers: dict[tuple[str, int], int] = {}
+        place_of = [numbers.setdefault((m.topic, m.partition), len(numbers)) for m in messages]
+        return cls(messages, firsts, repeats, [LogPartition(*place) for place in numbers], place_of)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A mapped batch; adapters add what they write. ``mapped`` covers the messages without a fault."""
+
+    arrivals: Arrivals
+    mapped: Mapped
+
+    @property
+    def faults(self) -> dict[int, MessageRejected]:
+        """Messages that could not be decoded or mapped, by index."""
+        return self.mapped.faults
+
+
+@dataclass(slots=True)
+class InboxAnswer:
+    """What the inbox said: numbers of the rows it took, by index, and the rows that were there already, by digest."""
+
+    applied: dict[int, int]
+    known: dict[bytes, InboxRow]
+
+
+class RowFault(Exception):
+    """The database refuses a row for what it is; ``rejection`` is the message's cause if it was alone."""
+
+    def __init__(self, rejection: MessageRejected) -> None:
+        super().__init__(str(rejection))
+        self.rejection = rejection
+
+
+def find_faults(rows: Sequence[Row], attempt: Callable[[Sequence[Row]], None]) -> dict[Row, MessageRejected]:
+    """Apply rows in their order, halving what is refused down to the rows at fault, and return those.
+
+    ``attempt`` applies a run of rows wholly, or raises RowFault and leaves nothing of it.
+    """
+    faults: dict[Row, MessageRejected] = {}
+    waiting = [rows] if rows else []
+    while waiting:
+        run = waiting.pop()
+        try:
+            attempt(run)
+        except RowFault as fault:
+            if len(run) == 1:
+                faults[run[0]] = fault.rejection
+            else:
+                middle = len(run) // 2
+                waiting += [run[middle:], run[:middle]]
+    return faults
+
+
+def effective(prepared: Prepared, answer: InboxAnswer) -> list[int] | None:
+    """Return which rows of ``mapped`` are to take effect, in delivery order; None stands for all of them."""
+    arrivals, good = prepared.arrivals, prepared.mapped.good
+    if len(answer.applied) == len(arrivals.messages):
+        return None
+    return [row for row, index in enumerate(good) if index in answer.applied]
+
+
+def verdicts(
+    prepared: Prepared, answer: InboxAnswer, causes: Mapping[int, MessageRejected], earlier: Mapping[bytes, MessageRejected]
+) -> list[Verdict]:
+    """Return what became of each message, in delivery order.
+
+    ``causes`` are the rejections of this transaction by index, ``earlier`` those of one whose answer was lost, by
+    digest. A row that was there already is this very message if it lies at the same place in the log, and else
+    another message of the same identity.
+    """
+    arrivals, applied = prepared.arrivals, answer.applied
+    found = []
+    for i, message in enumerate(arrivals.messages):
+        number = applied.get(i)
+        if number is not None:
+            cause = causes.get(i)
+            found.append(Verdict(DELIVERED, number) if cause is None else Verdict(DEAD, number, cause))
+        elif i in arrivals.repeats:
+            conflict = arrivals.messages[arrivals.repeats[i]].content != message.content
+            found.append(Verdict(DUPLICATE, -1, None, conflict))
+        else:
+            row = answer.known[message.digest]
+            found.append(_of_known(message, row, causes.get(i) or earlier.get(message.digest)))
+    return found
+
+
+def _of_known(message: LogMessage, row: InboxRow, cause: MessageRejected | None) -> Verdict:
+    if (message.topic, message.partition, message.offset) != (*row.partition, row.offset):
+        return Verdict(DUPLICATE, row.applied, None, row.content != message.content)
+    if row.outcome == DEAD:
+        return Verdict(DEAD, row.applied, cause or _LOST_CAUSE)
+    return Verdict(row.outcome, row.applied)
+
+
+_LOST_CAUSE: Final = MessageRejected(
+    "apply", "cause_lost", "the message was rejected in a transaction whose answer was lost, and the cause with it"
+)

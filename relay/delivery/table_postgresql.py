@@ -1,0 +1,441 @@
+"""The cursor in PostgreSQL: position under the epoch, inbox rows and effects are one transaction, or none of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+
+from relay.delivery.mapping import TableMapping
+from relay.delivery.postgresql_effects import Connection, Effect, effect, qualified
+from relay.delivery.postgresql_failures import judge
+from relay.delivery.table import (
+    INBOX_ROWS,
+    TRIM_ROWS,
+    Arrivals,
+    InboxAnswer,
+    Limits,
+    Prepared,
+    RowFault,
+    TablePlan,
+    effective,
+    find_faults,
+    verdicts,
+)
+from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
+from relay.message.record import LogMessage, LogPartition
+from relay.resources.postgresql import PostgresqlResource
+from relay.run.crash import crash_point
+from relay.transfer.cursor import Claim, InboxRow, Verdict
+
+_BEGIN: Final = "begin isolation level read committed read write"
+# A database may ask for more than the local disk (remote_apply); only less is raised.
+_DURABLE: Final = """
+select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') in ('off', 'local')
+"""
+_CLAIM: Final = """
+insert into {position} as p (relay, route, topic_id, topic, partition, position, epoch, worker)
+select %(relay)s, %(route)s, topic_id, topic, partition, null, 1, %(worker)s
+from unnest(%(topic_ids)s::bytea[], %(topics)s::text[], %(partitions)s::int[]) as u (topic_id, topic, partition)
+order by topic_id, partition
+on conflict (relay, route, topic_id, partition)
+do update set epoch = p.epoch + 1, worker = excluded.worker, topic = excluded.topic
+returning topic_id, partition, epoch, position
+"""
+_MOVE: Final = """
+update {position} p set position = greatest(p.position, u.position)
+from unnest(%(topic_ids)s::bytea[], %(partitions)s::int[], %(epochs)s::bigint[], %(positions)s::bigint[])
+    as u (topic_id, partition, epoch, position)
+where p.relay = %(relay)s and p.route = %(route)s and p.topic_id = u.topic_id and p.partition = u.partition
+    and p.epoch = u.epoch and p.worker = %(worker)s
+"""
+# Fixed-width parts travel as one value each: an array of bytea would cost a conversion per element on both sides.
+_ARRIVE: Final = """
+with arrived as (
+    insert into {inbox} (relay, route, digest, content, topic_id, partition, log_offset, outcome)
+    select %(relay)s, %(route)s, substring(%(digests)s::bytea from i::int * 16 - 15 for 16),
+        substring(%(contents)s::bytea from i::int * 8 - 7 for 8), (%(topic_ids)s::bytea[])[place],
+        (%(partitions)s::int[])[place], log_offset, get_byte(%(outcomes)s::bytea, i::int - 1)
+    from unnest(%(offsets)s::bigint[], %(places)s::int[]) with ordinality as u (log_offset, place, i)
+    on conflict do nothing
+    returning digest, applied
+) select string_agg(digest, ''::bytea), array_agg(applied) from arrived
+"""
+_KNOWN: Final = """
+select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
+where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
+"""
+_KILL: Final = """
+update {inbox} set outcome = 1 where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
+"""
+_READ: Final = """
+select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
+where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s and partition = %(partition)s
+    and (log_offset, digest) > (%(offset)s, %(digest)s)
+order by log_offset, digest limit %(limit)s
+"""
+_TRIM: Final = """
+delete from {inbox} where ctid = any(array(
+    select ctid from {inbox} where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s
+        and partition = %(partition)s and log_offset < %(below)s
+    order by log_offset limit %(limit)s
+))
+"""
+_HOLD: Final = """
+select position from {position} where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s
+    and partition = %(partition)s and epoch = %(epoch)s and worker = %(worker)s for update
+"""
+_STATEMENTS: Final = {
+    "claim": _CLAIM, "move": _MOVE, "arrive": _ARRIVE, "known": _KNOWN, "kill": _KILL, "read": _READ, "trim": _TRIM,
+    "hold": _HOLD,
+}
+
+
+@dataclass(slots=True)
+class _PreparedText(Prepared):
+    """A batch with its inbox rows in the form that the statement takes, in the order of their digests."""
+
+    inbox: dict[str, Any]
+    effect: Effect
+
+
+class PostgresqlCursor:
+    """The ``TableCursor`` of a PostgreSQL database; it connects when first used, and again after a failure."""
+
+    def __init__(self, url: str, plan: TablePlan, limits: Limits | None = None) -> None:
+        self._resource = PostgresqlResource(plan.resource, url, (limits or Limits()).lock_timeout_s)
+        self._plan = plan
+        self._limits = limits or Limits()
+        self._mapping = TableMapping(plan.columns, plan.schema)
+        self._names = {"relay": plan.relay, "route": plan.route}
+        self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
+        self._worker = ""
+        self._trims: dict[LogPartition, int] = {}
+        self._earlier: dict[bytes, MessageRejected] = {}
+        self._connection: Connection | None = None
+        # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
+        self._replacing = threading.Lock()
+        self._statements: dict[str, bytes] = {}
+        self._effect: Effect | None = None
+        self._committing = False
+
+    def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
+        """Raise the epoch of each partition in one statement, and read its position."""
+        worker = uuid4().hex
+        wanted = {(topic_id, p.partition): p for p, topic_id in partitions.items()}
+        parameters = {
+            "worker": worker,
+            "topic_ids": list(partitions.values()),
+            "topics": [p.topic for p in partitions],
+            "partitions": [p.partition for p in partitions],
+        }
+        with self._session() as connection:
+            rows = self._run(connection, "claim", parameters).fetchall()
+        found = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
+        self._worker, self._trims, self._earlier = worker, {}, {}
+        self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
+        return found
+
+    def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
+        """Yield the rows of claimed partitions, ``INBOX_ROWS`` at a time."""
+        for partition in partitions:
+            topic_id = self._claim_of(partition)[0]
+            place = {"topic_id": topic_id, "partition": partition.partition, "limit": INBOX_ROWS}
+            offset, digest = -1, b""
+            while True:
+                with self._session() as connection:
+                    found = self._run(connection, "read", {**place, "offset": offset, "digest": digest}).fetchall()
+                if not found:
+                    break
+                yield [self._row(row) for row in found]
+                offset, digest = found[-1][4], found[-1][0]
+
+    def prepare(self, messages: Sequence[LogMessage]) -> _PreparedText:
+        """Map messages and render their rows; the types are those that the last claim read."""
+        assert self._effect is not None, "claim partitions before preparing messages"
+        arrivals = Arrivals.of(messages)
+        mapped = self._mapping.map(messages, self._effect.finish)
+        firsts, place_of = arrivals.firsts, arrivals.place_of
+        outcomes = bytes(len(firsts)) if not mapped.faults else bytes(i in mapped.faults for i in firsts)
+        inbox = {
+            "digests": b"".join([messages[i].digest for i in firsts]),
+            "contents": b"".join([messages[i].content for i in firsts]),
+            "offsets": "{" + ",".join([str(messages[i].offset) for i in firsts]) + "}",
+            "places": "{" + ",".join([str(place_of[i] + 1) for i in firsts]) + "}",
+            "outcomes": outcomes,
+        }
+        return _PreparedText(arrivals, mapped, inbox, self._effect)
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        """Write a batch; if a row of it is refused, write it again with the rows at fault found one by one."""
+        assert isinstance(prepared, _PreparedText)
+        for partition in prepared.arrivals.places:
+            assert partition in positions, f"{partition} has messages and no position"
+        try:
+            return self._transact(positions, prepared, one_by_one=False)
+        except RowFault:
+            pass  # rolled back: retry, halving
+        try:
+            return self._transact(positions, prepared, one_by_one=True)
+        except RowFault as fault:
+            raise Stopped(
+                f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows alone: "
+                f"{fault}; correct the table's constraints, and start again"
+            ) from None
+
+    def trim(self, partition: LogPartition, below: int) -> bool:
+        """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
+        topic_id, epoch = self._claim_of(partition)
+        self._trims[partition] = max(below, self._trims.get(partition, 0))
+        place = {"topic_id": topic_id, "partition": partition.partition, "epoch": epoch, "worker": self._worker}
+        with self._session() as connection:
+            connection.execute(_BEGIN)
+            row = self._run(connection, "hold", place).fetchone()
+            if row is None:
+                raise self._fenced([partition])
+            done = self._trim_in(connection, {partition: row[0] or 0})
+            self._commit(connection)
+        self._forget_trims(done)
+        return partition in self._trims
+
+    def abandon(self) -> None:
+        """Shut the connection's socket down: the thread that waits on it gets an error at once."""
+        with self._replacing:
+            connection = self._connection
+            if connection is None or connection.closed:
+                return
+            # A duplicate is shut down, which ends the connection itself and leaves the descriptor to its owner.
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._drop()
+
+    def _transact(
+        self, positions: Mapping[LogPartition, int], prepared: _PreparedText, *, one_by_one: bool
+    ) -> list[Verdict]:
+        with self._session() as connection:
+            connection.execute(_BEGIN)
+            crash_point("table.begun")
+            self._move(connection, positions)
+            crash_point("table.position")
+            answer = self._arrive(connection, prepared)
+            crash_point("table.inbox")
+            causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
+            crash_point("table.effect")
+            trimmed = self._trim_in(connection, positions)
+            crash_point("table.committing")
+            self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
+            self._commit(connection)
+        crash_point("table.committed")
+        self._forget_trims(trimmed)
+        found = verdicts(prepared, answer, causes, self._earlier)
+        self._earlier = {}
+        return found
+
+    def _move(self, connection: Connection, positions: Mapping[LogPartition, int]) -> None:
+        """Move the positions under the epochs: what the guard does not find belongs to somebody else by now."""
+        if not positions:
+            return
+        claims = [self._claim_of(partition) for partition in positions]
+        moved = self._run(
+            connection,
+            "move",
+            {
+                "worker": self._worker,
+                "topic_ids": [topic_id for topic_id, _ in claims],
+                "partitions": [partition.partition for partition in positions],
+                "epochs": [epoch for _, epoch in claims],
+                "positions": list(positions.values()),
+            },
+        )
+        if moved.rowcount != len(positions):
+            raise self._fenced(positions)
+
+    def _arrive(self, connection: Connection, prepared: _PreparedText) -> InboxAnswer:
+        """Insert the inbox rows and learn which of them are new, and what became of the others."""
+        arrivals = prepared.arrivals
+        if not arrivals.firsts:
+            return InboxAnswer({}, {})
+        parameters = {
+            **prepared.inbox,
+            "topic_ids": [self._claim_of(place)[0] for place in arrivals.places],
+            "partitions": [place.partition for place in arrivals.places],
+        }
+        row = self._run(connection, "arrive", parameters, binary=True).fetchone()
+        digests, applied = (row[0] or b"", row[1] or []) if row else (b"", [])
+        if len(applied) == len(arrivals.firsts):
+            return InboxAnswer(dict(zip(arrivals.firsts, applied, strict=True)), {})
+        numbers = {digests[16 * n : 16 * n + 16]: number for n, number in enumerate(applied)}
+        answer = InboxAnswer({}, {})
+        missing = []
+        for i in arrivals.firsts:
+            digest = arrivals.messages[i].digest
+            if digest in numbers:
+                answer.applied[i] = numbers[digest]
+            else:
+                missing.append(digest)
+        rows = self._run(connection, "known", {"digests": missing}).fetchall()
+        answer.known = {known[0]: self._row(known) for known in rows}
+        if len(answer.known) < len(missing):
+            raise Retriable(f"{self._plan.where}: an inbox row was trimmed while it was asked for; it is tried again")
+        return answer
+
+    def _apply(
+        self, connection: Connection, prepared: _PreparedText, answer: InboxAnswer, *, one_by_one: bool
+    ) -> dict[int, MessageRejected]:
+        """Write the effects of the new messages; return the causes of those that are dead, by index."""
+        mapped, chosen = prepared.mapped, effective(prepared, answer)
+        if not one_by_one:
+            rows = mapped.rows if chosen is None else [mapped.rows[n] for n in chosen]
+            if rows:
+                prepared.effect.apply(connection, rows)
+            return dict(mapped.faults)
+        connection.execute("set constraints all immediate")
+        found = find_faults(
+            range(len(mapped.rows)) if chosen is None else chosen,
+            lambda run: self._attempt(connection, prepared.effect, [mapped.rows[n] for n in run]),
+        )
+        refused = {mapped.good[n]: rejection for n, rejection in found.items()}
+        if refused:
+            digests = [prepared.arrivals.messages[i].digest for i in refused]
+            self._run(connection, "kill", {"digests": digests})
+        return {**mapped.faults, **refused}
+
+    def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
+        """Write rows behind a savepoint; RowFault leaves nothing of them."""
+        connection.execute("savepoint relay_rows")
+        try:
+            by.apply(connection, rows)
+        except psycopg.Error as error:
+            failure = judge(error, self._plan)
+            if isinstance(failure, RowFault):
+                connection.execute("rollback to savepoint relay_rows; release savepoint relay_rows")
+            raise failure from None
+        connection.execute("release savepoint relay_rows")
+
+    def _trim_in(self, connection: Connection, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
+        """Delete rows of partitions whose guard has passed; return which trims are complete, and up to where."""
+        complete = {}
+        room = TRIM_ROWS
+        for partition in [partition for partition in self._trims if partition in positions]:
+            below = self._trims[partition]
+            place = {"topic_id": self._claim_of(partition)[0], "partition": partition.partition}
+            limits = {"below": min(below, positions[partition]), "limit": room}
+            deleted = self._run(connection, "trim", {**place, **limits}).rowcount
+            if deleted < room:
+                complete[partition] = below
+            room -= deleted
+            if room <= 0:
+                break
+        return complete
+
+    def _forget_trims(self, complete: Mapping[LogPartition, int]) -> None:
+        for partition, below in complete.items():
+            if self._trims.get(partition) == below:
+                del self._trims[partition]
+
+    def _commit(self, connection: Connection) -> None:
+        self._committing = True
+        if connection.execute("commit").statusmessage != "COMMIT":
+            raise Retriable(f"{self._plan.where}: the transaction had been aborted; nothing was written")
+
+    @contextmanager
+    def _session(self) -> Iterator[Connection]:
+        """Lend the connection; whatever goes wrong, no transaction of ours is left open on it.
+
+        A connection lost after COMMIT was sent is in doubt; any other error means that nothing was written.
+        """
+        connection = self._connected()
+        self._committing = False
+        try:
+            yield connection
+        except psycopg.Error as error:
+            lost = connection.closed or connection.broken
+            self._roll_back(connection)
+            if lost and self._committing:
+                # In doubt: found out by delivering again, when the inbox decides.
+                raise InDoubt(f"{self._plan.where}: the connection was lost at COMMIT; its outcome is unknown") from None
+            if lost:
+                raise Retriable(f"{self._plan.where}: the connection was lost before COMMIT; nothing was written") from None
+            raise judge(error, self._plan) from None
+        except BaseException:
+            self._roll_back(connection)
+            raise
+
+    def _roll_back(self, connection: Connection) -> None:
+        try:
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                connection.execute("rollback")
+        except psycopg.Error:
+            self._drop()  # the server rolls back what it has of it
+        if connection.closed or connection.broken:
+            self._drop()
+
+    def _connected(self) -> Connection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        self._drop()
+        limits, plan = self._limits, self._plan
+        connection = self._resource.connect(
+            lock_timeout=limits.lock_timeout_s,
+            statement_timeout=limits.statement_timeout_s,
+            idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
+        )
+        try:
+            connection.execute("select set_config('application_name', %s, false)", [f"relay:{plan.route}"])
+            connection.execute("set client_encoding = 'UTF8'")
+            connection.execute(_DURABLE)
+            places = {name: qualified(connection, f"relay_{name}") for name in ("position", "inbox")}
+            self._statements = {
+                name: sql.SQL(text).format(**places).as_bytes(connection) for name, text in _STATEMENTS.items()
+            }
+            self._effect = effect(connection, plan)
+        except psycopg.Error as error:
+            connection.close()
+            failure = judge(error, plan)
+            raise (Retriable(str(failure)) if isinstance(failure, RowFault) else failure) from None
+        except BaseException:
+            connection.close()
+            raise
+        with self._replacing:
+            self._connection = connection
+        return connection
+
+    def _drop(self) -> None:
+        with self._replacing:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _run(
+        self, connection: Connection, name: str, parameters: Mapping[str, Any], *, binary: bool = False
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        return connection.execute(self._statements[name], {**self._names, **parameters}, binary=binary)
+
+    def _row(self, row: Sequence[Any]) -> InboxRow:
+        """Read an inbox row; a place of a topic that is not claimed keeps its id for a name."""
+        digest, content, topic_id, number, offset, outcome, applied = row
+        for partition, (claimed, _) in self._claimed.items():
+            if partition.partition == number and claimed == topic_id:
+                return InboxRow(digest, content, partition, offset, outcome, applied)
+        return InboxRow(digest, content, LogPartition(topic_id.hex(), number), offset, outcome, applied)
+
+    def _claim_of(self, partition: LogPartition) -> tuple[bytes, int]:
+        found = self._claimed.get(partition)
+        if found is None:
+            raise Fenced(f"{partition.topic}[{partition.partition}] is not claimed by this worker; it must recover first")
+        return found
+
+    def _fenced(self, partitions: Collection[LogPartition]) -> Fenced:
+        names = ", ".join(f"{p.topic}[{p.partition}]" for p in partitions)
+        return Fenced(f"another worker of route {self._plan.route!r} has claimed one of {names}; nothing was written")
