@@ -17,7 +17,6 @@ from relay.run.migrate import migrate
 from relay.run.timing import Timing
 
 PARTITIONS: Final = 4
-VALUE: Final = b"0123456789abcdef" * 16
 
 
 def run(kafka: str, messages: int = 1_500_000, rounds: int = 2) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def run(kafka: str, messages: int = 1_500_000, rounds: int = 2) -> dict[str, Any
     topics = Topics({"bootstrap.servers": kafka}, Timing())
     log = f"bench-log-{uuid4().hex[:8]}"
     topics.create([TopicPlan(log, PARTITIONS, 1, {"retention.ms": "-1"})])
-    fill(kafka, log, PARTITIONS, messages, VALUE)
+    fill(kafka, log, PARTITIONS, messages)
     plain: list[float] = []
     ours: list[float] = []
     try:

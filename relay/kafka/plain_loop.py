@@ -5,6 +5,7 @@ It copies key, value and headers, sends offsets with the transaction, and remove
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Final
 
@@ -46,11 +47,16 @@ def _transaction(consumer: Consumer, producer: Producer, records: list[Any], tar
     producer.commit_transaction()
 
 
-def fill(kafka: str, topic: str, partitions: int, count: int, value: bytes) -> None:
-    """Append ``count`` records with CloudEvents headers, one source per partition."""
+def fill(kafka: str, topic: str, partitions: int, count: int, size: int = 256) -> None:
+    """Append ``count`` records of ``size`` random bytes with CloudEvents headers, one source per partition.
+
+    Random, so that neither side gains by compression what real payloads would not give.
+    """
+    noise = os.urandom(1 << 20)
     producer = Producer({**settings.producer({"bootstrap.servers": kafka}, Timing()), "linger.ms": 50})
     for number in range(count):
         partition = number % partitions
+        start = number * 61 % (len(noise) - size)
         headers: list[tuple[str, str | bytes | None]] = [
             ("ce_specversion", b"1.0"),
             ("ce_id", b"%d" % number),
@@ -59,7 +65,7 @@ def fill(kafka: str, topic: str, partitions: int, count: int, value: bytes) -> N
         ]
         while True:
             try:
-                producer.produce(topic, value=value, key=b"%d" % partition, partition=partition, headers=headers)
+                producer.produce(topic, value=noise[start : start + size], key=b"%d" % partition, partition=partition, headers=headers)
             except BufferError:
                 producer.poll(0.1)
             else:
