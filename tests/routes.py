@@ -30,7 +30,9 @@ def wait_for(condition: Callable[[], Any], deadline_s: float = DEADLINE_S, what:
 
 
 class Route:
-    """One relay with one route from a log topic of its own."""
+    """One relay with one route from a log topic of its own; ``module`` is what a worker process runs."""
+
+    module = "relay.run.process"
 
     def __init__(self, directory: Path, kafka: str, log: str, to: str, extra: str = "", timing: str = "") -> None:
         self.kafka = kafka
@@ -64,7 +66,7 @@ to = {to}
 
     def start(self, number: int = 0, until_idle_s: float | None = None, **env: str) -> subprocess.Popen[bytes]:
         """Start a worker as a process of its own."""
-        command = [sys.executable, "-m", "relay.run.process", str(self.path), "--route", "main", "--worker", str(number)]
+        command = [sys.executable, "-m", self.module, str(self.path), "--route", "main", "--worker", str(number)]
         if until_idle_s is not None:
             command += ["--until-idle", str(until_idle_s)]
         log = (self.path.parent / f"{self.name}-{number}.log").open("ab")

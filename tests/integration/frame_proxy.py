@@ -13,6 +13,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -31,6 +32,9 @@ MAX_FRAME: Final = 64 * 1024 * 1024
 MAX_CONNECTIONS: Final = 128
 BROKER_TIMEOUT_S: Final = 20.0
 _FIRST_FLEXIBLE_END_TXN: Final = 3
+_FIRST_FLEXIBLE_PRODUCE: Final = 9
+_FIRST_PRODUCE_WITH_IDS: Final = 13
+_CONCURRENT_TRANSACTIONS: Final = 51
 
 
 class EndTxn(NamedTuple):
@@ -73,6 +77,39 @@ class Request:
         producer_id, epoch, committed = struct.unpack_from(">qh?", self.body, 2 + length)
         return EndTxn(self.body[2 : 2 + length].decode(), producer_id, epoch, committed)
 
+    def produce_topic(self) -> str:
+        """Read the topic of a Produce up to version 12 (librdkafka sends one partition at a time); "" if it is none.
+
+        Raises ValueError for another request or a later version, which names topics by their ids.
+        """
+        if self.api_key != PRODUCE or self.version >= _FIRST_PRODUCE_WITH_IDS:
+            raise ValueError(f"api key {self.api_key} version {self.version} is not a Produce below version 13")
+        flexible = self.version >= _FIRST_FLEXIBLE_PRODUCE
+        # A flexible header ends with tagged fields of its own, here none: one zero byte.
+        _, at = _string(self.body, 1, flexible) if flexible else _string(self.body, 0, flexible)
+        at += 6  # acks and timeout
+        count, at = _uvarint(self.body, at) if flexible else (struct.unpack_from(">i", self.body, at)[0], at + 4)
+        return _string(self.body, at, flexible)[0] if count > flexible else ""
+
+
+def _string(data: bytes, at: int, flexible: bool) -> tuple[str, int]:
+    """Read a nullable string; compact strings have their length, plus one, as an unsigned varint."""
+    if flexible:
+        length, at = _uvarint(data, at)
+        length -= 1
+    else:
+        length, at = struct.unpack_from(">h", data, at)[0], at + 2
+    end = at + max(length, 0)
+    return data[at:end].decode("utf-8", "replace"), end
+
+
+def _uvarint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[at] & 0x80:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | data[at] << shift, at + 1
+
 
 Match = Callable[[Request], bool]
 
@@ -90,8 +127,8 @@ def end_txn(*, committed: bool, transactional_id: str = "") -> Match:
 
 
 def produce_to(topic: str) -> Match:
-    """Match a Produce request that names ``topic``."""
-    return lambda request: request.api_key == PRODUCE and topic.encode() in request.body
+    """Match a Produce request to ``topic``."""
+    return lambda request: request.api_key == PRODUCE and request.produce_topic() == topic
 
 
 def api(key: int) -> Match:
@@ -143,10 +180,17 @@ class Caught:
         return answer
 
     def release_end_txn(self) -> int:
-        """Release a kept EndTxn (versions below 3); return the broker's error code, 0 if it took effect."""
+        """Release a kept EndTxn (versions below 3); return the broker's error code, 0 if it took effect.
+
+        While the coordinator is busy with the transaction it refuses (CONCURRENT_TRANSACTIONS): try again for a while.
+        """
         self.wait(0).end_txn()
-        (code,) = struct.unpack_from(">h", self.release(), 8)  # correlation id, throttle time
-        return int(code)
+        limit = time.monotonic() + BROKER_TIMEOUT_S
+        while True:
+            (code,) = struct.unpack_from(">h", self.release(), 8)  # correlation id, throttle time
+            if code != _CONCURRENT_TRANSACTIONS or time.monotonic() > limit:
+                return int(code)
+            time.sleep(0.005)
 
 
 def read_frame(connection: socket.socket) -> bytes | None:

@@ -34,8 +34,21 @@ def ending(correlation: int, *, committed: bool, identifier: str = "r.1") -> byt
     return request(END_TXN, correlation, body)
 
 
+def producing(correlation: int, topic: str, content: bytes = b"", version: int = 8) -> bytes:
+    """A Produce request as the protocol guide has it up to the topic's name, then ``content``."""
+    name, identifier = topic.encode(), b"r.1"
+    if version < 9:
+        body = struct.pack(">h", len(identifier)) + identifier + struct.pack(">hii", -1, 1000, 1)
+        body += struct.pack(">h", len(name)) + name
+    else:
+        count = len(name) + 1  # as an unsigned varint of one or two bytes
+        size = bytes([count]) if count < 128 else bytes([count & 0x7F | 0x80, count >> 7])
+        body = b"\0" + bytes([len(identifier) + 1]) + identifier + struct.pack(">hi", -1, 1000) + b"\x02" + size + name
+    return request(PRODUCE, correlation, body + content, version=version)
+
+
 class Broker:
-    """Answers each frame with correlation id, a zero int32 and error code 51, and remembers what came."""
+    """Answers each frame with correlation id, a zero int32 and error code 47, and remembers what came."""
 
     def __init__(self) -> None:
         self.frames: list[Request] = []
@@ -56,7 +69,7 @@ class Broker:
             while (frame := read_frame(connection)) is not None:
                 got = Request.parse(frame)
                 self.frames.append(got)
-                answer = struct.pack(">iih", got.correlation, 0, 51)
+                answer = struct.pack(">iih", got.correlation, 0, 47)
                 connection.sendall(struct.pack(">i", len(answer)) + answer)
 
     def correlations(self) -> list[int]:
@@ -118,7 +131,7 @@ def test_a_held_request_reaches_the_broker_only_when_released(
     assert answered(client) == 2, "the repeat must pass: a rule catches one request"
     client.close()
     assert broker.correlations() == [2]
-    assert held.release_end_txn() == 51
+    assert held.release_end_txn() == 47
     assert broker.correlations() == [2, 1]
 
 
@@ -137,10 +150,10 @@ def test_rules_match_what_they_name(client: socket.socket, proxy: FrameProxy) ->
     abort = proxy.hold(end_txn(committed=False, transactional_id="r."))
     other = proxy.hold(end_txn(committed=True, transactional_id="another"))
     output = proxy.hold(produce_to("out"))
-    client.sendall(ending(1, committed=True) + request(PRODUCE, 2, b"in") + request(ADD_OFFSETS_TO_TXN, 3, b"out"))
+    client.sendall(ending(1, committed=True) + producing(2, "in", b"out") + request(ADD_OFFSETS_TO_TXN, 3, b"out"))
     assert [answered(client) for _ in range(3)] == [1, 2, 3]
     assert not any(rule.is_caught for rule in (abort, other, output))
-    client.sendall(ending(4, committed=False) + request(PRODUCE, 5, b"the out topic"))
+    client.sendall(ending(4, committed=False) + producing(5, "out"))
     assert (abort.wait().correlation, output.wait().correlation) == (4, 5)
 
 
@@ -224,3 +237,14 @@ def test_a_flexible_end_txn_is_not_misread() -> None:
     frame = request(END_TXN, 1, b"whatever", version=5)[4:]
     with pytest.raises(ValueError, match="below version 3"):
         Request.parse(frame).end_txn()
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12])
+@pytest.mark.parametrize("topic", ["out", "t" * 200])
+def test_the_topic_of_a_produce_is_read(topic: str, version: int) -> None:
+    assert Request.parse(producing(1, topic, version=version)[4:]).produce_topic() == topic
+
+
+def test_a_produce_without_a_name_is_not_misread() -> None:
+    with pytest.raises(ValueError, match="below version 13"):
+        Request.parse(request(PRODUCE, 1, version=13)[4:]).produce_topic()
