@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any
 
 from relay.capture.resolver import Resolver
 from relay.delivery.destination import Destination
+from relay.delivery.table import Limits, TablePlan
+from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table_route import TableDelivery
 from relay.delivery.topic import TopicDelivery
 from relay.kafka import settings
+from relay.kafka.appending import Appending
 from relay.kafka.control import ControlTopic
 from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import PartitionReader
@@ -32,6 +37,9 @@ from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
 from relay.run.views import ViewKeeper
 from relay.run.worker import Bounds, RouteWorker
+from relay.transfer.cursor import TableCursor
+from relay.transfer.sending import Sending
+from relay.transfer.timers import ResendTimers
 
 READ_DEADLINE_S = 30.0
 INDEX_ENTRIES_IN_MEMORY = 2_000_000
@@ -192,8 +200,58 @@ def _destination(
             deadletter_partitions=found[config.deadletter_topic].partitions,
             stop_on_dead=route.on_dead == "stop",
         )
-    assert isinstance(route.to, TableDestination)
-    raise ConfigError("table routes are not assembled yet")
+    return _table(config, route, ports, topics, worker_id)
+
+
+def _table(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str) -> Destination:
+    to = route.to
+    assert isinstance(to, TableDestination)
+    found = topics.describe([config.deadletter_topic], settings=False)
+    if config.deadletter_topic not in found:
+        raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
+    timing = config.timing
+    cursor = _cursor(config, route, to)
+    timers = ResendTimers(timing.resend_after, timing.resend_max, Random().random)  # noqa: S311 - jitter
+    return TableDelivery(
+        ports,
+        cursor,
+        Sending(cursor, timers, clock.monotonic),
+        lambda: Appending(settings.producer(config.kafka, timing)),
+        route=route.name,
+        target=to.table or to.resource,
+        group_id=config.group_id(route.name),
+        worker_id=worker_id,
+        monitor_topic=config.monitor_topic(route.name),
+        deadletter_topic=config.deadletter_topic,
+        deadletter_partitions=found[config.deadletter_topic].partitions,
+        keep_inbox_s=timing.dedup_horizon if route.dedup == "route" else None,
+    )
+
+
+def _cursor(config: RelayConfig, route: RouteConfig, to: TableDestination) -> TableCursor:
+    plan = TablePlan(
+        relay=config.relay.name,
+        route=route.name,
+        resource=to.resource,
+        table=to.table,
+        mode=to.mode,
+        columns=to.columns,
+        key=to.key,
+        sql=to.sql,
+        schema=to.schema_,
+    )
+    timing = config.timing
+    limits = Limits(
+        statement_timeout_s=timing.statement_timeout,
+        idle_in_transaction_s=min(timing.idle_in_transaction, timing.session_timeout),
+    )
+    resource = config.resources[to.resource]
+    url = resource.url.get_secret_value()
+    if resource.kind == "postgresql":
+        return PostgresqlCursor(url, plan, limits)
+    from relay.delivery.table_sqlite import SqliteCursor  # noqa: PLC0415
+
+    return SqliteCursor(url, plan, limits)
 
 
 def _identity(config: RelayConfig, route: RouteConfig, worker_id: str) -> dict[str, Any]:

@@ -18,33 +18,26 @@ from relay.message.errors import Fenced, InDoubt, RelayError, Retriable, Unreach
 from relay.message.record import LogPartition
 from relay.run.schedule import start_thread
 from relay.transfer.cursor import TableCursor, Verdict
+from relay.transfer.timers import ResendTimers
 
 log = structlog.get_logger("relay.sending")
-FIRST_PAUSE_S: Final = 0.05
+LET_GO_S: Final = 10.0
+"""A closed connection fails its call at once; longer than this something else hangs."""
 
 
 class Sending:
     """Owns the cursor's thread; every other method is called by the worker's thread."""
 
-    def __init__(
-        self,
-        cursor: TableCursor,
-        *,
-        resend_after_s: float,
-        resend_max_s: float,
-        clock: Callable[[], float],
-        chance: Callable[[], float],
-    ) -> None:
+    def __init__(self, cursor: TableCursor, timers: ResendTimers, clock: Callable[[], float]) -> None:
         self.resent = 0
         self._cursor = cursor
-        self._resend_after_s = resend_after_s
-        self._resend_max_s = resend_max_s
+        self._timers = timers
         self._clock = clock
-        self._chance = chance
         self._work: queue.Queue[tuple[int, Mapping[LogPartition, int], Any] | None] = queue.Queue()
         self._answers: queue.Queue[tuple[int, list[Verdict] | BaseException]] = queue.Queue()
         self._trims: queue.Queue[tuple[LogPartition, int]] = queue.Queue()
         self._wake = threading.Event()
+        self._pause = threading.Event()
         self._cursor_in_use = threading.Lock()
         self._series = 0
         self._open = 0
@@ -101,12 +94,14 @@ class Sending:
         An answer that still comes is not looked at. Raises InDoubt if the thread hangs.
         """
         self._series += 1
+        self._pause.set()
         if self._open:
             self._open = 0
             self._cursor.abandon()
-        if not self._cursor_in_use.acquire(timeout=self._resend_after_s):
+        if not self._cursor_in_use.acquire(timeout=LET_GO_S):
             raise InDoubt("the cursor's connection was closed and its thread still waits; nothing is known of its batch")
         self._cursor_in_use.release()
+        self._pause.clear()
 
     def close(self) -> None:
         """End the thread after what is under way."""
@@ -126,11 +121,11 @@ class Sending:
     def _until_answered(
         self, series: int, positions: Mapping[LogPartition, int], prepared: Any
     ) -> list[Verdict] | BaseException:
-        pause, wait_s = FIRST_PAUSE_S, self._resend_after_s
+        batch = object()
         while True:
-            self._expires = self._clock() + wait_s
+            self._expires = self._timers.sent(batch, self._clock())
             try:
-                return self._cursor.deliver(positions, prepared)
+                answer = self._cursor.deliver(positions, prepared)
             except (InDoubt, Retriable, Unreachable) as unanswered:
                 # In doubt, retry: sent again, and the inbox tells a repeat.
                 if series != self._series:
@@ -140,24 +135,22 @@ class Sending:
                 return final  # fenced or stopped: the worker's thread decides
             except Exception as unexpected:  # noqa: BLE001 - it must reach the worker's thread, which stops loudly
                 return unexpected
+            else:
+                self._timers.acked(batch)
+                return answer
             finally:
                 self._expires = None
+            repeat = self._timers.failed(batch)
+            assert repeat is not None, "the batch has not ended"
             self.resent += 1
-            threading.Event().wait(pause * (1 + self._chance()))
-            pause = min(pause * 2, self._resend_max_s)
-            wait_s = min(wait_s * 2, self._resend_max_s)
+            self._pause.wait(self._timers.pause_s(repeat.attempt))
 
     def _run_trims(self) -> None:
-        """Trim what is due, but only one piece while a batch waits."""
-        while True:
-            try:
-                partition, below = self._trims.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self._cursor.trim(partition, below)
-            except RelayError as failure:
-                log.info("inbox not trimmed", reason=str(failure))  # retry: the next acknowledgement trims further
-                return
-            if not self._work.empty():
-                return
+        """Trim what the monitor holds by now: with the next delivery, or at once while nothing waits."""
+        try:
+            while not self._trims.empty():
+                self._cursor.trim(*self._trims.get_nowait())
+            while self._work.empty() and self._cursor.trim_now():
+                pass
+        except RelayError as failure:
+            log.info("inbox not trimmed", reason=str(failure))  # retry: the next acknowledgement trims further

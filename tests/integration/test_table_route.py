@@ -1,0 +1,108 @@
+"""A table route on a real broker and a real PostgreSQL: effect, inbox and position together, across kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.routes import Route, ce, publish, wait_for
+
+PARTITIONS = 3
+
+
+class TableRoute(Route):
+    """A route whose destination is the table ``ledger`` of a fresh database."""
+
+    postgres: str
+
+    def rows(self) -> list[tuple[str, int]]:
+        with psycopg.connect(self.postgres) as connection:
+            return connection.execute("select id, n from ledger order by seq").fetchall()
+
+
+@pytest.fixture
+def route(tmp_path: Path, kafka: str, postgres: str, make_topic: Callable[..., str]) -> Iterator[TableRoute]:
+    with psycopg.connect(postgres) as connection:
+        connection.execute("create table ledger (id text primary key, n int not null check (n >= 0), seq bigserial)")
+    to = '{ table = "ledger", resource = "shop", columns = { id = "ce:id", n = "json:/n" } }'
+    made = TableRoute(tmp_path, kafka, make_topic(PARTITIONS), to)
+    made.path.write_text(made.path.read_text() + f'\n[resources.shop]\nurl = "{postgres}"\n')
+    made.postgres = postgres
+    made.migrate()
+    yield made
+    made.stop()
+
+
+def messages(count: int, first: int = 0) -> list[tuple[int, list[tuple[str, bytes]], bytes]]:
+    return [
+        (n % PARTITIONS, ce(f"/source/{n % PARTITIONS}", f"m-{n}"), b'{"n": %d}' % n) for n in range(first, first + count)
+    ]
+
+
+def test_every_message_is_one_row_in_its_publishers_order(route: TableRoute) -> None:
+    publish(route.kafka, route.log, [*messages(3000), *messages(50)])
+
+    assert route.finish() == 0, route.said()
+
+    rows = route.rows()
+    assert sorted(n for _, n in rows) == list(range(3000))
+    for source in range(PARTITIONS):
+        numbers = [n for _, n in rows if n % PARTITIONS == source]
+        assert numbers == sorted(numbers)
+
+
+def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_the_rest_goes_on(route: TableRoute) -> None:
+    publish(
+        route.kafka, route.log, [*messages(100), (0, ce("/bad", "bad-1"), b'{"n": -1}'), (0, ce("/bad", "b2"), b"{"), *messages(100, 100)]
+    )
+
+    assert route.finish() == 0, route.said()
+
+    assert sorted(n for _, n in route.rows()) == list(range(200))
+    from tests.routes import read_all
+
+    dead = read_all(route.kafka, f"{route.name}.deadletter", 1)
+    assert {dict(m.headers())["__relay.errors.stage"] for m in dead} == {b"apply", b"decode"}
+
+
+@pytest.mark.parametrize(
+    "point", ["table.begun", "table.inbox", "table.effect", "table.position", "table.committing", "table.committed"]
+)
+def test_killed_at_each_step_it_goes_on_without_loss_or_repeat(route: TableRoute, point: str) -> None:
+    publish(route.kafka, route.log, messages(600))
+
+    assert route.finish(RELAY_CRASH_AT=f"{point}:2") == 137, route.said()
+    assert route.finish() == 0, route.said()
+
+    assert sorted(n for _, n in route.rows()) == list(range(600))
+
+
+def test_a_repeat_is_known_after_the_inbox_was_trimmed_and_the_state_is_lost(route: TableRoute, tmp_path: Path) -> None:
+    publish(route.kafka, route.log, messages(300))
+    assert route.finish() == 0, route.said()
+    with psycopg.connect(route.postgres) as connection:
+        connection.execute("delete from relay_inbox")
+    publish(route.kafka, route.log, messages(300))
+
+    assert route.finish() == 0, route.said()
+
+    assert len(route.rows()) == 300
+
+
+def test_two_workers_share_the_partitions_and_a_killed_one_is_replaced(route: TableRoute) -> None:
+    publish(route.kafka, route.log, messages(20_000))
+    first = route.start(0)
+    second = route.start(1)
+    wait_for(lambda: len(route.rows()) > 500, what="some rows")
+    first.kill()
+    first.wait()
+    publish(route.kafka, route.log, messages(20_000, first=20_000))
+
+    wait_for(lambda: len(route.rows()) >= 40_000, what="all rows")
+    second.terminate()
+
+    assert second.wait(30) == 0, route.said(1)
+    assert sorted(n for _, n in route.rows()) == list(range(40_000))
