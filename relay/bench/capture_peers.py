@@ -62,4 +62,7 @@ def poll(kafka: str, postgres: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
-    {"read": read, "poll": poll}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] == "read":
+        read(*sys.argv[2:])
+    else:
+        poll(*sys.argv[2:])

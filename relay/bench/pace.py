@@ -23,7 +23,9 @@ def pace(command: Sequence[str], filled: Callable[[], int], total: int, deadline
         while not samples or samples[-1][1] < total:
             if process.poll() is not None and filled() < total:
                 said = process.stderr.read().decode()[-500:] if process.stderr else ""
-                raise CheckFailed(f"{command[1:4]} ended with code {process.returncode} before it was done: {said}")
+                raise CheckFailed(
+                    f"{command[1:4]} ended with code {process.returncode} before it was done: {said}"
+                )
             if clock.monotonic() > limit:
                 raise CheckFailed(f"{command[1:4]} reached {filled()} of {total} within {deadline_s:.0f} s")
             samples.append((clock.monotonic(), filled()))

@@ -55,7 +55,16 @@ def _target(topics: Topics) -> str:
 
 def _plain(kafka: str, topics: Topics, log: str, messages: int) -> float:
     target = _target(topics)
-    command = [sys.executable, "-m", "relay.kafka.plain_loop", kafka, log, target, str(PARTITIONS), str(messages)]
+    command = [
+        sys.executable,
+        "-m",
+        "relay.kafka.plain_loop",
+        kafka,
+        log,
+        target,
+        str(PARTITIONS),
+        str(messages),
+    ]
     try:
         return pace(command, lambda: _filled(topics, target), messages)
     finally:
@@ -78,4 +87,6 @@ def _relay(kafka: str, topics: Topics, log: str, messages: int) -> float:
         try:
             return pace(command, lambda: _filled(topics, target), messages)
         finally:
-            topics.delete([target, config.monitor_topic("bench"), config.deadletter_topic, config.control_topic])
+            topics.delete(
+                [target, config.monitor_topic("bench"), config.deadletter_topic, config.control_topic]
+            )

@@ -23,6 +23,8 @@ from relay.run.schedule import start_thread
 GATHER_S: Final = 0.006
 """How long markers wait for company: the price is latency until the messages show."""
 RETRY_S: Final = 0.5
+TRIES: Final = 5
+"""After so many the upkeep, which reads the database, brings the capture again; an aborted marker is only a hint."""
 NOTE_EVERY_S: Final = 0.5
 NOTE_AT: Final = 1000
 _BATCH: Final = 500
@@ -35,6 +37,7 @@ class Ended(NamedTuple):
     nonce: bytes | None
     placed: list[Placed]
     incarnation: str | None
+    tries: int = 0
 
 
 class _Sent(NamedTuple):
@@ -62,7 +65,8 @@ class Marking:
         self._sent: deque[_Sent] = deque()
         self._acknowledged: list[bytes] = []
         self._noted_at = clock.monotonic()
-        self._pause_until = 0.0
+        self._retries: list[tuple[float, Ended]] = []
+        self.given_up = False
         self._decisions: Decisions | None = None
         self._work = threading.Event()
         self._count = threading.Lock()
@@ -89,7 +93,7 @@ class Marking:
         """Mark what can be marked within ``seconds`` and return how many are left for the next start."""
         deadline = clock.monotonic() + seconds
         self._closing = True
-        while self.backlog and clock.monotonic() < deadline:
+        while self.backlog > len(self._retries) and clock.monotonic() < deadline:
             self._work.set()
             self._thread.join(GATHER_S)
             if not self._thread.is_alive():
@@ -113,8 +117,11 @@ class Marking:
     def run_once(self) -> None:
         """Send what waits, gather what is acknowledged, note it when it is enough or old enough."""
         now = clock.monotonic()
-        while self._waiting and now >= self._pause_until:
+        while self._waiting:
             self._send([self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))])
+        for retry in [retry for retry in self._retries if retry[0] <= now]:
+            self._retries.remove(retry)
+            self._send([retry[1]])
         while self._sent and self._sent[0].receipt.is_complete:
             sent = self._sent.popleft()
             if sent.receipt.failure is None:
@@ -156,8 +163,16 @@ class Marking:
         ]
 
     def _again(self, batch: list[Ended]) -> None:
-        self._waiting.extend(batch)
-        self._pause_until = clock.monotonic() + RETRY_S
+        """Send each of a failed batch alone, later: one topic that is gone must not stop the others."""
+        now = clock.monotonic()
+        for ended in batch:
+            if ended.tries >= TRIES:
+                self._finished += 1
+                self.given_up = self.given_up or ended.nonce is not None
+            else:
+                self._retries.append(
+                    (now + RETRY_S * (2**ended.tries - 1), ended._replace(tries=ended.tries + 1))
+                )
 
     def _note(self) -> None:
         self._noted_at = clock.monotonic()

@@ -72,6 +72,9 @@ class Upkeep:
         while True:
             now = clock.monotonic()
             try:
+                if self._marking.given_up:
+                    self._marking.given_up = False
+                    next_round = min(next_round, now + REFRESH_S)
                 if now >= next_round:
                     next_round = now + ROUND_S
                     self.mark_again()
@@ -112,9 +115,12 @@ class Upkeep:
             if not rows:
                 return
             unplaced = []
+            names = {place.topic for row in rows for place in _placed(row.partitions)}
+            topics = self._appender.describe(sorted(names))
             for row in rows:
                 seen.add(row.capture)
-                placed = _placed(row.partitions)
+                # Where the topic is gone, its messages are gone, and nobody will ask.
+                placed = [place for place in _placed(row.partitions) if place.topic in topics]
                 if placed:
                     self._marking.submit(Ended(row.capture, row.nonce, placed, None))
                 else:

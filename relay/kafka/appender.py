@@ -179,5 +179,10 @@ class Appender:
 
 
 def _prompt(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """A capture waits for its reports while its database holds locks: do not linger for company."""
-    return {"linger.ms": 0, "compression.type": "none"}
+    """Return what differs from other producers, unless the user says so himself.
+
+    A capture waits for its reports while its database holds locks: it does not linger for company, and
+    compressing single messages costs both sides more than their bytes.
+    """
+    wanted = {"linger.ms": 0, "compression.type": "none"}
+    return {key: value for key, value in wanted.items() if key not in kafka}

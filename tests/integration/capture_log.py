@@ -1,0 +1,182 @@
+"""What the capture tests see of the log and do to the network: a plain reader and a proxy before PostgreSQL."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import Consumer, TopicPartition
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from relay.capture.outcomes import Marker, decode_marker
+from relay.message.identity import capture_id
+
+
+@dataclass(frozen=True)
+class Read:
+    """One record of the log."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: dict[str, bytes]
+    marker: Marker | None
+
+    @property
+    def capture(self) -> bytes:
+        return bytes.fromhex(self.headers["ce_relaycapture"].decode())
+
+
+def read_log(kafka: str, topic: str) -> list[Read]:
+    """Read every record up to the high watermarks, partition by partition in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka,
+            "group.id": f"test-{secrets.token_hex(4)}",
+            "isolation.level": "read_uncommitted",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+        ends = {
+            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in partitions
+        }
+        consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+        found: list[Read] = []
+        deadline = time.monotonic() + 20
+        while sum(ends.values()) > len(found):
+            assert time.monotonic() < deadline, f"read {len(found)} of {ends}"
+            for record in consumer.consume(1000, 0.1):
+                assert record.error() is None
+                headers = record.headers() or []
+                marker = decode_marker(record.key(), record.value(), headers)
+                found.append(
+                    Read(
+                        record.partition(),
+                        record.offset(),
+                        record.key(),
+                        record.value(),
+                        dict(headers),
+                        marker,
+                    )
+                )
+        return sorted(found, key=lambda read: (read.partition, read.offset))
+    finally:
+        consumer.close()
+
+
+def messages(kafka: str, topic: str) -> list[Read]:
+    """Return the records that are not markers."""
+    return [read for read in read_log(kafka, topic) if read.marker is None]
+
+
+def shown(kafka: str, topic: str) -> list[Read]:
+    """Return the messages behind which a committed marker of their capture stands in their partition."""
+    found = read_log(kafka, topic)
+    last = {
+        (read.partition, read.marker.capture): read.offset
+        for read in found
+        if read.marker is not None and read.marker.nonce and capture_id(read.marker.nonce) == read.key
+    }
+    return [
+        read
+        for read in found
+        if read.marker is None and last.get((read.partition, read.capture), -1) > read.offset
+    ]
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+    """Ask until the answer is true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        time.sleep(0.02)
+
+
+class DatabaseProxy:
+    """Stands before PostgreSQL. ``lose_answer_to`` cuts the connection once the server has answered a command."""
+
+    def __init__(self, url: str) -> None:
+        facts = conninfo_to_dict(url)
+        self._server = (str(facts["host"]), int(facts["port"]))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = _with_address(url, self._listener.getsockname()[1])
+        self.lose_answer_to: bytes | None = None
+        self.silent = False
+        self.refuse = False
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End every connection."""
+        for end in self._open:
+            self._shut(end)
+        self._open.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.refuse:
+                client.close()
+                continue
+            server = socket.create_connection(self._server)
+            self._open += [client, server]
+            lost = threading.Event()
+            threading.Thread(target=self._forward, args=(client, server, lost), daemon=True).start()
+            threading.Thread(target=self._answer, args=(server, client, lost), daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket, lost: threading.Event) -> None:
+        try:
+            while data := client.recv(65536):
+                if self.lose_answer_to is not None and self.lose_answer_to in data:
+                    lost.set()
+                server.sendall(data)
+        except OSError:
+            pass
+        self._shut(server)
+
+    def _answer(self, server: socket.socket, client: socket.socket, lost: threading.Event) -> None:
+        try:
+            while data := server.recv(65536):
+                if lost.is_set():
+                    if self.silent:
+                        continue
+                    self._shut(server)
+                    break
+                client.sendall(data)
+        except OSError:
+            pass
+        self._shut(client)
+
+    def _shut(self, end: socket.socket) -> None:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def _with_address(url: str, port: int) -> str:
+    facts = conninfo_to_dict(make_conninfo(url, host="127.0.0.1", port=port))
+    return f"postgresql://{facts['user']}:{facts['password']}@127.0.0.1:{port}/{facts['dbname']}"

@@ -1,0 +1,261 @@
+"""A lost answer is never an abort: the decision row tells, and everyone reads the same row."""
+
+# ruff: noqa: PT012 - a block that raises on leaving is the subject
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from capture_log import DatabaseProxy, messages, read_log, shown, until
+
+from relay import Capture
+from relay.capture import publisher
+from relay.capture.outcomes import encode_marker, marker_headers
+from relay.capture.resolver import Resolver, State
+from relay.kafka.appender import Appender, Receipt, Record
+from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, Unreachable
+from relay.message.identity import capture_id
+from relay.resources import open_resource, postgresql
+from relay.resources.port import Resource
+
+
+@pytest.fixture
+def proxy(postgres: str) -> Iterator[DatabaseProxy]:
+    with DatabaseProxy(postgres) as opened:
+        yield opened
+
+
+@pytest.fixture
+def direct(postgres: str) -> Resource:
+    resource = open_resource("shop", postgres, 0.2)
+    resource.create_tables()
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("create table orders (id integer primary key)")
+    return resource
+
+
+@pytest.fixture
+def capture(kafka: str, proxy: DatabaseProxy, direct: Resource) -> Iterator[Capture]:
+    resource = open_resource("shop", proxy.url, 0.2)
+    with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s") as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(make_topic) -> str:
+    return make_topic(partitions=2)
+
+
+def orders(url: str) -> list[int]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return [row[0] for row in connection.execute("select id from orders order by id").fetchall()]
+
+
+def only_capture(kafka: str, topic: str) -> bytes:
+    (found,) = {read.capture for read in messages(kafka, topic)}
+    return found
+
+
+def end_backends(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid() and state like 'idle in%'"
+        )
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_lost_commit_answer_is_found_out(
+    capture: Capture,
+    proxy: DatabaseProxy,
+    postgres: str,
+    kafka: str,
+    topic: str,
+    silent: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgresql, "ANSWER_TIMEOUT_S", 1.0)
+    with capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        proxy.silent, proxy.lose_answer_to = silent, b"; commit"
+    assert orders(postgres) == [1]
+    until(lambda: shown(kafka, topic), "the marker")
+
+
+def test_a_lost_answer_with_the_database_away_is_in_doubt_and_found_out_later(
+    capture: Capture,
+    proxy: DatabaseProxy,
+    postgres: str,
+    kafka: str,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher, "FIND_OUT_S", 0.3)
+    with pytest.raises(CaptureInDoubt, match="answer was lost"), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        proxy.lose_answer_to, proxy.refuse = b"; commit", True
+    assert capture.in_doubt == 1
+    assert [read.marker for read in read_log(kafka, topic)] == [None], "nobody may guess meanwhile"
+    proxy.refuse = False
+    until(lambda: shown(kafka, topic), "the marker")
+    assert orders(postgres) == [1]
+    assert capture.in_doubt == 0
+
+
+def test_a_connection_lost_before_commit_is_aborted_by_whoever_asks(
+    capture: Capture, postgres: str, kafka: str, topic: str
+) -> None:
+    with (
+        pytest.raises(CaptureError, match="before the commit took effect") as caught,
+        capture.transaction() as tx,
+    ):
+        tx.publish(topic, 1)
+        tx._publisher.append(tx._messages, tx._placed)
+        end_backends(postgres)
+    assert not isinstance(caught.value, (CaptureFenced, CaptureInDoubt))
+    until(lambda: [r for r in read_log(kafka, topic) if r.marker], "the aborted marker")
+    assert shown(kafka, topic) == []
+
+
+def test_a_commit_after_a_fence_fails_with_capture_fenced(
+    capture: Capture, direct: Resource, postgres: str, kafka: str, topic: str
+) -> None:
+    with pytest.raises(CaptureFenced), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        tx._publisher.append(tx._messages, tx._placed)
+        end_backends(postgres)
+        found = until(
+            lambda: Resolver({"shop": direct}).resolve([(tx.id, direct.identity())]), "the resolution"
+        )
+        assert found[tx.id].state is State.ABORTED
+    assert orders(postgres) == []
+    assert shown(kafka, topic) == []
+
+
+def test_a_slow_publisher_is_waited_for_and_then_believed(
+    capture: Capture, direct: Resource, kafka: str, topic: str
+) -> None:
+    resolver = Resolver({"shop": direct})
+    name = direct.identity()
+    with capture.transaction() as tx:
+        tx.publish(topic, 1)
+        assert resolver.resolve([(tx.id, name)])[tx.id].state is State.UNDECIDED
+    found = resolver.resolve([(tx.id, name)])[tx.id]
+    assert found.state is State.COMMITTED
+    assert capture_id(found.nonce or b"") == tx.id
+    resolver.close()
+
+
+def test_resolvers_and_the_publisher_agree_however_they_race(
+    kafka: str, direct: Resource, topic: str
+) -> None:
+    name = direct.identity()
+    answers: dict[bytes, set[State]] = {}
+    stop = threading.Event()
+    known: list[bytes] = []
+
+    def resolve() -> None:
+        resolver = Resolver({"shop": direct})
+        while not stop.is_set():
+            for capture, found in resolver.resolve([(c, name) for c in list(known)]).items():
+                if found.state in (State.COMMITTED, State.ABORTED):
+                    answers.setdefault(capture, set()).add(found.state)
+        resolver.close()
+
+    threads = [threading.Thread(target=resolve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    session = direct.session()
+    committed = set()
+    for number in range(100):
+        nonce = number.to_bytes(16, "big")
+        capture = capture_id(nonce)
+        known.append(capture)
+        try:
+            session.begin(capture, nonce)
+            session.decide(capture, b"[]")
+            committed.add(capture)
+        except CaptureFenced:
+            pass
+    session.close()
+    until(lambda: len(answers) == 100, "every answer")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert {c for c, states in answers.items() if State.COMMITTED in states} == committed
+    assert all(len(states) == 1 for states in answers.values())
+
+
+def test_another_database_under_the_right_name_decides_nothing(direct: Resource, postgres: str) -> None:
+    asked = (capture_id(b"n" * 16), direct.identity())
+    direct.renew_identity()
+    found = Resolver({"shop": direct}).resolve([asked])[asked[0]]
+    assert found.state is State.WRONG_RESOURCE
+    assert asked[1].uuid in found.detail
+    with psycopg.connect(postgres) as connection:
+        assert connection.execute("select count(*) from relay_capture").fetchone() == (0,)
+    assert Resolver({}).resolve([asked])[asked[0]].state is State.WRONG_RESOURCE
+
+
+def test_a_publisher_notices_that_its_database_was_exchanged(
+    capture: Capture, direct: Resource, postgres: str, topic: str
+) -> None:
+    direct.renew_identity()
+    with pytest.raises(Exception, match="identity changed"), capture.transaction() as tx:
+        tx.publish(topic, 1)
+
+
+def test_a_database_that_is_away_is_asked_again(
+    direct: Resource, proxy: DatabaseProxy, capture: Capture, topic: str
+) -> None:
+    resolver = Resolver({"shop": open_resource("shop", proxy.url, 0.2)})
+    name = direct.identity()
+    with capture.transaction() as tx:
+        tx.publish(topic, 1)
+    assert resolver.resolve([(tx.id, name)])[tx.id].state is State.COMMITTED
+    proxy.refuse = True
+    proxy.cut()
+    assert resolver.resolve([(tx.id, name)])[tx.id].state is State.UNREACHABLE
+    with pytest.raises(Unreachable), capture.transaction():
+        pass
+    proxy.refuse = False
+    assert resolver.resolve([(tx.id, name)])[tx.id].state is State.COMMITTED
+    resolver.close()
+
+
+def test_a_forged_marker_shows_nothing(kafka: str, direct: Resource, topic: str) -> None:
+    capture = capture_id(b"secret nonce 16b")
+    headers = marker_headers(capture, b"/stranger", direct.identity())
+    appender = Appender({"bootstrap.servers": kafka}, publisher.DefaultTiming())
+    receipt = Receipt(2)
+    message = [("ce_relaycapture", capture.hex().encode()), ("ce_relayresource", direct.identity().encode())]
+    records = [
+        Record(topic, 0, b"1", b"1", message),
+        Record(topic, 0, capture, encode_marker(capture, b"guessed nonce 16", None, []), headers),
+    ]
+    appender.append(records, receipt, float("inf"))
+    assert receipt.wait(10)
+    appender.close()
+    (marker,) = [read.marker for read in read_log(kafka, topic) if read.marker]
+    assert marker.forged
+    assert shown(kafka, topic) == []
+    asked = (capture, direct.identity())
+    assert Resolver({"shop": direct}).resolve([asked])[capture].state is State.ABORTED
+
+
+def test_commit_after_begin_inside_one_statement_is_caught_by_the_row(
+    capture: Capture, postgres: str, kafka: str, topic: str
+) -> None:
+    with pytest.raises(CaptureInDoubt, match="follow what they committed"), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        tx.execute("commit; begin")
+        tx.execute("insert into orders values (2)")
+    assert orders(postgres) == [1]
+    until(lambda: shown(kafka, topic), "the marker of what the block committed itself")

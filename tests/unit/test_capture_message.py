@@ -1,0 +1,40 @@
+"""What publish makes of its arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.capture import message
+from relay.capture.upkeep import DAY_S, horizon_s
+from relay.kafka.topics import TopicFacts
+from relay.message.errors import CaptureError
+
+
+def test_the_partition_of_a_key_never_changes() -> None:
+    found = [message.partition_of(key, 6) for key in (b"", b"42", b"ann", "Zoë".encode(), bytes(range(16)))]
+
+    assert found == [0, 2, 3, 2, 0]
+
+
+def test_bytes_pass_as_they_are_and_the_rest_is_json() -> None:
+    assert message.encoded(b"\x00") == (b"\x00", b"application/octet-stream")
+    assert message.encoded({"a": 1}) == (b'{"a":1}', b"application/json")
+    assert message.encoded(None) == (None, b"application/json")
+    with pytest.raises(CaptureError, match="JSON"):
+        message.encoded(object())
+
+
+def test_headers_that_the_relay_writes_are_refused() -> None:
+    assert message.extra_headers({"traceparent": "00-1"}) == [("traceparent", b"00-1")]
+    with pytest.raises(CaptureError, match="ce_relaycapture"):
+        message.extra_headers({"ce_relaycapture": b"0" * 32})
+    with pytest.raises(CaptureError, match="relay_digest"):
+        message.extra_headers({"relay_digest": b"0"})
+
+
+def test_a_decision_outlives_every_message_that_may_ask_for_it() -> None:
+    facts = TopicFacts("t", b"", 1, 1, {"retention.ms": "60000", "segment.ms": "30000"})
+
+    assert horizon_s(facts) == 90 + DAY_S
+    assert horizon_s(TopicFacts("t", b"", 1, 1, {"retention.ms": "-1"})) == float("inf")
+    assert horizon_s(TopicFacts("t", b"", 1, 1)) == float("inf")
