@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relay.message.record import LogMessage, LogPartition
@@ -14,6 +14,7 @@ class Batch:
 
     ``first`` and ``positions`` name every partition of the assignment: the range [first, position) is what this
     batch moves, equal where nothing moved. ``membership`` is the group metadata captured with the batch.
+    ``meanwhile`` may be called once while the destination waits: the worker reads ahead in it.
     """
 
     generation: int
@@ -21,6 +22,7 @@ class Batch:
     first: Mapping[LogPartition, int]
     positions: Mapping[LogPartition, int]
     membership: bytes
+    meanwhile: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ begin without a seal, which is settled before anyone goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -33,7 +33,7 @@ class SealedWork:
     """All that one sealed transaction holds.
 
     ``pages`` and ``settled`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
-    seal only. ``outputs`` are (message, output partition); ``notes`` is the metadata of each topic's offsets.
+    seal only. ``outputs`` are (message, output partition); ``meanwhile`` runs while the broker takes them; ``notes`` is the metadata of each topic's offsets.
     """
 
     positions: Mapping[LogPartition, int]
@@ -46,6 +46,7 @@ class SealedWork:
     settled: list[tuple[int, SettleSeal]] = field(default_factory=list)
     claims: set[int] = field(default_factory=set)
     notes: Mapping[str, str] = field(default_factory=dict)
+    meanwhile: Callable[[], None] | None = None
 
 
 class SealedProducer:
@@ -98,6 +99,8 @@ class SealedProducer:
             self._tx.produce(LogPartition(self._monitor, partition), *encode(settle))
         self._write_pages(work.pages, first=len(work.dead_pages))
         crash_point("sealed.entries")
+        if work.meanwhile is not None:
+            work.meanwhile()
         self._tx.flush()
         self._tx.send_offsets(work.positions, work.notes, work.membership)
         crash_point("sealed.offsets")

@@ -157,6 +157,7 @@ class TopicDelivery:
             dead_pages=dead_entered,
             claims={p.partition for p, end in batch.positions.items() if end > batch.first[p]},
             notes=self._notes,
+            meanwhile=batch.meanwhile,
         )
         return work, [*entered, *dead_entered]
 

@@ -39,6 +39,12 @@ class Progress:
         if name in ("recovering", "stopped") and self._last is not None:
             self._write(self._record(*self._last), name == "stopped")
 
+    def took_over(self, now: float) -> None:
+        """Note that an assignment was recovered and is read from here on."""
+        self._ends.clear()
+        self._moved_at = now
+        self.state("running")
+
     def moved(self, now: float) -> None:
         """Note that a batch went on its way."""
         self._moved_at = now

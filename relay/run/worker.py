@@ -87,6 +87,7 @@ class RouteWorker:
         self._failures = 0
         self._advance_at = 0.0
         self._stopping = False
+        self._submitting = False
 
     def stop(self) -> None:
         """Ask the loop to drain and end; safe from a signal handler."""
@@ -114,24 +115,17 @@ class RouteWorker:
 
     def revoked(self) -> None:
         """The group takes the partitions away: let what is under way finish, then let go."""
-        self._destination.wait(REVOKE_WAIT_S)
-        self._destination.abandon()
+        if not self._submitting:
+            self._destination.wait(REVOKE_WAIT_S)
+            self._destination.abandon()
         self._running = {}
 
     def _turn(self) -> None:
         now = clock.monotonic()
         self._progress.beat(now, self._intake, self._destination, self._running)
-        records = self._group.consume(self._room(), self._patience())
-        if self._group.fatal is not None:
-            raise Unreachable(f"the consumer cannot go on: {self._group.fatal}")
-        if self._group.generation != self._generation:
-            self._take_over()
-            return
-        if not self._running:
+        if not self._read(self._patience()):
             return
         now = clock.monotonic()
-        for event in self._intake.take(records, now):
-            self._event(event)
         self._resolving.turn(self._intake, now)
         self._reloading.turn(self._intake, self._bounds.inflight_messages - self._intake.ready())
         self._deliver(now)
@@ -139,14 +133,34 @@ class RouteWorker:
         self._views.tend(now)
         self._acknowledge()
 
+    def _read(self, patience_s: float) -> bool:
+        """Poll once and take in what came; False after a rebalance, or while nothing is assigned."""
+        records = self._group.consume(self._room(), patience_s)
+        if self._group.fatal is not None:
+            raise Unreachable(f"the consumer cannot go on: {self._group.fatal}")
+        if self._group.generation != self._generation:
+            if not self._submitting:
+                self._take_over()
+            return False
+        if not self._running:
+            return False
+        for event in self._intake.take(records, clock.monotonic()):
+            self._event(event)
+        return True
+
+    def _read_ahead(self) -> None:
+        """While the broker takes a batch, read the next one; a rebalance in it is dealt with afterwards."""
+        if self._intake.ready() < self._bounds.batch_messages:
+            self._read(0.0)
+
     def _room(self) -> int:
-        waiting = self._intake.ready()
-        return max(1, min(self._bounds.batch_messages, self._bounds.inflight_messages - waiting))
+        """How many records to poll: a batch in all, and one at least, since polling also serves rebalances."""
+        return max(1, self._bounds.batch_messages - self._intake.ready())
 
     def _patience(self) -> float:
         if not self._running:
             return IDLE_POLL_S
-        return 0.0 if self._intake.ready() else self._bounds.linger_s
+        return 0.0 if self._intake.ready() and self._destination.settled() else self._bounds.linger_s
 
     def _take_over(self) -> None:
         """Recover the partitions just assigned, or stand by without any."""
@@ -172,13 +186,13 @@ class RouteWorker:
         self._running = dict(starts)
         self._group.start(starts)
         self._failures = 0
-        self._progress.state("running")
+        self._progress.took_over(clock.monotonic())
         log.info("running", partitions=[f"{p.topic}[{p.partition}]@{o}" for p, o in starts.items()])
 
     def _deliver(self, now: float) -> None:
         if not self._destination.settled():
-            if self._intake.ready() >= self._bounds.inflight_messages // 2:
-                self._destination.wait(self._bounds.linger_s or IDLE_POLL_S)
+            if self._intake.ready() >= self._bounds.batch_messages:
+                self._destination.wait(IDLE_POLL_S)
             return
         limit = self._bounds.batch_messages
         if self._destination.narrowed_to is not None:
@@ -188,8 +202,14 @@ class RouteWorker:
         if not messages and not (positions != self._submitted and now >= self._advance_at):
             return
         self._advance_at = now + OFFSET_ADVANCE_PERIOD_S
-        batch = Batch(self._generation, messages, self._submitted, positions, self._group.membership())
-        self._destination.submit(batch)
+        batch = Batch(
+            self._generation, messages, self._submitted, positions, self._group.membership(), self._read_ahead
+        )
+        self._submitting = True
+        try:
+            self._destination.submit(batch)
+        finally:
+            self._submitting = False
         self._submitted = positions
         self._progress.moved(now)
 

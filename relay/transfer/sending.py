@@ -110,13 +110,19 @@ class Sending:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            series, positions, prepared = work
-            with self._cursor_in_use:
-                if series == self._series:
-                    self._answers.put((series, self._until_answered(series, positions, prepared)))
-                    self._wake.set()
-                self._run_trims()
+        try:
+            while (work := self._work.get()) is not None:
+                self._one(*work)
+        except Exception as unexpected:  # noqa: BLE001 - a thread must not die in silence: the worker stops loudly
+            self._answers.put((self._series, unexpected))
+            self._wake.set()
+
+    def _one(self, series: int, positions: Mapping[LogPartition, int], prepared: Any) -> None:
+        with self._cursor_in_use:
+            if series == self._series:
+                self._answers.put((series, self._until_answered(series, positions, prepared)))
+                self._wake.set()
+            self._run_trims()
 
     def _until_answered(
         self, series: int, positions: Mapping[LogPartition, int], prepared: Any
@@ -149,8 +155,8 @@ class Sending:
         """Trim what the monitor holds by now: with the next delivery, or at once while nothing waits."""
         try:
             while not self._trims.empty():
-                self._cursor.trim(*self._trims.get_nowait())
-            while self._work.empty() and self._cursor.trim_now():
-                pass
+                partition, below = self._trims.get_nowait()
+                while self._cursor.trim(partition, below) and self._work.empty():
+                    pass
         except RelayError as failure:
             log.info("inbox not trimmed", reason=str(failure))  # retry: the next acknowledgement trims further
