@@ -18,6 +18,13 @@ from relay.run.config import load
 from relay.run.migrate import migrate
 
 DEADLINE_S = 60.0
+FAST = """
+session_timeout = "6s"
+idle_in_transaction = "5s"
+statement_timeout = "5s"
+marker_wait = "500ms"
+"""
+"""A killed worker's partitions pass on after the shortest session that a broker grants by default."""
 
 
 def wait_for(condition: Callable[[], Any], deadline_s: float = DEADLINE_S, what: str = "the condition") -> Any:
@@ -34,7 +41,7 @@ class Route:
 
     module = "relay.run.process"
 
-    def __init__(self, directory: Path, kafka: str, log: str, to: str, extra: str = "", timing: str = "") -> None:
+    def __init__(self, directory: Path, kafka: str, log: str, to: str, extra: str = "", timing: str = FAST) -> None:
         self.kafka = kafka
         self.log = log
         self.name = f"r{uuid4().hex[:8]}"

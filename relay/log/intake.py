@@ -105,12 +105,17 @@ class Intake:
 
     def derive(self, record: Record, topic: str, partition: int) -> LogMessage | None:
         """Return the message of a record; None for an outcome marker. The hot path: once for every record."""
-        headers: Headers = record.headers() or []
+        capture = fault = None
+        try:
+            headers: Headers = record.headers() or []
+        except SystemError:
+            # The client cannot read a header name that is not UTF-8, and crashes if asked a second time.
+            headers = []
+            fault = MessageRejected("decode", "headers", "a header's name is not UTF-8; no header of it can be read")
         fields = dict(headers)
         key = record.key()
         value = record.value()
         offset: int = record.offset()  # type: ignore[assignment]
-        capture = fault = None
         if CAPTURE in fields:
             if fields.get(TYPE) == _OUTCOME_TYPE:
                 return None
@@ -215,7 +220,9 @@ def _resource(message: LogMessage) -> ResourceName | None:
     return ResourceName.decode(message.header(RESOURCE) or b"") if message.capture is not None else None
 
 
-def _capture(raw: bytes) -> tuple[bytes | None, MessageRejected | None]:
+def _capture(raw: bytes | None) -> tuple[bytes | None, MessageRejected | None]:
+    """Read the capture header; a header's value may also be null."""
+    raw = raw or b""
     try:
         capture = bytes.fromhex(raw.decode("ascii"))
     except ValueError:

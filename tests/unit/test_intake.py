@@ -1,0 +1,255 @@
+"""Intake: whatever a stranger writes becomes a message with identity and lane, a marker, or a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from relay.capture.outcomes import encode_marker, marker_headers
+from relay.log.holds import HoldBudget
+from relay.log.intake import HEADERS_MAX, Intake
+from relay.message.envelope import ResourceName
+from relay.message.identity import capture_id, digest, position_digest, rules
+from relay.message.record import LogPartition
+
+PLACE = LogPartition("orders", 0)
+TOPIC_ID = b"i" * 16
+SHOP = ResourceName("shop", "u-1")
+NONCE = b"n" * 16
+CAPTURE = capture_id(NONCE)
+
+
+class Fake:
+    """A record as the client library hands it over."""
+
+    def __init__(
+        self,
+        offset: int = 0,
+        headers: list[tuple[str, bytes | None]] | None = None,
+        value: bytes | None = b"v",
+        key: bytes | None = b"k",
+        place: LogPartition = PLACE,
+    ) -> None:
+        self._fields = (place, offset, headers, value, key)
+
+    def topic(self) -> str:
+        return self._fields[0].topic
+
+    def partition(self) -> int:
+        return self._fields[0].partition
+
+    def offset(self) -> int:
+        return self._fields[1]
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return self._fields[2]
+
+    def value(self) -> bytes | None:
+        return self._fields[3]
+
+    def key(self) -> bytes | None:
+        return self._fields[4]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000
+
+    def error(self) -> None:
+        return None
+
+
+class BrokenHeaders(Fake):
+    """What confluent-kafka does with a header name that is not UTF-8; asked twice, it ends the process."""
+
+    asked = 0
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        self.asked += 1
+        assert self.asked == 1, "the second call hands over a list with a hole in it"
+        raise SystemError("returned a result with an exception set")
+
+
+def intake(order: str = "publisher", identity: tuple[str, ...] = ("cloudevents", "position"), **starts: int) -> Intake:
+    made = Intake(rules(identity), order, budget=HoldBudget(10_000), marker_wait_s=1, askable=frozenset({"shop"}))
+    made.start({PLACE: 0}, {"orders": TOPIC_ID})
+    return made
+
+
+def captured(offset: int, capture: bytes = CAPTURE, resource: bytes | None = None) -> Fake:
+    return Fake(
+        offset,
+        [
+            ("ce_id", b"m%d" % offset),
+            ("ce_source", b"/s"),
+            ("ce_relaycapture", capture.hex().encode()),
+            ("ce_relayresource", SHOP.encode() if resource is None else resource),
+        ],
+    )
+
+
+def marker(offset: int, nonce: bytes | None, capture: bytes = CAPTURE) -> Fake:
+    headers: list[tuple[str, bytes | None]] = [*marker_headers(capture, b"/s", SHOP)]
+    return Fake(offset, headers, encode_marker(capture, nonce, None, []), capture)
+
+
+def holds(made: Intake) -> Mapping[str, int]:
+    held = made.partitions[PLACE]
+    return {"held": held.held, "ready": len(held.ready), "alarms": held.alarms, "aborted": held.aborted}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [None, [], [("x", b"y")], [("ce_id", b"")], [("ce_id", None)], [("ce_source", b"/s")]],
+    ids=["none", "empty", "others", "empty id", "null id", "source only"],
+)
+def test_without_an_id_the_position_identifies(headers: list[tuple[str, bytes | None]] | None) -> None:
+    message = intake().derive(Fake(7, headers), "orders", 0)
+
+    assert message is not None
+    assert message.digest == position_digest(TOPIC_ID, 0, 7)
+    assert message.fault is None
+
+
+def test_bytes_that_are_no_text_identify_as_they_are() -> None:
+    message = intake().derive(Fake(0, [("ce_id", b"\xff\x00"), ("ce_source", b"\xfe")]), "orders", 0)
+
+    assert message is not None
+    assert message.digest == digest(b"c", b"\xfe", b"\xff\x00")
+    assert message.lane == b"\xfe"
+
+
+def test_the_last_of_a_repeated_header_counts() -> None:
+    message = intake().derive(Fake(0, [("ce_id", b"a"), ("ce_id", b"b")]), "orders", 0)
+
+    assert message is not None
+    assert message.digest == digest(b"c", b"orders", b"b")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"zz" * 16, b"aa" * 15, b"aa" * 17, b"\xff" * 32, b" a" * 16, None],
+    ids=["empty", "no hex", "short", "long", "no text", "blanks", "null"],
+)
+def test_a_malformed_capture_header_is_a_fault_and_holds_nothing(raw: bytes | None) -> None:
+    made = intake()
+
+    made.take([Fake(0, [("ce_id", b"a"), ("ce_relaycapture", raw)])], 0)
+
+    (message,) = made.take_ready(10)
+    assert message.fault is not None
+    assert (message.fault.stage, message.fault.code) == ("decode", "capture")
+    assert made.positions() == {PLACE: 1}
+
+
+def test_too_many_headers_are_a_fault_and_are_cut() -> None:
+    made = intake()
+
+    made.take([Fake(0, [("ce_id", b"a"), *(("x", b"y") for _ in range(10_000))])], 0)
+
+    (message,) = made.take_ready(10)
+    assert message.fault is not None
+    assert message.fault.code == "headers"
+    assert len(message.headers) == HEADERS_MAX
+    assert message.digest == digest(b"c", b"orders", b"a")
+
+
+def test_header_names_that_cannot_be_read_are_a_fault_and_are_asked_for_once() -> None:
+    made = intake()
+
+    made.take([BrokenHeaders(3)], 0)
+
+    (message,) = made.take_ready(10)
+    assert message.fault is not None
+    assert message.fault.code == "headers"
+    assert message.headers == []
+    assert message.digest == position_digest(TOPIC_ID, 0, 3)
+
+
+def test_a_captured_message_waits_for_its_marker() -> None:
+    made = intake()
+    made.take([captured(0), captured(1)], 0)
+    assert holds(made)["held"] == 2
+
+    made.take([marker(2, NONCE)], 0)
+
+    assert [m.offset for m in made.take_ready(10)] == [0, 1]
+    assert made.positions() == {PLACE: 3}
+
+
+def test_a_committed_marker_with_another_nonce_is_ignored_and_alarms() -> None:
+    made = intake()
+    made.take([captured(0), marker(1, b"x" * 16)], 0)
+
+    assert holds(made) == {"held": 1, "ready": 0, "alarms": 1, "aborted": 0}
+
+
+@pytest.mark.parametrize("broken", [b"", b"garbage", None])
+def test_a_broken_marker_is_no_message_and_alarms(broken: bytes | None) -> None:
+    made = intake()
+    headers: list[tuple[str, bytes | None]] = [*marker_headers(CAPTURE, b"/s", SHOP)]
+
+    made.take([captured(0), Fake(1, headers, broken, CAPTURE)], 0)
+
+    assert holds(made) == {"held": 1, "ready": 0, "alarms": 1, "aborted": 0}
+
+
+def test_an_aborted_marker_of_a_resource_in_reach_is_only_a_reason_to_ask() -> None:
+    made = intake()
+    made.take([captured(0), marker(1, None)], 5)
+
+    assert holds(made) == {"held": 1, "ready": 0, "alarms": 0, "aborted": 0}
+    assert [hold.capture for hold in made.due(5)] == [CAPTURE]
+
+
+def test_an_aborted_marker_of_a_resource_out_of_reach_is_believed() -> None:
+    made = intake()
+    made.take([captured(0, resource=b"elsewhere/u-2"), marker(1, None)], 5)
+
+    assert holds(made) == {"held": 0, "ready": 0, "alarms": 0, "aborted": 1}
+
+
+def test_a_record_that_only_calls_itself_an_outcome_is_a_message() -> None:
+    message = intake().derive(Fake(0, [("ce_id", b"a"), ("ce_type", b"relay.outcome")]), "orders", 0)
+
+    assert message is not None
+    assert message.capture is None
+
+
+@pytest.mark.parametrize(
+    ("order", "lanes"),
+    [("publisher", [b"/a", b"/b"]), ("key", [b"k", b""]), ("partition", [b"orders/0"] * 2)],
+)
+def test_the_order_names_the_lane(order: str, lanes: list[bytes]) -> None:
+    made = intake(order)
+
+    made.take([Fake(0, [("ce_source", b"/a")], key=b"k"), Fake(1, [("ce_source", b"/b")], key=None)], 0)
+
+    assert [m.lane for m in made.take_ready(10)] == lanes
+
+
+def test_without_order_every_message_has_a_lane_of_its_own() -> None:
+    made = intake("none")
+
+    made.take([Fake(n, [("ce_id", b"%d" % n)]) for n in range(5)], 0)
+
+    assert len({m.lane for m in made.take_ready(10)}) == 5
+
+
+def test_records_of_a_partition_that_went_away_are_dropped() -> None:
+    made = intake()
+
+    made.take([Fake(0, place=LogPartition("orders", 1))], 0)
+
+    assert made.ready() == 0
+
+
+def test_a_new_start_gives_the_bytes_of_holds_back() -> None:
+    budget = HoldBudget(10)
+    made = Intake([], "publisher", budget=budget, marker_wait_s=1, askable=frozenset())
+    made.start({PLACE: 0}, {"orders": TOPIC_ID})
+    made.take([captured(0), captured(1)], 0)
+    assert budget.used == 4
+
+    made.start({PLACE: 0}, {"orders": TOPIC_ID})
+
+    assert budget.used == 0
