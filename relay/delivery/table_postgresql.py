@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 from uuid import uuid4
 
@@ -65,7 +66,7 @@ with arrived as (
         substring(%(contents)s::bytea from i::int * 8 - 7 for 8), (%(topic_ids)s::bytea[])[place],
         (%(partitions)s::int[])[place], log_offset, get_byte(%(outcomes)s::bytea, i::int - 1)
     from unnest(%(offsets)s::bigint[], %(places)s::int[]) with ordinality as u (log_offset, place, i)
-    on conflict do nothing
+    {conflict}
     returning digest, applied
 ) select string_agg(digest, ''::bytea), array_agg(applied) from arrived
 """
@@ -94,9 +95,32 @@ select position from {position} where relay = %(relay)s and route = %(route)s an
     and partition = %(partition)s and epoch = %(epoch)s and worker = %(worker)s for update
 """
 _STATEMENTS: Final = {
-    "claim": _CLAIM, "move": _MOVE, "arrive": _ARRIVE, "known": _KNOWN, "kill": _KILL, "read": _READ, "trim": _TRIM,
+    "claim": _CLAIM,
+    "move": _MOVE,
+    "arrive": _ARRIVE.replace("{conflict}", ""),
+    "arrive or not": _ARRIVE.replace("{conflict}", "on conflict do nothing"),
+    "known": _KNOWN,
+    "kill": _KILL,
+    "read": _READ,
+    "trim": _TRIM,
     "hold": _HOLD,
 }
+
+
+_CAUTIOUS_BATCHES: Final = 64
+"""Batches that expect repeats after one that met some: a repeat not expected costs a transaction."""
+
+
+class _Care(IntEnum):
+    """What a transaction expects of its batch. Expecting less is faster, and is found out before COMMIT."""
+
+    NONE = 0
+    REPEATS = 1
+    FAULTS = 2
+
+
+class _Repeated(Exception):
+    """The inbox held one of the rows already; the transaction is void."""
 
 
 @dataclass(slots=True)
@@ -126,6 +150,7 @@ class PostgresqlCursor:
         self._statements: dict[str, bytes] = {}
         self._effect: Effect | None = None
         self._committing = False
+        self._cautious = 0
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""
@@ -175,21 +200,25 @@ class PostgresqlCursor:
         return _PreparedText(arrivals, mapped, inbox, self._effect)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
-        """Write a batch; if a row of it is refused, write it again with the rows at fault found one by one."""
+        """Write a batch; if a row of it is refused or was there, write it again, expecting that."""
         assert isinstance(prepared, _PreparedText)
         for partition in prepared.arrivals.places:
             assert partition in positions, f"{partition} has messages and no position"
-        try:
-            return self._transact(positions, prepared, one_by_one=False)
-        except RowFault:
-            pass  # rolled back: retry, halving
-        try:
-            return self._transact(positions, prepared, one_by_one=True)
-        except RowFault as fault:
-            raise Stopped(
-                f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows alone: "
-                f"{fault}; correct the table's constraints, and start again"
-            ) from None
+        care = _Care.REPEATS if self._cautious else _Care.NONE
+        self._cautious = max(0, self._cautious - 1)
+        while True:
+            try:
+                return self._transact(positions, prepared, care)
+            except _Repeated:
+                # Rolled back: retry, expecting them, also for a while.
+                care, self._cautious = _Care.REPEATS, _CAUTIOUS_BATCHES
+            except RowFault as fault:
+                if care is _Care.FAULTS:
+                    raise Stopped(
+                        f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows "
+                        f"alone: {fault}; correct the table's constraints, and start again"
+                    ) from None
+                care = _Care.FAULTS  # rolled back: retry, halving
 
     def trim(self, partition: LogPartition, below: int) -> bool:
         """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
@@ -221,16 +250,16 @@ class PostgresqlCursor:
         self._drop()
 
     def _transact(
-        self, positions: Mapping[LogPartition, int], prepared: _PreparedText, *, one_by_one: bool
+        self, positions: Mapping[LogPartition, int], prepared: _PreparedText, care: _Care
     ) -> list[Verdict]:
         with self._session() as connection:
             connection.execute(_BEGIN)
             crash_point("table.begun")
             self._move(connection, positions)
             crash_point("table.position")
-            answer = self._arrive(connection, prepared)
+            answer = self._arrive(connection, prepared, care)
             crash_point("table.inbox")
-            causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
+            causes = self._apply(connection, prepared, answer, care)
             crash_point("table.effect")
             trimmed = self._trim_in(connection, positions)
             crash_point("table.committing")
@@ -261,7 +290,7 @@ class PostgresqlCursor:
         if moved.rowcount != len(positions):
             raise self._fenced(positions)
 
-    def _arrive(self, connection: Connection, prepared: _PreparedText) -> InboxAnswer:
+    def _arrive(self, connection: Connection, prepared: _PreparedText, care: _Care) -> InboxAnswer:
         """Insert the inbox rows and learn which of them are new, and what became of the others."""
         arrivals = prepared.arrivals
         if not arrivals.firsts:
@@ -271,7 +300,11 @@ class PostgresqlCursor:
             "topic_ids": [self._claim_of(place)[0] for place in arrivals.places],
             "partitions": [place.partition for place in arrivals.places],
         }
-        row = self._run(connection, "arrive", parameters, binary=True).fetchone()
+        try:
+            how = "arrive" if care is _Care.NONE else "arrive or not"
+            row = self._run(connection, how, parameters, binary=True).fetchone()
+        except psycopg.errors.UniqueViolation:
+            raise _Repeated from None
         digests, applied = (row[0] or b"", row[1] or []) if row else (b"", [])
         if len(applied) == len(arrivals.firsts):
             return InboxAnswer(dict(zip(arrivals.firsts, applied, strict=True)), {})
@@ -291,11 +324,11 @@ class PostgresqlCursor:
         return answer
 
     def _apply(
-        self, connection: Connection, prepared: _PreparedText, answer: InboxAnswer, *, one_by_one: bool
+        self, connection: Connection, prepared: _PreparedText, answer: InboxAnswer, care: _Care
     ) -> dict[int, MessageRejected]:
         """Write the effects of the new messages; return the causes of those that are dead, by index."""
         mapped, chosen = prepared.mapped, effective(prepared, answer)
-        if not one_by_one:
+        if care is not _Care.FAULTS:
             rows = mapped.rows if chosen is None else [mapped.rows[n] for n in chosen]
             if rows:
                 prepared.effect.apply(connection, rows)

@@ -1,0 +1,353 @@
+"""The cursor in an SQLite file: one writer at a time, so the transaction itself decides what is new."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from relay.delivery.mapping import TableMapping
+from relay.delivery.sqlite_effects import REFUSED_VALUES, SqliteEffect, judge
+from relay.delivery.table import (
+    INBOX_ROWS,
+    TRIM_ROWS,
+    Arrivals,
+    InboxAnswer,
+    Limits,
+    Prepared,
+    RowFault,
+    TablePlan,
+    effective,
+    find_faults,
+    verdicts,
+)
+from relay.message.errors import Fenced, InDoubt, MessageRejected, Stopped
+from relay.message.record import LogMessage, LogPartition
+from relay.resources.sqlite import SqliteResource
+from relay.run.crash import crash_point
+from relay.transfer.cursor import Claim, InboxRow, Verdict
+
+_CLAIM: Final = """
+insert into relay_position (relay, route, topic_id, topic, partition, position, epoch, worker)
+values (?, ?, ?, ?, ?, null, 1, ?)
+on conflict (relay, route, topic_id, partition)
+do update set epoch = epoch + 1, worker = excluded.worker, topic = excluded.topic
+returning epoch, position
+"""
+_MOVE: Final = """
+update relay_position set position = max(coalesce(position, ?1), ?1)
+where relay = ?2 and route = ?3 and topic_id = ?4 and partition = ?5 and epoch = ?6 and worker = ?7
+"""
+_HOLD: Final = """
+select position from relay_position
+where relay = ? and route = ? and topic_id = ? and partition = ? and epoch = ? and worker = ?
+"""
+_LAST: Final = "select seq from sqlite_sequence where name = 'relay_inbox'"
+_ARRIVE: Final = """
+insert into relay_inbox (relay, route, digest, content, topic_id, partition, log_offset, outcome, applied)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_KNOWN: Final = """
+select digest, content, topic_id, partition, log_offset, outcome, applied from relay_inbox
+where relay = ? and route = ? and digest in ({})
+"""
+_KNOWN_AT_ONCE: Final = 500
+_KILL: Final = "update relay_inbox set outcome = 1 where applied = ?"
+_READ: Final = """
+select digest, content, topic_id, partition, log_offset, outcome, applied from relay_inbox
+where relay = ? and route = ? and topic_id = ? and partition = ? and (log_offset, digest) > (?, ?)
+order by log_offset, digest limit ?
+"""
+_TRIM: Final = """
+delete from relay_inbox where applied in (
+    select applied from relay_inbox
+    where relay = ? and route = ? and topic_id = ? and partition = ? and log_offset < ?
+    order by log_offset limit ?
+)
+"""
+
+
+@dataclass(slots=True)
+class _PreparedRows(Prepared):
+    """A batch with the effect that formed its rows."""
+
+    effect: SqliteEffect
+
+
+class SqliteCursor:
+    """The ``TableCursor`` of an SQLite file; it opens the file when first used, and again after a failure."""
+
+    def __init__(self, path: str, plan: TablePlan, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._resource = SqliteResource(plan.resource, path, self._limits.lock_timeout_s)
+        self._plan = plan
+        self._mapping = TableMapping(plan.columns, plan.schema)
+        self._names = (plan.relay, plan.route)
+        self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
+        self._worker = ""
+        self._trims: dict[LogPartition, int] = {}
+        self._earlier: dict[bytes, MessageRejected] = {}
+        self._connection: sqlite3.Connection | None = None
+        self._replacing = threading.Lock()
+        self._effect: SqliteEffect | None = None
+
+    def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
+        """Raise the epoch of each partition and read its position, in one transaction."""
+        worker = uuid4().hex
+        found: dict[LogPartition, Claim] = {}
+        with self._transaction() as connection:
+            for p, topic_id in partitions.items():
+                row = connection.execute(
+                    _CLAIM, (*self._names, topic_id, p.topic, p.partition, worker)
+                ).fetchall()[0]
+                found[p] = Claim(*row)
+        self._worker, self._trims, self._earlier = worker, {}, {}
+        self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
+        return found
+
+    def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
+        """Yield the rows of claimed partitions, ``INBOX_ROWS`` at a time."""
+        for partition in partitions:
+            topic_id, _ = self._claim_of(partition)
+            offset, digest = -1, b""
+            while True:
+                with self._session() as connection:
+                    found = connection.execute(
+                        _READ, (*self._names, topic_id, partition.partition, offset, digest, INBOX_ROWS)
+                    ).fetchall()
+                if not found:
+                    break
+                yield [self._row(row) for row in found]
+                offset, digest = found[-1][4], found[-1][0]
+
+    def prepare(self, messages: Sequence[LogMessage]) -> _PreparedRows:
+        """Map messages into parameters; the types are those that the last claim read."""
+        assert self._effect is not None, "claim partitions before preparing messages"
+        return _PreparedRows(
+            Arrivals.of(messages), self._mapping.map(messages, self._effect.finish), self._effect
+        )
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        """Write a batch; if a row of it is refused, write it again with the rows at fault found one by one."""
+        assert isinstance(prepared, _PreparedRows)
+        for partition in prepared.arrivals.places:
+            assert partition in positions, f"{partition} has messages and no position"
+        try:
+            return self._deliver_once(positions, prepared, one_by_one=False)
+        except RowFault:
+            pass  # rolled back: retry, halving
+        try:
+            return self._deliver_once(positions, prepared, one_by_one=True)
+        except RowFault as fault:
+            raise Stopped(
+                f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows alone: "
+                f"{fault}; correct the table's constraints, and start again"
+            ) from None
+
+    def trim(self, partition: LogPartition, below: int) -> bool:
+        """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
+        topic_id, epoch = self._claim_of(partition)
+        self._trims[partition] = max(below, self._trims.get(partition, 0))
+        with self._transaction() as connection:
+            place = (*self._names, topic_id, partition.partition, epoch, self._worker)
+            row = connection.execute(_HOLD, place).fetchone()
+            if row is None:
+                raise self._fenced(partition)
+            done = self._trim_in(connection, {partition: row[0] or 0})
+        self._forget_trims(done)
+        return partition in self._trims
+
+    def abandon(self) -> None:
+        """Interrupt the statement under way."""
+        with self._replacing:
+            if self._connection is not None:
+                self._connection.interrupt()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._replacing:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _deliver_once(
+        self, positions: Mapping[LogPartition, int], prepared: _PreparedRows, *, one_by_one: bool
+    ) -> list[Verdict]:
+        with self._transaction() as connection:
+            crash_point("table.begun")
+            self._move(connection, positions)
+            crash_point("table.position")
+            answer = self._arrive(connection, prepared)
+            crash_point("table.inbox")
+            causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
+            crash_point("table.effect")
+            trimmed = self._trim_in(connection, positions)
+            self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
+            crash_point("table.committing")
+        crash_point("table.committed")
+        self._forget_trims(trimmed)
+        found = verdicts(prepared, answer, causes, self._earlier)
+        self._earlier = {}
+        return found
+
+    def _move(self, connection: sqlite3.Connection, positions: Mapping[LogPartition, int]) -> None:
+        for partition, position in positions.items():
+            topic_id, epoch = self._claim_of(partition)
+            moved = connection.execute(
+                _MOVE, (position, *self._names, topic_id, partition.partition, epoch, self._worker)
+            )
+            if moved.rowcount != 1:
+                raise self._fenced(partition)
+
+    def _arrive(self, connection: sqlite3.Connection, prepared: _PreparedRows) -> InboxAnswer:
+        """Insert the inbox rows of what is new, in delivery order, and look up the others."""
+        arrivals = prepared.arrivals
+        digests = [arrivals.messages[i].digest for i in arrivals.firsts]
+        known: dict[bytes, InboxRow] = {}
+        for start in range(0, len(digests), _KNOWN_AT_ONCE):
+            some = digests[start : start + _KNOWN_AT_ONCE]
+            query = _KNOWN.format(", ".join("?" * len(some)))
+            known.update((row[0], self._row(row)) for row in connection.execute(query, (*self._names, *some)))
+        row = connection.execute(_LAST).fetchone()
+        new = sorted(i for i in arrivals.firsts if arrivals.messages[i].digest not in known)
+        applied = {i: number for number, i in enumerate(new, start=(row[0] if row else 0) + 1)}
+        topic_ids = [self._claim_of(place)[0] for place in arrivals.places]
+        rows = []
+        for i, number in applied.items():
+            m = arrivals.messages[i]
+            place = (topic_ids[arrivals.place_of[i]], m.partition, m.offset)
+            rows.append((*self._names, m.digest, m.content, *place, int(i in prepared.faults), number))
+        connection.executemany(_ARRIVE, rows)
+        return InboxAnswer(applied, known)
+
+    def _apply(
+        self, connection: sqlite3.Connection, prepared: _PreparedRows, answer: InboxAnswer, *, one_by_one: bool
+    ) -> dict[int, MessageRejected]:
+        """Write the effects of the new messages; return the causes of those that are dead, by index."""
+        mapped, chosen = prepared.mapped, effective(prepared, answer)
+        if not one_by_one:
+            rows = mapped.rows if chosen is None else [mapped.rows[n] for n in chosen]
+            prepared.effect.apply(connection, rows)
+            return dict(mapped.faults)
+        found = find_faults(
+            range(len(mapped.rows)) if chosen is None else chosen,
+            lambda run: self._attempt(connection, prepared.effect, [mapped.rows[n] for n in run]),
+        )
+        refused = {mapped.good[n]: rejection for n, rejection in found.items()}
+        connection.executemany(_KILL, [(answer.applied[i],) for i in refused])
+        return {**mapped.faults, **refused}
+
+    def _attempt(self, connection: sqlite3.Connection, by: SqliteEffect, rows: Sequence[Any]) -> None:
+        """Write rows behind a savepoint; RowFault leaves nothing of them."""
+        connection.execute("savepoint relay_rows")
+        try:
+            by.apply(connection, rows)
+        except (sqlite3.Error, *REFUSED_VALUES) as error:
+            failure = judge(error, self._plan)
+            if isinstance(failure, RowFault):
+                if not connection.in_transaction:
+                    raise Stopped(
+                        f"{self._plan.where} rolls the whole transaction back for a row (RAISE(ROLLBACK) or ON CONFLICT "
+                        "ROLLBACK); use ABORT there, so that the other messages can go on"
+                    ) from None
+                connection.execute("rollback to relay_rows")
+                connection.execute("release relay_rows")
+            raise failure from None
+        connection.execute("release relay_rows")
+
+    def _trim_in(
+        self, connection: sqlite3.Connection, positions: Mapping[LogPartition, int]
+    ) -> dict[LogPartition, int]:
+        """Delete rows of partitions whose guard has passed; return which trims are complete, and up to where."""
+        complete = {}
+        room = TRIM_ROWS
+        for partition in [partition for partition in self._trims if partition in positions and room > 0]:
+            below = self._trims[partition]
+            place = (*self._names, self._claim_of(partition)[0], partition.partition)
+            deleted = connection.execute(_TRIM, (*place, min(below, positions[partition]), room)).rowcount
+            if deleted < room:
+                complete[partition] = below
+            room -= deleted
+        return complete
+
+    def _forget_trims(self, complete: Mapping[LogPartition, int]) -> None:
+        for partition, below in complete.items():
+            if self._trims.get(partition) == below:
+                del self._trims[partition]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection inside BEGIN IMMEDIATE .. COMMIT.
+
+        A COMMIT that fails and leaves the transaction open had no effect; one that fails and leaves none is in doubt.
+        """
+        with self._session() as connection:
+            connection.execute("begin immediate")
+            yield connection
+            try:
+                connection.execute("commit")
+            except sqlite3.Error as error:
+                if not connection.in_transaction:
+                    # In doubt: found out by delivering again, when the inbox decides.
+                    raise InDoubt(f"{self._plan.where}: COMMIT failed ({error}); its outcome is unknown") from None
+                raise
+
+    @contextmanager
+    def _session(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection; whatever goes wrong, no transaction of ours is left open on it."""
+        connection = self._connected()
+        try:
+            yield connection
+        except (sqlite3.Error, *REFUSED_VALUES) as error:
+            self._roll_back(connection)
+            raise judge(error, self._plan) from None
+        except BaseException:
+            self._roll_back(connection)
+            raise
+
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("rollback")
+        except sqlite3.Error:
+            self.close()  # closing rolls back what is open
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            return self._connection
+        connection = self._resource.connect(self._limits.lock_timeout_s)
+        try:
+            self._effect = SqliteEffect(connection, self._plan)
+        except sqlite3.Error as error:
+            connection.close()
+            raise judge(error, self._plan) from None
+        except BaseException:
+            connection.close()
+            raise
+        with self._replacing:
+            self._connection = connection
+        return connection
+
+    def _row(self, row: Sequence[Any]) -> InboxRow:
+        """Read an inbox row; a place of a topic that is not claimed keeps its id for a name."""
+        digest, content, topic_id, number, offset, outcome, applied = row
+        for partition, (claimed, _) in self._claimed.items():
+            if partition.partition == number and claimed == topic_id:
+                return InboxRow(digest, content, partition, offset, outcome, applied)
+        return InboxRow(digest, content, LogPartition(topic_id.hex(), number), offset, outcome, applied)
+
+    def _claim_of(self, partition: LogPartition) -> tuple[bytes, int]:
+        found = self._claimed.get(partition)
+        if found is None:
+            raise Fenced(f"{partition.topic}[{partition.partition}] is not claimed by this worker; it must recover first")
+        return found
+
+    def _fenced(self, partition: LogPartition) -> Fenced:
+        return Fenced(
+            f"another worker of route {self._plan.route!r} has claimed {partition.topic}[{partition.partition}]; "
+            "nothing was written"
+        )
