@@ -132,14 +132,9 @@ class TopicDelivery:
         self, batch: Batch, fresh: list[LogMessage], tried: Counts
     ) -> tuple[SealedWork, list[tuple[int, Page]]]:
         assert self._producer is not None
-        good: list[LogMessage] = []
-        bad: list[tuple[LogMessage, MessageRejected]] = []
-        for message in fresh:
-            cause = message.fault or (self._condemned and self._condemned.get(message.digest)) or None
-            if cause is None:
-                good.append(message)
-            else:
-                bad.append((message, cause))
+        suspicious = fresh if self._condemned else [message for message in fresh if message.fault is not None]
+        bad = [(message, cause) for message in suspicious if (cause := self._fault(message)) is not None]
+        good = [message for message in fresh if self._fault(message) is None] if bad else fresh
         entered = self._pages(good, outcomes=None)
         dead_entered = self._pages([m for m, _ in bad], outcomes=bytes([DEAD]) * len(bad))
         tried.delivered += len(good)
@@ -160,6 +155,9 @@ class TopicDelivery:
             meanwhile=batch.meanwhile,
         )
         return work, [*entered, *dead_entered]
+
+    def _fault(self, message: LogMessage) -> MessageRejected | None:
+        return message.fault or self._condemned.get(message.digest)
 
     def _pages(self, messages: list[LogMessage], outcomes: bytes | None) -> list[tuple[int, Page]]:
         """Entries of messages; those in doubt when this worker took over carry its name as the recovery's."""

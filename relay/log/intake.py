@@ -82,15 +82,16 @@ class Intake:
         Records of partitions that are no longer assigned are dropped.
         """
         events: list[Event] = []
-        partitions: Mapping[tuple[str, int], PartitionHolds] = self.partitions  # type: ignore[assignment]
         derive = self.derive
+        held: PartitionHolds | None = None
+        topic, partition = "", -1
         for record in records:
             if record.error() is not None:
                 events.append(record)
                 continue
-            topic: str = record.topic()  # type: ignore[assignment]
-            partition: int = record.partition()  # type: ignore[assignment]
-            held = partitions.get((topic, partition))
+            if record.partition() != partition or record.topic() != topic:
+                topic, partition = record.topic() or "", record.partition() or 0
+                held = self.partitions.get(LogPartition(topic, partition))
             if held is None:
                 continue
             message = derive(record, topic, partition)
