@@ -7,7 +7,6 @@ with the proof that it ends the transaction begun. 5. mark: left to the backgrou
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -265,8 +264,3 @@ class CaptureBlock:
 
     def _refuse(self) -> NoReturn:
         raise CaptureError(f"the block is {self._phase.value}; begin another with capture.transaction()")
-
-
-def new_nonce() -> bytes:
-    """Return a nonce that nobody can guess: knowing it is the right to write a committed marker."""
-    return secrets.token_bytes(16)

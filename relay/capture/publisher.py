@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from relay.capture.block import CaptureBlock, new_nonce
+from relay.capture.block import CaptureBlock
 from relay.capture.marking import Ended, Marking
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
@@ -30,6 +30,8 @@ MAX_MESSAGES: Final = 100_000
 MAX_BYTES: Final = 64 << 20
 FIND_OUT_S: Final = 10.0
 CLOSE_S: Final = 10.0
+NONCE_BYTES: Final = 16
+_NONCES_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Capture:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._idle: deque[Session] = deque()
+        self._nonces: deque[bytes] = deque()
         self._inside: set[int] = set()
         self._closed = False
         self._append_lock = threading.Lock()
@@ -157,7 +160,7 @@ class Capture:
                 session, reused = self._idle.pop(), True
             except IndexError:
                 session, reused = self._connect(), False
-            nonce = new_nonce()
+            nonce = self._nonce()
             try:
                 session.begin(capture_id(nonce), nonce)
             except Unreachable:
@@ -250,6 +253,20 @@ class Capture:
             last = self._sequences[topic, partition]
             placed.append(Placed(topic, partition, last - count + 1, count))
         return records
+
+    def _nonce(self) -> bytes:
+        """Return a nonce that nobody can guess: knowing it is the right to write a committed marker.
+
+        Drawn many at once, since each system call lets go of the interpreter's lock.
+        """
+        try:
+            return self._nonces.pop()
+        except IndexError:
+            drawn = secrets.token_bytes(NONCE_BYTES * _NONCES_AT_ONCE)
+            self._nonces.extend(
+                drawn[at : at + NONCE_BYTES] for at in range(NONCE_BYTES, len(drawn), NONCE_BYTES)
+            )
+            return drawn[:NONCE_BYTES]
 
     def _connect(self) -> Session:
         session = self._resource.session()

@@ -184,5 +184,5 @@ def _prompt(kafka: Mapping[str, str]) -> dict[str, Any]:
     A capture waits for its reports while its database holds locks: it does not linger for company, and
     compressing single messages costs both sides more than their bytes.
     """
-    wanted = {"linger.ms": 0, "compression.type": "none"}
+    wanted = {"linger.ms": 0, "socket.nagle.disable": True, "compression.type": "none"}
     return {key: value for key, value in wanted.items() if key not in kafka}
