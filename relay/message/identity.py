@@ -1,8 +1,8 @@
 """Identity: which two records are the same message. The digest's format is frozen by a golden test.
 
 A digest is BLAKE2b-16 over a kind byte and each part as a 4-byte big-endian length followed by its raw bytes.
-Kinds: ``c`` CloudEvents (source, id), ``h`` a header, ``j`` a JSON pointer, ``a`` attempts at a suspect message,
-``v`` an Avro field, ``p`` position (topic id, partition, offset).
+Kinds: ``c`` CloudEvents (source, id), ``h`` a header, ``j`` a JSON pointer, ``a`` an Avro field, ``p`` position
+(topic id, partition, offset).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _avro_rule(field: str, read: AvroReader) -> Rule:
             found = read(value or b"").get(field)
         except Exception:  # noqa: BLE001 - any undecodable value means that this rule finds nothing
             return None
-        return None if found is None else digest(b"v", name, headers.get(SOURCE) or topic, str(found).encode())
+        return None if found is None else digest(b"a", name, headers.get(SOURCE) or topic, str(found).encode())
 
     return by_avro
 

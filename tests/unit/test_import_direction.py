@@ -1,0 +1,160 @@
+"""The shape of the code, read from its syntax: who may import whom, who reads time, who starts threads, how long."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import relay
+
+ROOT: Final = Path(relay.__file__).parent
+LAYERS: Final = (
+    {"message"},
+    {"monitor", "log", "capture", "transfer", "resources", "kafka"},
+    {"delivery"},
+    {"run"},
+    {"cli", "audit", "bench", "demo", "local"},
+)
+"""Each layer imports itself and the ones before it."""
+LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.schedule"}
+"""Clock, crash points and schedule import nothing of ours, so anything may use them."""
+EXCEPTIONS: Final = {
+    ("relay.capture.publisher", "relay.run.config"): "Capture.open is the composition root of the library",
+    ("relay.kafka.bench_clients", "relay.run.timing"): "the peers of a benchmark run with the default limits",
+    ("relay.kafka.plain_loop", "relay.run.timing"): "the peers of a benchmark run with the default limits",
+}
+MODULE_LINES_MAX: Final = 500
+FUNCTION_LINES_MAX: Final = 70
+TIME: Final = {"time", "datetime"}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield every imported module with its line, wherever in the module the import stands."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            module = node.module or ""
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            known = [name for name in inner if (ROOT.parent / name.replace(".", "/")).with_suffix(".py").exists()]
+            for name in known or [module]:
+                yield name, node.lineno
+
+
+def layer(module: str) -> int | None:
+    parts = module.split(".")
+    if len(parts) < 2:
+        return None
+    return next((n for n, names in enumerate(LAYERS) if parts[1] in names), None)
+
+
+def by_type_checking_only(path: Path) -> set[int]:
+    """Lines inside ``if TYPE_CHECKING``: they import nothing when the program runs."""
+    lines: set[int] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            lines |= {inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno")}
+    return lines
+
+
+def test_every_folder_has_its_layer() -> None:
+    named = set().union(*LAYERS)
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+
+    assert folders <= named, f"say where {sorted(folders - named)} belongs"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_go_from_the_message_outwards(path: Path) -> None:
+    here = name_of(path)
+    mine = layer(here)
+    free = by_type_checking_only(path)
+    for module, line in imports(path):
+        theirs = layer(module)
+        if module in LEAVES or theirs is None or mine is None or line in free or (here, module) in EXCEPTIONS:
+            continue
+        assert theirs <= mine, f"{here}:{line} imports {module}, which lies further out"
+
+
+@pytest.mark.parametrize("leaf", sorted(LEAVES))
+def test_the_leaves_import_nothing_of_ours(leaf: str) -> None:
+    path = ROOT.parent / (leaf.replace(".", "/") + ".py")
+
+    assert [module for module, _ in imports(path) if module.startswith("relay")] == []
+
+
+def test_only_the_kafka_folder_knows_the_kafka_client() -> None:
+    found = {
+        f"{name_of(path)}:{line}"
+        for path in modules()
+        if path.parent != ROOT / "kafka"
+        for module, line in imports(path)
+        if module.split(".")[0] == "confluent_kafka"
+    }
+
+    assert found == set()
+
+
+def reads_time(path: Path) -> Iterator[int]:
+    """Yield the lines that read a clock: time.*, datetime.now and their like, however imported."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "time" for alias in node.names):
+            yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and (node.module or "") == "time":
+            yield node.lineno
+        elif isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today"):
+            if isinstance(node.value, ast.Name) and node.value.id in ("datetime", "date", "dt"):
+                yield node.lineno
+
+
+def test_only_the_clock_reads_time() -> None:
+    found = {
+        f"{name_of(path)}:{line}" for path in modules() if name_of(path) != "relay.run.clock" for line in reads_time(path)
+    }
+
+    assert found == set()
+
+
+def test_only_the_schedule_starts_threads() -> None:
+    starters = ("Thread", "Timer", "ThreadPoolExecutor", "start_new_thread")
+    found = {
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules()
+        if name_of(path) != "relay.run.schedule"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Attribute) and node.func.attr in starters)
+            or (isinstance(node.func, ast.Name) and node.func.id in starters)
+        )
+    }
+
+    assert found == set()
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_modules_and_functions_stay_short(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= MODULE_LINES_MAX
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{name_of(path)}.{node.name} has {length} lines"

@@ -1,0 +1,121 @@
+"""Where a partition is read from: the start policy holds once, a lost position is never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import orjson
+import pytest
+
+from relay.message.errors import Stopped
+from relay.message.record import LogPartition
+from relay.run.starts import StartPolicy
+
+ID, OTHER_ID = b"1" * 16, b"2" * 16
+
+
+class Shared:
+    """The control topic, in memory: the first record under a key decides."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes, bytes]] = []
+
+    def first(self, key: bytes) -> bytes | None:
+        return next((value for name, value in self.records if name == key), None)
+
+    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
+        assert wait, "a start that is not acknowledged must not be acted on"
+        self.records.append((key, value))
+
+
+def policy(
+    register: Shared,
+    start: Literal["earliest", "latest"] = "earliest",
+    marks: Mapping[int, tuple[int, int]] | None = None,
+    topic_id: bytes = ID,
+) -> StartPolicy:
+    known = marks or {0: (0, 10), 1: (5, 20)}
+    return StartPolicy(
+        register,
+        route="main",
+        policy=start,
+        topics={"log": len(known)},
+        topic_ids={"log": topic_id},
+        watermarks=lambda p: known[p.partition],
+    )
+
+
+def place(partition: int) -> LogPartition:
+    return LogPartition("log", partition)
+
+
+def test_earliest_is_the_beginning_of_each_partition() -> None:
+    assert policy(Shared()).resolve({place(0): None, place(1): None}, ()) == {place(0): 0, place(1): 5}
+
+
+def test_latest_is_the_end_as_it_was_when_first_recorded() -> None:
+    register = Shared()
+    assert policy(register, "latest").resolve({place(0): None}, ()) == {place(0): 10}
+
+    later = policy(register, "latest", {0: (0, 99), 1: (5, 99)})
+
+    assert later.resolve({place(0): None, place(1): None}, ()) == {place(0): 10, place(1): 20}
+    assert len(register.records) == 1
+
+
+def test_of_two_workers_that_start_together_the_first_record_decides() -> None:
+    register = Shared()
+    slow, fast = policy(register, "latest", {0: (0, 50)}), policy(register, "latest", {0: (0, 40)})
+    fast.record()
+    register.records.append((b"start/main", orjson.dumps({"policy": "latest", "starts": {}})))
+
+    slow.record()
+
+    assert slow.resolve({place(0): None}, ()) == {place(0): 40}
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_partition_added_later_begins_at_its_beginning(start: Literal["earliest", "latest"]) -> None:
+    register = Shared()
+    policy(register, start, {0: (0, 10)}).record()
+
+    grown = policy(register, start, {0: (0, 10), 1: (3, 30)})
+
+    assert grown.resolve({place(1): None}, ()) == {place(1): 3}
+
+
+def test_a_stored_position_is_kept() -> None:
+    assert policy(Shared()).resolve({place(0): 7, place(1): 20}, {place(0)}) == {place(0): 7, place(1): 20}
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"), [(4, "1 offsets left it unread"), (21, "above the log's end")], ids=["below", "above"]
+)
+def test_a_position_outside_the_log_stops_and_never_jumps(stored: int, words: str) -> None:
+    with pytest.raises(Stopped, match=words):
+        policy(Shared()).resolve({place(1): stored}, ())
+
+
+def test_a_partition_that_was_delivered_from_and_has_no_position_has_lost_it() -> None:
+    register = Shared()
+    policy(register).record()
+
+    with pytest.raises(Stopped, match="no stored position although the route has run before"):
+        policy(register).resolve({place(0): None}, {place(0)})
+
+
+def test_a_recorded_start_that_left_the_log_stops() -> None:
+    register = Shared()
+    policy(register).record()
+
+    with pytest.raises(Stopped, match="the log now begins at 6"):
+        policy(register, marks={0: (6, 10)}).resolve({place(0): None}, ())
+
+
+def test_a_topic_created_again_stops() -> None:
+    register = Shared()
+    policy(register).record()
+
+    with pytest.raises(Stopped, match="deleted and created again"):
+        policy(register, topic_id=OTHER_ID).resolve({place(0): None}, ())
