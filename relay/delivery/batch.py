@@ -13,7 +13,8 @@ class Batch:
     """Messages in delivery order with the position that holds once they have their effect.
 
     ``first`` and ``positions`` name every partition of the assignment: the range [first, position) is what this
-    batch moves, equal where nothing moved. ``membership`` is the group metadata captured with the batch.
+    batch moves, equal where nothing moved. ``reached`` is where the reader stands: above the position lie messages
+    that were handed on although an earlier one is held. ``membership`` is the group metadata captured with the batch.
     ``meanwhile`` may be called once while the destination waits: the worker reads ahead in it.
     """
 
@@ -21,6 +22,7 @@ class Batch:
     messages: list[LogMessage]
     first: Mapping[LogPartition, int]
     positions: Mapping[LogPartition, int]
+    reached: Mapping[LogPartition, int]
     membership: bytes
     meanwhile: Callable[[], None] | None = None
 

@@ -142,9 +142,9 @@ class TopicDelivery:
             positions=batch.positions,
             membership=batch.membership,
             inputs=[
-                InputRange(p.topic, p.partition, batch.first[p], end)
-                for p, end in batch.positions.items()
-                if end > batch.first[p]
+                InputRange(p.topic, p.partition, batch.first[p], reached)
+                for p, reached in batch.reached.items()
+                if reached > batch.first[p]
             ],
             outputs=[(message, self._output(message.lane)) for message in good],
             pages=entered,

@@ -173,6 +173,10 @@ class Intake:
         """Per partition, the offset below which everything was handed on or needs no delivery."""
         return {partition: held.position() for partition, held in self.partitions.items()}
 
+    def reached(self) -> dict[LogPartition, int]:
+        """Per partition, where the reader stands."""
+        return {partition: held.read_to for partition, held in self.partitions.items()}
+
     def passed(self, partition: LogPartition, offset: int) -> None:
         """The reader stands at ``offset``: an end of partition also passes transaction markers."""
         held = self.partitions.get(partition)

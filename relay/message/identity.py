@@ -100,7 +100,7 @@ def _rule(name: str, avro: AvroReader | None) -> Rule:
 def _header_rule(header: str) -> Rule:
     name = header.encode()
 
-    def by_header(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:
+    def by_header(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:  # noqa: ARG001 - a Rule
         found = headers.get(header)
         return digest(b"h", name, headers.get(SOURCE) or topic, found) if found else None
 

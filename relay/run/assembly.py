@@ -173,7 +173,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         progress=Progress(_identity(config, route, worker_id), _status_writer(control, route, worker_id)),
         starts=policy.resolve,
         topic_ids=watch.ids,
-        bounds=Bounds(route.batch.messages, route.batch.linger_s, route.inflight.messages, route.inflight.lanes),
+        bounds=Bounds(route.batch.messages, route.batch.bytes, route.batch.linger_s, route.inflight.messages),
     )
     holder.append(worker)
     return worker

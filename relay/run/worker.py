@@ -28,7 +28,7 @@ from relay.message.errors import (
     TwinDetected,
     Unreachable,
 )
-from relay.message.record import LogPartition
+from relay.message.record import LogMessage, LogPartition
 from relay.run import clock
 from relay.run.progress import Progress
 from relay.run.reloading import Reloading
@@ -49,9 +49,9 @@ class Bounds:
     """What one worker may take in and hand on at once."""
 
     batch_messages: int
+    batch_bytes: int
     linger_s: float
     inflight_messages: int
-    lanes: int
 
 
 class RouteWorker:
@@ -88,6 +88,7 @@ class RouteWorker:
         self._advance_at = 0.0
         self._stopping = False
         self._submitting = False
+        self._batch_limit = bounds.batch_messages
 
     def stop(self) -> None:
         """Ask the loop to drain and end; safe from a signal handler."""
@@ -101,7 +102,8 @@ class RouteWorker:
         while not self._stopping:
             try:
                 self._turn()
-            except (TwinDetected, ConfigError, Stopped):
+            except (TwinDetected, ConfigError, Stopped) as final:
+                self._leave(final)
                 raise  # stop: a person must act
             except (Fenced, InDoubt, Retriable) as unclear:
                 self._recover_next(unclear)  # in doubt: evidence decides
@@ -150,12 +152,20 @@ class RouteWorker:
 
     def _read_ahead(self) -> None:
         """While the broker takes a batch, read the next one; a rebalance in it is dealt with afterwards."""
-        if self._intake.ready() < self._bounds.batch_messages:
+        if self._intake.ready() < self._batch_limit:
             self._read(0.0)
 
     def _room(self) -> int:
         """How many records to poll: a batch in all, and one at least, since polling also serves rebalances."""
-        return max(1, self._bounds.batch_messages - self._intake.ready())
+        return max(1, self._batch_limit - self._intake.ready())
+
+    def _measure(self, messages: list[LogMessage]) -> None:
+        """Keep a batch within its bytes: large messages make the next ones shorter, small ones longer again."""
+        if not messages:
+            return
+        size = sum(len(message.value or b"") for message in messages)
+        fits = len(messages) * self._bounds.batch_bytes // max(1, size)
+        self._batch_limit = max(1, min(self._bounds.batch_messages, fits))
 
     def _patience(self) -> float:
         if not self._running:
@@ -191,10 +201,10 @@ class RouteWorker:
 
     def _deliver(self, now: float) -> None:
         if not self._destination.settled():
-            if self._intake.ready() >= self._bounds.batch_messages:
+            if self._intake.ready() >= self._batch_limit:
                 self._destination.wait(IDLE_POLL_S)
             return
-        limit = self._bounds.batch_messages
+        limit = self._batch_limit
         if self._destination.narrowed_to is not None:
             limit = min(limit, self._destination.narrowed_to)
         messages = self._intake.take_ready(limit)
@@ -202,8 +212,15 @@ class RouteWorker:
         if not messages and not (positions != self._submitted and now >= self._advance_at):
             return
         self._advance_at = now + OFFSET_ADVANCE_PERIOD_S
+        self._measure(messages)
         batch = Batch(
-            self._generation, messages, self._submitted, positions, self._group.membership(), self._read_ahead
+            generation=self._generation,
+            messages=messages,
+            first=self._submitted,
+            positions=positions,
+            reached=self._intake.reached(),
+            membership=self._group.membership(),
+            meanwhile=self._read_ahead,
         )
         self._submitting = True
         try:
@@ -274,6 +291,16 @@ class RouteWorker:
         self._resolving.close()
         self._group.close()
         self._progress.state("stopped")
+
+    def _leave(self, why: RelayError) -> None:
+        """Let others take over at once, and say why this worker stops."""
+        self._progress.failed(str(why))
+        try:
+            self._destination.abandon()
+            self._group.close()
+            self._progress.state("stopped")
+        except Exception as failure:  # noqa: BLE001 - the reason to stop matters more
+            log.warning("left without a word", reason=sentence(failure))
 
     def _acknowledge_last(self) -> None:
         try:
