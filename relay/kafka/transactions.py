@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from queue import Empty, Queue
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -17,8 +18,10 @@ from relay.kafka.failures import is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused
 from relay.message.record import LogPartition
+from relay.run.schedule import start_thread
 
 QUEUE_FULL_WAIT_S: Final = 0.05
+DEADLINE_MARGIN_S: Final = 0.5
 FLUSH_SLICE_S: Final = 0.1
 """A refused record shows at once, while what is queued behind it would be waited for until it times out."""
 
@@ -92,19 +95,44 @@ class TransactionalInstance:
     def send_offsets(
         self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
     ) -> None:
-        """Put the positions into the transaction; never an empty list, which would skip the group's fencing."""
+        """Put the positions into the transaction; never an empty list, which would skip the group's fencing.
+
+        Raises InDoubt past the deadline: the client may block for ever here after a reset (librdkafka #5456).
+        """
         assert positions, "offsets are sent for every input partition, moved or not"
         offsets = [TopicPartition(p.topic, p.partition, offset, notes.get(p.topic, "")) for p, offset in positions.items()]
-        self._producer.send_offsets_to_transaction(offsets, membership, self._timeout_s)
+        self._by_deadline(
+            "send offsets", lambda: self._producer.send_offsets_to_transaction(offsets, membership, self._timeout_s)
+        )
 
     def commit(self) -> None:
         """Commit; any exception means that the outcome is unknown."""
-        self._producer.commit_transaction()
+        self._by_deadline("commit", lambda: self._producer.commit_transaction(self._timeout_s))
 
     def discard(self) -> None:
         """Throw the instance away; what it left open is ended by its successor's ``init``."""
         with contextlib.suppress(KafkaException):
             self._producer.purge()
+
+    def _by_deadline(self, what: str, call: Callable[[], object]) -> None:
+        """Run a call that may ignore its own timeout; a thread left behind belongs to a fenced instance."""
+        outcome: Queue[BaseException | None] = Queue()
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
+                outcome.put(error)
+            else:
+                outcome.put(None)
+
+        start_thread(f"relay-{what.replace(' ', '-')}", run)
+        try:
+            error = outcome.get(timeout=self._timeout_s + DEADLINE_MARGIN_S)
+        except Empty:
+            raise InDoubt(f"{self.transactional_id} could not {what} in {self._timeout_s} s") from None
+        if error is not None:
+            raise error
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
