@@ -63,8 +63,6 @@ class TopicRecovery:
             crash_point("recovery.fenced")
             stored = group.committed(assigned)
             _check_topics(stored, notes)
-            ran_before = {p for view in views if view.begins for p in assigned if p.partition == view.partition}
-            begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
             highs = high_watermarks(scanner, self._monitor, views)
             opened = scan_begins(scanner, self._monitor, views, highs)
             floors = {p: scanner.watermarks(p)[1] for p in self._outputs}
@@ -72,6 +70,10 @@ class TopicRecovery:
         self._made.add(producer.instance)
         with self._ports.reader(committed=True) as reader:
             fold_committed(reader, self._monitor, views, highs)
+            # Committed records only: a first claim that aborted left its begin here and stored no position.
+            traces = {view.partition for view in views if view.evidence.has_begun}
+            ran_before = {p for p in assigned if p.partition in traces}
+            begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
             pages, seals = self._settle(reader, producer, views, unfinished)

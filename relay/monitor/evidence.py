@@ -109,6 +109,11 @@ class Evidence:
         return found
 
     @property
+    def has_begun(self) -> bool:
+        """Was anything of any instance folded?"""
+        return bool(self._instances)
+
+    @property
     def decided_offset(self) -> int:
         """Below this monitor offset nothing is undecided; a later fold may start there."""
         lowest = self._next

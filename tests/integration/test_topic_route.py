@@ -52,7 +52,7 @@ def test_what_was_delivered_is_not_delivered_again_after_a_restart(route: Route)
 @pytest.mark.parametrize(
     "point",
     [
-        "sealed.begun", "sealed.outputs:2", "sealed.entries:2", "sealed.offsets:2", "sealed.committing:2",
+        "sealed.begun", "sealed.outputs", "sealed.offsets", "sealed.committing", "sealed.outputs:2", "sealed.entries:2", "sealed.offsets:2", "sealed.committing:2",
         "sealed.committed:2", "recovery.fenced", "recovery.read", "recovery.claiming", "recovery.claimed",
     ],
 )  # fmt: skip
