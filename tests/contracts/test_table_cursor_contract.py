@@ -26,8 +26,8 @@ COLUMNS = {"id": "ce:id", "customer": "json:/customer", "total": "json:/total"}
 LEDGER = "create table ledger (id text primary key, customer text, total bigint not null check (total >= 0))"
 
 
-def message(offset: int, total: Any = None, *, id: str | None = None, partition: int = 0, **over: Any) -> LogMessage:
-    name = id or f"m-{partition}-{offset}"
+def message(offset: int, total: Any = None, *, name: str | None = None, partition: int = 0, **over: Any) -> LogMessage:
+    name = name or f"m-{partition}-{offset}"
     value = over.pop("value", None) or orjson.dumps({"customer": "ann", "total": offset if total is None else total})
     headers = [("ce_id", name.encode()), ("ce_source", b"/checkout")]
     digest = identity.cloudevents(dict(headers), b"orders", value)
@@ -157,21 +157,21 @@ class TableCursorContract:
         assert len(store.ids()) == 6
 
     def test_a_producers_repeat_is_a_duplicate(self, store: Store, cursor: TableCursor) -> None:
-        cursor.deliver({P0: 1}, cursor.prepare([message(0, 5, id="a")]))
-        verdicts = cursor.deliver({P0: 3}, cursor.prepare([message(1, 5, id="a"), message(2, id="b")]))
+        cursor.deliver({P0: 1}, cursor.prepare([message(0, 5, name="a")]))
+        verdicts = cursor.deliver({P0: 3}, cursor.prepare([message(1, 5, name="a"), message(2, name="b")]))
         assert [(v.outcome, v.conflict) for v in verdicts] == [(DUPLICATE, False), (DELIVERED, False)]
         assert store.all("select id, total from ledger order by id") == [("a", 5), ("b", 2)]
 
     def test_a_repeat_with_another_content_is_a_conflict_and_the_first_wins(
         self, store: Store, cursor: TableCursor
     ) -> None:
-        cursor.deliver({P0: 1}, cursor.prepare([message(0, 5, id="a")]))
-        (verdict,) = cursor.deliver({P0: 2}, cursor.prepare([message(1, 6, id="a")]))
+        cursor.deliver({P0: 1}, cursor.prepare([message(0, 5, name="a")]))
+        (verdict,) = cursor.deliver({P0: 2}, cursor.prepare([message(1, 6, name="a")]))
         assert (verdict.outcome, verdict.conflict) == (DUPLICATE, True)
         assert store.all("select total from ledger") == [(5,)]
 
     def test_repeats_within_a_batch(self, store: Store, cursor: TableCursor) -> None:
-        batch = [message(0, 1, id="a"), message(1, 1, id="a"), message(2, 2, id="a"), message(3, id="b")]
+        batch = [message(0, 1, name="a"), message(1, 1, name="a"), message(2, 2, name="a"), message(3, name="b")]
         verdicts = cursor.deliver({P0: 4}, cursor.prepare(batch))
         assert [(v.outcome, v.conflict) for v in verdicts] == [
             (DELIVERED, False), (DUPLICATE, False), (DUPLICATE, True), (DELIVERED, False),

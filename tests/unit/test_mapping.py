@@ -1,0 +1,237 @@
+"""Mapping: every source, what is refused and why, and that one bad message spoils only itself."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.delivery import mapping
+from relay.delivery.copy_text import Taking, render
+from relay.delivery.mapping import TableMapping, decode_json, tuples
+from relay.message.errors import ConfigError, MessageRejected
+from relay.message.record import LogMessage
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "customer", "type": "string"},
+        {"name": "total", "type": "long"},
+        {"name": "lines", "type": {"type": "array", "items": "int"}},
+    ],
+}
+
+
+def message(value: bytes | None = None, *headers: tuple[str, bytes], **over: Any) -> LogMessage:
+    facts: dict[str, Any] = {"key": None, **over}
+    return LogMessage("orders", 3, 42, facts.pop("key"), value, list(headers), b"d" * 16, b"c" * 8, b"", None, 1700, **facts)
+
+
+def one(source: str, record: LogMessage, schema: Path | None = None) -> Any:
+    mapped = TableMapping({"x": source}, schema).map([record], tuples)
+    for fault in mapped.faults.values():
+        raise fault
+    return mapped.rows[0][0]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("json:/a", 1),
+        ("json:/b/c", [10, {"d": "deep"}]),
+        ("json:/b/c/1/d", "deep"),
+        ("json:/b/c/7", None),
+        ("json:/nothing", None),
+        ("json:/b/nothing/at/all", None),
+        ("json:/sl~1ash", "s"),
+        ("json:/til~0de", "t"),
+        ("json:/null", None),
+        ("json:/", "empty name"),
+    ],
+)
+def test_json_pointers(source: str, expected: Any) -> None:
+    value = {
+        "a": 1, "b": {"c": [10, {"d": "deep"}]}, "sl/ash": "s", "til~de": "t", "null": None, "": "empty name",
+    }
+    assert one(source, message(orjson.dumps(value))) == expected
+
+
+def test_the_whole_document_and_arrays_at_the_root() -> None:
+    assert one("json:", message(b'{"a": 1}')) == {"a": 1}
+    assert one("json:/1", message(b"[5, 6]")) == 6
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("ce:id", "7"), ("ce:source", None), ("ce:datacontenttype", "application/json"), ("header:trace", b"\xff"),
+        ("header:none", None), ("kafka:topic", "orders"), ("kafka:partition", 3), ("kafka:offset", 42),
+        ("kafka:timestamp", 1700), ("kafka:key", b"k"), ("kafka:value", b"v"),
+    ],
+)
+def test_sources_beside_the_value(source: str, expected: Any) -> None:
+    headers = [("ce_id", b"6"), ("ce_id", b"7"), ("content-type", b"application/json"), ("trace", b"\xff")]
+    assert one(source, message(b"v", *headers, key=b"k")) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "stage", "code"),
+    [
+        (None, "decode", "no_value"),
+        (b"", "decode", "no_value"),
+        (b"{", "decode", "not_json"),
+        (b'{"a": "\xff"}', "decode", "not_json"),
+        (b"[" * 65 + b"]" * 65, "decode", "too_deep"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "decode", "too_deep"),
+        (b"17", "map", "no_object"),
+        (b'"canary"', "map", "no_object"),
+        (b"null", "map", "no_object"),
+    ],
+)
+def test_what_is_no_json_for_a_pointer_is_refused(value: bytes | None, stage: str, code: str) -> None:
+    with pytest.raises(MessageRejected) as caught:
+        one("json:/a", message(value))
+    assert (caught.value.stage, caught.value.code) == (stage, code)
+    assert "canary" not in str(caught.value)
+
+
+def test_brackets_inside_strings_are_no_levels() -> None:
+    text = "[{" * 200 + '"\\'
+    assert decode_json(orjson.dumps({"a": text})) == {"a": text}
+    assert decode_json(b"[" * 64 + b"]" * 64)
+    assert decode_json(orjson.dumps([[1]] * 500)) == [[1]] * 500
+
+
+def test_a_value_beyond_the_limit_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "VALUE_BYTES_MAX", 10)
+    with pytest.raises(MessageRejected, match="11 bytes"):
+        decode_json(b'"123456789"')
+
+
+def test_a_header_that_is_no_text_is_refused() -> None:
+    with pytest.raises(MessageRejected) as caught:
+        one("ce:id", message(b"v", ("ce_id", b"\xff")))
+    assert (caught.value.stage, caught.value.code) == ("map", "not_text")
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_one_bad_message_spoils_only_itself(good: list[bool]) -> None:
+    batch = [message(b'{"n": %d}' % n if fine else b"{", ("ce_id", b"%d" % n)) for n, fine in enumerate(good)]
+    mapped = TableMapping({"id": "ce:id", "n": "json:/n"}).map(batch, tuples)
+    fine = [n for n, is_fine in enumerate(good) if is_fine]
+    assert list(mapped.good) == fine
+    assert mapped.rows == [(str(n), n) for n in fine]
+    assert set(mapped.faults) == set(range(len(good))) - set(fine)
+
+
+def test_a_message_with_a_fault_is_not_even_decoded() -> None:
+    fault = MessageRejected("decode", "too_large", "it is too large")
+    mapped = TableMapping({"n": "json:/n"}).map([message(b"{", fault=fault), message(b'{"n": 1}')], tuples)
+    assert (mapped.faults, list(mapped.good), mapped.rows) == ({0: fault}, [1], [(1,)])
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    path = tmp_path / "order.avsc"
+    path.write_bytes(orjson.dumps(SCHEMA))
+    return path
+
+
+def encoded(record: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    fastavro.schemaless_writer(buffer, fastavro.parse_schema(SCHEMA), record)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x00\x00\x00\x00\x2a"], ids=["bare", "Confluent"])
+def test_avro_fields_and_pointers(schema: Path, frame: bytes) -> None:
+    record = {"customer": "ann", "total": 12, "lines": [1, 2]}
+    value = frame + encoded(record)
+    assert one("avro:customer", message(value), schema) == "ann"
+    assert one("avro:/lines/1", message(value), schema) == 2
+    assert one("avro:nothing", message(value), schema) is None
+
+
+def test_a_bare_body_that_begins_like_a_frame(schema: Path) -> None:
+    value = encoded({"customer": "", "total": 500, "lines": [7, 8]})
+    assert value[0] == 0
+    assert one("avro:total", message(value), schema) == 500
+
+
+@pytest.mark.parametrize("value", [b"\x01", b"\xff" * 30, b"\x00\x00\x00\x00\x2a\xff", encoded({"customer": "a", "total": 1, "lines": []}) + b"x"])
+def test_what_is_no_avro_record_is_refused(schema: Path, value: bytes) -> None:
+    with pytest.raises(MessageRejected) as caught:
+        one("avro:total", message(value), schema)
+    assert (caught.value.stage, caught.value.code) == ("decode", "not_avro")
+
+
+@pytest.mark.parametrize(
+    "columns", [{"a": "nonsense"}, {"a": "kafka:colour"}, {"a": "avro:x"}, {"a": "json:/x", "b": "avro:y"}]
+)
+def test_a_mapping_that_cannot_be_is_refused_at_start(columns: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="columns"):
+        TableMapping(columns)
+
+
+def test_a_schema_that_is_none_is_refused_at_start(tmp_path: Path) -> None:
+    path = tmp_path / "broken.avsc"
+    path.write_text('{"type": "record"}')
+    for wrong in (path, tmp_path / "absent.avsc"):
+        with pytest.raises(ConfigError, match="schema = "):
+            TableMapping({"a": "avro:x"}, wrong)
+
+
+FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+@given(st.lists(st.one_of(st.none(), FIELD), max_size=8))
+def test_fields_read_back_as_they_were(column: list[str | None]) -> None:
+    fields = render(column, "x", Taking.PLAIN)
+    assert all("\t" not in field and "\n" not in field and "\r" not in field for field in fields)
+    assert [_read(field) for field in fields] == column
+
+
+def _read(field: str) -> str | None:
+    """Read one COPY field back, by the rules of PostgreSQL's documentation."""
+    if field == "\\N":
+        return None
+    found, escaped = "", False
+    for character in field:
+        if escaped:
+            found += {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}[character]
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        else:
+            found += character
+    assert not escaped
+    return found
+
+
+@pytest.mark.parametrize(
+    ("taking", "value", "field"),
+    [
+        (Taking.PLAIN, True, "true"), (Taking.PLAIN, 7, "7"), (Taking.PLAIN, 0.5, "0.5"),
+        (Taking.PLAIN, b"raw", "raw"), (Taking.PLAIN, {"a": "\n"}, '{"a":"\\\\n"}'),
+        (Taking.BINARY, b"\x00\xff", "\\\\x00ff"), (Taking.BINARY, "é", "\\\\xc3a9"), (Taking.BINARY, None, "\\N"),
+        (Taking.JSON, "text", '"text"'), (Taking.JSON, b'{"a": 1}', '{"a": 1}'), (Taking.JSON, 3, "3"),
+        (Taking.JSON, True, "true"), (Taking.TIME, 1_700_000_000_123, "2023-11-14T22:13:20.123000+00:00"),
+        (Taking.TIME, "2026-01-01", "2026-01-01"),
+    ],
+)
+def test_values_take_the_form_of_their_column(taking: Taking, value: Any, field: str) -> None:
+    assert render([value], "x", taking) == [field]
+    assert render([value, None], "x", taking) == [field, "\\N"]
+
+
+@pytest.mark.parametrize(("taking", "value"), [(Taking.PLAIN, b"\xff"), (Taking.JSON, b"\xff"), (Taking.TIME, 10**18)])
+def test_a_value_that_its_column_cannot_take_is_refused(taking: Taking, value: Any) -> None:
+    with pytest.raises(MessageRejected, match="column x"):
+        render([value], "x", taking)
