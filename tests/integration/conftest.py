@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -16,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
+from relay.message.errors import ConfigError, Unreachable
 from tests.integration.frame_proxy import FrameProxy
 
 MARKER_DEADLINE_S = 20.0
@@ -61,7 +63,12 @@ def proxied() -> Iterator[Proxied]:
     (port,) = free_ports(1)
     proxy = FrameProxy(f"127.0.0.1:{port}")
     try:
-        LocalServices.up(directory, kafka_port=port, advertise=proxy.address, postgres=False)
+        try:
+            LocalServices.up(directory, kafka_port=port, advertise=proxy.address, postgres=False)
+        except (ConfigError, Unreachable) as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no local broker: {error}")
         yield Proxied(proxy.address, proxy)
     finally:
         started = LocalServices.find(directory)

@@ -7,6 +7,7 @@ here too. Each test of the guard has its counterpart with ``_seal`` taken out, w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from uuid import uuid4
@@ -25,7 +26,7 @@ from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, Page, Seal, decode, pages
 from relay.run.timing import Timing
 from tests.integration.conftest import Proxied
-from tests.integration.frame_proxy import Caught, end_txn
+from tests.integration.frame_proxy import Caught, end_txn, produce_to
 from tests.routes import read_all, wait_for
 
 FENCED = (KafkaError.INVALID_PRODUCER_EPOCH, 90)  # 90 is PRODUCER_FENCED, for which the client has no name
@@ -38,8 +39,10 @@ MOMENTS = ("begun", "outputs", "written", "offsets", "sealed")
 class Watched(TransactionalInstance):
     """The real instance with a hook at each moment at which everything before it has been acknowledged."""
 
-    def __init__(self, settings: dict[str, object], transactional_id: str, monitor: str) -> None:
-        super().__init__(settings, transactional_id, TIMEOUT_S)
+    def __init__(
+        self, settings: dict[str, object], transactional_id: str, monitor: str, timeout_s: float
+    ) -> None:
+        super().__init__(settings, transactional_id, timeout_s)
         self.monitor = monitor
         self.at: dict[str, Callable[[], None]] = {}
 
@@ -99,10 +102,10 @@ class Bench:
         self.group = GroupConsumer(settings.consumer(self.kafka, TIMING, self.log), [self.log], lambda: None)
         wait_for(lambda: self.group.consume(1, 0.1) or self.group.assigned, what="the assignment")
 
-    def instance(self) -> Watched:
+    def instance(self, timeout_s: float = TIMEOUT_S) -> Watched:
         """Make an instance; it fences the one before."""
         made = settings.producer(self.kafka, TIMING, self.transactional_id)
-        tx = Watched(made, self.transactional_id, self.monitor)
+        tx = Watched(made, self.transactional_id, self.monitor, timeout_s)
         tx.init()
         return tx
 
@@ -285,3 +288,28 @@ def test_after_an_abort_the_instance_is_discarded_and_the_late_copy_fenced(bench
     assert landed[0] in FENCED
     seen = bench.seen(producer, 1)
     assert seen == Seen(outputs=Bench.MESSAGES, entries=Bench.MESSAGES, begun=True, sealed=True, moved=True)
+
+
+def test_a_client_that_blocks_after_a_reset_is_left_at_the_deadline(bench: Bench) -> None:
+    """librdkafka #5456: after a reset of the broker's connection the offsets may never go out, nor time out."""
+    deadline_s = 3.0
+    tx = bench.instance(deadline_s)
+    producer = bench.sealed(tx)
+    producer.run(bench.work(producer))
+    rule = bench.at.proxy.drop_answer(produce_to(bench.out), reset=True)
+    raised: list[Exception] = []
+
+    def second() -> None:
+        try:
+            producer.run(bench.work(producer))
+        except (KafkaException, RelayError) as error:
+            raised.append(error)  # in doubt: looked at below
+
+    thread = threading.Thread(target=second, daemon=True)
+    thread.start()
+    thread.join(2 * deadline_s)
+    assert not thread.is_alive(), "the worker would stand still"
+    assert rule.is_caught
+    seen = bench.seen(producer, 2)
+    assert fault(not raised, seen) == ""
+    assert seen.outputs == (0 if raised else Bench.MESSAGES)
