@@ -81,9 +81,11 @@ class _PreparedRows(Prepared):
 class SqliteCursor:
     """The ``TableCursor`` of an SQLite file; it opens the file when first used, and again after a failure."""
 
-    def __init__(self, path: str, plan: TablePlan, limits: Limits | None = None) -> None:
+    def __init__(self, url: str, plan: TablePlan, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._resource = SqliteResource(plan.resource, path, self._limits.lock_timeout_s)
+        self._resource = SqliteResource(
+            plan.resource, url.removeprefix("sqlite:///"), self._limits.lock_timeout_s
+        )
         self._plan = plan
         self._mapping = TableMapping(plan.columns, plan.schema)
         self._names = (plan.relay, plan.route)

@@ -43,6 +43,8 @@ def outcomes(verdicts: Sequence[Verdict]) -> list[int]:
 class Store:
     """A database with the relay's tables and a ledger: makes cursors and looks at what they left."""
 
+    url: str
+
     def cursor(self, **plan: Any) -> TableCursor:
         raise NotImplementedError
 
@@ -80,7 +82,7 @@ class PostgresqlStore(Store):
 
 class SqliteStore(Store):
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.url = f"sqlite:///{path}"
         self.connection = sqlite3.connect(path, isolation_level=None)
         self.cursors: list[SqliteCursor] = []
         self.connection.execute("pragma journal_mode = wal")
@@ -88,7 +90,7 @@ class SqliteStore(Store):
             self.connection.execute(statement)
 
     def cursor(self, **over: Any) -> SqliteCursor:
-        self.cursors.append(SqliteCursor(str(self.path), plan(**over)))
+        self.cursors.append(SqliteCursor(self.url, plan(**over)))
         return self.cursors[-1]
 
     def all(self, query: str) -> list[tuple[Any, ...]]:
@@ -351,7 +353,7 @@ class TableCursorContract:
 
     def test_two_routes_do_not_see_each_other(self, store: Store, cursor: TableCursor) -> None:
         other = type(cursor)(
-            getattr(store, "url", None) or str(store.path),
+            store.url,
             TablePlan("shop", "second", "shop", "copied", "insert", COLUMNS),
         )
         store.all("create table copied (id text, customer text, total bigint)")

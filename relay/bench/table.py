@@ -1,0 +1,132 @@
+"""Topic to PostgreSQL table, exactly once with inbox and monitor, against the loop that one writes by hand."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+
+from relay.bench.pace import pace
+from relay.kafka.plain_table_loop import fill, reference_loop
+from relay.kafka.topics import TopicPlan, Topics
+from relay.run.config import load
+from relay.run.migrate import migrate
+from relay.run.timing import Timing
+
+__all__ = ["reference_loop", "run"]
+
+PARTITIONS: Final = 4
+COLUMNS: Final = 'id = "ce:id", customer = "json:/customer", total = "json:/total"'
+PAGES_TO_CALIBRATE: Final = 100
+
+
+def run(kafka: str, postgres: str, messages: int = 600_000, rounds: int = 2) -> dict[str, Any]:
+    """Measure in turns on one log of ``messages`` JSON records of 256 bytes; return the row of `relay bench`.
+
+    Each turn has a database of its own at ``postgres``, which is dropped again.
+    """
+    topics = Topics({"bootstrap.servers": kafka}, Timing())
+    log = f"bench-log-{uuid4().hex[:8]}"
+    topics.create([TopicPlan(log, PARTITIONS, 1, {"retention.ms": "-1"})])
+    plain: list[float] = []
+    ours: list[float] = []
+    try:
+        fill(kafka, log, PARTITIONS, messages)
+        for _ in range(rounds):
+            with _database(postgres) as url:
+                plain.append(_plain(kafka, url, log, messages))
+            with _database(postgres) as url:
+                ours.append(_relay(kafka, url, topics, log, messages))
+    finally:
+        topics.delete([log])
+    return {
+        "name": "table",
+        "value": round(median(ours)),
+        "unit": "messages/s",
+        "reference": round(median(plain)),
+        "ratio": round(median(ours) / median(plain), 3),
+        "rounds": [{"relay": round(o), "plain": round(p)} for o, p in zip(ours, plain, strict=True)],
+    }
+
+
+@contextmanager
+def _database(postgres: str) -> Iterator[str]:
+    """Lend the URL of a fresh database with the table."""
+    name = f"bench_{uuid4().hex[:8]}"
+    with psycopg.connect(postgres, autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        try:
+            url = postgres.rpartition("/")[0] + f"/{name}"
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("create table ledger (id text primary key, customer text, total bigint)")
+            admin.execute("checkpoint")  # the other side's dirty pages are not this one's to write
+            yield url
+        finally:
+            admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def _plain(kafka: str, url: str, log: str, messages: int) -> float:
+    command = [sys.executable, "-m", "relay.kafka.plain_table_loop", kafka, url, log, str(messages)]
+    with psycopg.connect(url, autocommit=True) as connection:
+        return pace(command, _filled(connection), messages)
+
+
+def _relay(kafka: str, url: str, topics: Topics, log: str, messages: int) -> float:
+    name = f"bench{uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory() as directory:
+        secret = Path(directory) / "url"
+        secret.touch(mode=0o600)
+        secret.write_text(url)
+        path = Path(directory) / "relay.toml"
+        path.write_text(
+            f'[relay]\nname = "{name}"\ninstance = "bench"\nstate = "{directory}/state"\n'
+            f'[kafka]\n"bootstrap.servers" = "{kafka}"\n'
+            f'[resources.shop]\nurl = "${{file:{secret}}}"\n'
+            f'[routes.bench]\nfrom = ["{log}"]\n'
+            f'to = {{ table = "ledger", resource = "shop", columns = {{ {COLUMNS} }} }}\n'
+        )
+        config = load(path)
+        migrate(config)
+        command = [sys.executable, "-m", "relay.run.process", str(path), "--route", "bench", "--worker", "0"]
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                return pace(command, _filled(connection), messages)
+        finally:
+            topics.delete([config.monitor_topic("bench"), config.deadletter_topic, config.control_topic])
+
+
+def _filled(connection: psycopg.Connection[Any]) -> Callable[[], int]:
+    """Return what says how many rows there are: by pages while it runs, since counting would slow the run down."""
+    rows_per_page = 0.0
+
+    def count() -> int:
+        row = connection.execute("select count(*) from ledger").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def pages() -> int:
+        row = connection.execute("select pg_relation_size('ledger') / 8192").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    seen: list[int] = []
+
+    def filled() -> int:
+        nonlocal rows_per_page
+        now = pages()
+        if not rows_per_page and now >= PAGES_TO_CALIBRATE:
+            rows_per_page = count() / pages()
+        seen.append(now)
+        # Standing still may be the end, and the end is counted.
+        still = len(seen) > 4 and seen[-5] == now
+        return count() if still or not rows_per_page else int(now * rows_per_page * 0.999)
+
+    return filled
