@@ -1,15 +1,19 @@
-"""What a consumer group has committed, asked from outside: nothing here joins a group or moves an offset."""
+"""What a consumer group has committed, asked from outside: nothing here joins a group or moves an offset.
+
+Asked by consumers that never subscribe, not by the admin client: librdkafka 2.15 dereferences null in its
+ListConsumerGroupOffsets when the coordinator moves, as it does on a cluster's first group (confluent-kafka-javascript
+issue 374).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import kafka_error, sentence
-from relay.kafka.settings import TimingLike, admin
+from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
 
@@ -23,41 +27,49 @@ _DENIED: Final = frozenset(
 
 
 class Groups:
-    """An administrative client for consumer groups."""
+    """Asks for the offsets of any number of groups; one handle for each group, kept until ``close``."""
 
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike, timeout_s: float = 10.0) -> None:
+        self._kafka = kafka
+        self._timing = timing
         self._timeout_s = timeout_s
-        self._admin = AdminClient({**admin(kafka, timing), "log_level": 0})
+        self._askers: dict[str, Consumer] = {}
 
-    def committed(self, group: str) -> dict[LogPartition, int]:
-        """Return the next offset per partition that the group has stored; empty for a group that never was.
+    def committed(self, group: str, partitions: Iterable[LogPartition]) -> dict[LogPartition, int]:
+        """Return the next offset of those partitions for which the group has stored one.
 
-        Offsets of open transactions are not in it. Raises Unreachable, or ConfigError where a right is missing.
+        Offsets of open transactions are not in it, and are not waited for. Raises Unreachable, or ConfigError where
+        a right is missing.
         """
+        wanted = [TopicPartition(place.topic, place.partition) for place in partitions]
+        if not wanted:
+            return {}
         try:
-            futures = self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], request_timeout=self._timeout_s
-            )
-            found = futures[group].result(self._timeout_s + 1)
-        except (KafkaException, TimeoutError) as error:
-            if _code(error) == KafkaError.GROUP_ID_NOT_FOUND:
-                return {}
+            found = self._asker(group).committed(wanted, timeout=self._timeout_s)
+        except KafkaException as error:
             raise _sentence(error, group) from error
-        return {
-            LogPartition(place.topic, place.partition): place.offset
-            for place in found.topic_partitions or []
-            if place.error is None and place.offset >= 0
-        }
+        for place in found:
+            if place.error is not None:
+                raise _sentence(KafkaException(place.error), group)
+        return {LogPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+    def close(self) -> None:
+        """Let go of the handles."""
+        while self._askers:
+            self._askers.popitem()[1].close()
+
+    def _asker(self, group: str) -> Consumer:
+        if group not in self._askers:
+            # Read_uncommitted: with the other level a commit under way makes the broker put the question off.
+            over: dict[str, Any] = {"isolation.level": "read_uncommitted", "log_level": 0}
+            self._askers[group] = Consumer(consumer(self._kafka, self._timing, group, **over))
+        return self._askers[group]
 
 
 def _sentence(error: Exception, group: str) -> RelayError:
-    if _code(error) in _DENIED:
+    found = kafka_error(error)
+    if found is not None and found.code() in _DENIED:
         return ConfigError(
             f"group {group}: its offsets may not be read ({sentence(error)}); grant DESCRIBE on the group"
         )
     return Unreachable(f"group {group}: its offsets cannot be read ({sentence(error)}); try again")
-
-
-def _code(error: BaseException) -> int | None:
-    found = kafka_error(error)
-    return None if found is None else found.code()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -90,6 +90,7 @@ class StatusReader:
     ) -> None:
         for reader in self._readers:
             reader.close()
+        self._groups.close()
 
     def read(self) -> list[RouteView]:
         """Return every route as it is now, with ``notes`` on what could not be seen.
@@ -163,15 +164,17 @@ class StatusReader:
             route=route,
             records=[record for record in records if record.route == route.name],
             ends=ends,
-            committed=self._positions(route, found),
+            committed=self._positions(route, found, ends),
             dead=DeadLetters(causes.total(), causes, self._deadletter.complete),
         )
 
-    def _positions(self, route: RouteConfig, found: dict[str, TopicFacts]) -> dict[LogPartition, int] | None:
+    def _positions(
+        self, route: RouteConfig, found: dict[str, TopicFacts], ends: Mapping[LogPartition, int]
+    ) -> dict[LogPartition, int] | None:
         """Return what the route's own place of truth has; None, with a note, if only its workers can tell."""
         config = self._config
         if not isinstance(route.to, TableDestination):
-            return self._groups.committed(config.group_id(route.name))
+            return self._groups.committed(config.group_id(route.name), ends)
         name = route.to.resource
         topic_ids = {topic: found[topic].topic_id for topic in route.from_ if topic in found}
         try:
