@@ -1,0 +1,173 @@
+"""``relay demo``: the whole way of a message in one run, with crashes and kills, and the proof at its end."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from relay.cli.report import JsonOption, print_json, print_line, print_table
+from relay.demo.course import ALL_FLIGHTS, Course
+from relay.demo.crew import start
+from relay.demo.reckoning import Result, reckon
+from relay.demo.show import Show
+from relay.demo.stage import FLIGHTS, Stage, build
+from relay.local.services import LocalServices
+from relay.message.errors import ConfigError
+from relay.run import clock
+
+ROWS: Final = {
+    "captured": "messages in the log that count",
+    "delivered": "of them took effect at the destination",
+    "lost": "passed by without an effect",
+    "duplicates": "effects beyond a message's first",
+    "reordered": "behind a later message of their publisher",
+    "phantoms": "effects of what was rolled back, or never was",
+    "aborted": "in the log, but rolled back: rightly without effect",
+    "in_doubt": "nobody can tell whether they took effect",
+    "dead_letters": "put aside as unusable",
+}
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("demo")
+def demo_command(
+    *,
+    messages: Annotated[
+        int | None, typer.Option(metavar="N", min=100, max=ALL_FLIGHTS, help="Only the first N flights.")
+    ] = None,
+    as_json: JsonOption = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave services, data and workers running to look at.")
+    ] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="An empty directory to use; otherwise a temporary one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Chooses bookings, refusals and the moments of the kills.")] = 1,
+) -> None:
+    """Capture flights and bookings, relay them to a topic and a table, kill workers on the way, and audit it.
+
+    Exit codes: 0 all of it exactly once, 1 not, 2 something is missing on this machine, 3 unreachable.
+    """
+    show = Show(Console(stderr=as_json))
+    with _ending_properly(), _place(directory) as place:
+        try:
+            stage, result = run(place, messages, seed, show)
+            if as_json:
+                print_json(result.document())
+            else:
+                _print(result)
+            if keep:
+                _leave(stage, sys.stderr if as_json else sys.stdout)
+        finally:
+            if keep:
+                show.say(f"kept: {place}; stop the services with: relay dev down --dir {place}")
+            else:
+                _clear(place)
+    raise typer.Exit(0 if result.ok else 1)
+
+
+def run(place: Path, messages: int | None, seed: int, show: Show) -> tuple[Stage, Result]:
+    """Run the demonstration in an empty directory. Raises RelayError with a sentence for people."""
+    times = [clock.monotonic()]
+    show.say("starting Kafka and PostgreSQL")
+    stage = build(place, messages, show.say)
+    times.append(clock.monotonic())
+    show.say("starting Spark, the booking service, and two workers for each of the routes to a topic and to a table")
+    with show.bars():
+        outcome = Course(stage, messages, seed, show).run()
+    times.append(clock.monotonic())
+    show.say("the auditor reads log, destinations and monitor")
+    phases: dict[str, float] = {}
+    with show.bars():
+        result = reckon(stage, outcome, show.bar, phases)
+    times.append(clock.monotonic())
+    lasted = (end - begin for begin, end in itertools.pairwise(times))
+    phases.update(zip(("services", "relaying", "audit"), lasted, strict=True))
+    return stage, result
+
+
+def _print(result: Result) -> None:
+    rows: list[tuple[object, ...]] = [("to", *(report.destination for report in result.reports), "")]
+    for name, meaning in ROWS.items():
+        counts = (f"{getattr(report.findings, name):,}" for report in result.reports)
+        rows.append((name.replace("_", " "), *counts, meaning))
+    print_table(("messages", *(report.route for report in result.reports), ""), rows)
+    outcome = result.outcome
+    print_line(
+        f"{outcome.flights:,} flights and {result.booked:,} bookings, {len(outcome.rolled_back):,} bookings rolled back, "
+        f"{outcome.publisher_crashes} crashes of the booking service, {outcome.kills} workers killed; "
+        f"{result.seconds:.0f} s."
+    )
+    if result.ok:
+        print_line("Every message took effect exactly once and in its publisher's order, at both destinations.", "green")
+    for complaint in result.complaints:
+        print_line(f"WRONG: {complaint}", "red")
+
+
+@contextmanager
+def _place(directory: Path | None) -> Iterator[Path]:
+    """Yield an empty directory."""
+    if directory is None:
+        yield Path(tempfile.mkdtemp(prefix="relay-demo-"))
+        return
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"--dir {directory}: not an empty directory; name one that is empty or does not exist")
+    directory.mkdir(parents=True, exist_ok=True)
+    yield directory.resolve()
+
+
+def _clear(place: Path) -> None:
+    """Stop the services and remove the directory; an impatient second signal does not leave servers behind."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_ENDING)}
+    try:
+        services = LocalServices.find(place)
+        if services is not None:
+            services.down()
+        shutil.rmtree(place, ignore_errors=True)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(stage: Stage, out: Any) -> None:
+    """Start the relay again and say what there is to look at."""
+    part = start(stage)
+    config = shlex.quote(str(stage.config.path))
+    lines = (
+        f"It is left running. The configuration is {config}",
+        f"  relay status {config}",
+        f"  relay verify {config}",
+        f"  relay spark flights --bootstrap {stage.services.kafka} --topic {FLIGHTS}    (again: nothing is added)",
+        f'  psql "$(cat {shlex.quote(str(stage.directory / "postgres.url"))})" -c "table ledger limit 10"',
+        f"Stop it with: kill {part.pid}; relay dev down --dir {shlex.quote(str(stage.directory))}",
+    )
+    print("\n".join(lines), file=out)
+
+
+@contextmanager
+def _ending_properly() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind like Ctrl-C does, so that nothing is left behind."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
