@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from relay.capture.outcomes import Marker, decode_marker
@@ -72,6 +72,18 @@ def read_log(kafka: str, topic: str) -> list[Read]:
         return sorted(found, key=lambda read: (read.partition, read.offset))
     finally:
         consumer.close()
+
+
+def _end(consumer: Consumer, partition: TopicPartition) -> int:
+    """Return the high watermark; the leader of a topic made just now may not know it yet."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(partition, timeout=10)[1])
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def messages(kafka: str, topic: str) -> list[Read]:

@@ -1,4 +1,4 @@
-"""Capture against an outbox with a poller: the same rows and payload, 8 threads, in turns on the same machine.
+"""Capture against an outbox with a poller: the same rows and message, 8 threads, in turns on the same machine.
 
 Commits are counted without a reader; the time until they show is taken in turns of their own, with one.
 """
@@ -25,12 +25,15 @@ from relay.run.schedule import start_thread
 
 THREADS: Final = 8
 PAYLOAD: Final = b"x" * 256
+TYPE: Final = "order.placed"
 ROUNDS: Final = 3
 WARM_UP_S: Final = 1.0
 DRAIN_S: Final = 10.0
 
 ORDER: Final = "insert into relay_bench_orders (thread, number) values (%s, %s)"
-OUTBOX: Final = "insert into relay_bench_outbox (payload) values (%s) returning id"
+OUTBOX: Final = (
+    "insert into relay_bench_outbox (topic, key, type, payload) values (%s, %s, %s, %s) returning id"
+)
 
 Commit = Callable[[int], bytes]
 """Makes one commit with the number given and returns the key under which it will show."""
@@ -96,7 +99,7 @@ def _capture_round(
             def commit(number: int) -> bytes:
                 with capture.transaction() as tx:
                     tx.execute(ORDER, (thread, number))
-                    tx.publish(topic, PAYLOAD, key=f"{thread}-{number}")
+                    tx.publish(topic, PAYLOAD, key=f"{thread}-{number}", type=TYPE)
                 return tx.id
 
             return commit
@@ -115,13 +118,13 @@ def _outbox_round(
         def commit(number: int) -> bytes:
             with connection.transaction():
                 connection.execute(ORDER, (thread, number))
-                row = connection.execute(OUTBOX, (PAYLOAD,)).fetchone()
+                row = connection.execute(OUTBOX, (topic, f"{thread}-{number}", TYPE, PAYLOAD)).fetchone()
             assert row is not None
             return int(row[0]).to_bytes(MARKER_KEY_BYTES, "big")
 
         return commit
 
-    with _reader(kafka, topic, read) as seen, _peer("poll", kafka, postgres, topic):
+    with _reader(kafka, topic, read) as seen, _peer("poll", kafka, postgres):
         _drive(side, seconds, seen, measured)
     for connection in connections:
         connection.close()
@@ -201,7 +204,10 @@ def _tables(postgres: str) -> Iterator[None]:
         connection.execute(
             "create table relay_bench_orders (id bigserial primary key, thread integer, number integer)"
         )
-        connection.execute("create table relay_bench_outbox (id bigserial primary key, payload bytea)")
+        connection.execute(
+            "create table relay_bench_outbox (id bigserial primary key, topic text, key text, type text, "
+            "created_at timestamptz not null default now(), payload bytea)"
+        )
         try:
             yield
         finally:

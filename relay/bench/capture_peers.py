@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import Final
 
 import psycopg
 
+from relay.capture.message import partition_of
 from relay.capture.publisher import DefaultTiming
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.settings import consumer
 from relay.kafka.tail import tail
+from relay.message import envelope
 from relay.message.record import LogPartition
 from relay.run import clock
 
@@ -24,7 +27,7 @@ _ACK_S: Final = 10.0
 
 TAKE: Final = """delete from relay_bench_outbox where id in (
     select id from relay_bench_outbox order by id limit %s for update skip locked
-) returning id, payload"""
+) returning id, topic, key, type, created_at, payload"""
 
 
 def read(kafka: str, topic: str) -> None:
@@ -38,27 +41,35 @@ def read(kafka: str, topic: str) -> None:
         print("".join(f"{key} {seen:.6f}\n" for key in keys), end="", flush=True)
 
 
-def poll(kafka: str, postgres: str, topic: str) -> None:
+def poll(kafka: str, postgres: str) -> None:
     """Move outbox rows to the topic: delete a batch, append it, commit when it is acknowledged."""
     appender = Appender({"bootstrap.servers": kafka}, DefaultTiming())
-    partition = 0
     with psycopg.connect(postgres) as connection:
         print("ready", flush=True)
         while True:
             rows = connection.execute(TAKE, (_POLL_ROWS,)).fetchall()
             if rows:
                 receipt = Receipt(len(rows))
-                records = []
-                for number, payload in sorted(rows):
-                    partition = (partition + 1) % PARTITIONS
-                    key = number.to_bytes(MARKER_KEY_BYTES, "big")
-                    records.append(Record(topic, partition, key, payload, []))
-                appender.append(records, receipt, clock.monotonic() + _ACK_S)
+                appender.append([_message(*row) for row in sorted(rows)], receipt, clock.monotonic() + _ACK_S)
                 if not receipt.wait(_ACK_S) or receipt.failure is not None:
                     sys.exit("the poller's messages were not acknowledged")
             connection.commit()
             if not rows:
                 clock.sleep(_POLL_PAUSE_S)
+
+
+def _message(number: int, topic: str, key: str, kind: str, created_at: datetime, payload: bytes) -> Record:
+    """Return the same CloudEvent that a capture appends, under the row's number as key: the reader asks for it."""
+    headers = [
+        (envelope.SPECVERSION, b"1.0"),
+        (envelope.SOURCE, b"/bench"),
+        (envelope.ID, b"%d" % number),
+        (envelope.TYPE, kind.encode()),
+        (envelope.TIME, created_at.isoformat().encode()),
+        (envelope.CONTENT_TYPE, b"application/octet-stream"),
+    ]
+    partition = partition_of(key.encode(), PARTITIONS)
+    return Record(topic, partition, number.to_bytes(MARKER_KEY_BYTES, "big"), payload, headers)
 
 
 if __name__ == "__main__":
