@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from relay.delivery.mapping import Mapped
-from relay.message.errors import MessageRejected
+from relay.message.errors import MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, Verdict
 
@@ -36,6 +36,7 @@ class TablePlan:
     key: Sequence[str] = ()
     sql: str | None = None
     schema: Path | None = None
+    stop_on_dead: bool = False
 
     @property
     def where(self) -> str:
@@ -104,6 +105,21 @@ class InboxAnswer:
 
     applied: dict[int, int]
     known: dict[bytes, InboxRow]
+
+
+def stop_if_asked(
+    plan: TablePlan, prepared: Prepared, answer: InboxAnswer, causes: Mapping[int, MessageRejected]
+) -> None:
+    """Raise Stopped before the commit if a message would become a dead letter and the route wants none."""
+    if not plan.stop_on_dead:
+        return
+    for i, cause in causes.items():
+        if i in answer.applied:
+            raise Stopped(
+                f"{prepared.arrivals.messages[i]!r} of route {plan.route!r} cannot be delivered to {plan.where} "
+                f"({cause.code}: {cause}); on_dead = \"stop\" keeps it from becoming a dead letter: mend the table or "
+                "the mapping, or set on_dead = \"continue\""
+            )
 
 
 class RowFault(Exception):

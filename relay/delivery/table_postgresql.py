@@ -29,6 +29,7 @@ from relay.delivery.table import (
     TablePlan,
     effective,
     find_faults,
+    stop_if_asked,
     verdicts,
 )
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
@@ -260,6 +261,7 @@ class PostgresqlCursor:
             answer = self._arrive(connection, prepared, care)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, care)
+            stop_if_asked(self._plan, prepared, answer, causes)
             crash_point("table.effect")
             trimmed = self._trim_in(connection, positions)
             crash_point("table.committing")

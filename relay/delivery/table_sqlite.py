@@ -23,6 +23,7 @@ from relay.delivery.table import (
     TablePlan,
     effective,
     find_faults,
+    stop_if_asked,
     verdicts,
 )
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Stopped
@@ -186,6 +187,7 @@ class SqliteCursor:
             answer = self._arrive(connection, prepared)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
+            stop_if_asked(self._plan, prepared, answer, causes)
             crash_point("table.effect")
             trimmed = self._trim_in(connection, positions)
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})

@@ -11,6 +11,7 @@ from relay.delivery.destination import Destination
 from relay.delivery.table import Limits, TablePlan
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.delivery.table_route import TableDelivery
+from relay.delivery.table_sqlite import SqliteCursor
 from relay.delivery.topic import TopicDelivery
 from relay.kafka import settings
 from relay.kafka.appending import Appending
@@ -239,6 +240,7 @@ def _cursor(config: RelayConfig, route: RouteConfig, to: TableDestination) -> Ta
         key=to.key,
         sql=to.sql,
         schema=to.schema_,
+        stop_on_dead=route.on_dead == "stop",
     )
     timing = config.timing
     limits = Limits(
@@ -249,8 +251,6 @@ def _cursor(config: RelayConfig, route: RouteConfig, to: TableDestination) -> Ta
     url = resource.url.get_secret_value()
     if resource.kind == "postgresql":
         return PostgresqlCursor(url, plan, limits)
-    from relay.delivery.table_sqlite import SqliteCursor  # noqa: PLC0415
-
     return SqliteCursor(url, plan, limits)
 
 

@@ -53,7 +53,7 @@ class Sending:
 
     def answers(self) -> list[list[Verdict]]:
         """Return the answers so far, in the order sent; raises what ended a batch without one."""
-        found = []
+        found: list[list[Verdict]] = []
         while True:
             try:
                 series, answer = self._answers.get_nowait()

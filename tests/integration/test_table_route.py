@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.routes import Route, ce, publish, wait_for
+from tests.routes import Route, ce, publish, read_all, wait_for
 
 PARTITIONS = 3
 
@@ -62,8 +62,6 @@ def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_the_rest_goes_on(ro
     assert route.finish() == 0, route.said()
 
     assert sorted(n for _, n in route.rows()) == list(range(200))
-    from tests.routes import read_all
-
     dead = read_all(route.kafka, f"{route.name}.deadletter", 1)
     assert {dict(m.headers())["__relay.errors.stage"] for m in dead} == {b"apply", b"decode"}
 
@@ -106,3 +104,17 @@ def test_two_workers_share_the_partitions_and_a_killed_one_is_replaced(route: Ta
 
     assert second.wait(30) == 0, route.said(1)
     assert sorted(n for _, n in route.rows()) == list(range(40_000))
+
+
+def test_on_dead_stop_keeps_a_bad_row_from_becoming_a_dead_letter(route: TableRoute) -> None:
+    route.path.write_text(route.path.read_text().replace("[routes.main]", '[routes.main]\non_dead = "stop"'))
+    publish(route.kafka, route.log, [(0, ce("/bad", "bad-1"), b'{"n": -1}')])
+
+    assert route.finish() == 10, route.said()
+
+    assert 'on_dead = "stop"' in route.said()
+    assert route.rows() == []
+    with psycopg.connect(route.postgres) as connection:
+        connection.execute("alter table ledger drop constraint ledger_n_check")
+    assert route.finish() == 0, route.said()
+    assert route.rows() == [("bad-1", -1)]
