@@ -52,7 +52,7 @@ def relay(*words: str) -> dict[str, object]:
     return document
 
 
-def test_topics_and_tables_are_created_once(  # noqa: PLR0917 - fixtures, given by name
+def test_topics_and_tables_are_created_once(
     kafka: str, postgres: str, make_topic: MakeTopic, topics: Topics, relay_name: str, tmp_path: Path
 ) -> None:
     log, output = make_topic(3), make_topic(2)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.routes import Route, ce, ids, per_source, publish, read_all, wait_for
 
@@ -68,8 +69,6 @@ def test_killed_at_each_step_it_goes_on_without_loss_or_repeat(route: Route, poi
 
 
 def test_aborted_records_of_a_foreign_transaction_never_show(route: Route) -> None:
-    from confluent_kafka import Producer
-
     producer = Producer({"bootstrap.servers": route.kafka, "transactional.id": route.name})
     producer.init_transactions()
     for n, commit in enumerate([True, False, True]):
