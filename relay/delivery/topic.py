@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 from zlib import crc32
 
 import structlog
@@ -15,7 +15,7 @@ from relay.delivery.ports import Group, KafkaPorts, Starts
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sifting import sift
 from relay.delivery.topic_recovery import TopicRecovery
-from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Stopped
+from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, InputRange, Page, pages
 
@@ -134,6 +134,8 @@ class TopicDelivery:
         assert self._producer is not None
         suspicious = fresh if self._condemned else [message for message in fresh if message.fault is not None]
         bad = [(message, cause) for message in suspicious if (cause := self._fault(message)) is not None]
+        if bad and self._stop_on_dead:
+            self._stop(fresh, *bad[0])
         good = [message for message in fresh if self._fault(message) is None] if bad else fresh
         entered = self._pages(good, outcomes=None)
         dead_entered = self._pages([m for m, _ in bad], outcomes=bytes([DEAD]) * len(bad))
@@ -193,18 +195,28 @@ class TopicDelivery:
         return found
 
     def _dead(self, message: LogMessage, cause: MessageRejected, tried: Counts) -> DeadRecord:
-        if self._stop_on_dead:
-            raise Stopped(
-                f"{message!r} of route {self._route!r} cannot be delivered ({cause.code}: {cause}); on_dead = \"stop\" "
-                "keeps it from becoming a dead letter: mend the message's destination, or set on_dead = \"continue\""
-            )
         tried.died(cause.code)
         key, value, headers = dead_letter(
             message, cause, route=self._route, target=self._outputs[0].topic, group=self._group_id, attempts=1
         )
         return DeadRecord(self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
 
+    def _stop(self, fresh: list[LogMessage], message: LogMessage, cause: MessageRejected) -> NoReturn:
+        """Deliver what lies before a message that nobody may put aside, then stop at it."""
+        if len(fresh) > 1:
+            self.narrowed_to = max(1, fresh.index(message))
+            raise Retriable(f"{message!r} cannot be delivered; what lies before it comes first")
+        raise Stopped(
+            f"{message!r} of route {self._route!r} cannot be delivered ({cause.code}: {cause}); on_dead = \"stop\" "
+            "keeps it from becoming a dead letter: mend the message's destination, or set on_dead = \"continue\""
+        )
+
     def _narrow(self, fresh: list[LogMessage], refusal: RecordRefused) -> None:
+        if len(fresh) == 1 and self._fault(fresh[0]) is not None:
+            raise Stopped(
+                f"the dead letter of {fresh[0]!r} is refused as well ({refusal}); raise max.message.bytes of "
+                f"{self._deads[0].topic!r}, and \"message.max.bytes\" of [kafka] if it is set"
+            )
         if len(fresh) == 1:
             self._condemned[fresh[0].digest] = MessageRejected("apply", "refused", f"the broker refuses it: {refusal}")
             self.narrowed_to = None

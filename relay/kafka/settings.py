@@ -299,6 +299,8 @@ def producer(
         "compression.type": "lz4",
         "queue.buffering.max.messages": 1_000_000,
         "queue.buffering.max.kbytes": 524_288,
+        # How large a record may be is the topic's business: the client's default of 1 MB would refuse dead letters.
+        "message.max.bytes": 100_000_000,
         # The coordinator answers "concurrent transactions" just after a commit: the pause is the latency.
         "retry.backoff.ms": 20,
         "retry.backoff.max.ms": 1000,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+import structlog
+
 from relay.capture.outcomes import decode_marker
 from relay.log.holds import Decision, Hold, HoldBudget, PartitionHolds, Waiting
 from relay.message.envelope import (
@@ -22,6 +24,7 @@ from relay.message.errors import MessageRejected
 from relay.message.identity import Rule, content_digest, position_digest
 from relay.message.record import LogMessage, LogPartition, Record
 
+log = structlog.get_logger("relay.intake")
 HEADERS_MAX: Final = 256
 CAPTURE_HEX_CHARS: Final = 32
 _OUTCOME_TYPE: Final = OUTCOME_TYPE.encode()
@@ -210,15 +213,19 @@ class Intake:
         held.read_to = (record.offset() or 0) + 1
         headers = record.headers() or []
         marker = decode_marker(record.key(), record.value(), headers)
+        before = held.alarms
         if marker is None or marker.forged:
             held.forged()
-            return
-        if marker.proved:
+        elif marker.proved:
             held.mark(marker.capture, Decision.COMMITTED, trusted=True, now=now)
-            return
-        resource = held.resource_of(marker.capture)
-        trusted = resource is not None and resource.name not in self._askable
-        held.mark(marker.capture, Decision.ABORTED, trusted=trusted, now=now)
+        else:
+            resource = held.resource_of(marker.capture)
+            trusted = resource is not None and resource.name not in self._askable
+            held.mark(marker.capture, Decision.ABORTED, trusted=trusted, now=now)
+        if held.alarms != before and held.alarms.bit_count() == 1:
+            # At 1, 2, 4, 8 and so on: whoever writes false markers must not fill the log as well.
+            place = f"{held.partition.topic}[{held.partition.partition}]@{record.offset()}"
+            log.error("outcome marker ignored", reason="false or contradicting", at=place, seen=held.alarms)
 
 
 def _resource(message: LogMessage) -> ResourceName | None:
