@@ -56,6 +56,7 @@ class Course:
         chance = Random(seed)  # noqa: S311 - a repeatable demonstration
         self._kill_at = {route: chance.uniform(0.2, 0.5) for route in stage.config.routes}
         self._report = ""
+        self._flights = 0
         self._rows: int | None = None
         self._relayed = dict.fromkeys(stage.config.routes, 0)
         self._views: list[RouteView] = []
@@ -66,7 +67,7 @@ class Course:
     def run(self) -> Outcome:
         """Start everything at the same time and see it through. Raises CheckFailed, Unreachable."""
         try:
-            self._service.tend(may_finish=False)
+            self._service.tend(0.0, may_finish=False)
             self._spark = self._start_spark()
             self._crew = crew = Crew(self._stage, self._show)
             with StatusReader(self._stage.config) as reader, psycopg.connect(self._stage.url, autocommit=True) as database:
@@ -88,7 +89,8 @@ class Course:
         while True:
             crew.tend()
             self._tend_spark(job)
-            self._service.tend(may_finish=all(crew.killed(route) for route in self._relayed))
+            killed = all(crew.killed(route) for route in self._relayed)
+            self._service.tend(self._flights / self._expected, may_finish=killed)
             # Whether the sources have ended is asked before the ends of the log are read.
             sources_ended = self._rows is not None and self._service.is_done
             sight = self._look(reader, database)
@@ -111,7 +113,7 @@ class Course:
             self._views = reader.read()
             row = database.execute("select count(*) from booking").fetchone()
             assert row is not None, "a count is one row"
-            flights = sum(p.end for p in self._views[0].partitions if p.topic == FLIGHTS)
+            self._flights = flights = sum(p.end for p in self._views[0].partitions if p.topic == FLIGHTS)
             for view in self._views:
                 # The lag counts outcome markers, too; with none left both are the same.
                 captured = flights + row[0]

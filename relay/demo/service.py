@@ -15,7 +15,8 @@ CRASHES: Final = {
     "capture.decided": "between COMMIT and the outcome marker: what it had booked must show",
     "capture.appended": "between the log and COMMIT: what it had begun must never show",
 }
-PLAN: Final = ("capture.decided", "capture.appended", "capture.decided")
+PLAN: Final = (("capture.decided", 0.0), ("capture.appended", 0.01), ("capture.decided", 0.2))
+"""Where each run crashes, and the share of the flights that is in the log before it starts."""
 
 
 class BookingService:
@@ -30,22 +31,23 @@ class BookingService:
         self._target = target
         self._seed = seed
         self._show = show
-        self._plan = [*PLAN, None]
+        self._plan: list[tuple[str | None, float]] = [*PLAN, (None, 1.0)]
         self._runs = 0
 
-    def tend(self, *, may_finish: bool) -> None:
-        """Start what is due and follow what ended; the last run waits until ``may_finish``."""
+    def tend(self, flights: float, *, may_finish: bool) -> None:
+        """Start what is due at this share of the flights and follow what ended; the last run waits for ``may_finish``."""
         if self.is_done:
             return
         if self.part is None:
-            if self._plan[0] is not None or may_finish:
-                self._start(self._plan[0])
+            crash, least = self._plan[0]
+            if may_finish if crash is None else flights >= least:
+                self._start(crash)
             return
         code = self.part.ended()  # asked before its last lines are read
         self._listen(self.part)
         if code is None:
             return
-        planned = self._plan.pop(0)
+        planned, _ = self._plan.pop(0)
         if code == EXIT_STATUS and planned is not None:
             self.crashes += 1
             self._show.say(f"the booking service crashed {CRASHES[planned]}")
