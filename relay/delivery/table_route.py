@@ -233,7 +233,9 @@ class TableDelivery:
         self.counts.transactions += 1
         self.counts.resent = self._sending.resent
 
-    def _entries(self, messages: list[LogMessage], outcomes: bytes, applied: list[int]) -> list[Page]:
+    def _entries(
+        self, messages: list[LogMessage], outcomes: bytes, applied: list[int], recovery: str | None = None
+    ) -> list[Page]:
         """Entries proven by the inbox's transaction; instance and n only make their keys unique."""
         if not messages:
             return []
@@ -245,6 +247,7 @@ class TableDelivery:
                 instance=self._instance,
                 n=self._n,
                 proof=Proof.PROVEN,
+                recovery=recovery,
                 outcomes=outcomes,
                 destinations=applied,
             )
@@ -256,7 +259,11 @@ class TableDelivery:
         self._views[page.partition].index.add_page(page)
 
     def _enter_inbox(self, assigned: Sequence[LogPartition]) -> int:
-        """Write the entries of inbox rows that the monitor lacks: a predecessor died between commit and entry."""
+        """Write the entries of inbox rows that the monitor lacks: a predecessor died between commit and entry.
+
+        They carry this worker's name as the recovery's: rows of several transactions lie in one page, so its numbers
+        tell nothing of the order inside.
+        """
         entered = 0
         bundle = self._appends.bundle({})
         for rows in self._cursor.inbox(list(assigned)):
@@ -265,7 +272,9 @@ class TableDelivery:
                 group = [_as_message(row) for row in missing if row.partition == partition]
                 found = [row for row in missing if row.partition == partition]
                 for number, page in enumerate(
-                    self._entries(group, bytes(row.outcome for row in found), [row.applied for row in found])
+                    self._entries(
+                        group, bytes(row.outcome for row in found), [row.applied for row in found], self._worker
+                    )
                 ):
                     self._write(bundle, page, number)
                 entered += len(group)
