@@ -16,10 +16,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from relay.capture.publisher import DefaultTiming
 from relay.kafka import settings
+from relay.message.errors import Unreachable
 from relay.run import clock
 
 BATCH: Final = 5_000
 WAIT_S: Final = 0.2
+FLUSH_S: Final = 60.0
+PATIENCE: Final = {"linger.ms": 50, "message.timeout.ms": 60_000}
+"""A producer that fills as fast as it can waits in its own queue for longer than a capture may."""
 INSERT: Final = """
 insert into ledger (id, customer, total)
 select * from unnest(%s::text[], %s::text[], %s::bigint[]) on conflict do nothing
@@ -58,18 +62,28 @@ def _commit_offsets(consumer: Consumer, records: list[Any]) -> None:
 
 
 def fill(kafka: str, topic: str, partitions: int, count: int, size: int = 256) -> None:
-    """Append ``count`` JSON records of ``size`` bytes with CloudEvents headers, one source per partition."""
+    """Append ``count`` JSON records of ``size`` bytes with CloudEvents headers, one source per partition.
+
+    Raises Unreachable if not every record was acknowledged.
+    """
+    failed: list[Any] = []
+
+    def told(error: Any, _record: object) -> None:
+        if error is not None:
+            failed.append(error)
+
     producer = Producer(
-        {**settings.producer({"bootstrap.servers": kafka}, DefaultTiming()), "linger.ms": 50}
+        {**settings.producer({"bootstrap.servers": kafka}, DefaultTiming()), **PATIENCE}
     )
     for partition, value, headers in _records(partitions, count, size):
         while True:
             try:
-                producer.produce(topic, value, b"%d" % partition, partition, headers=headers)
+                producer.produce(topic, value, b"%d" % partition, partition, headers=headers, on_delivery=told)
                 break
             except BufferError:
                 producer.poll(0.1)
-    producer.flush()
+    if producer.flush(FLUSH_S) or failed:
+        raise Unreachable(f"not every record of {topic} was acknowledged: {failed[:1]}")
 
 
 def _records(
