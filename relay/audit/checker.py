@@ -77,7 +77,12 @@ class State(NamedTuple):
 
 
 class CommitOrder:
-    """In which order, and in which delivery transactions, the messages were committed into a table."""
+    """In which order, and in which delivery transactions, the messages were committed into a table.
+
+    One delivery transaction may be known by two names, by a monitor page for some of its rows and by the inbox for
+    the others. Delivery transactions of one log partition wait for each other on its position's row, so their numbers
+    never interleave: names that do are one transaction.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -92,9 +97,28 @@ class CommitOrder:
 
     def rows(self) -> Iterator[tuple[int, int]]:
         """Yield (the message's row, its transaction) in the order of the commits."""
+        merged = self._merged()
+        partitions = self._ledger.partition
         for row in sorted(range(len(self._applied)), key=self._applied.__getitem__):
             if self._applied[row] >= 0:
-                yield row, self._transaction[row]
+                yield row, merged[partitions[row], self._transaction[row]]
+
+    def _merged(self) -> dict[tuple[int, int], int]:
+        """Number the transactions of each log partition anew, one number for names whose spans overlap."""
+        spans: dict[tuple[int, int], tuple[int, int]] = {}
+        for row, applied in enumerate(self._applied):
+            if applied >= 0:
+                name = (self._ledger.partition[row], self._transaction[row])
+                low, high = spans.get(name, (applied, applied))
+                spans[name] = (min(low, applied), max(high, applied))
+        numbers: dict[tuple[int, int], int] = {}
+        current: dict[int, tuple[int, int]] = {}
+        for number, name in enumerate(sorted(spans, key=spans.__getitem__)):
+            low, high = spans[name]
+            end, same = current.get(name[0], (-1, -1))
+            numbers[name] = same if low <= end else number
+            current[name[0]] = (max(end, high), numbers[name])
+        return numbers
 
 
 class Checker:

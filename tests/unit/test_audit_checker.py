@@ -335,6 +335,7 @@ class TestTables:
             ([("b", 1, 1), ("a", 2, 2), ("c", 3, 3)], 1),
             ([("c", 1, 1), ("b", 2, 1), ("a", 3, 2)], 1),
             ([("a", 3, 3), ("b", 1, 1), ("c", 2, 2)], 1),  # told in another order than applied
+            ([("c", 1, 1), ("a", 2, 7), ("b", 3, 1)], 0),  # one transaction under two names, whose numbers interleave
         ],
     )
     def test_the_order_of_commits_is_judged_between_transactions(
