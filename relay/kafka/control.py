@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from confluent_kafka import KafkaError, Message, Producer
 
@@ -30,16 +30,22 @@ class ControlTopic:
 
     def first(self, key: bytes) -> bytes | None:
         """Return the first record under ``key`` that compaction has left: who wrote first, decided."""
+        return next(self._values(key), None)
+
+    def last(self, key: bytes) -> bytes | None:
+        """Return the last record under ``key``."""
+        found = None
+        for value in self._values(key):
+            found = value
+        return found
+
+    def _values(self, key: bytes) -> Iterator[bytes]:
         with PartitionReader(
             self._consumer, committed=False, clock=self._clock, deadline_s=self._timeout_s
         ) as reader:
             low, high = reader.watermarks(self._partition)
             for records in reader.read({self._partition: (low, high)}):
-                for record in records:
-                    if record.key() == key:
-                        value: bytes | None = record.value()
-                        return value
-        return None
+                yield from (record.value() for record in records if record.key() == key)
 
     def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
         """Append a record; with ``wait`` raise Unreachable unless it is acknowledged."""

@@ -36,6 +36,7 @@ from relay.run.resolving import Resolving
 from relay.run.route_config import RouteConfig, TableDestination, TopicDestination
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
+from relay.run.twins import Twins
 from relay.run.views import ViewKeeper
 from relay.run.worker import Bounds, RouteWorker
 from relay.transfer.cursor import TableCursor
@@ -139,6 +140,8 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     scanner = ports.reader(committed=False)
     destination = _destination(config, route, ports, topics, worker_id)
     control = ports.control()
+    twins = Twins(control, worker_id)
+    twins.announce()
     policy = StartPolicy(
         control,
         route=route.name,
@@ -173,6 +176,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         reloading=Reloading(lambda: ports.reader(committed=True)),
         progress=Progress(_identity(config, route, worker_id), _status_writer(control, route, worker_id)),
         starts=policy.resolve,
+        check_twin=twins.check,
         topic_ids=watch.ids,
         bounds=Bounds(route.batch.messages, route.batch.bytes, route.batch.linger_s, route.inflight.messages),
     )

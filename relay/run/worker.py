@@ -68,6 +68,7 @@ class RouteWorker:
         reloading: Reloading,
         progress: Progress,
         starts: Starts,
+        check_twin: Callable[[], None],
         topic_ids: Callable[[], Mapping[str, bytes]],
         bounds: Bounds,
     ) -> None:
@@ -79,6 +80,7 @@ class RouteWorker:
         self._reloading = reloading
         self._progress = progress
         self._starts = starts
+        self._check_twin = check_twin
         self._topic_ids = topic_ids
         self._bounds = bounds
         self._generation = -1
@@ -181,6 +183,7 @@ class RouteWorker:
         if assigned is None:
             self._generation = generation
             return
+        self._check_twin()
         topic_ids = self._topic_ids()
         self._progress.state("recovering")
         views = self._views.take({p.partition for p in assigned})
