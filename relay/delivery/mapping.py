@@ -19,7 +19,8 @@ from relay.message.record import LogMessage
 
 VALUE_BYTES_MAX: Final = 16 * 1024**2
 """A larger value is not decoded; brokers take 1 MiB unless told otherwise."""
-JSON_DEPTH_MAX: Final = 64
+JSON_DEPTH_MAX: Final = 200
+"""Fewer levels than the JSON writer takes (254), so that whatever is decoded can be written into a column again."""
 CONFLUENT_FRAME_BYTES: Final = 5
 """A zero byte and a 4-byte schema id before the Avro body (Confluent's wire format)."""
 
@@ -120,8 +121,12 @@ def decode_json(value: bytes | None) -> Any:
         raise MessageRejected("decode", "no_value", "the message has no value, and a column is mapped from its JSON")
     if len(value) > VALUE_BYTES_MAX:
         raise _too_large(value)
-    # More brackets than levels allowed is rare, and only then the levels must be counted.
-    if value.count(b"[") + value.count(b"{") > JSON_DEPTH_MAX and _depth(value) > JSON_DEPTH_MAX:
+    # A level takes two bytes, and more brackets than levels allowed are rare: only then the levels are counted.
+    if (
+        len(value) > 2 * JSON_DEPTH_MAX
+        and value.count(b"[") + value.count(b"{") > JSON_DEPTH_MAX
+        and _depth(value) > JSON_DEPTH_MAX
+    ):
         raise MessageRejected("decode", "too_deep", f"the JSON value is nested deeper than {JSON_DEPTH_MAX} levels")
     try:
         return orjson.loads(value)

@@ -168,6 +168,11 @@ def verdicts(
     another message of the same identity.
     """
     arrivals, applied = prepared.arrivals, answer.applied
+    if not causes and len(applied) == len(arrivals.messages):
+        # Nearly every batch; and where one number stands for the transaction, one verdict stands for every message.
+        numbers = set(applied.values())
+        if len(numbers) == 1:
+            return [Verdict(DELIVERED, numbers.pop())] * len(applied)
     found = []
     for i, message in enumerate(arrivals.messages):
         number = applied.get(i)

@@ -15,6 +15,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
+from relay.delivery import postgresql_inbox
 from relay.delivery.mapping import TableMapping
 from relay.delivery.postgresql_effects import Connection, Effect, effect, qualified
 from relay.delivery.postgresql_failures import judge
@@ -59,18 +60,6 @@ from unnest(%(topic_ids)s::bytea[], %(partitions)s::int[], %(epochs)s::bigint[],
 where p.relay = %(relay)s and p.route = %(route)s and p.topic_id = u.topic_id and p.partition = u.partition
     and p.epoch = u.epoch and p.worker = %(worker)s
 """
-# Fixed-width parts travel as one value each: an array of bytea would cost a conversion per element on both sides.
-_ARRIVE: Final = """
-with arrived as (
-    insert into {inbox} (relay, route, digest, content, topic_id, partition, log_offset, outcome)
-    select %(relay)s, %(route)s, substring(%(digests)s::bytea from i::int * 16 - 15 for 16),
-        substring(%(contents)s::bytea from i::int * 8 - 7 for 8), (%(topic_ids)s::bytea[])[place],
-        (%(partitions)s::int[])[place], log_offset, get_byte(%(outcomes)s::bytea, i::int - 1)
-    from unnest(%(offsets)s::bigint[], %(places)s::int[]) with ordinality as u (log_offset, place, i)
-    {conflict}
-    returning digest, applied
-) select string_agg(digest, ''::bytea), array_agg(applied) from arrived
-"""
 _KNOWN: Final = """
 select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
 where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
@@ -98,8 +87,9 @@ select position from {position} where relay = %(relay)s and route = %(route)s an
 _STATEMENTS: Final = {
     "claim": _CLAIM,
     "move": _MOVE,
-    "arrive": _ARRIVE.replace("{conflict}", ""),
-    "arrive or not": _ARRIVE.replace("{conflict}", "on conflict do nothing"),
+    "first": postgresql_inbox.FIRST,
+    "rest": postgresql_inbox.REST,
+    "arrive or not": postgresql_inbox.ARRIVE_OR_NOT,
     "known": _KNOWN,
     "kill": _KILL,
     "read": _READ,
@@ -126,10 +116,11 @@ class _Repeated(Exception):
 
 @dataclass(slots=True)
 class _PreparedText(Prepared):
-    """A batch with its inbox rows in the form that the statement takes, in the order of their digests."""
+    """A batch with its inbox rows as COPY takes them, and the effect that formed its rows."""
 
-    inbox: dict[str, Any]
+    inbox: list[bytes]
     effect: Effect
+    topic_ids: dict[LogPartition, bytes]
 
 
 class PostgresqlCursor:
@@ -189,16 +180,9 @@ class PostgresqlCursor:
         assert self._effect is not None, "claim partitions before preparing messages"
         arrivals = Arrivals.of(messages)
         mapped = self._mapping.map(messages, self._effect.finish)
-        firsts, place_of = arrivals.firsts, arrivals.place_of
-        outcomes = bytes(len(firsts)) if not mapped.faults else bytes(i in mapped.faults for i in firsts)
-        inbox = {
-            "digests": b"".join([messages[i].digest for i in firsts]),
-            "contents": b"".join([messages[i].content for i in firsts]),
-            "offsets": "{" + ",".join([str(messages[i].offset) for i in firsts]) + "}",
-            "places": "{" + ",".join([str(place_of[i] + 1) for i in firsts]) + "}",
-            "outcomes": outcomes,
-        }
-        return _PreparedText(arrivals, mapped, inbox, self._effect)
+        topic_ids = {place: self._claim_of(place)[0] for place in arrivals.places}
+        inbox = postgresql_inbox.copy_rows(arrivals, mapped.faults, topic_ids)
+        return _PreparedText(arrivals, mapped, inbox, self._effect, topic_ids)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused or was there, write it again, expecting that."""
@@ -294,23 +278,27 @@ class PostgresqlCursor:
 
     def _arrive(self, connection: Connection, prepared: _PreparedText, care: _Care) -> InboxAnswer:
         """Insert the inbox rows and learn which of them are new, and what became of the others."""
-        arrivals = prepared.arrivals
+        arrivals, topic_ids = prepared.arrivals, prepared.topic_ids
         if not arrivals.firsts:
             return InboxAnswer({}, {})
-        parameters = {
-            **prepared.inbox,
-            "topic_ids": [self._claim_of(place)[0] for place in arrivals.places],
-            "partitions": [place.partition for place in arrivals.places],
-        }
+        if care is not _Care.NONE:
+            return self._arrive_or_not(connection, prepared)
         try:
-            how = "arrive" if care is _Care.NONE else "arrive or not"
-            row = self._run(connection, how, parameters, binary=True).fetchone()
+            first = postgresql_inbox.first_row(arrivals, prepared.faults, topic_ids)
+            (number,) = self._run(connection, "first", first).fetchall()[0]
+            if len(prepared.inbox) > 1:
+                data = postgresql_inbox.copy_data(self._names, number, prepared.inbox[1:])
+                with connection.cursor() as cursor, cursor.copy(self._statements["rest"]) as copy:
+                    copy.write(data)
         except psycopg.errors.UniqueViolation:
             raise _Repeated from None
-        digests, applied = (row[0] or b"", row[1] or []) if row else (b"", [])
-        if len(applied) == len(arrivals.firsts):
-            return InboxAnswer(dict(zip(arrivals.firsts, applied, strict=True)), {})
-        numbers = {digests[16 * n : 16 * n + 16]: number for n, number in enumerate(applied)}
+        return InboxAnswer(dict.fromkeys(arrivals.firsts, number), {})
+
+    def _arrive_or_not(self, connection: Connection, prepared: _PreparedText) -> InboxAnswer:
+        arrivals = prepared.arrivals
+        parameters = postgresql_inbox.arrays(arrivals, prepared.faults, prepared.topic_ids)
+        ((digests, applied),) = self._run(connection, "arrive or not", parameters, binary=True).fetchall()
+        numbers = {digests[16 * n : 16 * n + 16]: number for n, number in enumerate(applied or ())}
         answer = InboxAnswer({}, {})
         missing = []
         for i in arrivals.firsts:
@@ -319,8 +307,9 @@ class PostgresqlCursor:
                 answer.applied[i] = numbers[digest]
             else:
                 missing.append(digest)
-        rows = self._run(connection, "known", {"digests": missing}).fetchall()
-        answer.known = {known[0]: self._row(known) for known in rows}
+        if missing:
+            rows = self._run(connection, "known", {"digests": missing}).fetchall()
+            answer.known = {known[0]: self._row(known) for known in rows}
         if len(answer.known) < len(missing):
             raise Retriable(f"{self._plan.where}: an inbox row was trimmed while it was asked for; it is tried again")
         return answer

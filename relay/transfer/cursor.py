@@ -23,7 +23,11 @@ class Claim(NamedTuple):
 
 
 class InboxRow(NamedTuple):
-    """One message that the destination has dealt with; ``applied`` numbers grow with the commits of a partition."""
+    """One message that the destination has dealt with.
+
+    ``applied`` grows from one delivery transaction of a partition to the next; messages of one transaction may share
+    a number, since they became visible together.
+    """
 
     digest: bytes
     content: bytes
