@@ -141,7 +141,7 @@ class TableDestination(_Section):
 class BatchLimits(_Section):
     """What one delivery transaction holds at most; a batch is sent after ``linger_s`` at the latest."""
 
-    messages: int = Field(default=10_000, ge=1, le=100_000)
+    messages: int = Field(default=20_000, ge=1, le=100_000)
     bytes: Bytes = Field(default=16 * 1024**2, ge=1024, le=1024**3)
     linger_s: Seconds = Field(default=0.005, alias="linger", ge=0, le=5)
 

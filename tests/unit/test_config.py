@@ -67,7 +67,7 @@ def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
     )
     assert route.identity == ["cloudevents", "position"]
     assert (route.dedup, route.on_dead, route.tries) == ("partition", "continue", 3)
-    assert (route.batch.messages, route.batch.bytes, route.batch.linger_s) == (10_000, 16 * 1024**2, 0.005)
+    assert (route.batch.messages, route.batch.bytes, route.batch.linger_s) == (20_000, 16 * 1024**2, 0.005)
     assert config.timing.transaction_timeout == 10
     assert config.timing.monitor_retention == 14 * 86400
 
