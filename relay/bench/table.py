@@ -27,7 +27,7 @@ PARTITIONS: Final = 4
 COLUMNS: Final = 'id = "ce:id", customer = "json:/customer", total = "json:/total"'
 SAMPLE_ROWS: Final = 50_000
 SAMPLE: Final = """
-insert into ledger select 'order-' || to_char(i, 'FM0000000000'), 'customer-' || to_char(i %% 1000, 'FM000'), 1000000 + i
+insert into ledger select gen_random_uuid()::text, 'customer-' || to_char(i %% 1000, 'FM000'), 1000000 + i
 from generate_series(1, %s) i
 """
 PAGES: Final = "select pg_relation_size('ledger') / 8192"

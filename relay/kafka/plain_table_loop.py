@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any, Final
+from uuid import UUID
 
 import orjson
 import psycopg
@@ -91,7 +93,8 @@ def _records(
 ) -> Iterator[tuple[int, bytes, list[tuple[str, str | bytes | None]]]]:
     for number in range(count):
         partition = number % partitions
-        name = f"order-{number:010d}"
+        # Ids as producers make them: in no order, so that both sides' indexes are written at random places.
+        name = str(UUID(bytes=blake2b(number.to_bytes(8, "big"), digest_size=16).digest()))
         order = {"id": name, "customer": f"customer-{number % 1000:03d}", "total": 10**6 + number, "note": ""}
         value = orjson.dumps(order)
         value = value[:-2] + b"." * (size - len(value)) + value[-2:]
