@@ -36,7 +36,7 @@ DEPARTURE = ("departure", "flight", "origin", "dest")
 ANSWER_TIMEOUT_MS = 8000
 
 
-class Refused(Exception):  # noqa: N818 - read as a word: raise Refused(code, sentence)
+class Refused(Exception):
     """The job cannot start or its check failed; ``code`` is what the process returns."""
 
     def __init__(self, code: int, sentence: str) -> None:
