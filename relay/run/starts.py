@@ -83,8 +83,7 @@ class StartPolicy:
             if any(key.split("/")[0] == partition.topic for key in self._recorded):
                 raise Stopped(
                     f"topic {partition.topic!r} of route {self._route!r} was deleted and created again: its positions "
-                    "mean nothing now; check what was lost, then give the route a new name, or record a new start by "
-                    f"`relay migrate --restart {self._route}`"
+                    "mean nothing now; check what was lost, then give the route a new name"
                 )
             return low
         start = self._recorded[topic_key].get(str(partition.partition))
