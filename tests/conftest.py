@@ -21,9 +21,11 @@ from psycopg.conninfo import make_conninfo
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
+from tests.routes import TopicRoute
 
 CI = bool(os.environ.get("CI"))
 MakeTopic = Callable[..., str]
+MakeRoute = Callable[..., TopicRoute]
 
 
 @dataclass(frozen=True)
@@ -139,3 +141,21 @@ def make_topic(kafka_admin: AdminClient) -> Iterator[MakeTopic]:
     if made:
         for deleted in kafka_admin.delete_topics(made).values():
             deleted.result(30)
+
+
+@pytest.fixture
+def make_route(tmp_path: Path, kafka: str, make_topic: MakeTopic) -> Iterator[MakeRoute]:
+    """Return a factory ``make_route(extra="", partitions=1, log={}, out={})`` of topic routes, their workers ended."""
+    made: list[TopicRoute] = []
+
+    def make(
+        extra: str = "", partitions: int = 1, log: Mapping[str, str] | None = None, out: Mapping[str, str] | None = None
+    ) -> TopicRoute:
+        route = TopicRoute(tmp_path, kafka, make_topic(partitions, log), make_topic(partitions, out), partitions, extra)
+        route.migrate()
+        made.append(route)
+        return route
+
+    yield make
+    for route in made:
+        route.stop()

@@ -102,6 +102,19 @@ to = {to}
         self._workers.clear()
 
 
+class TopicRoute(Route):
+    """A route from a fresh log topic to a fresh output topic."""
+
+    def __init__(self, directory: Path, kafka: str, log: str, out: str, partitions: int, extra: str = "") -> None:
+        super().__init__(directory, kafka, log, f'{{ topic = "{out}" }}', extra)
+        self.out = out
+        self.partitions = partitions
+
+    def outputs(self) -> list[Any]:
+        """Return what a read_committed reader finds at the destination."""
+        return read_all(self.kafka, self.out, self.partitions)
+
+
 def ce(source: str, identifier: str, **more: str) -> list[tuple[str, bytes]]:
     """CloudEvents headers of a plain producer."""
     fields = {"ce_specversion": "1.0", "ce_id": identifier, "ce_source": source, "ce_type": "test", **more}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from relay.message.identity import capture_id
 from relay.run.config import load
 from relay.run.restarts import ExitCode
 from tests.raw_headers import append_raw
-from tests.routes import Route, ce, ids, publish, read_all, wait_for
+from tests.routes import Route, TopicRoute, ce, ids, publish, read_all, wait_for
 
 NONCE = b"n" * 16
 CAPTURE = capture_id(NONCE)
@@ -27,33 +27,10 @@ NOWHERE = ResourceName("elsewhere", "u-1")
 CAUSE = "__relay.errors."
 
 
-@pytest.fixture
-def make_route(tmp_path: Path, kafka: str, make_topic: Callable[..., str]) -> Iterator[Callable[..., Route]]:
-    made: list[Route] = []
-
-    def make(
-        extra: str = "", log: dict[str, str] | None = None, out: dict[str, str] | None = None, partitions: int = 1
-    ) -> Route:
-        into, output = make_topic(partitions, log), make_topic(partitions, out)
-        route = Route(tmp_path, kafka, into, f'{{ topic = "{output}" }}', extra)
-        route.out, route.partitions = output, partitions  # type: ignore[attr-defined]
-        route.migrate()
-        made.append(route)
-        return route
-
-    yield make
-    for route in made:
-        route.stop()
-
-
-def outputs(route: Route) -> list[Any]:
-    return read_all(route.kafka, route.out, route.partitions)  # type: ignore[attr-defined]
-
-
-def dead_letters(route: Route) -> list[dict[str, str]]:
+def dead_letters(route: TopicRoute) -> list[dict[str, str]]:
     """Return the cause headers of each dead letter, without their prefix."""
     config = load(route.path)
-    found = read_all(route.kafka, config.deadletter_topic, route.partitions)  # type: ignore[attr-defined]
+    found = read_all(route.kafka, config.deadletter_topic, route.partitions)
     return [
         {name.removeprefix(CAUSE): (value or b"").decode("utf-8", "replace") for name, value in message.headers()}
         for message in found
@@ -65,7 +42,7 @@ def captured(identifier: str, capture: bytes = CAPTURE, source: str = "/s") -> l
     return [*own, ("ce_relaycapture", capture.hex().encode()), ("ce_relayresource", NOWHERE.encode())]
 
 
-def append_marker(route: Route, nonce: bytes | None, value: bytes | None = None) -> None:
+def append_marker(route: TopicRoute, nonce: bytes | None, value: bytes | None = None) -> None:
     producer = Producer({"bootstrap.servers": route.kafka})
     producer.produce(
         route.log,
@@ -77,7 +54,7 @@ def append_marker(route: Route, nonce: bytes | None, value: bytes | None = None)
     assert producer.flush(30) == 0
 
 
-def test_odd_records_pass_as_they_are(make_route: Callable[..., Route]) -> None:
+def test_odd_records_pass_as_they_are(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route()
     producer = Producer({"bootstrap.servers": route.kafka, "enable.idempotence": True})
     odd: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]] = [
@@ -97,7 +74,7 @@ def test_odd_records_pass_as_they_are(make_route: Callable[..., Route]) -> None:
 
     assert route.finish() == 0, route.said()
 
-    found = outputs(route)
+    found = route.outputs()
     shown = [
         (m.key(), m.value(), [h for h in m.headers() if h[0] not in LOG_ONLY_HEADERS]) for m in found
     ]
@@ -105,28 +82,28 @@ def test_odd_records_pass_as_they_are(make_route: Callable[..., Route]) -> None:
     assert dead_letters(route) == []
 
 
-def test_without_an_id_each_record_is_a_message_of_its_own(make_route: Callable[..., Route]) -> None:
+def test_without_an_id_each_record_is_a_message_of_its_own(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route()
     publish(route.kafka, route.log, [(0, [], b"same")] * 5)
     assert route.finish() == 0, route.said()
     assert route.finish() == 0, route.said()
 
-    assert len(outputs(route)) == 5
+    assert len(route.outputs()) == 5
 
 
-def test_more_headers_than_a_message_may_have_make_a_dead_letter(make_route: Callable[..., Route]) -> None:
+def test_more_headers_than_a_message_may_have_make_a_dead_letter(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route()
     many = ce("/s", "many") + [(f"h{n}", b"v") for n in range(10_000)]
     publish(route.kafka, route.log, [(0, ce("/s", "a"), b"a"), (0, many, b"m"), (0, ce("/s", "b"), b"b")])
 
     assert route.finish() == 0, route.said()
 
-    assert ids(outputs(route)) == ["a", "b"]
+    assert ids(route.outputs()) == ["a", "b"]
     (dead,) = dead_letters(route)
     assert (dead["stage"], dead["code"], dead["offset"], dead["message_id"]) == ("decode", "headers", "1", "many")
 
 
-def test_header_names_that_are_no_text_make_a_dead_letter(make_route: Callable[..., Route]) -> None:
+def test_header_names_that_are_no_text_make_a_dead_letter(make_route: Callable[..., TopicRoute]) -> None:
     """confluent-kafka cannot read them, and crashes when asked twice: red without the guard in the intake."""
     route = make_route()
     publish(route.kafka, route.log, [(0, ce("/s", "a"), b"a")])
@@ -135,13 +112,13 @@ def test_header_names_that_are_no_text_make_a_dead_letter(make_route: Callable[.
 
     assert route.finish() == 0, route.said()
 
-    assert ids(outputs(route)) == ["a", "b"]
+    assert ids(route.outputs()) == ["a", "b"]
     assert [(dead["code"], dead["offset"]) for dead in dead_letters(route)] == [("headers", "1")]
 
 
 @pytest.mark.parametrize("size", [600_000, 1_500_000], ids=["600 kB", "1.5 MB"])
 def test_a_value_that_the_output_refuses_is_a_dead_letter_and_the_lane_goes_on(
-    make_route: Callable[..., Route], size: int
+    make_route: Callable[..., TopicRoute], size: int
 ) -> None:
     route = make_route(log={"max.message.bytes": "3000000"}, out={"max.message.bytes": "500000"})
     producer = Producer({"bootstrap.servers": route.kafka, "message.max.bytes": 3_000_000, "linger.ms": 0})
@@ -152,14 +129,14 @@ def test_a_value_that_the_output_refuses_is_a_dead_letter_and_the_lane_goes_on(
 
     assert route.finish() == 0, route.said()
 
-    assert ids(outputs(route)) == ["a", "b"]
+    assert ids(route.outputs()) == ["a", "b"]
     (dead,) = dead_letters(route)
     assert (dead["stage"], dead["message_id"], dead["offset"]) == ("apply", "big", "1")
     assert route.finish() == 0, route.said()
     assert len(dead_letters(route)) == 1
 
 
-def test_poison_among_ten_thousand_good_ones_is_put_aside(make_route: Callable[..., Route]) -> None:
+def test_poison_among_ten_thousand_good_ones_is_put_aside(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route(log={"max.message.bytes": "3000000"}, out={"max.message.bytes": "500000"})
     noise = b"".join(n.to_bytes(4, "big") for n in range(150_000))
     malformed = set(range(500, 10_000, 500))
@@ -175,23 +152,23 @@ def test_poison_among_ten_thousand_good_ones_is_put_aside(make_route: Callable[.
     assert route.finish() == 0, route.said()
 
     poison = malformed | {7777}
-    assert ids(outputs(route)) == [f"m-{n}" for n in range(10_000) if n not in poison]
+    assert ids(route.outputs()) == [f"m-{n}" for n in range(10_000) if n not in poison]
     assert sorted(dead["message_id"] for dead in dead_letters(route)) == sorted(f"m-{n}" for n in poison)
 
 
-def test_an_id_with_another_content_is_a_conflict_and_the_first_is_kept(make_route: Callable[..., Route]) -> None:
+def test_an_id_with_another_content_is_a_conflict_and_the_first_is_kept(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route()
     publish(route.kafka, route.log, [(0, ce("/s", "x"), b"first"), (0, ce("/s", "x"), b"second")])
     assert route.finish() == 0, route.said()
     publish(route.kafka, route.log, [(0, ce("/s", "x"), b"third"), (0, ce("/s", "x"), b"first")])
     assert route.finish() == 0, route.said()
 
-    assert [message.value() for message in outputs(route)] == [b"first"]
+    assert [message.value() for message in route.outputs()] == [b"first"]
     counts = last_counts(route)
     assert (counts["duplicates"], counts["conflicts"]) == (2, 1)
 
 
-def last_counts(route: Route) -> dict[str, Any]:
+def last_counts(route: TopicRoute) -> dict[str, Any]:
     """Return the counts of the last worker process, as its status record says them."""
     import orjson  # noqa: PLC0415 - the only place that reads a status record raw
 
@@ -202,33 +179,33 @@ def last_counts(route: Route) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("raw", [b"", b"not hex at all", b"\xff" * 32])
-def test_a_malformed_capture_header_makes_a_dead_letter(make_route: Callable[..., Route], raw: bytes) -> None:
+def test_a_malformed_capture_header_makes_a_dead_letter(make_route: Callable[..., TopicRoute], raw: bytes) -> None:
     route = make_route()
     broken = [*ce("/s", "broken"), ("ce_relaycapture", raw)]
     publish(route.kafka, route.log, [(0, broken, b"v"), (0, ce("/s", "b"), b"b")])
 
     assert route.finish() == 0, route.said()
 
-    assert ids(outputs(route)) == ["b"]
+    assert ids(route.outputs()) == ["b"]
     assert [dead["code"] for dead in dead_letters(route)] == ["capture"]
 
 
-def test_a_forged_committed_marker_is_ignored_and_alarms(make_route: Callable[..., Route]) -> None:
+def test_a_forged_committed_marker_is_ignored_and_alarms(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route()
     publish(route.kafka, route.log, [(0, captured("held"), b"v"), (0, ce("/other", "free"), b"v")])
     append_marker(route, b"x" * 16)
     append_marker(route, None, value=b"no record at all")
     worker = route.start()
-    wait_for(lambda: ids(outputs(route)) == ["free"], what="the lane that is not held")
+    wait_for(lambda: ids(route.outputs()) == ["free"], what="the lane that is not held")
     wait_for(lambda: "outcome marker ignored" in route.said(), what="the alarm")
     assert worker.poll() is None
 
     append_marker(route, NONCE)
 
-    wait_for(lambda: sorted(ids(outputs(route))) == ["free", "held"], what="the true marker")
+    wait_for(lambda: sorted(ids(route.outputs())) == ["free", "held"], what="the true marker")
 
 
-def test_no_header_that_steers_a_relay_leaves_the_log(make_route: Callable[..., Route]) -> None:
+def test_no_header_that_steers_a_relay_leaves_the_log(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route()
     stranger = [("relay_instance", b"0" * 32), ("relay_n", b"1"), ("relay_digest", b"1" * 32)]
     publish(route.kafka, route.log, [(0, captured("c") + stranger, b"v")])
@@ -236,7 +213,7 @@ def test_no_header_that_steers_a_relay_leaves_the_log(make_route: Callable[..., 
 
     assert route.finish() == 0, route.said()
 
-    (message,) = outputs(route)
+    (message,) = route.outputs()
     names = [name for name, _ in message.headers()]
     assert "ce_relaycapture" not in names
     assert "ce_relayresource" not in names
@@ -244,7 +221,7 @@ def test_no_header_that_steers_a_relay_leaves_the_log(make_route: Callable[..., 
     assert dict(message.headers())["relay_instance"] != b"0" * 32
 
 
-def test_on_dead_stop_delivers_what_lies_before_and_stops_with_the_remedy(make_route: Callable[..., Route]) -> None:
+def test_on_dead_stop_delivers_what_lies_before_and_stops_with_the_remedy(make_route: Callable[..., TopicRoute]) -> None:
     route = make_route('on_dead = "stop"')
     broken = [*ce("/s", "broken"), ("ce_relaycapture", b"?")]
     publish(
@@ -255,12 +232,12 @@ def test_on_dead_stop_delivers_what_lies_before_and_stops_with_the_remedy(make_r
     assert route.finish() == ExitCode.PERSON, route.said()
 
     assert 'on_dead = "stop"' in route.said()
-    assert ids(outputs(route)) == ["a"]
+    assert ids(route.outputs()) == ["a"]
     assert dead_letters(route) == []
 
 
 def test_a_monitor_with_too_few_partitions_is_refused_with_the_remedy(
-    make_route: Callable[..., Route], kafka_admin: AdminClient
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
 ) -> None:
     route = make_route()
     kafka_admin.create_partitions([NewPartitions(route.log, 2)])[route.log].result(30)

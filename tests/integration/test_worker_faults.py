@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,9 @@ from relay.message.envelope import ResourceName
 from relay.resources import open_resource
 from relay.run.config import load
 from relay.run.restarts import ExitCode
-from tests.routes import Route, ce, ids, per_source, publish, read_all, wait_for
+from tests.routes import TopicRoute, ce, ids, per_source, publish, wait_for
 
 PARTITIONS = 3
-
-
-@pytest.fixture
-def make_route(tmp_path: Path, kafka: str, make_topic: Callable[..., str]) -> Iterator[Callable[..., Route]]:
-    made: list[Route] = []
-
-    def make(extra: str = "", partitions: int = PARTITIONS, log: str | None = None) -> Route:
-        out = make_topic(partitions)
-        route = Route(tmp_path, kafka, log or make_topic(partitions), f'{{ topic = "{out}" }}', extra)
-        route.out, route.partitions = out, partitions  # type: ignore[attr-defined]
-        route.migrate()
-        made.append(route)
-        return route
-
-    yield make
-    for route in made:
-        route.stop()
-
-
-def outputs(route: Route) -> list[Any]:
-    return read_all(route.kafka, route.out, route.partitions)  # type: ignore[attr-defined]
 
 
 def messages(count: int, first: int = 0, partitions: int = PARTITIONS) -> list[Any]:
@@ -48,18 +27,18 @@ def messages(count: int, first: int = 0, partitions: int = PARTITIONS) -> list[A
     ]
 
 
-def assert_once_in_order(route: Route, count: int) -> None:
-    found = outputs(route)
+def assert_once_in_order(route: TopicRoute, count: int) -> None:
+    found = route.outputs()
     assert sorted(ids(found)) == sorted(f"m-{n}" for n in range(count))
     assert all(numbers == sorted(numbers) for numbers in per_source(found).values())
 
 
 @pytest.mark.parametrize("partitions", [1, PARTITIONS])
-def test_of_two_processes_with_one_name_the_older_stops(make_route: Callable[..., Route], partitions: int) -> None:
+def test_of_two_processes_with_one_name_the_older_stops(make_route: Callable[..., TopicRoute], partitions: int) -> None:
     route = make_route(partitions=partitions)
     publish(route.kafka, route.log, messages(20_000, partitions=partitions))
     older = route.start(0)
-    wait_for(lambda: len(outputs(route)) > 0, what="the older worker's deliveries")
+    wait_for(lambda: len(route.outputs()) > 0, what="the older worker's deliveries")
 
     newer = route.start(0)
 
@@ -68,28 +47,28 @@ def test_of_two_processes_with_one_name_the_older_stops(make_route: Callable[...
     assert "another process runs as" in route.said()
     assert newer.poll() is None
     publish(route.kafka, route.log, messages(1000, first=20_000, partitions=partitions))
-    wait_for(lambda: len(outputs(route)) >= 21_000, what="all output")
+    wait_for(lambda: len(route.outputs()) >= 21_000, what="all output")
     newer.terminate()
     assert newer.wait(30) == 0, route.said()
     assert_once_in_order(route, 21_000)
 
 
-def test_a_worker_frozen_past_its_session_comes_back_without_repeat_or_inversion(make_route: Callable[..., Route]) -> None:
-    route = make_route()
+def test_a_worker_frozen_past_its_session_comes_back_without_repeat_or_inversion(make_route: Callable[..., TopicRoute]) -> None:
+    route = make_route(partitions=PARTITIONS)
     frozen, other = route.start(0), route.start(1)
     for number in (0, 1):
         wait_for(lambda number=number: '"event":"running"' in route.said(number), what="a worker's partitions")
     takeovers = route.said(0).count('"event":"running"')
     publish(route.kafka, route.log, messages(60_000))
-    wait_for(lambda: len(outputs(route)) > 0, what="some output")
+    wait_for(lambda: len(route.outputs()) > 0, what="some output")
     frozen.send_signal(signal.SIGSTOP)
     publish(route.kafka, route.log, messages(3000, first=60_000))
-    wait_for(lambda: len(outputs(route)) >= 63_000, what="the other worker's deliveries")
+    wait_for(lambda: len(route.outputs()) >= 63_000, what="the other worker's deliveries")
 
     frozen.send_signal(signal.SIGCONT)
     publish(route.kafka, route.log, messages(3000, first=63_000))
 
-    wait_for(lambda: len(outputs(route)) >= 66_000, what="all output")
+    wait_for(lambda: len(route.outputs()) >= 66_000, what="all output")
     wait_for(lambda: route.said(0).count('"event":"running"') > takeovers, what="the frozen worker's return")
     for worker in (frozen, other):
         worker.terminate()
@@ -117,9 +96,9 @@ def delete_offsets(admin: AdminClient, group: str, log: str, partitions: int) ->
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_expired_offsets_stop_the_route_with_the_remedy(
-    make_route: Callable[..., Route], kafka_admin: AdminClient, start: str
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient, start: str
 ) -> None:
-    route = make_route(f'start = "{start}"')
+    route = make_route(f'start = "{start}"', PARTITIONS)
     assert route.finish() == 0, route.said()
     publish(route.kafka, route.log, messages(300))
     assert route.finish() == 0, route.said()
@@ -150,12 +129,12 @@ def recreate(admin: AdminClient, topic: str, partitions: int) -> None:
 
 @pytest.mark.parametrize("second", [3, 600], ids=["shorter", "longer"])
 def test_a_topic_created_again_under_a_running_worker_stops_it(
-    make_route: Callable[..., Route], kafka_admin: AdminClient, second: int
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient, second: int
 ) -> None:
-    route = make_route()
+    route = make_route(partitions=PARTITIONS)
     publish(route.kafka, route.log, messages(300))
     worker = route.start()
-    wait_for(lambda: len(outputs(route)) == 300, what="the deliveries")
+    wait_for(lambda: len(route.outputs()) == 300, what="the deliveries")
 
     recreate(kafka_admin, route.log, PARTITIONS)
     publish(route.kafka, route.log, messages(second, first=300))
@@ -167,9 +146,9 @@ def test_a_topic_created_again_under_a_running_worker_stops_it(
 
 
 def test_a_topic_created_again_while_nothing_ran_stops_the_next_start(
-    make_route: Callable[..., Route], kafka_admin: AdminClient
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
 ) -> None:
-    route = make_route()
+    route = make_route(partitions=PARTITIONS)
     publish(route.kafka, route.log, messages(300))
     assert route.finish() == 0, route.said()
 
@@ -182,15 +161,15 @@ def test_a_topic_created_again_while_nothing_ran_stops_the_next_start(
 
 
 def test_partitions_added_later_begin_at_their_beginning_after_migrate(
-    make_route: Callable[..., Route], kafka_admin: AdminClient
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
 ) -> None:
-    route = make_route('start = "latest"')
+    route = make_route('start = "latest"', PARTITIONS)
     assert route.finish() == 0, route.said()
     kafka_admin.create_partitions([NewPartitions(route.log, 4)])[route.log].result(30)
     wait_for(lambda: len(kafka_admin.list_topics(route.log, 5).topics[route.log].partitions) == 4)
     publish(route.kafka, route.log, [(3, ce("/late", f"m-{n}"), b"v") for n in range(100)])
     assert route.finish() == ExitCode.PERSON, route.said()
-    assert outputs(route) == []
+    assert route.outputs() == []
 
     route.migrate()
 
@@ -198,8 +177,8 @@ def test_partitions_added_later_begin_at_their_beginning_after_migrate(
     assert_once_in_order(route, 100)
 
 
-def test_start_latest_holds_once(make_route: Callable[..., Route]) -> None:
-    route = make_route('start = "latest"')
+def test_start_latest_holds_once(make_route: Callable[..., TopicRoute]) -> None:
+    route = make_route('start = "latest"', PARTITIONS)
     publish(route.kafka, route.log, [(0, ce("/old", "old-1"), b"v")])
     assert route.finish(RELAY_CRASH_AT="recovery.claiming") == 137, route.said()
     publish(route.kafka, route.log, messages(30))
@@ -215,7 +194,7 @@ def test_start_latest_holds_once(make_route: Callable[..., Route]) -> None:
 class Shop:
     """A route whose relay can ask the publisher's database."""
 
-    def __init__(self, make_route: Callable[..., Route], directory: Path, inflight: str = "") -> None:
+    def __init__(self, make_route: Callable[..., TopicRoute], directory: Path, inflight: str = "") -> None:
         self.url = f"sqlite:///{directory}/shop.db"
         self.resource = open_resource("shop", self.url, 1.0)
         self.resource.create_tables()
@@ -232,7 +211,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(make_route: Callable[..., Route], tmp_path: Path) -> Shop:
+def shop(make_route: Callable[..., TopicRoute], tmp_path: Path) -> Shop:
     return Shop(make_route, tmp_path)
 
 
@@ -254,11 +233,11 @@ def test_committed_captures_pass_and_rolled_back_ones_do_not(shop: Shop) -> None
         write_blocks(capture, shop.route.log, 1000, 20, fail=True)
         write_blocks(capture, shop.route.log, 20, 20)
 
-    wait_for(lambda: len(outputs(shop.route)) >= 40, what="the committed ones")
+    wait_for(lambda: len(shop.route.outputs()) >= 40, what="the committed ones")
     worker.terminate()
     assert worker.wait(30) == 0, shop.route.said()
     assert_once_in_order(shop.route, 40)
-    for message in outputs(shop.route):
+    for message in shop.route.outputs():
         names = {name for name, _ in message.headers()}
         assert not names & {"ce_relaycapture", "ce_relayresource"}
 
@@ -270,7 +249,7 @@ def test_an_abandoned_capture_is_fenced_and_only_its_lane_waited(shop: Shop) -> 
 
     assert shop.route.finish() == 0, shop.route.said()
 
-    assert ids(outputs(shop.route)) == ["o-1", "m-0"]
+    assert ids(shop.route.outputs()) == ["o-1", "m-0"]
     decisions = shop.resource.decisions()
     assert decisions.read([abandoned])[abandoned].committed is False
     decisions.close()
@@ -282,20 +261,20 @@ def test_a_resource_with_another_uuid_keeps_the_lane_and_only_it(shop: Shop) -> 
     publish(shop.route.kafka, shop.route.log, [(0, ce("/other", f"m-{n}"), b"v") for n in range(100)])
     worker = shop.route.start()
 
-    wait_for(lambda: len(outputs(shop.route)) >= 100, what="the other lane")
+    wait_for(lambda: len(shop.route.outputs()) >= 100, what="the other lane")
     worker.kill()
     worker.wait()
     # The position stands before the stuck message; what was delivered behind it must not come again.
     worker = shop.route.start()
     publish(shop.route.kafka, shop.route.log, [(0, ce("/other", "m-100"), b"v")])
-    wait_for(lambda: len(outputs(shop.route)) >= 101, what="the other lane after a restart")
+    wait_for(lambda: len(shop.route.outputs()) >= 101, what="the other lane after a restart")
     worker.terminate()
     assert worker.wait(30) == 0, shop.route.said()
     assert_once_in_order(shop.route, 101)
 
 
 def test_an_unreachable_resource_keeps_only_its_lane_waiting(
-    make_route: Callable[..., Route], tmp_path: Path
+    make_route: Callable[..., TopicRoute], tmp_path: Path
 ) -> None:
     shop = Shop(make_route, tmp_path)
     route = shop.route
@@ -304,10 +283,10 @@ def test_an_unreachable_resource_keeps_only_its_lane_waiting(
     publish(route.kafka, route.log, [(0, [*ce("/shop", "held-1"), *own], b"v"), (0, ce("/shop", "held-2"), b"v")])
     worker = route.start()
     publish(route.kafka, route.log, messages(50, partitions=1))
-    wait_for(lambda: len(outputs(route)) == 50, what="the other lane")
+    wait_for(lambda: len(route.outputs()) == 50, what="the other lane")
     publish(route.kafka, route.log, messages(50, first=50, partitions=1))
 
-    wait_for(lambda: len(outputs(route)) == 100, what="the other lane, later")
+    wait_for(lambda: len(route.outputs()) == 100, what="the other lane, later")
 
     assert worker.poll() is None, route.said()
     worker.terminate()
@@ -317,7 +296,7 @@ def test_an_unreachable_resource_keeps_only_its_lane_waiting(
 
 @pytest.mark.parametrize("hold_bytes", [0, 500, 20_000])
 def test_holds_past_the_byte_budget_are_read_again_in_order(
-    make_route: Callable[..., Route], tmp_path: Path, hold_bytes: int
+    make_route: Callable[..., TopicRoute], tmp_path: Path, hold_bytes: int
 ) -> None:
     shop = Shop(make_route, tmp_path, f"\n[routes.main.inflight]\nhold_bytes = {hold_bytes}\n")
     abandoned = b"d" * 16
