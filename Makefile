@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Most tests wait, for a session to expire above all: two at a time, each process with services of its own.
+SHARE := -n 2 --dist loadfile
 
 .PHONY: help setup demo test test-long lint types bench clean
 
@@ -29,10 +31,10 @@ types: setup ## Types
 	$(BIN)/mypy
 
 test: lint types ## Style, types and all tests that end within minutes
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest $(SHARE) -m "not slow"
 
 test-long: setup ## The tests that take minutes each
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest $(SHARE) -m slow
 
 bench: setup ## Measure against the plain client, side by side
 	$(BIN)/relay bench

@@ -19,6 +19,8 @@ from relay.audit.verify import verify
 from relay.run.config import load
 from tests.routes import Route, ce, wait_for
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
 PARTITIONS: Final = 3
 SOURCES: Final = 6
 MESSAGES: Final = 40_000

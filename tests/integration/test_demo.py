@@ -18,6 +18,8 @@ import pytest
 from relay.demo.part import Part
 from tests.routes import wait_for
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
 ZERO = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "dead_letters", "unseen", "altered")
 COMMAND = [sys.executable, "-m", "relay.cli.main", "demo", "--messages"]
 

@@ -15,6 +15,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from relay.local import spark
 from relay.message.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 2000
 
 
