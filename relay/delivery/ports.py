@@ -32,6 +32,7 @@ class Transaction(Protocol):
         value: bytes | None,
         headers: Headers | None = None,
         timestamp_ms: int = 0,
+        watch: bool = True,
     ) -> None: ...
     def flush(self) -> None: ...
     def send_offsets(

@@ -144,11 +144,14 @@ class SealedProducer:
     def _write_outputs(self, work: SealedWork) -> None:
         produce = self._tx.produce
         instance, n = self._marks()
-        for message, partition in work.outputs:
+        # The last record of each partition tells how far the output reaches; the others only that they did not fail.
+        lasts = {partition: i for i, (_, partition) in enumerate(work.outputs)}
+        last = frozenset(lasts.values())
+        for i, (message, partition) in enumerate(work.outputs):
             # Intake has stripped what must not leave the log from messages of no capture.
             kept = message.headers if message.capture is None else outgoing(message.headers)
             headers = [*kept, instance, n, (OUT_DIGEST, message.digest.hex().encode())]
-            produce(partition, message.key, message.value, headers, message.timestamp_ms)
+            produce(partition, message.key, message.value, headers, message.timestamp_ms, i in last)
 
     def _write_pages(self, pages: list[tuple[int, Page]], first: int) -> None:
         """Write pages under numbers of their own: a compacted topic must not take one for another's newer form."""

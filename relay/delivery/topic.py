@@ -140,6 +140,7 @@ class TopicDelivery:
         entered = self._pages(good, outcomes=None)
         dead_entered = self._pages([m for m, _ in bad], outcomes=bytes([DEAD]) * len(bad))
         tried.delivered += len(good)
+        known = self._lane_outputs
         work = SealedWork(
             positions=batch.positions,
             membership=batch.membership,
@@ -148,7 +149,7 @@ class TopicDelivery:
                 for p, reached in batch.reached.items()
                 if reached > batch.first[p]
             ],
-            outputs=[(message, self._output(message.lane)) for message in good],
+            outputs=[(message, known.get(message.lane) or self._output(message.lane)) for message in good],
             pages=entered,
             dead=[self._dead(message, cause, tried) for message, cause in bad],
             dead_pages=dead_entered,

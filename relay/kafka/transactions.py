@@ -38,6 +38,7 @@ class TransactionalInstance:
         self._producer = Producer({**settings, "transactional.id": transactional_id, "error_cb": self._on_error})
         self._append: Callable[..., None] = self._producer.produce
         self._report = self._delivered
+        self._report_failure = self._not_failed
 
     def init(self) -> None:
         """Fence the predecessor under this transactional id and end its transaction."""
@@ -54,8 +55,13 @@ class TransactionalInstance:
         value: bytes | None,
         headers: Headers | None = None,
         timestamp_ms: int = 0,
+        watch: bool = True,
     ) -> None:
-        """Append one record whose delivery report is awaited by ``flush``; BufferError is waited out."""
+        """Append one record whose delivery report is awaited by ``flush``; BufferError is waited out.
+
+        Every report is looked at for failure; ``acked`` learns the offset only of a watched record.
+        """
+        report = self._report if watch else self._report_failure
         while True:
             try:
                 self._append(
@@ -63,7 +69,7 @@ class TransactionalInstance:
                     value=value,
                     key=key,
                     partition=partition.partition,
-                    on_delivery=self._report,
+                    on_delivery=report,
                     timestamp=timestamp_ms,
                     headers=headers,
                 )
@@ -137,7 +143,13 @@ class TransactionalInstance:
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.acked[LogPartition(message.topic() or "", message.partition() or 0)] = message.offset() or 0
-        elif is_refusal(error):
+        else:
+            self._not_failed(error, message)
+
+    def _not_failed(self, error: KafkaError | None, _message: Message) -> None:
+        if error is None:
+            return
+        if is_refusal(error):
             self._refused = error
         elif self._failed is None:
             self._failed = error

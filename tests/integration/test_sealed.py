@@ -53,13 +53,14 @@ class Watched(TransactionalInstance):
         value: bytes | None,
         headers: Headers | None = None,
         timestamp_ms: int = 0,
+        watch: bool = True,
     ) -> None:
         entry = decode(key, value) if partition.topic == self.monitor else None
         if isinstance(entry, Page):
             self._reach("outputs", flush=True)
         elif entry is None:
             self._reach("begun", flush=True)
-        super().produce(partition, key, value, headers, timestamp_ms)
+        super().produce(partition, key, value, headers, timestamp_ms, watch)
 
     def send_offsets(self, *arguments: object) -> None:
         self._reach("written")
