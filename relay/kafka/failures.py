@@ -78,3 +78,13 @@ def is_kafka(failure: BaseException) -> bool:
 def is_end_of_partition(error: KafkaError) -> bool:
     """Is this event only the news that the reader has caught up?"""
     return bool(error.code() == KafkaError._PARTITION_EOF)
+
+
+def is_expelled(error: KafkaError) -> bool:
+    """Was the consumer silent for so long that it left the group by itself? Its next poll joins again."""
+    return bool(error.code() == KafkaError._MAX_POLL_EXCEEDED)
+
+
+def is_denied(error: KafkaError) -> bool:
+    """Does the broker refuse the right, the credential or the request itself?"""
+    return error.code() in _STOP

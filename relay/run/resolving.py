@@ -64,7 +64,7 @@ class Resolving:
 
     def _ask(self, intake: Intake, due: list[Hold], now: float) -> None:
         named = []
-        for hold in due[:QUESTIONS_MAX]:
+        for hold in due:
             if hold.resource is None:
                 intake.postpone(hold.capture, Waiting.STUCK, now)
             else:
@@ -73,11 +73,13 @@ class Resolving:
             return
         if self._thread is None:
             self._thread = start_thread("relay-resolver", self._work)
-        try:
-            self._questions.put_nowait(named)
-        except queue.Full:
-            for capture, _ in named:
-                intake.postpone(capture, Waiting.RESOURCE, now)
+        for first in range(0, len(named), QUESTIONS_MAX):
+            part = named[first : first + QUESTIONS_MAX]
+            try:
+                self._questions.put_nowait(part)
+            except queue.Full:
+                for capture, _ in part:
+                    intake.postpone(capture, Waiting.RESOURCE, now)
 
     def _take_answers(self, intake: Intake, now: float) -> None:
         while True:
@@ -97,8 +99,10 @@ class Resolving:
         while (asked := self._questions.get()) is not None:
             try:
                 answers = self._resolver.resolve(asked)
-            except RelayError as failure:
-                # Retry: nothing is known, so nothing is decided; the holds are asked again with backoff.
-                log.warning("not resolved", reason=str(failure))
+            except Exception as failure:  # noqa: BLE001 - whatever it is, the thread must answer
+                # Retry: nothing is known, so nothing is decided; the holds are asked again with backoff. The words
+                # of a strange error are left out: they may quote an address with its password.
+                known = isinstance(failure, RelayError)
+                log.warning("not resolved", reason=str(failure) if known else type(failure).__name__)
                 answers = {capture: Resolution(State.UNREACHABLE) for capture, _ in asked}
             self._answers.put(answers)

@@ -15,7 +15,15 @@ import structlog
 from relay.delivery.batch import Batch
 from relay.delivery.destination import Destination
 from relay.delivery.ports import Starts
-from relay.kafka.failures import Action, action, is_end_of_partition, is_kafka, sentence
+from relay.kafka.failures import (
+    Action,
+    action,
+    is_denied,
+    is_end_of_partition,
+    is_expelled,
+    is_kafka,
+    sentence,
+)
 from relay.kafka.group import GroupConsumer
 from relay.log.intake import Intake
 from relay.message.errors import (
@@ -42,6 +50,7 @@ RECOVERY_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 OFFSET_ADVANCE_PERIOD_S: Final = 1.0
 """Positions that moved without a message (markers, duplicates of other lanes) are committed this often."""
 REVOKE_WAIT_S: Final = 3.0
+GIVE_THE_RIGHT: Final = "give the relay the right it lacks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +254,10 @@ class RouteWorker:
         if is_end_of_partition(error):
             self._intake.passed(partition, event.offset() or 0)
             self._progress.caught_up(partition, event.offset() or 0)
+        elif is_expelled(error):
+            raise Fenced("this worker was silent for longer than max.poll.interval.ms and has lost its partitions")
+        elif is_denied(error):
+            raise Stopped(f"Kafka refuses to let {partition.topic!r} be read: {error.name()}; {GIVE_THE_RIGHT}")
         elif not error.retriable():
             raise Stopped(
                 f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}): messages "
@@ -269,7 +282,7 @@ class RouteWorker:
     def _sort_out(self, failure: Exception) -> None:
         todo = action(failure)
         if todo is Action.STOP:
-            raise Stopped(f"Kafka refuses: {sentence(failure)}; give the relay the right it lacks") from failure
+            raise Stopped(f"Kafka refuses: {sentence(failure)}; {GIVE_THE_RIGHT}") from failure
         if not is_kafka(failure):
             raise failure
         self._recover_next(InDoubt(sentence(failure)))

@@ -1,0 +1,92 @@
+"""Questions about undecided captures: all of them are asked, and every one is answered, whatever goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from relay.capture.resolver import Resolution, State
+from relay.log.holds import HoldBudget, Waiting
+from relay.log.intake import Intake
+from relay.message.envelope import ResourceName
+from relay.message.errors import Unreachable
+from relay.message.record import LogPartition
+from relay.run import resolving
+from relay.run.resolving import Resolving
+from tests.unit.test_intake import Fake, captured
+
+PLACE = LogPartition("orders", 0)
+
+
+class Answering:
+    """A resolver that notes what it is asked."""
+
+    def __init__(self, answer: Callable[[bytes], Resolution]) -> None:
+        self.asked: list[bytes] = []
+        self._answer = answer
+
+    def resolve(self, captures: Sequence[tuple[bytes, ResourceName]]) -> dict[bytes, Resolution]:
+        self.asked += [capture for capture, _ in captures]
+        return {capture: self._answer(capture) for capture, _ in captures}
+
+
+def waiting(count: int) -> Intake:
+    made = Intake([], "none", budget=HoldBudget(1 << 20), marker_wait_s=1, askable=frozenset({"shop"}))
+    made.start({PLACE: 0}, {"orders": b"i" * 16})
+    made.take([captured(n, n.to_bytes(16, "big")) for n in range(count)], 0)
+    return made
+
+
+def turn_until(one: Resolving, intake: Intake, now: float, done: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < limit, "no answer"
+        one.turn(intake, now)
+
+
+def test_every_due_capture_is_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "QUESTIONS_MAX", 10)
+    resolver = Answering(lambda _: Resolution(State.COMMITTED))
+    intake = waiting(35)
+    one = Resolving(resolver, lambda _: 35)
+
+    turn_until(one, intake, 2, lambda: intake.ready() == 35)
+
+    assert len(resolver.asked) == 35
+    one.close()
+
+
+@pytest.mark.parametrize("failure", [Unreachable("away"), KeyError("a defect")])
+def test_a_resolver_that_fails_is_asked_again_later(failure: Exception) -> None:
+    tries: list[bytes] = []
+
+    def answer(capture: bytes) -> Resolution:
+        tries.append(capture)
+        if len(tries) == 1:
+            raise failure
+        return Resolution(State.ABORTED)
+
+    intake = waiting(1)
+    one = Resolving(Answering(answer), lambda _: 1)
+    (hold,) = intake.partitions[PLACE].holds()
+
+    turn_until(one, intake, 2, lambda: hold.waiting is Waiting.UNREACHABLE)
+    assert intake.held() == 1
+    turn_until(one, intake, 4, lambda: intake.held() == 0)
+
+    assert intake.partitions[PLACE].aborted == 1
+    one.close()
+
+
+def test_a_message_that_names_no_resource_is_stuck_and_never_dropped() -> None:
+    intake = waiting(0)
+    intake.take([Fake(0, [("ce_id", b"a"), ("ce_relaycapture", b"ab" * 16)])], 0)
+    resolver = Answering(lambda _: Resolution(State.ABORTED))
+    one = Resolving(resolver, lambda _: 1)
+    (hold,) = intake.partitions[PLACE].holds()
+
+    turn_until(one, intake, 2, lambda: hold.waiting is Waiting.STUCK)
+
+    assert (intake.held(), resolver.asked) == (1, [])

@@ -1,0 +1,66 @@
+"""What the consumer reports in place of a record: who recovers, who stops with which remedy, and what is no news."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from confluent_kafka import KafkaError
+
+from relay.message.errors import Fenced, RelayError, Stopped
+from relay.message.record import LogPartition
+from relay.run.worker import Bounds, RouteWorker
+
+
+class Event:
+    """An error or an end of partition as the client library hands it over."""
+
+    def __init__(self, code: int) -> None:
+        self._error = KafkaError(code)
+
+    def error(self) -> KafkaError:
+        return self._error
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 2
+
+    def offset(self) -> int:
+        return 7
+
+
+def worker() -> tuple[RouteWorker, Any]:
+    parts = MagicMock()
+    made = RouteWorker(
+        group=parts.group, intake=parts.intake, destination=parts.destination, views=parts.views,
+        resolving=parts.resolving, reloading=parts.reloading, progress=parts.progress, starts=parts.starts,
+        check_twin=parts.check_twin, topic_ids=parts.topic_ids, bounds=MagicMock(spec=Bounds),
+    )  # fmt: skip
+    return made, parts
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (KafkaError._MAX_POLL_EXCEEDED, Fenced, "has lost its partitions"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Stopped, "give the relay the right it lacks"),
+        (KafkaError._AUTO_OFFSET_RESET, Stopped, "cannot be read at its position"),
+        (KafkaError.OFFSET_OUT_OF_RANGE, Stopped, "cannot be read at its position"),
+    ],
+)
+def test_an_error_in_place_of_a_record(code: int, error: type[RelayError], words: str) -> None:
+    made, _ = worker()
+
+    with pytest.raises(error, match=words):
+        made._event(Event(code))
+
+
+def test_the_end_of_a_partition_moves_the_position_past_markers() -> None:
+    made, parts = worker()
+
+    made._event(Event(KafkaError._PARTITION_EOF))
+
+    parts.intake.passed.assert_called_once_with(LogPartition("orders", 2), 7)
