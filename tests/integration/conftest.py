@@ -1,16 +1,18 @@
-"""A broker behind the frame proxy, for tests that let requests arrive late."""
+"""Sites for the auditor, and a broker behind the frame proxy for tests that let requests arrive late."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -18,6 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
+from relay.run.config import load
+from relay.run.migrate import migrate
+from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
 from tests.integration.frame_proxy import FrameProxy
 
 MARKER_DEADLINE_S = 20.0
@@ -76,3 +81,33 @@ def proxied() -> Iterator[Proxied]:
             started.down()
         shutil.rmtree(directory, ignore_errors=True)
         proxy.close()
+
+
+@pytest.fixture
+def make_site(kafka: str, kafka_admin: AdminClient, make_topic: Callable[..., str], tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    owned: list[str] = []
+
+    def make(route: str = TOPIC_ROUTE, resources: str = "") -> Site:
+        name = f"v{secrets.token_hex(4)}"
+        log, output = make_topic(PARTITIONS), make_topic(PARTITIONS)
+        path = tmp_path / f"{name}.toml"
+        path.write_text(
+            f'[relay]\nname = "{name}"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "{kafka}"\n{resources}\n'
+            f'[routes.main]\nfrom = ["{log}"]\n' + route.format(output=output)
+        )
+        config = load(path)
+        migrate(config)
+        owned.extend([f"{name}.main.monitor", config.deadletter_topic, config.control_topic])
+        return Site(config, kafka, log, output)
+
+    yield make
+    if owned:
+        for deleted in kafka_admin.delete_topics(owned).values():
+            deleted.result(30)
+
+
+@pytest.fixture
+def shop(postgres: str) -> str:
+    with psycopg.connect(postgres, autocommit=True) as database:
+        database.execute("create table ledger (id text, source text)")
+    return f'[resources.shop]\nurl = "{postgres}"\n'

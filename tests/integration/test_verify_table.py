@@ -1,0 +1,160 @@
+"""`relay verify` on tables: faults planted by hand in PostgreSQL and SQLite are found; no worker runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.monitor.entries import DELIVERED, Page, Proof
+from tests.integration.audit_site import TABLE_ROUTE, Site, digest, offender, wrong
+
+
+class Ledger:
+    """The destination table and the relay's own tables, written by hand: each row in a transaction of its own."""
+
+    def __init__(self, site: Site, execute: Callable[[str, Mapping[str, Any]], object]) -> None:
+        self.site, self.execute = site, execute
+
+    def row(self, number: int, source: str = "/a") -> None:
+        values = {"id": f"m{number}", "source": source}
+        self.execute("insert into ledger (id, source) values (:id, :source)", values)
+
+    def inbox(self, number: int, offset: int) -> None:
+        self.execute(
+            "insert into relay_inbox (relay, route, digest, content, topic_id, partition, log_offset, outcome)"
+            " values (:relay, 'main', :digest, :content, :topic, 0, :offset, 0)",
+            {"relay": self.site.config.relay.name, "digest": digest(number), "content": b"", "topic": self.site.topic_id,
+             "offset": offset},
+        )  # fmt: skip
+
+    def stand_at(self, position: int) -> None:
+        self.execute(
+            "insert into relay_position (relay, route, topic_id, topic, partition, position, epoch, worker)"
+            " values (:relay, 'main', :topic, :name, 0, :position, 1, 'w')",
+            {"relay": self.site.config.relay.name, "topic": self.site.topic_id, "name": self.site.log, "position": position},
+        )  # fmt: skip
+
+
+def on_postgresql(site: Site) -> Ledger:
+    url = site.config.resources["shop"].url.get_secret_value()
+
+    def execute(statement: str, values: Mapping[str, Any]) -> None:
+        for name in values:
+            statement = statement.replace(f":{name}", f"%({name})s")
+        with psycopg.connect(url, autocommit=True) as database:
+            database.execute(statement, values)  # type: ignore[call-overload]
+
+    return Ledger(site, execute)
+
+
+def on_sqlite(site: Site) -> Ledger:
+    path = site.config.resources["shop"].url.get_secret_value().removeprefix("sqlite:///")
+
+    def execute(statement: str, values: Mapping[str, Any]) -> None:
+        database = sqlite3.connect(path)
+        with database:
+            database.execute(statement, values)
+        database.close()
+
+    return Ledger(site, execute)
+
+
+class TestTables:
+    @pytest.fixture(params=["postgresql", "sqlite"])
+    def ledger(self, request: pytest.FixtureRequest, make_site: Callable[..., Site]) -> Ledger:
+        return self.make(request, make_site, TABLE_ROUTE)
+
+    def make(self, request: pytest.FixtureRequest, make_site: Callable[..., Site], route: str) -> Ledger:
+        if getattr(request, "param", "sqlite") == "postgresql":
+            return on_postgresql(make_site(route, request.getfixturevalue("shop")))
+        directory = request.getfixturevalue("tmp_path")
+        path = directory / "shop.db"
+        database = sqlite3.connect(path)
+        database.execute("create table ledger (id text, source text)")
+        database.close()
+        return on_sqlite(make_site(route, f'[resources.shop]\nurl = "sqlite:///{path}"\n'))
+
+    def test_a_clean_table_is_right(self, ledger: Ledger) -> None:
+        for number in range(3):
+            ledger.site.write(ledger.site.log, number)
+            ledger.row(number)
+            ledger.inbox(number, number)
+        ledger.stand_at(3)
+
+        report = ledger.site.audit()
+
+        assert wrong(report) == {}
+        assert (report.findings.captured, report.findings.delivered) == (3, 3)
+
+    def test_every_fault_planted_in_a_table_is_found(self, ledger: Ledger) -> None:
+        site = ledger.site
+        for number in range(5):
+            site.write(site.log, number)
+        for number in (0, 1, 2, 2, 99):  # 2 twice, 3 lost, 4 not read yet, 99 never sent
+            ledger.row(number)
+        ledger.row(0, source="/other")  # another publisher's id 0: never sent either
+        for number in (0, 2, 1):  # 2 committed before 1
+            ledger.inbox(number, number)
+        ledger.stand_at(4)
+
+        report = site.audit()
+
+        assert wrong(report) == {"lost": 1, "duplicates": 1, "phantoms": 2, "reordered": 1, "unseen": 1}
+        assert offender(report, "lost") == (f"{site.log}[0]@3", "m3", "/a")
+        assert offender(report, "reordered") == (f"{site.log}[0]@1", "m1", "/a")
+
+    def test_order_is_audited_by_the_monitor_when_the_inbox_was_trimmed(self, ledger: Ledger) -> None:
+        site = ledger.site
+        for number in range(4):
+            site.write(site.log, number)
+            ledger.row(number)
+        ledger.stand_at(4)
+
+        def page(n: int, numbers: list[int], destinations: list[int]) -> Page:
+            rows = len(numbers)
+            return Page("w", bytes(16), n, Proof.PROVEN, None, site.log, 0, b"".join(map(digest, numbers)),
+                        bytes(8 * rows), numbers, bytes([DELIVERED]) * rows, b"", destinations)  # fmt: skip
+
+        site.record(page(1, [0, 2], [12, 11]), page(2, [3], [13]))
+        assert wrong(site.audit()) == {}
+        site.record(page(3, [1], [14]))
+        assert wrong(site.audit()) == {"reordered": 1}
+
+    def test_a_table_without_sources_and_own_sql_say_what_they_cannot_tell(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site]
+    ) -> None:
+        by_id = self.make(
+            request, make_site, 'to = {{ table = "ledger", resource = "shop", columns = {{ id = "ce:id" }} }}'
+        )
+        for source in ("/a", "/b"):
+            by_id.site.write(by_id.site.log, 1, source=source)
+            by_id.row(1)
+        by_id.stand_at(2)
+
+        report = by_id.site.audit()
+
+        assert wrong(report) == {}
+        assert any("map a column from ce:source" in note for note in report.findings.notes)
+
+    def test_own_sql_is_held_against_the_inbox_alone(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site]
+    ) -> None:
+        own = self.make(
+            request,
+            make_site,
+            'to = {{ resource = "shop", mode = "sql", sql = "insert into ledger (id) values (%(id)s)", '
+            'columns = {{ id = "ce:id" }} }}',
+        )
+        own.site.write(own.site.log, 1)
+        own.site.write(own.site.log, 2)
+        own.inbox(1, 0)
+        own.stand_at(2)
+
+        report = own.site.audit()
+
+        assert wrong(report) == {"lost": 1}
+        assert any("not checkable" in note for note in report.findings.notes)
