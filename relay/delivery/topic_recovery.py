@@ -23,7 +23,8 @@ from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import Stopped, TwinDetected
-from relay.message.record import LogPartition
+from relay.message.identity import DIGEST_BYTES
+from relay.message.record import LogPartition, Record
 from relay.monitor.entries import Begin, Page, SettleSeal
 from relay.monitor.recovery import settle
 from relay.run.crash import crash_point
@@ -161,9 +162,9 @@ class TopicRecovery:
         found: set[bytes] = set()
         for records in reader.read(spans):
             for record in records:
-                headers = dict(record.headers() or ())
-                if headers.get(OUT_INSTANCE) == instance and headers.get(OUT_N) == n:
-                    found.add(bytes.fromhex(headers[OUT_DIGEST].decode()))
+                digest = stamped_digest(record, instance, n)
+                if digest is not None:
+                    found.add(digest)
         return found
 
     def _claim(
@@ -204,6 +205,18 @@ class TopicRecovery:
                     if one.next > starts.get(partition, one.next):
                         ends[partition] = max(ends.get(partition, 0), one.next)
         return ends
+
+
+def stamped_digest(record: Record, instance: bytes, n: bytes) -> bytes | None:
+    """Return the digest of an output of exactly this transaction; None for whatever else may lie in the topic."""
+    try:
+        headers = dict(record.headers() or ())
+        if headers.get(OUT_INSTANCE) != instance or headers.get(OUT_N) != n:
+            return None
+        digest = bytes.fromhex((headers.get(OUT_DIGEST) or b"").decode())
+    except (SystemError, ValueError):
+        return None  # a stranger's: the client cannot read its header names, or the digest is none
+    return digest if len(digest) == DIGEST_BYTES else None
 
 
 def _check_topics(stored: Mapping[LogPartition, tuple[int, str]], notes: Mapping[str, str]) -> None:
