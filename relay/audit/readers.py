@@ -207,8 +207,8 @@ def row_match(
 def _headers(message: Any) -> dict[str, bytes]:
     try:
         return dict(message.headers() or ())
-    except UnicodeDecodeError:
-        return {}
+    except (UnicodeDecodeError, SystemError):
+        return {}  # a header's name is not UTF-8: the client cannot read it and must not be asked again
 
 
 def _mark(ledger: Ledger, key: bytes | None, value: bytes | None) -> None:

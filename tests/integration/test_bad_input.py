@@ -270,13 +270,13 @@ def test_an_unreachable_broker_at_start_is_one_sentence_and_exit_code_3(tmp_path
 def test_a_broker_that_dies_and_comes_back_costs_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "services"
     services = LocalServices.up(directory, postgres=False)
+    route = Route(tmp_path, services.kafka, "log", '{ topic = "out" }')
     try:
         admin = AdminClient({"bootstrap.servers": services.kafka})
         from confluent_kafka.admin import NewTopic  # noqa: PLC0415
 
         for made in admin.create_topics([NewTopic("log", 2), NewTopic("out", 2)]).values():
             made.result(30)
-        route = Route(tmp_path, services.kafka, "log", '{ topic = "out" }')
         route.migrate()
         publish(services.kafka, "log", [(n % 2, ce(f"/{n % 2}", f"m-{n}"), b"v") for n in range(100_000)])
         worker = route.start()
@@ -296,8 +296,8 @@ def test_a_broker_that_dies_and_comes_back_costs_nothing(tmp_path: Path) -> None
 
         found = read_all(services.kafka, "out", 2)
         assert sorted(ids(found)) == sorted(f"m-{n}" for n in range(100_100))
-        route.stop()
     finally:
+        route.stop()
         started = LocalServices.find(directory)
         if started is not None:
             started.down()
