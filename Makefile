@@ -4,8 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most tests wait, for a session to expire above all: two at a time, each process with services of its own.
-SHARE := -n 2 --dist loadfile
+# Most tests wait, for a session to expire above all: three at a time, each process with services of its own.
+SHARE := -n 3 --dist loadfile
 
 .PHONY: help setup demo test test-long lint types bench clean
 

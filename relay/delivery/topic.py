@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 from zlib import crc32
 
 import structlog
@@ -20,8 +20,6 @@ from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, InputRange, Page, pages
 
 log = structlog.get_logger("relay.topic")
-HEADER_OVERHEAD_BYTES: Final = 512
-"""Room for the record's own headers when its size is held against the topic's limit."""
 
 
 class TopicDelivery:
@@ -37,7 +35,6 @@ class TopicDelivery:
         monitor_topic: str,
         topic: str,
         topic_partitions: int,
-        topic_limit_bytes: int,
         deadletter_topic: str,
         deadletter_partitions: int,
         stop_on_dead: bool,
@@ -52,7 +49,6 @@ class TopicDelivery:
         self._worker = transactional_id
         self._route = route
         self._group_id = group_id
-        self._limit_bytes = topic_limit_bytes - HEADER_OVERHEAD_BYTES
         self._stop_on_dead = stop_on_dead
         self._producer: SealedProducer | None = None
         self._views: dict[int, MonitorView] = {}

@@ -188,7 +188,7 @@ def _destination(
     config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str
 ) -> Destination:
     if isinstance(route.to, TopicDestination):
-        found = topics.describe([route.to.topic, config.deadletter_topic])
+        found = topics.describe([route.to.topic, config.deadletter_topic], settings=False)
         for name in (route.to.topic, config.deadletter_topic):
             if name not in found:
                 raise Stopped(f"topic {name!r} does not exist; create it, or run `relay migrate`")
@@ -200,7 +200,6 @@ def _destination(
             monitor_topic=config.monitor_topic(route.name),
             topic=route.to.topic,
             topic_partitions=found[route.to.topic].partitions,
-            topic_limit_bytes=int(found[route.to.topic].settings.get("max.message.bytes", "1048588")),
             deadletter_topic=config.deadletter_topic,
             deadletter_partitions=found[config.deadletter_topic].partitions,
             stop_on_dead=route.on_dead == "stop",

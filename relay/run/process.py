@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from relay.message.errors import ConfigError, RelayError, Stopped, TwinDetected, Unreachable
+from relay.message.errors import RelayError, Stopped, TwinDetected
 from relay.run import lifeline, logging
 from relay.run.assembly import assemble
 from relay.run.config import RelayConfig, load
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         signal.signal(signal.SIGINT, lambda *_: worker.stop())
         worker.run(options.until_idle)
-    except (Stopped, TwinDetected, ConfigError, Unreachable) as known:
+    except RelayError as known:
         structlog.get_logger("relay.process").error("stopped", kind=type(known).__name__)
         print(known, file=sys.stderr, flush=True)
         return _code(known)

@@ -150,7 +150,7 @@ class RouteWorker:
         """Poll once and take in what came; False after a rebalance, or while nothing is assigned."""
         records = self._group.consume(self._room(), patience_s)
         if self._group.fatal is not None:
-            raise Unreachable(f"the consumer cannot go on: {self._group.fatal}")
+            raise RelayError(f"the consumer cannot go on ({self._group.fatal}); a new process takes over")
         if self._group.generation != self._generation:
             if not self._submitting:
                 self._take_over()
