@@ -192,10 +192,10 @@ def _of_known(message: LogMessage, row: InboxRow, cause: MessageRejected | None)
     if (message.topic, message.partition, message.offset) != (*row.partition, row.offset):
         return Verdict(DUPLICATE, row.applied, None, row.content != message.content)
     if row.outcome == DEAD:
-        return Verdict(DEAD, row.applied, cause or _LOST_CAUSE)
+        return Verdict(DEAD, row.applied, cause or LOST_CAUSE)
     return Verdict(row.outcome, row.applied)
 
 
-_LOST_CAUSE: Final = MessageRejected(
+LOST_CAUSE: Final = MessageRejected(
     "apply", "cause_lost", "the message was rejected in a transaction whose answer was lost, and the cause with it"
 )

@@ -18,9 +18,11 @@ import structlog
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.deadletter import dead_letter
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks
-from relay.delivery.ports import Group, KafkaPorts, Starts
+from relay.delivery.ports import Group, KafkaPorts, Reader, Starts
 from relay.delivery.sifting import sift
-from relay.message.envelope import Headers
+from relay.delivery.table import LOST_CAUSE
+from relay.message.envelope import Headers, outgoing
+from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
 from relay.transfer.cursor import InboxRow, TableCursor, Verdict
@@ -216,15 +218,7 @@ class TableDelivery:
                 tried.delivered += 1
             elif verdict.outcome == DEAD and verdict.cause is not None:
                 tried.died(verdict.cause.code)
-                key, value, headers = dead_letter(
-                    message,
-                    verdict.cause,
-                    route=self._route,
-                    target=self._target,
-                    group=self._group_id,
-                    attempts=1,
-                )
-                self._appends.append(bundle, self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
+                self._append_dead(bundle, message, verdict.cause)
         for number, page in enumerate(self._entries(entered, bytes(outcomes), applied)):
             self._write(bundle, page, number)
         self._appends.close(bundle)
@@ -278,9 +272,31 @@ class TableDelivery:
                 ):
                     self._write(bundle, page, number)
                 entered += len(group)
+            self._repeat_dead_letters(bundle, rows)
         self._appends.close(bundle)
         self._appends.flush(FLUSH_TIMEOUT_S)
         return entered
+
+    def _repeat_dead_letters(self, bundle: Any, rows: Sequence[InboxRow]) -> None:
+        """Append the dead letters of inbox rows again: whether the predecessor's arrived is not known.
+
+        A row outlives its dead letter's acknowledgement only until it is trimmed, so repeats are few; readers key
+        dead letters by the digest. Rows kept for the horizon are left alone.
+        """
+        dead = [row for row in rows if row.outcome == DEAD] if self._keep_inbox_s is None else []
+        if not dead:
+            return
+        with self._ports.reader(committed=True) as reader:
+            for row in dead:
+                message = _read_again(reader, row)
+                if message is not None:
+                    self._append_dead(bundle, message, LOST_CAUSE)
+
+    def _append_dead(self, bundle: Any, message: LogMessage, cause: MessageRejected) -> None:
+        key, value, headers = dead_letter(
+            message, cause, route=self._route, target=self._target, group=self._group_id, attempts=1
+        )
+        self._appends.append(bundle, self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
 
     def _known(self, rows: Sequence[InboxRow]) -> list[bytes | None]:
         return [self._views[row.partition.partition].index.find([row.digest])[0] for row in rows]
@@ -291,6 +307,23 @@ class TableDelivery:
             below.update(self._trimmable.popleft()[1])
         for partition, offset in below.items():
             self._sending.trim(partition, offset)
+
+
+def _read_again(reader: Reader, row: InboxRow) -> LogMessage | None:
+    """Read the message of an inbox row from the log; None if it has left the log by now."""
+    low, high = reader.watermarks(row.partition)
+    if not low <= row.offset < high:
+        return None
+    for records in reader.read({row.partition: (row.offset, row.offset + 1)}):
+        for record in records:
+            try:
+                headers = outgoing(record.headers() or ())
+            except SystemError:
+                headers = []  # header names that the client cannot read
+            return _as_message(row)._replace(
+                key=record.key(), value=record.value(), headers=headers, timestamp_ms=record.timestamp()[1]
+            )
+    return None
 
 
 def _as_message(row: InboxRow) -> LogMessage:

@@ -34,7 +34,12 @@ def place() -> Iterator[Path]:
 
 def start(place: Path, *words: str, **streams: int | IO[Any]) -> subprocess.Popen[str]:
     env = {**os.environ, "TMPDIR": str(place)}
-    return subprocess.Popen([*COMMAND, *words], env=env, text=True, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
+    # A shell's background job ignores SIGINT, and so would what it starts.
+    heeding = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen([*COMMAND, *words], env=env, text=True, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
+    finally:
+        signal.signal(signal.SIGINT, heeding)
 
 
 def processes_of(place: Path) -> list[str]:

@@ -118,3 +118,14 @@ def test_on_dead_stop_keeps_a_bad_row_from_becoming_a_dead_letter(route: TableRo
         connection.execute("alter table ledger drop constraint ledger_n_check")
     assert route.finish() == 0, route.said()
     assert route.rows() == [("bad-1", -1)]
+
+
+def test_killed_between_the_commit_and_the_dead_letter_it_appends_the_dead_letter(route: TableRoute) -> None:
+    publish(route.kafka, route.log, [(0, ce("/bad", "bad-1"), b'{"n": -1}'), *messages(10)])
+
+    assert route.finish(RELAY_CRASH_AT="table.committed:2") == 137, route.said()
+    assert route.finish() == 0, route.said()
+
+    dead = read_all(route.kafka, f"{route.name}.deadletter", 1)
+    assert [dict(m.headers())["ce_id"] for m in dead] == [b"bad-1"]
+    assert [m.value() for m in dead] == [b'{"n": -1}']
