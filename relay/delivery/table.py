@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from relay.delivery.mapping import Mapped
-from relay.message.errors import MessageRejected, Stopped
+from relay.message.errors import Fenced, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, Verdict
 
@@ -120,6 +120,23 @@ def stop_if_asked(
                 f"({cause.code}: {cause}); on_dead = \"stop\" keeps it from becoming a dead letter: mend the table or "
                 "the mapping, or set on_dead = \"continue\""
             )
+
+
+def claim_of(claimed: Mapping[LogPartition, tuple[bytes, int]], partition: LogPartition) -> tuple[bytes, int]:
+    """Return topic id and epoch of a claimed partition; Fenced if this cursor does not hold it."""
+    found = claimed.get(partition)
+    if found is None:
+        raise Fenced(f"{partition.topic}[{partition.partition}] is not claimed by this worker; it must recover first")
+    return found
+
+
+def inbox_row(claimed: Mapping[LogPartition, tuple[bytes, int]], row: Sequence[Any]) -> InboxRow:
+    """Read an inbox row; a place of a topic that is not claimed keeps its id for a name."""
+    digest, content, topic_id, number, offset, outcome, applied = row
+    for partition, (topic, _) in claimed.items():
+        if partition.partition == number and topic == topic_id:
+            return InboxRow(digest, content, partition, offset, outcome, applied)
+    return InboxRow(digest, content, LogPartition(topic_id.hex(), number), offset, outcome, applied)
 
 
 class RowFault(Exception):

@@ -28,8 +28,10 @@ from relay.delivery.table import (
     Prepared,
     RowFault,
     TablePlan,
+    claim_of,
     effective,
     find_faults,
+    inbox_row,
     stop_if_asked,
     verdicts,
 )
@@ -164,7 +166,7 @@ class PostgresqlCursor:
     def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
         """Yield the rows of claimed partitions, ``INBOX_ROWS`` at a time."""
         for partition in partitions:
-            topic_id = self._claim_of(partition)[0]
+            topic_id = claim_of(self._claimed, partition)[0]
             place = {"topic_id": topic_id, "partition": partition.partition, "limit": INBOX_ROWS}
             offset, digest = -1, b""
             while True:
@@ -172,7 +174,7 @@ class PostgresqlCursor:
                     found = self._run(connection, "read", {**place, "offset": offset, "digest": digest}).fetchall()
                 if not found:
                     break
-                yield [self._row(row) for row in found]
+                yield [inbox_row(self._claimed, row) for row in found]
                 offset, digest = found[-1][4], found[-1][0]
 
     def prepare(self, messages: Sequence[LogMessage]) -> _PreparedText:
@@ -180,7 +182,7 @@ class PostgresqlCursor:
         assert self._effect is not None, "claim partitions before preparing messages"
         arrivals = Arrivals.of(messages)
         mapped = self._mapping.map(messages, self._effect.finish)
-        topic_ids = {place: self._claim_of(place)[0] for place in arrivals.places}
+        topic_ids = {place: claim_of(self._claimed, place)[0] for place in arrivals.places}
         inbox = postgresql_inbox.copy_rows(arrivals, mapped.faults, topic_ids)
         return _PreparedText(arrivals, mapped, inbox, self._effect, topic_ids)
 
@@ -207,7 +209,7 @@ class PostgresqlCursor:
 
     def trim(self, partition: LogPartition, below: int) -> bool:
         """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
-        topic_id, epoch = self._claim_of(partition)
+        topic_id, epoch = claim_of(self._claimed, partition)
         self._trims[partition] = max(below, self._trims.get(partition, 0))
         place = {"topic_id": topic_id, "partition": partition.partition, "epoch": epoch, "worker": self._worker}
         with self._session() as connection:
@@ -261,7 +263,7 @@ class PostgresqlCursor:
         """Move the positions under the epochs: what the guard does not find belongs to somebody else by now."""
         if not positions:
             return
-        claims = [self._claim_of(partition) for partition in positions]
+        claims = [claim_of(self._claimed, partition) for partition in positions]
         moved = self._run(
             connection,
             "move",
@@ -309,7 +311,7 @@ class PostgresqlCursor:
                 missing.append(digest)
         if missing:
             rows = self._run(connection, "known", {"digests": missing}).fetchall()
-            answer.known = {known[0]: self._row(known) for known in rows}
+            answer.known = {known[0]: inbox_row(self._claimed, known) for known in rows}
         if len(answer.known) < len(missing):
             raise Retriable(f"{self._plan.where}: an inbox row was trimmed while it was asked for; it is tried again")
         return answer
@@ -353,7 +355,7 @@ class PostgresqlCursor:
         room = TRIM_ROWS
         for partition in [partition for partition in self._trims if partition in positions]:
             below = self._trims[partition]
-            place = {"topic_id": self._claim_of(partition)[0], "partition": partition.partition}
+            place = {"topic_id": claim_of(self._claimed, partition)[0], "partition": partition.partition}
             limits = {"below": min(below, positions[partition]), "limit": room}
             deleted = self._run(connection, "trim", {**place, **limits}).rowcount
             if deleted < room:
@@ -445,20 +447,6 @@ class PostgresqlCursor:
         self, connection: Connection, name: str, parameters: Mapping[str, Any], *, binary: bool = False
     ) -> psycopg.Cursor[tuple[Any, ...]]:
         return connection.execute(self._statements[name], {**self._names, **parameters}, binary=binary)
-
-    def _row(self, row: Sequence[Any]) -> InboxRow:
-        """Read an inbox row; a place of a topic that is not claimed keeps its id for a name."""
-        digest, content, topic_id, number, offset, outcome, applied = row
-        for partition, (claimed, _) in self._claimed.items():
-            if partition.partition == number and claimed == topic_id:
-                return InboxRow(digest, content, partition, offset, outcome, applied)
-        return InboxRow(digest, content, LogPartition(topic_id.hex(), number), offset, outcome, applied)
-
-    def _claim_of(self, partition: LogPartition) -> tuple[bytes, int]:
-        found = self._claimed.get(partition)
-        if found is None:
-            raise Fenced(f"{partition.topic}[{partition.partition}] is not claimed by this worker; it must recover first")
-        return found
 
     def _fenced(self, partitions: Collection[LogPartition]) -> Fenced:
         names = ", ".join(f"{p.topic}[{p.partition}]" for p in partitions)

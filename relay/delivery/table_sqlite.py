@@ -21,8 +21,10 @@ from relay.delivery.table import (
     Prepared,
     RowFault,
     TablePlan,
+    claim_of,
     effective,
     find_faults,
+    inbox_row,
     stop_if_asked,
     verdicts,
 )
@@ -115,7 +117,7 @@ class SqliteCursor:
     def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
         """Yield the rows of claimed partitions, ``INBOX_ROWS`` at a time."""
         for partition in partitions:
-            topic_id, _ = self._claim_of(partition)
+            topic_id, _ = claim_of(self._claimed, partition)
             offset, digest = -1, b""
             while True:
                 with self._session() as connection:
@@ -124,7 +126,7 @@ class SqliteCursor:
                     ).fetchall()
                 if not found:
                     break
-                yield [self._row(row) for row in found]
+                yield [inbox_row(self._claimed, row) for row in found]
                 offset, digest = found[-1][4], found[-1][0]
 
     def prepare(self, messages: Sequence[LogMessage]) -> _PreparedRows:
@@ -153,7 +155,7 @@ class SqliteCursor:
 
     def trim(self, partition: LogPartition, below: int) -> bool:
         """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
-        topic_id, epoch = self._claim_of(partition)
+        topic_id, epoch = claim_of(self._claimed, partition)
         self._trims[partition] = max(below, self._trims.get(partition, 0))
         with self._transaction() as connection:
             place = (*self._names, topic_id, partition.partition, epoch, self._worker)
@@ -200,7 +202,7 @@ class SqliteCursor:
 
     def _move(self, connection: sqlite3.Connection, positions: Mapping[LogPartition, int]) -> None:
         for partition, position in positions.items():
-            topic_id, epoch = self._claim_of(partition)
+            topic_id, epoch = claim_of(self._claimed, partition)
             moved = connection.execute(
                 _MOVE, (position, *self._names, topic_id, partition.partition, epoch, self._worker)
             )
@@ -215,11 +217,11 @@ class SqliteCursor:
         for start in range(0, len(digests), _KNOWN_AT_ONCE):
             some = digests[start : start + _KNOWN_AT_ONCE]
             query = _KNOWN.format(", ".join("?" * len(some)))
-            known.update((row[0], self._row(row)) for row in connection.execute(query, (*self._names, *some)))
+            known.update((row[0], inbox_row(self._claimed, row)) for row in connection.execute(query, (*self._names, *some)))
         row = connection.execute(_LAST).fetchone()
         new = sorted(i for i in arrivals.firsts if arrivals.messages[i].digest not in known)
         applied = {i: number for number, i in enumerate(new, start=(row[0] if row else 0) + 1)}
-        topic_ids = [self._claim_of(place)[0] for place in arrivals.places]
+        topic_ids = [claim_of(self._claimed, place)[0] for place in arrivals.places]
         rows = []
         for i, number in applied.items():
             m = arrivals.messages[i]
@@ -271,7 +273,7 @@ class SqliteCursor:
         room = TRIM_ROWS
         for partition in [partition for partition in self._trims if partition in positions and room > 0]:
             below = self._trims[partition]
-            place = (*self._names, self._claim_of(partition)[0], partition.partition)
+            place = (*self._names, claim_of(self._claimed, partition)[0], partition.partition)
             deleted = connection.execute(_TRIM, (*place, min(below, positions[partition]), room)).rowcount
             if deleted < room:
                 complete[partition] = below
@@ -335,20 +337,6 @@ class SqliteCursor:
         with self._replacing:
             self._connection = connection
         return connection
-
-    def _row(self, row: Sequence[Any]) -> InboxRow:
-        """Read an inbox row; a place of a topic that is not claimed keeps its id for a name."""
-        digest, content, topic_id, number, offset, outcome, applied = row
-        for partition, (claimed, _) in self._claimed.items():
-            if partition.partition == number and claimed == topic_id:
-                return InboxRow(digest, content, partition, offset, outcome, applied)
-        return InboxRow(digest, content, LogPartition(topic_id.hex(), number), offset, outcome, applied)
-
-    def _claim_of(self, partition: LogPartition) -> tuple[bytes, int]:
-        found = self._claimed.get(partition)
-        if found is None:
-            raise Fenced(f"{partition.topic}[{partition.partition}] is not claimed by this worker; it must recover first")
-        return found
 
     def _fenced(self, partition: LogPartition) -> Fenced:
         return Fenced(
