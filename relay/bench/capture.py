@@ -20,8 +20,7 @@ from relay.bench.capture_peers import MARKER_KEY_BYTES, PARTITIONS
 from relay.capture.publisher import Capture, DefaultTiming
 from relay.kafka.topics import TopicPlan, Topics
 from relay.resources import open_resource
-from relay.run import clock
-from relay.run.schedule import start_thread
+from relay.run import clock, schedule
 
 THREADS: Final = 8
 PAYLOAD: Final = b"x" * 256
@@ -151,7 +150,7 @@ def _drive(
             if now >= count_from:
                 done[thread].append((key, clock.monotonic()))
 
-    threads = [start_thread(f"bench-{n}", lambda n=n: work(n)) for n in range(THREADS)]  # type: ignore[misc]
+    threads = [schedule.start_thread(f"bench-{n}", lambda n=n: work(n)) for n in range(THREADS)]  # type: ignore[misc]
     for thread in threads:
         thread.join()
     commits = [pair for pairs in done for pair in pairs]
@@ -189,7 +188,7 @@ def _peer(*arguments: str) -> Iterator[dict[bytes, float]]:
             key, _, at = line.partition(" ")
             seen.setdefault(bytes.fromhex(key), float(at))
 
-    gathering = start_thread("bench-peer", gather)
+    gathering = schedule.start_thread("bench-peer", gather)
     try:
         if not ready.wait(DRAIN_S) or process.poll() is not None:
             raise RuntimeError(f"{arguments[0]} did not start")

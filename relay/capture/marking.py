@@ -6,7 +6,6 @@ then every start of a publisher writes them again.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -16,9 +15,8 @@ from relay.kafka.appender import Appender, Receipt, Record
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.resources.port import Decisions, RowLocked
-from relay.run import clock
+from relay.run import clock, schedule
 from relay.run.crash import crash_point
-from relay.run.schedule import start_thread
 
 GATHER_S: Final = 0.006
 """How long markers wait for company: the price is latency until the messages show."""
@@ -68,13 +66,13 @@ class Marking:
         self._retries: list[tuple[float, Ended]] = []
         self.given_up = False
         self._decisions: Decisions | None = None
-        self._work = threading.Event()
-        self._count = threading.Lock()
+        self._work = schedule.event()
+        self._count = schedule.lock()
         self._submitted = 0
         self._finished = 0
         self._closing = False
         self._stop = False
-        self._thread = start_thread("relay-capture-marking", self._run)
+        self._thread = schedule.start_thread("relay-capture-marking", self._run)
 
     def submit(self, ended: Ended) -> None:
         """Take a capture whose decision is known."""

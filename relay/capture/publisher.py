@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
 from relay.resources.port import Resource, Session
-from relay.run import clock
+from relay.run import clock, randomness, schedule
 
 MAX_MESSAGES: Final = 100_000
 MAX_BYTES: Final = 64 << 20
@@ -59,6 +57,7 @@ class Capture:
         timing: TimingLike | None = None,
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = MAX_BYTES,
+        appender: Appender | None = None,
     ) -> None:
         if not source:
             raise ConfigError("source is empty; name the publisher, for example '/checkout'")
@@ -70,10 +69,10 @@ class Capture:
         self._nonces: deque[bytes] = deque()
         self._inside: set[int] = set()
         self._closed = False
-        self._append_lock = threading.Lock()
+        self._append_lock = schedule.lock()
         self._sequences: dict[tuple[str, int], int] = {}
         self.source_bytes = source.encode()
-        self.incarnation = secrets.token_hex(16)
+        self.incarnation = randomness.random_bytes(16).hex()
         self.name = resource.identity()
         self.common_headers = (
             (envelope.SPECVERSION, b"1.0"),
@@ -81,7 +80,7 @@ class Capture:
             (envelope.RESOURCE, self.name.encode()),
             (envelope.INCARNATION, self.incarnation.encode()),
         )
-        self._appender = Appender(kafka, self._timing)
+        self._appender = appender or Appender(kafka, self._timing)
         self._marking = Marking(
             self._appender, resource.decisions, self.source_bytes, self.name, self._timing.append_timeout
         )
@@ -144,14 +143,14 @@ class Capture:
         """Refuse a block inside a block of the same thread: its messages could not wait for the outer decision."""
         if self._closed:
             raise CaptureError("this Capture is closed; open another")
-        thread = threading.get_ident()
+        thread = schedule.thread_id()
         if thread in self._inside:
             raise CaptureError("a capture cannot be nested in another one; use tx.savepoint()")
         self._inside.add(thread)
 
     def leave(self) -> None:
         """The thread's block is over."""
-        self._inside.discard(threading.get_ident())
+        self._inside.discard(schedule.thread_id())
 
     def begin(self) -> tuple[Session, bytes]:
         """Begin a capture on a free connection; a stale one is replaced. Returns the session and the nonce."""
@@ -262,7 +261,7 @@ class Capture:
         try:
             return self._nonces.pop()
         except IndexError:
-            drawn = secrets.token_bytes(NONCE_BYTES * _NONCES_AT_ONCE)
+            drawn = randomness.random_bytes(NONCE_BYTES * _NONCES_AT_ONCE)
             self._nonces.extend(
                 drawn[at : at + NONCE_BYTES] for at in range(NONCE_BYTES, len(drawn), NONCE_BYTES)
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -15,8 +14,7 @@ from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.port import DecisionRow, Decisions, RowLocked
-from relay.run import clock
-from relay.run.schedule import start_thread
+from relay.run import clock, schedule
 
 DAY_S: Final = 86_400.0
 TICK_S: Final = 1.0
@@ -44,10 +42,10 @@ class Upkeep:
         self._open_decisions = open_decisions
         self._marking = marking
         self._doubtful: list[Ended] = []
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._lock = schedule.lock()
+        self._stop = schedule.event()
         self._decisions: Decisions | None = None
-        self._thread = start_thread("relay-capture-upkeep", self._run)
+        self._thread = schedule.start_thread("relay-capture-upkeep", self._run)
 
     def doubt(self, ended: Ended) -> None:
         """Take a capture whose COMMIT was sent without an answer; its nonce is given, its outcome unknown."""

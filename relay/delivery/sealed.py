@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from uuid import uuid4
 
 from relay.delivery.ports import Transaction
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, Seal, SettleSeal, encode
+from relay.run import randomness
 from relay.run.crash import crash_point
 
 
@@ -53,7 +53,7 @@ class SealedProducer:
     """Runs sealed transactions on one instance; after any exception the instance must be discarded."""
 
     def __init__(self, transaction: Transaction, worker: str, monitor_topic: str, floors: dict[LogPartition, int]) -> None:
-        self.instance = uuid4().bytes
+        self.instance = randomness.uuid_bytes()
         self.n = 0
         self._worker = worker
         self._monitor = monitor_topic

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
-from uuid import uuid4
 
 import psycopg
 from psycopg import sql
@@ -38,6 +36,7 @@ from relay.delivery.table import (
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.postgresql import PostgresqlResource
+from relay.run import randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, Verdict
 
@@ -140,7 +139,7 @@ class PostgresqlCursor:
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
         # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
-        self._replacing = threading.Lock()
+        self._replacing = schedule.lock()
         self._statements: dict[str, bytes] = {}
         self._effect: Effect | None = None
         self._committing = False
@@ -148,7 +147,7 @@ class PostgresqlCursor:
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""
-        worker = uuid4().hex
+        worker = randomness.uuid_bytes().hex()
         wanted = {(topic_id, p.partition): p for p, topic_id in partitions.items()}
         parameters = {
             "worker": worker,

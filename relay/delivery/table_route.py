@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
-from uuid import uuid4
 from zlib import crc32
 
 import structlog
@@ -25,6 +24,7 @@ from relay.message.envelope import Headers, outgoing
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
+from relay.run import randomness
 from relay.transfer.cursor import InboxRow, TableCursor, Verdict
 from relay.transfer.sending import Sending
 
@@ -104,7 +104,7 @@ class TableDelivery:
         self._durable: dict[LogPartition, int] = {}
         self._trimmable: deque[tuple[float, dict[LogPartition, int]]] = deque()
         self._trim_at = 0.0
-        self._instance = uuid4().bytes
+        self._instance = randomness.uuid_bytes()
         self._n = 0
 
     def recover(
@@ -118,7 +118,7 @@ class TableDelivery:
         """Raise the epoch, read position, monitor and inbox, and write the entries that the monitor lacks."""
         self.abandon()
         self._appends = self._open_appends()
-        self._instance, self._n = uuid4().bytes, 0
+        self._instance, self._n = randomness.uuid_bytes(), 0
         claims = self._cursor.claim({p: topic_ids[p.topic] for p in assigned})
         self._views = {view.partition: view for view in views}
         with self._ports.reader(committed=False) as scanner:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import uuid4
 
 from relay.delivery.mapping import TableMapping
 from relay.delivery.sqlite_effects import REFUSED_VALUES, SqliteEffect, judge
@@ -31,6 +29,7 @@ from relay.delivery.table import (
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.sqlite import SqliteResource
+from relay.run import randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, Verdict
 
@@ -97,12 +96,12 @@ class SqliteCursor:
         self._trims: dict[LogPartition, int] = {}
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: sqlite3.Connection | None = None
-        self._replacing = threading.Lock()
+        self._replacing = schedule.lock()
         self._effect: SqliteEffect | None = None
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition and read its position, in one transaction."""
-        worker = uuid4().hex
+        worker = randomness.uuid_bytes().hex()
         found: dict[LogPartition, Claim] = {}
         with self._transaction() as connection:
             for p, topic_id in partitions.items():

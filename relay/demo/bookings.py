@@ -22,8 +22,8 @@ import psycopg
 from relay.capture.publisher import Capture
 from relay.demo.stage import BOOKINGS, PASSENGERS, RESOURCE
 from relay.message.errors import CaptureError, CaptureInDoubt, RelayError
+from relay.run import schedule
 from relay.run.config import load
-from relay.run.schedule import start_thread
 
 SOURCE: Final = "/bookings"
 EVENT_TYPE: Final = "seat.booked"
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             except BaseException as failure:  # noqa: BLE001 - reported by the main thread
                 counter.failed(failure)
 
-        threads = [start_thread(f"clerk-{n}", lambda n=n: clerk(n)) for n in range(options.threads)]  # type: ignore[misc]
+        threads = [schedule.start_thread(f"clerk-{n}", lambda n=n: clerk(n)) for n in range(options.threads)]  # type: ignore[misc]
         for thread in threads:
             thread.join()
     if counter.failure is not None:

@@ -6,7 +6,6 @@ the reports of the records that belong together.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,8 +15,7 @@ from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, ConfigError
-from relay.run import clock
-from relay.run.schedule import start_thread
+from relay.run import clock, schedule
 
 _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001
@@ -44,7 +42,7 @@ class Receipt:
     def __init__(self, count: int) -> None:
         self.failure: KafkaError | None = None
         self._left = count
-        self._lock = threading.Lock()
+        self._lock = schedule.lock()
         if count:
             self._lock.acquire()
 
@@ -78,7 +76,7 @@ class Appender:
         self._closing = False
         self._producer = Producer(self._settings)
         self._retired: list[Producer] = []
-        self._server = start_thread("relay-append-reports", self._serve_reports)
+        self._server = schedule.start_thread("relay-append-reports", self._serve_reports)
 
     def append(self, records: Sequence[Record], receipt: Receipt, deadline: float) -> None:
         """Hand over all records, in order; ``deadline`` is on the monotonic clock.

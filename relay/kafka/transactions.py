@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from queue import Empty, Queue
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -18,7 +17,7 @@ from relay.kafka.failures import is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused
 from relay.message.record import LogPartition
-from relay.run.schedule import start_thread
+from relay.run import schedule
 
 QUEUE_FULL_WAIT_S: Final = 0.05
 DEADLINE_MARGIN_S: Final = 0.5
@@ -122,7 +121,7 @@ class TransactionalInstance:
 
     def _by_deadline(self, what: str, call: Callable[[], object]) -> None:
         """Run a call that may ignore its own timeout; a thread left behind belongs to a fenced instance."""
-        outcome: Queue[BaseException | None] = Queue()
+        outcome: schedule.Queue[BaseException | None] = schedule.fifo()
 
         def run() -> None:
             try:
@@ -132,10 +131,10 @@ class TransactionalInstance:
             else:
                 outcome.put(None)
 
-        start_thread(f"relay-{what.replace(' ', '-')}", run)
+        schedule.start_thread(f"relay-{what.replace(' ', '-')}", run)
         try:
             error = outcome.get(timeout=self._timeout_s + DEADLINE_MARGIN_S)
-        except Empty:
+        except schedule.Empty:
             raise InDoubt(f"{self.transactional_id} could not {what} in {self._timeout_s} s") from None
         if error is not None:
             raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from relay.resources.port import (
     RowLocked,
     UnmarkedRow,
 )
+from relay.run import schedule
 
 WRITER_TIMEOUT_S: Final = 15.0
 """How long a capture waits for the file's other writers: a few appends at their longest."""
@@ -41,7 +41,7 @@ class SqliteResource:
         self.path = Path(path)
         self._lock_timeout_s = lock_timeout_s
         # The threads of one process queue here, in order; SQLite's own wait polls, and would starve some.
-        self._writer = threading.Lock()
+        self._writer = schedule.lock()
 
     def connect(self, timeout_s: float = WRITER_TIMEOUT_S, *, create: bool = False) -> sqlite3.Connection:
         """Return a connection in autocommit; Unreachable if the file cannot be opened."""
@@ -116,7 +116,7 @@ class SqliteSession:
         uuid: str,
         connection: sqlite3.Connection,
         outside: sqlite3.Connection,
-        writer: threading.Lock,
+        writer: schedule.Lock,
     ) -> None:
         self.uuid = uuid
         self._name = name

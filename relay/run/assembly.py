@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from random import Random
 from typing import Any
 
 from relay.capture.resolver import Resolver
@@ -28,7 +27,7 @@ from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.index import Budget
 from relay.resources import open_resource
-from relay.run import clock, status_record
+from relay.run import clock, randomness, status_record
 from relay.run.config import RelayConfig
 from relay.run.progress import Progress
 from relay.run.reloading import Reloading
@@ -215,7 +214,7 @@ def _table(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: T
         raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
     timing = config.timing
     cursor = _cursor(config, route, to)
-    timers = ResendTimers(timing.resend_after, timing.resend_max, Random().random)  # noqa: S311 - jitter
+    timers = ResendTimers(timing.resend_after, timing.resend_max, randomness.jitter)
     return TableDelivery(
         ports,
         cursor,

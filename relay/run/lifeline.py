@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections.abc import Callable, MutableMapping
 from typing import Final
 
 from relay.message.errors import ConfigError
-from relay.run.schedule import start_thread
+from relay.run import schedule
 
 VARIABLE: Final = "RELAY_SUPERVISOR_FD"
 
@@ -39,7 +38,7 @@ def parent_end() -> ParentEnd:
     return ParentEnd()
 
 
-def watch(on_gone: Callable[[], None], env: MutableMapping[str, str] = os.environ) -> threading.Thread | None:
+def watch(on_gone: Callable[[], None], env: MutableMapping[str, str] = os.environ) -> schedule.Thread | None:
     """Call ``on_gone`` once, in a thread of its own, when the supervisor is gone; None if there is none.
 
     Call it before other processes are started: the variable is taken out of ``env``, so that they do not watch a
@@ -57,7 +56,7 @@ def watch(on_gone: Callable[[], None], env: MutableMapping[str, str] = os.enviro
         os.close(fd)
         on_gone()
 
-    return start_thread("lifeline", _wait)
+    return schedule.start_thread("lifeline", _wait)
 
 
 def _pipe(given: str) -> int:

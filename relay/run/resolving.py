@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -15,7 +13,7 @@ from relay.log.intake import Intake
 from relay.message.envelope import ResourceName
 from relay.message.errors import RelayError
 from relay.message.record import LogPartition
-from relay.run.schedule import start_thread
+from relay.run import schedule
 
 log = structlog.get_logger("relay.resolving")
 QUESTIONS_MAX: Final = 1000
@@ -41,9 +39,9 @@ class Resolving:
     def __init__(self, resolver: Asks, watermark: Callable[[LogPartition], int]) -> None:
         self._resolver = resolver
         self._watermark = watermark
-        self._questions: queue.Queue[list[tuple[bytes, ResourceName]] | None] = queue.Queue(maxsize=16)
-        self._answers: queue.Queue[dict[bytes, Resolution]] = queue.Queue()
-        self._thread: threading.Thread | None = None
+        self._questions: schedule.Queue[list[tuple[bytes, ResourceName]] | None] = schedule.fifo(maxsize=16)
+        self._answers: schedule.Queue[dict[bytes, Resolution]] = schedule.fifo()
+        self._thread: schedule.Thread | None = None
 
     def turn(self, intake: Intake, now: float) -> None:
         """Take answers, give overdue holds the end of their scan, and ask what is due."""
@@ -72,12 +70,12 @@ class Resolving:
         if not named:
             return
         if self._thread is None:
-            self._thread = start_thread("relay-resolver", self._work)
+            self._thread = schedule.start_thread("relay-resolver", self._work)
         for first in range(0, len(named), QUESTIONS_MAX):
             part = named[first : first + QUESTIONS_MAX]
             try:
                 self._questions.put_nowait(part)
-            except queue.Full:
+            except schedule.Full:
                 for capture, _ in part:
                     intake.postpone(capture, Waiting.RESOURCE, now)
 
@@ -85,7 +83,7 @@ class Resolving:
         while True:
             try:
                 answers = self._answers.get_nowait()
-            except queue.Empty:
+            except schedule.Empty:
                 return
             for capture, resolution in answers.items():
                 decision = _DECISION.get(resolution.state)

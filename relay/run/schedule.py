@@ -1,13 +1,45 @@
-"""The only module that starts threads."""
+"""The only module that starts threads and makes what threads wait on; a simulation puts its own in their place.
+
+Take it as a module (``schedule.lock()``), never its names: what a simulation replaces are the module's functions.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
+from typing import Any
+
+Thread = threading.Thread
+Lock = threading.Lock
+Event = threading.Event
+Queue = queue.Queue
+Empty = queue.Empty
+Full = queue.Full
 
 
-def start_thread(name: str, target: Callable[[], None], *, daemon: bool = True) -> threading.Thread:
+def start_thread(name: str, target: Callable[[], None], *, daemon: bool = True) -> Thread:
     """Start ``target`` in a thread called ``name`` and return it; the target reports its own failures."""
     thread = threading.Thread(target=target, name=name, daemon=daemon)
     thread.start()
     return thread
+
+
+def thread_id() -> int:
+    """Return a number that no other living thread of this process has."""
+    return threading.get_ident()
+
+
+def lock() -> Lock:
+    """Make a lock; any thread may release it."""
+    return threading.Lock()
+
+
+def event() -> Event:
+    """Make an event that is not set."""
+    return threading.Event()
+
+
+def fifo(maxsize: int = 0) -> Queue[Any]:
+    """Make a queue between threads; without end if ``maxsize`` is 0. It raises ``Empty`` and ``Full``."""
+    return queue.Queue(maxsize)

@@ -8,9 +8,9 @@ would fence each other for ever, and two table workers would not notice at all.
 from __future__ import annotations
 
 from typing import Final, Protocol
-from uuid import uuid4
 
 from relay.message.errors import TwinDetected
+from relay.run import randomness
 
 KEY_PREFIX: Final = b"process/"
 
@@ -32,7 +32,7 @@ class Twins:
         self._register = register
         self._worker = worker
         self._key = KEY_PREFIX + worker.encode()
-        self._token = uuid4().hex.encode()
+        self._token = randomness.uuid_bytes().hex().encode()
 
     def announce(self) -> None:
         """Take the name; call it before joining the group. Raises Unreachable."""

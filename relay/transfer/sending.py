@@ -7,8 +7,6 @@ is how it is found out. Only fencing and what a person must mend end a batch wit
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -16,7 +14,7 @@ import structlog
 
 from relay.message.errors import Fenced, InDoubt, RelayError, Retriable, Unreachable
 from relay.message.record import LogPartition
-from relay.run.schedule import start_thread
+from relay.run import schedule
 from relay.transfer.cursor import TableCursor, Verdict
 from relay.transfer.timers import ResendTimers
 
@@ -33,21 +31,21 @@ class Sending:
         self._cursor = cursor
         self._timers = timers
         self._clock = clock
-        self._work: queue.Queue[tuple[int, Mapping[LogPartition, int], Any] | None] = queue.Queue()
-        self._answers: queue.Queue[tuple[int, list[Verdict] | BaseException]] = queue.Queue()
-        self._trims: queue.Queue[tuple[LogPartition, int]] = queue.Queue()
-        self._wake = threading.Event()
-        self._pause = threading.Event()
-        self._cursor_in_use = threading.Lock()
+        self._work: schedule.Queue[tuple[int, Mapping[LogPartition, int], Any] | None] = schedule.fifo()
+        self._answers: schedule.Queue[tuple[int, list[Verdict] | BaseException]] = schedule.fifo()
+        self._trims: schedule.Queue[tuple[LogPartition, int]] = schedule.fifo()
+        self._wake = schedule.event()
+        self._pause = schedule.event()
+        self._cursor_in_use = schedule.lock()
         self._series = 0
         self._open = 0
         self._expires: float | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: schedule.Thread | None = None
 
     def send(self, positions: Mapping[LogPartition, int], prepared: Any) -> None:
         """Hand a batch over."""
         if self._thread is None:
-            self._thread = start_thread("relay-cursor", self._run)
+            self._thread = schedule.start_thread("relay-cursor", self._run)
         self._open += 1
         self._work.put((self._series, positions, prepared))
 
@@ -57,7 +55,7 @@ class Sending:
         while True:
             try:
                 series, answer = self._answers.get_nowait()
-            except queue.Empty:
+            except schedule.Empty:
                 return found
             if series != self._series:
                 continue

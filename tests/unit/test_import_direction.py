@@ -20,8 +20,18 @@ LAYERS: Final = (
     {"cli", "audit", "bench", "demo", "local"},
 )
 """Each layer imports itself and the ones before it."""
-LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.schedule"}
-"""Clock, crash points and schedule import nothing of ours, so anything may use them."""
+LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.randomness", "relay.run.schedule"}
+"""Clock, crash points, randomness and schedule import nothing of ours, so anything may use them."""
+REPLACED: Final = {
+    "relay.run.clock": {"time"},
+    "relay.run.schedule": {"threading", "queue", "_thread"},
+    "relay.run.randomness": {"random", "secrets", "uuid"},
+}
+"""What a simulation replaces as a whole, and the modules that are hidden behind it."""
+DECIDING: Final = {"message", "monitor", "log", "capture", "transfer", "resources", "delivery", "run"}
+DRAWS: Final = {
+    "relay.run.supervisor": "a process of its own that no simulation runs",
+}
 EXCEPTIONS: Final = {
     ("relay.capture.publisher", "relay.run.config"): "Capture.open is the composition root of the library",
     ("relay.kafka.bench_clients", "relay.run.timing"): "the peers of a benchmark run with the default limits",
@@ -142,6 +152,29 @@ def test_only_the_schedule_starts_threads() -> None:
             (isinstance(node.func, ast.Attribute) and node.func.attr in starters)
             or (isinstance(node.func, ast.Name) and node.func.id in starters)
         )
+    }
+
+    assert found == set()
+
+
+def test_clock_threads_and_randomness_come_from_one_place_each() -> None:
+    found = {
+        f"{name_of(path)}:{line} imports {module}"
+        for path in modules()
+        if path.relative_to(ROOT).parts[0] in DECIDING and name_of(path) not in {*REPLACED, *DRAWS}
+        for module, line in imports(path)
+        if any(module.split(".")[0] in hidden for hidden in REPLACED.values())
+    }
+
+    assert found == set()
+
+
+def test_what_a_simulation_replaces_is_taken_as_a_module() -> None:
+    found = {
+        f"{name_of(path)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.module in REPLACED
     }
 
     assert found == set()
