@@ -32,9 +32,12 @@ class ResourceContract:
     def url(self) -> str:
         raise NotImplementedError
 
+    def opened(self, url: str) -> Resource:
+        return open_resource("shop", url, LOCK_TIMEOUT_S)
+
     @pytest.fixture
     def resource(self, url: str) -> Resource:
-        found = open_resource("shop", url, LOCK_TIMEOUT_S)
+        found = self.opened(url)
         found.create_tables()
         return found
 
@@ -67,7 +70,7 @@ class ResourceContract:
         assert resource.identity().name == "shop"
 
     def test_a_database_that_was_never_migrated_is_refused_with_the_remedy(self, url: str) -> None:
-        bare = open_resource("shop", url, LOCK_TIMEOUT_S)
+        bare = self.opened(url)
         if url.startswith("sqlite"):
             Path(url.removeprefix("sqlite:///")).touch()
         with pytest.raises(ConfigError, match="relay migrate"):
