@@ -10,11 +10,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from relay.capture.block import CaptureBlock
+from relay.capture.inquiries import Answering
 from relay.capture.marking import Ended, Marking
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
 from relay.capture.upkeep import Upkeep, find_out
 from relay.kafka.appender import Appender, Receipt, Record
+from relay.kafka.inquiries import InquiryReader
 from relay.kafka.settings import TimingLike
 from relay.kafka.topics import TopicFacts
 from relay.message import envelope
@@ -45,6 +47,7 @@ class DefaultTiming:
 class Capture:
     """Captures messages together with transactions of one database. Use from any number of threads.
 
+    ``inquiries`` is the topic in which relays ask that cannot ask the database themselves; None leaves them waiting.
     A process that hangs up connections in PgBouncer's transaction mode cannot use it: a capture is a session.
     """
 
@@ -58,6 +61,7 @@ class Capture:
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = MAX_BYTES,
         appender: Appender | None = None,
+        inquiries: str | None = None,
     ) -> None:
         if not source:
             raise ConfigError("source is empty; name the publisher, for example '/checkout'")
@@ -84,7 +88,16 @@ class Capture:
         self._marking = Marking(
             self._appender, resource.decisions, self.source_bytes, self.name, self._timing.append_timeout
         )
-        self._upkeep = Upkeep(self._appender, resource.decisions, self._marking)
+        answering = None
+        if inquiries is not None:
+            answering = Answering(
+                lambda: InquiryReader(kafka, self._timing, inquiries),
+                self._appender,
+                self.source_bytes,
+                self.name,
+                self._timing.append_timeout,
+            )
+        self._upkeep = Upkeep(self._appender, resource.decisions, self._marking, answering)
 
     @classmethod
     def open(cls, path: str | Path, *, resource: str, source: str) -> Self:
@@ -98,7 +111,13 @@ class Capture:
             )
         url = config.resources[resource].url.get_secret_value()
         opened = open_resource(resource, url, config.timing.resolver_lock_timeout)
-        return cls(kafka=config.kafka, resource=opened, source=source, timing=config.timing)
+        return cls(
+            kafka=config.kafka,
+            resource=opened,
+            source=source,
+            timing=config.timing,
+            inquiries=config.inquiries_topic,
+        )
 
     def transaction(self) -> CaptureBlock:
         """Return a block for a ``with`` statement: it decides on leaving.

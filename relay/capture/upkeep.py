@@ -7,6 +7,7 @@ from typing import Final
 
 import orjson
 
+from relay.capture.inquiries import Answering
 from relay.capture.marking import Ended, Marking
 from relay.capture.outcomes import Placed
 from relay.capture.resolver import settle
@@ -37,10 +38,17 @@ def horizon_s(facts: TopicFacts) -> float:
 class Upkeep:
     """Finds out doubtful captures, marks those of earlier processes again, trims, and refreshes topics."""
 
-    def __init__(self, appender: Appender, open_decisions: Callable[[], Decisions], marking: Marking) -> None:
+    def __init__(
+        self,
+        appender: Appender,
+        open_decisions: Callable[[], Decisions],
+        marking: Marking,
+        answering: Answering | None = None,
+    ) -> None:
         self._appender = appender
         self._open_decisions = open_decisions
         self._marking = marking
+        self._answering = answering
         self._doubtful: list[Ended] = []
         self._lock = schedule.lock()
         self._stop = schedule.event()
@@ -61,6 +69,8 @@ class Upkeep:
         """Stop; what is still in doubt is found out at the next start, or by a resolver."""
         self._stop.set()
         self._thread.join(seconds)
+        if self._answering is not None:
+            self._answering.close()
         if self._decisions is not None:
             self._decisions.close()
 
@@ -81,6 +91,8 @@ class Upkeep:
                     refreshed = now
                     self._appender.refresh()
                 self.find_out_once()
+                if self._answering is not None:
+                    self._answering.turn(self._connection)
             except RowLocked:
                 pass  # Retry at the next tick: another writer holds the file.
             except (Unreachable, ConfigError):

@@ -39,6 +39,7 @@ class Counts:
     recoveries: int = 0
     settled: int = 0
     resent: int = 0
+    told: int = 0
     causes: dict[str, int] = field(default_factory=dict)
 
     def died(self, code: str) -> None:
@@ -52,5 +53,6 @@ class Counts:
         self.duplicates += other.duplicates
         self.conflicts += other.conflicts
         self.dead += other.dead
+        self.told += other.told
         for code, count in other.causes.items():
             self.causes[code] = self.causes.get(code, 0) + count

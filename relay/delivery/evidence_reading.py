@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from relay.delivery.ports import Reader
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord
-from relay.monitor.entries import Begin, Entry, decode
+from relay.monitor.entries import NOT_DELIVERED, UNKNOWN_OFFSET, Begin, Entry, Page, decode
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex
 
@@ -75,3 +75,40 @@ def scan_begins(
             if isinstance(entry, Begin):
                 by_partition[partition].begins.append((offset, entry))
     return scans
+
+
+class ProvenOffsets:
+    """Log offsets from the committed positions on whose entries count, folded from one or more monitor partitions."""
+
+    def __init__(self, positions: Mapping[LogPartition, int]) -> None:
+        self._positions = positions
+        self.found: dict[LogPartition, set[int]] = {}
+
+    def evidence(self) -> Evidence:
+        """Return a fold for one monitor partition that notes here what is proven."""
+        return Evidence(self._prove, self._void)
+
+    def _prove(self, page: Page) -> None:
+        place = LogPartition(page.topic, page.partition)
+        floor = max(self._positions.get(place, 0), UNKNOWN_OFFSET + 1)
+        found = self.found.setdefault(place, set())
+        found.update(offset for offset in page.offsets if offset >= floor)
+
+    def _void(self, page: Page) -> None:
+        found = self.found.get(LogPartition(page.topic, page.partition), set())
+        found.difference_update(
+            offset for offset, outcome in zip(page.offsets, page.outcomes, strict=True) if outcome == NOT_DELIVERED
+        )
+
+
+def proven_offsets(
+    reader: Reader, topic: str, partition: int, positions: Mapping[LogPartition, int]
+) -> dict[LogPartition, set[int]]:
+    """Read a whole monitor partition, read_committed, for the offsets at or above the positions that are proven."""
+    proven = ProvenOffsets(positions)
+    fold = proven.evidence()
+    span = reader.watermarks(LogPartition(topic, partition))
+    for _, offset, entry in entries(reader, topic, {partition: span}):
+        if entry is not None:
+            fold.add(offset, entry)
+    return proven.found

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from relay.message.envelope import Headers
 from relay.message.record import LogPartition, Record
+from relay.monitor.resolution import Resolution, Resolutions
 
 
 class Reader(Protocol):
@@ -54,6 +55,13 @@ class KafkaPorts(Protocol):
 
     def transaction(self, transactional_id: str) -> Transaction: ...
     def reader(self, *, committed: bool) -> AbstractContextManager[Reader]: ...
+
+
+class Book(Protocol):
+    """What persons have decided about things in doubt, and what owners did about it."""
+
+    def read(self) -> Resolutions: ...
+    def obey(self, resolution: Resolution, done: str) -> None: ...
 
 
 Starts = Callable[[Mapping[LogPartition, int | None], Collection[LogPartition]], dict[LogPartition, int]]

@@ -11,13 +11,15 @@ import structlog
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.deadletter import dead_letter
 from relay.delivery.evidence_reading import MonitorView
-from relay.delivery.ports import Group, KafkaPorts, Starts
+from relay.delivery.ports import Book, Group, KafkaPorts, Starts
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sifting import sift
+from relay.delivery.told import Persons, split
 from relay.delivery.topic_recovery import TopicRecovery
 from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, InputRange, Page, pages
+from relay.monitor.resolution import Resolution
 
 log = structlog.get_logger("relay.topic")
 
@@ -38,14 +40,20 @@ class TopicDelivery:
         deadletter_topic: str,
         deadletter_partitions: int,
         stop_on_dead: bool,
+        book: Book | None = None,
     ) -> None:
         self.counts = Counts()
         self.narrowed_to: int | None = None
         self._outputs = [LogPartition(topic, p) for p in range(topic_partitions)]
         self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]
         self._recovery = TopicRecovery(
-            ports, transactional_id=transactional_id, monitor_topic=monitor_topic, outputs=[*self._outputs, *self._deads]
+            ports,
+            transactional_id=transactional_id,
+            monitor_topic=monitor_topic,
+            outputs=[*self._outputs, *self._deads],
+            persons=Persons(book, route),
         )
+        self._told: list[Resolution] = []
         self._worker = transactional_id
         self._route = route
         self._group_id = group_id
@@ -72,6 +80,7 @@ class TopicDelivery:
         self._producer = found.producer
         self._views = {view.partition: view for view in views}
         self._in_doubt_to = found.in_doubt_to
+        self._told = found.told
         self.counts.recoveries += 1
         self.counts.settled += found.settled
         return found.starts
@@ -133,7 +142,13 @@ class TopicDelivery:
         if bad and self._stop_on_dead:
             self._stop(fresh, *bad[0])
         good = [message for message in fresh if self._fault(message) is None] if bad else fresh
+        told: dict[str, list[LogMessage]] = {}
+        if self._told:
+            good, told = split(good, self._told)
         entered = self._pages(good, outcomes=None)
+        for reference, messages in told.items():
+            entered += self._pages(messages, outcomes=None, by=reference)
+            tried.told += len(messages)
         dead_entered = self._pages([m for m, _ in bad], outcomes=bytes([DEAD]) * len(bad))
         tried.delivered += len(good)
         known = self._lane_outputs
@@ -158,13 +173,18 @@ class TopicDelivery:
     def _fault(self, message: LogMessage) -> MessageRejected | None:
         return message.fault or self._condemned.get(message.digest)
 
-    def _pages(self, messages: list[LogMessage], outcomes: bytes | None) -> list[tuple[int, Page]]:
-        """Entries of messages; those in doubt when this worker took over carry its name as the recovery's."""
+    def _pages(
+        self, messages: list[LogMessage], outcomes: bytes | None, by: str | None = None
+    ) -> list[tuple[int, Page]]:
+        """Entries of messages; those in doubt when this worker took over carry its name as the recovery's.
+
+        ``by`` is the audit record of a person who said that they were delivered.
+        """
         assert self._producer is not None
         if not messages:
             return []
-        groups: list[tuple[str | None, list[LogMessage]]] = [(None, messages)]
-        if self._in_doubt_to:
+        groups: list[tuple[str | None, list[LogMessage]]] = [(by and f"{self._worker}, {by}", messages)]
+        if self._in_doubt_to and by is None:
             doubtful = [m for m in messages if m.offset < self._in_doubt_to.get(LogPartition(m.topic, m.partition), 0)]
             marked = {id(m) for m in doubtful}
             groups = [(self._worker, doubtful), (None, [m for m in messages if id(m) not in marked])]

@@ -8,6 +8,8 @@ The steps of design section 7 (US 7,480,918), each of which may be interrupted a
 3. read read_committed up to them;
 4. settle: find out by the outputs themselves what an unsealed transaction left, and write it down;
 5. in the same first transaction claim every owned partition. What neither monitor nor outputs prove is delivered.
+
+Where the outputs cannot tell any more the partition is stuck until a person decides (``relay.delivery.told``).
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ import structlog
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.sealed import SealedProducer, SealedWork
+from relay.delivery.told import Persons
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import Stopped, TwinDetected
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition, Record
 from relay.monitor.entries import Begin, Page, SettleSeal
 from relay.monitor.recovery import settle
+from relay.monitor.resolution import Resolution
 from relay.run.crash import crash_point
 
 log = structlog.get_logger("relay.recovery")
@@ -41,24 +45,34 @@ class Recovered:
     starts: dict[LogPartition, int]
     in_doubt_to: dict[LogPartition, int]
     settled: int
+    told: list[Resolution]
 
 
 class TopicRecovery:
     """Recovers one worker's partitions; keeps the instances it made, to tell a twin from itself."""
 
     def __init__(
-        self, ports: KafkaPorts, *, transactional_id: str, monitor_topic: str, outputs: Sequence[LogPartition]
+        self,
+        ports: KafkaPorts,
+        *,
+        transactional_id: str,
+        monitor_topic: str,
+        outputs: Sequence[LogPartition],
+        persons: Persons | None = None,
     ) -> None:
         self._ports = ports
         self._worker = transactional_id
         self._monitor = monitor_topic
         self._outputs = outputs
+        self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
 
     def run(
         self, assigned: Sequence[LogPartition], views: list[MonitorView], group: Group, starts: Starts, notes: Mapping[str, str]
     ) -> Recovered:
         """Run all steps once; any exception means: unassign, poll, run again."""
+        self._persons.read(assigned)
+        crash_point("recovery.started")
         with self._ports.reader(committed=False) as scanner:
             own = self._fence(scanner, views)
             crash_point("recovery.fenced")
@@ -77,12 +91,14 @@ class TopicRecovery:
             begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
-            pages, seals = self._settle(reader, producer, views, unfinished)
+            pages, seals = self._settle(reader, producer, views, unfinished, begin_at)
+        crash_point("recovery.settled")
         self._claim(producer, views, group, begin_at, notes, pages, seals)
         for partition, page in pages:
             view = next(v for v in views if v.partition == partition)
             view.evidence.on_rows(page) if page.proof.value == "PROVEN" else view.evidence.on_void(page)
-        return Recovered(producer, begin_at, self._in_doubt(views, begin_at), len(seals))
+        told = self._persons.said_it_happened(begin_at)
+        return Recovered(producer, begin_at, self._in_doubt(views, begin_at), len(seals), told)
 
     def _fence(self, scanner: Reader, views: list[MonitorView]) -> Transaction:
         """Step 1: nobody but our new instance may write under any transactional id that the partitions name."""
@@ -101,6 +117,7 @@ class TopicRecovery:
                 predecessor = self._ports.transaction(transactional_id)
                 predecessor.init()
                 predecessor.discard()
+                crash_point("recovery.fencing")
             fenced |= named
         raise Stopped(f"{len(fenced)} transactional ids began in this monitor while it was read; is a twin running?")
 
@@ -117,12 +134,17 @@ class TopicRecovery:
                     )
 
     def _settle(
-        self, reader: Reader, producer: SealedProducer, views: list[MonitorView], unfinished: Mapping[int, list[Begin]]
+        self,
+        reader: Reader,
+        producer: SealedProducer,
+        views: list[MonitorView],
+        unfinished: Mapping[int, list[Begin]],
+        positions: Mapping[LogPartition, int],
     ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]]]:
         """Step 4: all reads of a settlement happen before its transaction begins."""
         pages: list[tuple[int, Page]] = []
         seals: list[tuple[int, SettleSeal]] = []
-        present: dict[tuple[bytes, int], set[bytes]] = {}
+        present: dict[tuple[bytes, int], set[bytes] | str] = {}
         for view in views:
             visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
             known = {(b.instance, b.n): b for b in (*view.evidence.unsealed(), *unfinished[view.partition])}
@@ -134,8 +156,12 @@ class TopicRecovery:
                     continue
                 if key not in present:
                     present[key] = self._present(reader, begin)
+                shown = present[key]
+                if isinstance(shown, str):
+                    self._persons.settle(reader, self._monitor, view.partition, begin, positions, shown)
+                    shown = _below(view.evidence.pending(*key), positions)
                 done = settle(
-                    begin, view.evidence.pending(*key), present[key],
+                    begin, view.evidence.pending(*key), shown,
                     worker=self._worker, instance=producer.instance, n=1,
                 )  # fmt: skip
                 log.warning(
@@ -145,17 +171,16 @@ class TopicRecovery:
                 seals.append((view.partition, done.seal))
         return pages, seals
 
-    def _present(self, reader: Reader, begin: Begin) -> set[bytes]:
-        """Digests of the outputs that exactly this transaction shows to a read_committed reader."""
+    def _present(self, reader: Reader, begin: Begin) -> set[bytes] | str:
+        """Digests of the outputs that exactly this transaction shows to a read_committed reader, or why nobody can tell."""
         spans: dict[LogPartition, tuple[int, int]] = {}
         for output in begin.outputs:
             partition = LogPartition(output.topic, output.partition)
             low, high = reader.watermarks(partition)
             if low > output.offset:
-                raise Stopped(
-                    f"{partition} starts at {low}, above {output.offset}: whether transaction {begin.n} of "
-                    f"{begin.transactional_id} left records there can no longer be told; its messages stay in doubt; "
-                    "lengthen the topic's retention and decide by hand"
+                return (
+                    f"{partition.topic}[{partition.partition}] starts at {low}, above {output.offset}: whether "
+                    f"transaction {begin.n} of {begin.transactional_id} left records there can no longer be told"
                 )
             spans[partition] = (output.offset, high)
         instance, n = begin.instance.hex().encode(), str(begin.n).encode()
@@ -205,6 +230,16 @@ class TopicRecovery:
                     if one.next > starts.get(partition, one.next):
                         ends[partition] = max(ends.get(partition, 0), one.next)
         return ends
+
+
+def _below(pages: Sequence[Page], positions: Mapping[LogPartition, int]) -> set[bytes]:
+    """Digests of entries below the position: offsets are sent after the outputs, so these happened together."""
+    return {
+        page.digests[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
+        for page in pages
+        for i, offset in enumerate(page.offsets)
+        if offset < positions.get(LogPartition(page.topic, page.partition), 0)
+    }
 
 
 def stamped_digest(record: Record, instance: bytes, n: bytes) -> bytes | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from confluent_kafka import KafkaError, Message, Producer
 
@@ -39,13 +39,21 @@ class ControlTopic:
             found = value
         return found
 
+    def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
+        """Return key and value of every record whose key begins so, in the order in which they were written."""
+        wanted = tuple(prefixes)
+        return [(key, value) for key, value in self._records() if key.startswith(wanted)]
+
     def _values(self, key: bytes) -> Iterator[bytes]:
+        yield from (value for found, value in self._records() if found == key and value is not None)
+
+    def _records(self) -> Iterator[tuple[bytes, bytes | None]]:
         with PartitionReader(
             self._consumer, committed=False, clock=self._clock, deadline_s=self._timeout_s
         ) as reader:
             low, high = reader.watermarks(self._partition)
             for records in reader.read({self._partition: (low, high)}):
-                yield from (record.value() for record in records if record.key() == key)
+                yield from ((record.key() or b"", record.value()) for record in records)
 
     def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
         """Append a record; with ``wait`` raise Unreachable unless it is acknowledged."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import sentence
-from relay.message.errors import InDoubt, Unreachable
+from relay.message.errors import Stuck, Unreachable
 from relay.message.record import LogPartition
 
 BATCH_RECORDS: Final = 10_000
@@ -57,7 +57,7 @@ class PartitionReader:
         """Yield batches of records until each partition is read from ``first`` to ``end`` (exclusive).
 
         A partition is finished when an end-of-partition event or a record's offset + 1 reaches its end: positions do
-        not count transaction markers. Raises InDoubt, naming the partition, when nothing moves for the deadline.
+        not count transaction markers. Raises Stuck, naming the partition, when nothing moves for the deadline.
         """
         open_ends = {partition: end for partition, (first, end) in ranges.items() if first < end}
         if not open_ends:
@@ -73,7 +73,7 @@ class PartitionReader:
                     yield records
                 elif open_ends and self._clock() > limit:
                     stuck = ", ".join(f"{p.topic}[{p.partition}] before offset {end}" for p, end in open_ends.items())
-                    raise InDoubt(f"reading is stuck for {self._deadline_s:.0f} s: {stuck}")
+                    raise Stuck(f"reading is stuck for {self._deadline_s:.0f} s: {stuck}")
         finally:
             self._consumer.unassign()
 

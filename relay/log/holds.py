@@ -19,6 +19,8 @@ from relay.message.record import LogMessage, LogPartition
 OUTCOMES_REMEMBERED: Final = 100_000
 RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
+RETRY_STUCK_MAX_S: Final = 10.0
+"""For what only a person can decide: whoever has just decided waits for it to be obeyed."""
 
 
 class Decision(Enum):
@@ -55,12 +57,16 @@ class Hold:
 
 @dataclass(slots=True)
 class Spilled:
-    """Held messages whose payload was let go: lane-mates of one capture within [first, last]."""
+    """Held messages whose payload was let go: lane-mates of one capture within [first, last].
+
+    ``in_part`` is True once some of them were passed as lost: how many is known when the rest was read.
+    """
 
     capture: bytes | None
     first: int
     last: int
     count: int
+    in_part: bool = False
 
 
 class HoldBudget:
@@ -87,6 +93,7 @@ class PartitionHolds:
         self.ready: list[LogMessage] = []
         self.aborted = 0
         self.alarms = 0
+        self._lost_to: dict[bytes, int] = {}
         self._budget = budget
         self._marker_wait_s = marker_wait_s
         self._lanes: dict[bytes, deque[LogMessage | Spilled]] = {}
@@ -157,7 +164,8 @@ class PartitionHolds:
             hold.waiting = waiting
             hold.ask_at = now + hold.retry_s
             slow = waiting is not Waiting.RESOURCE
-            hold.retry_s = min(hold.retry_s * 2, RETRY_MAX_S) if slow else RETRY_FIRST_S
+            most = RETRY_STUCK_MAX_S if waiting is Waiting.STUCK else RETRY_MAX_S
+            hold.retry_s = min(hold.retry_s * 2, most) if slow else RETRY_FIRST_S
 
     def wants_watermark(self, now: float) -> bool:
         """Is a hold overdue whose scan has no end yet? The high watermark taken now is that end."""
@@ -211,11 +219,40 @@ class PartitionHolds:
             found.append((lane, head))
         return found
 
-    def reloaded(self, lane: bytes, messages: list[LogMessage], read_to: int) -> None:
+    def lose(self, lane: bytes, low: int) -> None:
+        """The log now begins at ``low``, above where ``lane`` goes on: the lane stops there, and shows it."""
+        head = self._lanes[lane][0]
+        assert isinstance(head, Spilled)
+        self._lost_to[lane] = min(low, head.last + 1)
+        del self._reload[lane]
+
+    def lost(self) -> tuple[int, int] | None:
+        """Return the offsets, first and next, that lanes stop at because their payload has left the log."""
+        firsts = [head.first for lane in self._lost_to if isinstance(head := self._lanes[lane][0], Spilled)]
+        return (min(firsts), max(self._lost_to.values())) if firsts else None
+
+    def pass_lost(self) -> int:
+        """Go on behind the offsets that are lost; return how many messages surely were among them."""
+        gone = 0
+        for lane, following in list(self._lost_to.items()):
+            head = self._lanes[lane][0]
+            assert isinstance(head, Spilled)
+            del self._lost_to[lane]
+            if following > head.last:
+                gone += head.count
+                self._lanes[lane].popleft()
+                self._drain(lane)
+            else:
+                head.first = following
+                head.in_part = True
+                self._reload[lane] = None
+        return gone
+
+    def reloaded(self, lane: bytes, messages: list[LogMessage], read_to: int) -> int:
         """Take what was read again for the head of ``lane``: its messages below ``read_to``, in log order.
 
         Raises LookupError if the range is over and fewer messages were found than were seen: the payload has left
-        the log.
+        the log. Returns how many of a range passed in part are lost.
         """
         queue = self._lanes[lane]
         head = queue[0]
@@ -225,12 +262,13 @@ class PartitionHolds:
         head.count -= len(found)
         head.first = read_to
         if read_to <= head.last and head.count > 0:
-            return
-        if head.count > 0:
+            return 0
+        if head.count > 0 and not head.in_part:
             raise LookupError(f"{head.count} held messages of {self.partition} below offset {read_to} left the log")
         queue.popleft()
         del self._reload[lane]
         self._drain(lane)
+        return head.count
 
     @property
     def held(self) -> int:

@@ -38,6 +38,19 @@ class InDoubt(RelayError):
     """The operation was attempted and its outcome is unknown: find out by evidence, never assume."""
 
 
+class Stuck(InDoubt):
+    """Nothing can be found out for now, and the partitions wait, visibly.
+
+    ``numbers`` are the log partitions' numbers (empty: all that the worker has). ``by_person`` is True if no evidence
+    will ever decide: only a person can.
+    """
+
+    def __init__(self, sentence: str, numbers: frozenset[int] = frozenset(), *, by_person: bool = False) -> None:
+        super().__init__(sentence)
+        self.numbers = numbers
+        self.by_person = by_person
+
+
 class Fenced(RelayError):
     """A newer owner has taken over; whatever this one still holds must be thrown away."""
 

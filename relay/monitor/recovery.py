@@ -21,6 +21,7 @@ from relay.monitor.entries import (
     Proof,
     SettleSeal,
 )
+from relay.monitor.resolution import Told
 
 
 class Entered(Enum):
@@ -45,6 +46,7 @@ class Do(Enum):
     NOTHING = "it is done"
     ADD_ENTRY = "add the entry with the recovery worker's name"
     VOID_AND_DELIVER = "take the entry back and deliver"
+    ENTER_AS_TOLD = "enter it as delivered, without an output, with the audit record's id"
     DELIVER = "deliver; the entry carries the recovery worker's name"
     STAY_IN_DOUBT = "leave it in doubt and say so"
 
@@ -56,6 +58,7 @@ class Row(NamedTuple):
     entered: frozenset[Entered]
     shown: frozenset[Shown]
     do: Do
+    told: frozenset[Told] = frozenset(Told)
 
 
 TABLE: Final[tuple[Row, ...]] = (
@@ -68,13 +71,29 @@ TABLE: Final[tuple[Row, ...]] = (
         frozenset({Entered.UNSEALED, Entered.NOTHING}),
         frozenset({Shown.UNREADABLE}),
         Do.STAY_IN_DOUBT,
+        frozenset({Told.NOTHING}),
+    ),
+    Row(
+        "told it happened",
+        frozenset({Entered.UNSEALED, Entered.NOTHING}),
+        frozenset({Shown.UNREADABLE}),
+        Do.ENTER_AS_TOLD,
+        frozenset({Told.COMMIT}),
+    ),
+    Row(
+        "told it did not",
+        frozenset({Entered.UNSEALED, Entered.NOTHING}),
+        frozenset({Shown.UNREADABLE}),
+        Do.VOID_AND_DELIVER,
+        frozenset({Told.ABORT}),
     ),
 )
+"""What a person decided counts only where the destination cannot tell: no other row looks at it."""
 
 
-def decide(entered: Entered, shown: Shown) -> Row:
+def decide(entered: Entered, shown: Shown, told: Told = Told.NOTHING) -> Row:
     """Return the one row that matches."""
-    (row,) = (row for row in TABLE if entered in row.entered and shown in row.shown)
+    (row,) = (row for row in TABLE if entered in row.entered and shown in row.shown and told in row.told)
     return row
 
 

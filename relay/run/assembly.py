@@ -16,6 +16,7 @@ from relay.kafka import settings
 from relay.kafka.appending import Appending
 from relay.kafka.control import ControlTopic
 from relay.kafka.group import GroupConsumer
+from relay.kafka.inquiries import InquiryTopic
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicFacts, Topics
 from relay.kafka.transactions import TransactionalInstance
@@ -27,7 +28,10 @@ from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.index import Budget
 from relay.resources import open_resource
+from relay.resources.port import Resource
 from relay.run import clock, randomness, status_record
+from relay.run.asking import AskingWithBook, Inquiring
+from relay.run.book import ControlBook
 from relay.run.config import RelayConfig
 from relay.run.progress import Progress
 from relay.run.reloading import Reloading
@@ -137,8 +141,9 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         name: open_resource(name, resource.url.get_secret_value()) for name, resource in config.resources.items()
     }
     scanner = ports.reader(committed=False)
-    destination = _destination(config, route, ports, topics, worker_id)
     control = ports.control()
+    book = ControlBook(lambda: control, worker_id)
+    destination = _destination(config, route, ports, topics, worker_id, book)
     twins = Twins(control, worker_id)
     twins.announce()
     policy = StartPolicy(
@@ -148,6 +153,11 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         topics={name: facts[name].partitions for name in route.from_},
         topic_ids={name: facts[name].topic_id for name in route.from_},
         watermarks=scanner.watermarks,
+        may_pass=lambda place, first, low: book.pass_lost(route.name, place, first, low, count=low - first),
+    )
+    reloading = Reloading(
+        lambda: ports.reader(committed=True),
+        lambda place, first, following: book.pass_lost(route.name, place, first, following, count=0),
     )
     holder: list[RouteWorker] = []
     worker = RouteWorker(
@@ -171,20 +181,38 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
             ),
             clock.monotonic,
         ),
-        resolving=Resolving(Resolver(resources), lambda partition: scanner.watermarks(partition)[1]),
-        reloading=Reloading(lambda: ports.reader(committed=True)),
-        progress=Progress(_identity(config, route, worker_id), _status_writer(control, route, worker_id)),
+        resolving=_resolving(config, ports, resources, worker_id, lambda partition: scanner.watermarks(partition)[1]),
+        reloading=reloading,
+        progress=Progress(
+            _identity(config, route, worker_id),
+            _status_writer(control, route, worker_id),
+            lambda: book.lost + reloading.lost,
+        ),
         starts=policy.resolve,
         check_twin=twins.check,
         topic_ids=watch.ids,
+        decided=book.has_changed,
         bounds=Bounds(route.batch.messages, route.batch.bytes, route.batch.linger_s, route.inflight.messages),
     )
     holder.append(worker)
     return worker
 
 
+def _resolving(
+    config: RelayConfig,
+    ports: RoutePorts,
+    resources: Mapping[str, Resource],
+    worker_id: str,
+    watermark: Callable[[LogPartition], int],
+) -> Resolving:
+    """The resolver's thread has a book, and a control topic, of its own."""
+    asks = AskingWithBook(Resolver(resources), ControlBook(ports.control, worker_id))
+    inquiring = Inquiring(InquiryTopic(config.kafka, config.timing, config.inquiries_topic).put, worker_id)
+    return Resolving(asks, watermark, inquiring.ask, hears_persons=True)
+
+
 def _destination(
-    config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str
+    config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str, book: ControlBook
 ) -> Destination:
     if isinstance(route.to, TopicDestination):
         found = topics.describe([route.to.topic, config.deadletter_topic], settings=False)
@@ -202,6 +230,7 @@ def _destination(
             deadletter_topic=config.deadletter_topic,
             deadletter_partitions=found[config.deadletter_topic].partitions,
             stop_on_dead=route.on_dead == "stop",
+            book=book,
         )
     return _table(config, route, ports, topics, worker_id)
 

@@ -90,6 +90,11 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
         findings.fault(f"topic {config.control_topic}", "", "does not exist", _MIGRATE)
     elif "compact" not in control.settings.get("cleanup.policy", ""):
         _policy_fault(control, "it must be compact, or the recorded starts are lost", findings)
+    inquiries = facts.get(config.inquiries_topic)
+    if inquiries is None:
+        findings.fault(f"topic {config.inquiries_topic}", "", "does not exist", _MIGRATE)
+    elif "delete" not in inquiries.settings.get("cleanup.policy", "delete"):
+        _policy_fault(inquiries, "it must delete: a question older than its decision row must not be asked", findings)
     dead = facts.get(config.deadletter_topic)
     if dead is None:
         findings.fault(f"topic {config.deadletter_topic}", "", "does not exist", _MIGRATE)
@@ -100,7 +105,7 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
 
 def named_topics(config: RelayConfig) -> list[str]:
     """Return every topic that the routes read, write or need."""
-    names = {config.control_topic, config.deadletter_topic}
+    names = {config.control_topic, config.deadletter_topic, config.inquiries_topic}
     for route in config.routes.values():
         names.update(route.from_)
         names.add(config.monitor_topic(route.name))

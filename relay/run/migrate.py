@@ -27,6 +27,14 @@ CONTROL_SETTINGS: Final = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 """Status records come every two seconds: short segments let compaction keep the topic small."""
+INQUIRIES_SETTINGS: Final = {
+    "cleanup.policy": "compact,delete",
+    "retention.ms": str(86_400_000),
+    "segment.ms": "3600000",
+    "segment.bytes": str(16 * 1024**2),
+    "message.timestamp.type": "LogAppendTime",
+}
+"""A publisher that starts reads the questions of a day; who still waits then has asked again."""
 _CAUSE_HEADERS_BYTES: Final = 65_536
 """Room in a dead letter for what its cause headers add to the original message."""
 _MESSAGE_BYTES: Final = 1_048_588
@@ -85,6 +93,7 @@ def wanted_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers:
     dead = {**_deadletter_settings(config, facts), **durable}
     plans.append(TopicPlan(config.deadletter_topic, most, replication, dead))
     plans.append(TopicPlan(config.control_topic, 1, replication, {**CONTROL_SETTINGS, **durable}))
+    plans.append(TopicPlan(config.inquiries_topic, 1, replication, {**INQUIRIES_SETTINGS, **durable}))
     return plans
 
 
@@ -171,7 +180,7 @@ def migrate(config: RelayConfig, *, new_identity: bool = False) -> Migration:
 def _plan_with(topics: Topics, config: RelayConfig, migration: Migration) -> None:
     names = {topic for route in config.routes.values() for topic in route.from_}
     names |= {config.monitor_topic(route) for route in config.routes}
-    names |= {config.deadletter_topic, config.control_topic}
+    names |= {config.deadletter_topic, config.control_topic, config.inquiries_topic}
     plan_topics(config, topics.describe(names), topics.broker_count(), migration)
 
 

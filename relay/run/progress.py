@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from relay.delivery.destination import Destination
+from relay.log.holds import Waiting
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
 from relay.run import clock
@@ -20,9 +21,11 @@ Write = Callable[[dict[str, Any], bool], None]
 class Progress:
     """Collects a worker's status and writes it now and then."""
 
-    def __init__(self, identity: Mapping[str, Any], write: Write) -> None:
+    def __init__(self, identity: Mapping[str, Any], write: Write, lost: Callable[[], int] = int) -> None:
         self._identity = {**identity, "started_at": clock.wall_ms()}
         self._write = write
+        self._lost = lost
+        self._stuck: dict[LogPartition, str] = {}
         self._state = "recovering"
         self._beat_at = 0.0
         self._moved_at = clock.monotonic()
@@ -33,21 +36,27 @@ class Progress:
         self._last: tuple[Intake, Destination] | None = None
 
     def state(self, name: str) -> None:
-        """Note what the worker does now: recovering, running, draining or stopped."""
+        """Note what the worker does now: recovering, running, stuck, draining or stopped."""
         self._state = name
         self._beat_at = 0.0
-        if name in ("recovering", "stopped") and self._last is not None:
+        if name in ("recovering", "stuck", "stopped") and self._last is not None:
             self._write(self._record(*self._last), name == "stopped")
 
     def took_over(self, now: float) -> None:
         """Note that an assignment was recovered and is read from here on."""
         self._ends.clear()
+        self._stuck.clear()
         self._moved_at = now
         self.state("running")
 
     def moved(self, now: float) -> None:
         """Note that a batch went on its way."""
         self._moved_at = now
+
+    def stuck(self, partitions: Iterable[LogPartition], why: str) -> None:
+        """Note that these partitions cannot go on until somebody or something helps; shown until the next take-over."""
+        self._stuck = dict.fromkeys(partitions, why[:500])
+        self.state("stuck")
 
     def failed(self, why: str) -> None:
         """Note the last failure, for people."""
@@ -87,7 +96,8 @@ class Progress:
             "at": clock.wall_ms(),
             "state": self._state,
             "partitions": [
-                self._partition(partition, intake, destination) for partition in sorted(intake.partitions)
+                *(self._partition(partition, intake, destination) for partition in sorted(intake.partitions)),
+                *(_waits(place, why) for place, why in self._stuck.items() if place not in intake.partitions),
             ],
             "counts": {
                 "delivered": counts.delivered,
@@ -99,6 +109,8 @@ class Progress:
                 "recoveries": counts.recoveries,
                 "settled": counts.settled,
                 "resent": counts.resent,
+                "told": counts.told,
+                "lost": self._lost(),
             },
             "causes": dict(counts.causes),
             "last_error": self._last_error,
@@ -109,6 +121,7 @@ class Progress:
         position = self._positions.get(partition, held.position())
         end = max(self._ends.get(partition, 0), held.read_to)
         now = clock.monotonic()
+        lost = held.lost()
         return {
             "topic": partition.topic,
             "partition": partition.partition,
@@ -121,11 +134,25 @@ class Progress:
                     "capture": hold.capture.hex(),
                     "why": hold.waiting.value,
                     "since_ms": int((now - hold.first_seen) * 1000),
+                    "resource": hold.resource.encode().decode() if hold.resource is not None else None,
+                    "first_offset": hold.first_offset,
+                    "needs_person": hold.waiting is Waiting.STUCK,
                 }
                 for hold in held.holds()[:WAITING_SHOWN_MAX]
             ],
             "lanes_blocked": held.lanes_blocked,
             "in_doubt": max(0, destination.in_doubt.get(partition, 0) - position),
-            "stuck": None,
+            "stuck": self._stuck.get(partition) or (_lost(*lost) if lost is not None else None),
+            "lost_first": lost[0] if lost is not None else None,
+            "lost_next": lost[1] if lost is not None else None,
             "last_progress_at": self._partition_moved.get(partition),
         }
+
+
+def _lost(first: int, following: int) -> str:
+    return f"held messages at offsets {first} to {following - 1} have left the log; see `relay indoubt list`"
+
+
+def _waits(partition: LogPartition, why: str) -> dict[str, Any]:
+    """A partition that was never taken over: all that is known of it is why."""
+    return {"topic": partition.topic, "partition": partition.partition, "stuck": why}

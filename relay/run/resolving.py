@@ -26,6 +26,14 @@ _WAITING: Final = {
 _DECISION: Final = {State.COMMITTED: Decision.COMMITTED, State.ABORTED: Decision.ABORTED}
 
 
+_ASK_PUBLISHER: Final = (State.UNREACHABLE, State.WRONG_RESOURCE)
+UNNAMED: Final = ResourceName("", "")
+"""Stands for the resource of a capture whose messages name none: only a person can decide it."""
+
+Inquire = Callable[[bytes, ResourceName, list[LogPartition], float], None]
+"""Given a capture, its resource, the partitions that wait for a marker, and the time: ask its publisher's process."""
+
+
 class Asks(Protocol):
     """Finds out how captures ended; may block."""
 
@@ -36,10 +44,19 @@ class Asks(Protocol):
 class Resolving:
     """Carries questions to a resolver's thread and answers back."""
 
-    def __init__(self, resolver: Asks, watermark: Callable[[LogPartition], int]) -> None:
+    def __init__(
+        self,
+        resolver: Asks,
+        watermark: Callable[[LogPartition], int],
+        inquire: Inquire | None = None,
+        *,
+        hears_persons: bool = False,
+    ) -> None:
         self._resolver = resolver
         self._watermark = watermark
         self._questions: schedule.Queue[list[tuple[bytes, ResourceName]] | None] = schedule.fifo(maxsize=16)
+        self._inquire = inquire
+        self._hears_persons = hears_persons
         self._answers: schedule.Queue[dict[bytes, Resolution]] = schedule.fifo()
         self._thread: schedule.Thread | None = None
 
@@ -65,8 +82,8 @@ class Resolving:
         for hold in due:
             if hold.resource is None:
                 intake.postpone(hold.capture, Waiting.STUCK, now)
-            else:
-                named.append((hold.capture, hold.resource))
+            if hold.resource is not None or self._hears_persons:
+                named.append((hold.capture, hold.resource or UNNAMED))
         if not named:
             return
         if self._thread is None:
@@ -89,9 +106,18 @@ class Resolving:
                 decision = _DECISION.get(resolution.state)
                 if decision is None:
                     intake.postpone(capture, _WAITING[resolution.state], now)
+                    if resolution.state in _ASK_PUBLISHER:
+                        self._ask_publisher(intake, capture, now)
                 else:
                     log.info("resolved", capture=capture.hex(), decision=decision.value)
                     intake.decide(capture, decision)
+
+    def _ask_publisher(self, intake: Intake, capture: bytes, now: float) -> None:
+        """Whoever cannot ask the resource asks the publisher's process; its answer comes as a marker."""
+        named = [(place, held.resource_of(capture)) for place, held in intake.partitions.items()]
+        for resource in {resource for _, resource in named if resource is not None}:
+            if self._inquire is not None:
+                self._inquire(capture, resource, [place for place, name in named if name == resource], now)
 
     def _work(self) -> None:
         while (asked := self._questions.get()) is not None:

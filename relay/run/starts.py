@@ -37,6 +37,7 @@ class StartPolicy:
         topics: Mapping[str, int],
         topic_ids: Mapping[str, bytes],
         watermarks: Callable[[LogPartition], tuple[int, int]],
+        may_pass: Callable[[LogPartition, int, int], bool] | None = None,
     ) -> None:
         self._register = register
         self._key = f"start/{route}".encode()
@@ -45,6 +46,7 @@ class StartPolicy:
         self._topics = topics
         self._topic_ids = topic_ids
         self._watermarks = watermarks
+        self._may_pass = may_pass
         self._recorded: dict[str, dict[str, int]] | None = None
 
     def resolve(
@@ -95,11 +97,14 @@ class StartPolicy:
 
     def _known(self, partition: LogPartition, offset: int) -> int:
         low, high = self._watermarks(partition)
+        if offset < low and self._may_pass is not None and self._may_pass(partition, offset, low):
+            return low
         if offset < low:
+            name = f"lost:{self._route}/{partition.topic}/{partition.partition}/{offset}-{low - 1}"
             raise Stopped(
                 f"{partition.topic}[{partition.partition}] of route {self._route!r} stands at {offset}, but the log "
                 f"begins at {low}: {low - offset} offsets left it unread; lengthen its retention, find the messages "
-                "elsewhere, then move the position by hand"
+                f"elsewhere, then pass them as lost: `relay indoubt resolve CONFIG {name} --abort --reason ...`"
             )
         if offset > high:
             raise Stopped(

@@ -31,16 +31,24 @@ class _Value(BaseModel):
 
 
 class Waiting(_Value):
-    """A hold: which capture is waited for, why it is undecided, and for how many milliseconds up to ``at``."""
+    """A hold: which capture is waited for, why it is undecided, and for how many milliseconds up to ``at``.
+
+    ``resource`` is NAME/UUID as its messages name it, ``first_offset`` where the first of them lies, and
+    ``needs_person`` is True if the resource cannot be asked at all.
+    """
 
     capture: Text
     why: Text
     since_ms: int = 0
+    resource: Text | None = None
+    first_offset: int = 0
+    needs_person: bool = False
 
 
 class PartitionStatus(_Value):
     """One owned log partition. ``position`` is the next offset to deliver, ``end`` the high watermark seen.
 
+    ``lost_first`` and ``lost_next`` bound the offsets whose held messages have left the log.
     ``last_progress_at`` is when the position last moved *or the lag was last zero* (wall milliseconds of the
     worker's host): a first message after a quiet hour is no stall. None if neither happened yet.
     """
@@ -55,6 +63,8 @@ class PartitionStatus(_Value):
     lanes_blocked: int = 0
     in_doubt: int = 0
     stuck: Text | None = None
+    lost_first: int | None = None
+    lost_next: int | None = None
     last_progress_at: int | None = None
 
 
@@ -70,6 +80,8 @@ class Counts(_Value):
     recoveries: int = 0
     settled: int = 0
     resent: int = 0
+    told: int = 0
+    lost: int = 0
 
 
 class StatusRecord(_Value):

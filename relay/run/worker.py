@@ -33,6 +33,7 @@ from relay.message.errors import (
     RelayError,
     Retriable,
     Stopped,
+    Stuck,
     TwinDetected,
     Unreachable,
 )
@@ -50,6 +51,8 @@ RECOVERY_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 OFFSET_ADVANCE_PERIOD_S: Final = 1.0
 """Positions that moved without a message (markers, duplicates of other lanes) are committed this often."""
 REVOKE_WAIT_S: Final = 3.0
+STUCK_RETRY_S: Final = 60.0
+STUCK_LOOK_S: Final = 2.0
 GIVE_THE_RIGHT: Final = "give the relay the right it lacks"
 
 
@@ -80,6 +83,7 @@ class RouteWorker:
         check_twin: Callable[[], None],
         topic_ids: Callable[[], Mapping[str, bytes]],
         bounds: Bounds,
+        decided: Callable[[], bool] = bool,
     ) -> None:
         self._group = group
         self._intake = intake
@@ -92,6 +96,7 @@ class RouteWorker:
         self._check_twin = check_twin
         self._topic_ids = topic_ids
         self._bounds = bounds
+        self._decided = decided
         self._generation = -1
         self._running: dict[LogPartition, int] = {}
         self._submitted: dict[LogPartition, int] = {}
@@ -116,6 +121,8 @@ class RouteWorker:
             except (TwinDetected, ConfigError, Stopped) as final:
                 self._leave(final)
                 raise  # stop: a person must act
+            except Stuck as stuck:
+                self._wait_stuck(stuck)  # in doubt: nothing can be found out now; wait for help, visibly
             except (Fenced, InDoubt, Retriable) as unclear:
                 self._recover_next(unclear)  # in doubt: evidence decides
             except Unreachable as away:
@@ -278,6 +285,30 @@ class RouteWorker:
         limit = clock.monotonic() + RECOVERY_BACKOFF_S[step]
         while clock.monotonic() < limit and not self._stopping:
             self._group.consume(1, IDLE_POLL_S)
+
+    def _wait_stuck(self, why: Stuck) -> None:
+        """Show what is stuck and recover again; what only a person can decide waits for that, not to fence others."""
+        places = [p for p in self._group.assigned or () if not why.numbers or p.partition in why.numbers]
+        self._recover_next(why)
+        self._progress.stuck(places, str(why))
+        if not why.by_person:
+            return
+        generation = self._group.generation
+        limit = clock.monotonic() + STUCK_RETRY_S
+        look_at = clock.monotonic() + STUCK_LOOK_S
+        while clock.monotonic() < limit and not self._stopping and self._group.generation == generation:
+            self._group.consume(1, IDLE_POLL_S)
+            if clock.monotonic() >= look_at:
+                look_at = clock.monotonic() + STUCK_LOOK_S
+                self._progress.beat(clock.monotonic(), self._intake, self._destination, self._running)
+                if self._has_decided():
+                    return
+
+    def _has_decided(self) -> bool:
+        try:
+            return self._decided()
+        except RelayError:
+            return True  # retry: the brokers are away, recovery will say so
 
     def _sort_out(self, failure: Exception) -> None:
         todo = action(failure)

@@ -23,6 +23,7 @@ from relay.monitor.entries import (
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import memory_index
 from relay.monitor.recovery import TABLE, Do, Entered, Shown, decide, settle
+from relay.monitor.resolution import Told
 
 VICTIM, RECOVERY = b"V" * 16, b"R" * 16
 NAMES = "abcdef"
@@ -52,9 +53,27 @@ def rows(found: Page) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize(("entered", "shown"), list(product(Entered, Shown)))
-def test_exactly_one_row_matches_each_input(entered: Entered, shown: Shown) -> None:
-    assert sum(entered in row.entered and shown in row.shown for row in TABLE) == 1
+INPUTS = list(product(Entered, Shown, Told))
+
+
+@pytest.mark.parametrize(("entered", "shown", "told"), INPUTS)
+def test_exactly_one_row_matches_each_input(entered: Entered, shown: Shown, told: Told) -> None:
+    assert sum(entered in row.entered and shown in row.shown and told in row.told for row in TABLE) == 1
+
+
+def test_the_inputs_are_all_there_are_and_no_row_is_idle() -> None:
+    assert len(INPUTS) == len(set(INPUTS)) == 27
+    assert {decide(*each).label for each in INPUTS} == {row.label for row in TABLE}
+
+
+@pytest.mark.parametrize(("entered", "shown", "told"), INPUTS)
+def test_a_person_decides_only_where_no_evidence_does(entered: Entered, shown: Shown, told: Told) -> None:
+    silent = decide(entered, shown)
+    if silent.do is not Do.STAY_IN_DOUBT:
+        assert decide(entered, shown, told) is silent
+    elif told is not Told.NOTHING:
+        said = {Told.COMMIT: Do.ENTER_AS_TOLD, Told.ABORT: Do.VOID_AND_DELIVER}
+        assert decide(entered, shown, told).do is said[told]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +97,7 @@ def test_what_each_row_does(entered: Entered, shown: Shown, do: Do) -> None:
 def test_every_row_is_labelled_once_and_no_row_guesses() -> None:
     assert len({row.label for row in TABLE}) == len(TABLE)
     for row in TABLE:
-        if Shown.UNREADABLE in row.shown:
+        if Shown.UNREADABLE in row.shown and Told.NOTHING in row.told:
             assert row.do in (Do.NOTHING, Do.STAY_IN_DOUBT)
 
 

@@ -1,0 +1,151 @@
+"""Inquiries: a relay that cannot ask a publisher's database asks its process, which answers with the marker.
+
+The answer is what any resolver would write, and may be given any number of times: the decision row decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from relay.capture.outcomes import encode_marker, marker_headers
+from relay.capture.resolver import settle
+from relay.kafka.appender import Appender, Receipt, Record
+from relay.message.envelope import ResourceName
+from relay.message.errors import CaptureError, ConfigError
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord, codec
+from relay.resources.port import DecisionRow, Decisions, RowLocked
+from relay.run import clock
+from relay.run.crash import crash_point
+
+WAITING_MAX: Final = 10_000
+"""Inquiries kept at once; those beyond are asked again by their relay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """How did this capture end? ``places`` are the log partitions whose readers wait for a marker."""
+
+    capture: bytes
+    resource: ResourceName
+    places: list[LogPartition]
+    asked_by: str
+
+
+def encode_inquiry(inquiry: Inquiry) -> tuple[bytes, bytes]:
+    """Return key and value of an inquiry."""
+    record = {
+        "capture": inquiry.capture,
+        "resource": inquiry.resource.encode().decode(),
+        "places": [place._asdict() for place in inquiry.places],
+        "asked_by": inquiry.asked_by,
+    }
+    return inquiry.capture, codec("inquiry").encode(record)
+
+
+def decode_inquiry(key: bytes | None, value: bytes | None) -> Inquiry | None:
+    """Return the inquiry that a record is; None for anything else."""
+    if key is None or value is None:
+        return None
+    try:
+        record = codec("inquiry").decode(value)
+    except UnknownRecord:
+        return None
+    resource = ResourceName.decode(record["resource"].encode())
+    if record["capture"] != key or resource is None:
+        return None
+    return Inquiry(key, resource, [LogPartition(**place) for place in record["places"]], record["asked_by"])
+
+
+class Inquiries(Protocol):
+    """The topic, read from its beginning on."""
+
+    def poll(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Return the records that came since last asked; does not wait. Raises Unreachable."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+class Answering:
+    """Answers the inquiries about one database. For one thread, which calls ``turn`` again and again."""
+
+    def __init__(
+        self,
+        open_inquiries: Callable[[], Inquiries],
+        appender: Appender,
+        source: bytes,
+        resource: ResourceName,
+        append_timeout_s: float,
+    ) -> None:
+        self._open = open_inquiries
+        self._inquiries: Inquiries | None = None
+        self._appender = appender
+        self._source = source
+        self._resource = resource
+        self._append_timeout_s = append_timeout_s
+        self._waiting: dict[bytes, Inquiry] = {}
+
+    def turn(self, decisions: Callable[[], Decisions]) -> None:
+        """Take new inquiries and answer what can be answered; the rest waits for the next turn.
+
+        Raises Unreachable, ConfigError; nothing is forgotten then.
+        """
+        if self._inquiries is None:
+            self._inquiries = self._open()
+        for key, value in self._inquiries.poll():
+            inquiry = decode_inquiry(key, value)
+            # A copy of the database beside its original has another uuid: only the original answers.
+            if inquiry is not None and inquiry.resource.uuid == self._resource.uuid and len(self._waiting) < WAITING_MAX:
+                self._waiting[inquiry.capture] = inquiry
+        if not self._waiting:
+            return
+        connection = decisions()
+        known = connection.read(list(self._waiting))
+        for inquiry in list(self._waiting.values()):
+            row = known.get(inquiry.capture) or self._settle(connection, inquiry.capture)
+            if row is not None and self._answer(inquiry, row):
+                del self._waiting[inquiry.capture]
+
+    def close(self) -> None:
+        """Stop reading; what is not answered is asked again."""
+        if self._inquiries is not None:
+            self._inquiries.close()
+
+    def _settle(self, decisions: Decisions, capture: bytes) -> DecisionRow | None:
+        try:
+            return settle(decisions, capture)
+        except RowLocked:
+            return None  # Retry at the next turn: the capture's own block is still open.
+
+    def _answer(self, inquiry: Inquiry, row: DecisionRow) -> bool:
+        crash_point("inquiry.answering")
+        nonce = row.nonce if row.committed else None
+        records = self._markers(inquiry, nonce)
+        receipt = Receipt(len(records))
+        deadline = clock.monotonic() + self._append_timeout_s
+        try:
+            self._appender.append(records, receipt, deadline)
+        except CaptureError:
+            return False  # Retry: a marker may be written any number of times.
+        return not records or (receipt.wait(deadline - clock.monotonic()) and receipt.failure is None)
+
+    def _markers(self, inquiry: Inquiry, nonce: bytes | None) -> Sequence[Record]:
+        """The numbers that the marker closes are left out: only the publisher's own marker names them."""
+        headers = marker_headers(inquiry.capture, self._source, self._resource)
+        value = encode_marker(inquiry.capture, nonce, None, [])
+        return [
+            Record(place.topic, place.partition, inquiry.capture, value, headers)
+            for place in inquiry.places
+            if self._exists(place)
+        ]
+
+    def _exists(self, place: LogPartition) -> bool:
+        try:
+            return place.partition < self._appender.topic(place.topic).partitions
+        except ConfigError:
+            return False  # Stop asking for it: no log topic of that name takes markers.
+
+

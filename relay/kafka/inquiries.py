@@ -1,0 +1,73 @@
+"""The topic of inquiries: relays append questions, publishers' processes read all that it still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+
+from relay.kafka.settings import TimingLike, consumer, producer
+from relay.message.errors import Unreachable
+from relay.run import clock
+
+_RECORDS_AT_ONCE: Final = 1000
+_LOOK_AGAIN_S: Final = 30.0
+_METADATA_S: Final = 5.0
+
+
+class InquiryTopic:
+    """Appends questions without waiting: one that does not arrive is asked again later."""
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike, topic: str) -> None:
+        self._settings = producer(kafka, timing, log_level=0)
+        self._topic = topic
+        self._producer: Producer | None = None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Hand a question over."""
+        if self._producer is None:
+            self._producer = Producer(self._settings)
+        try:
+            self._producer.produce(self._topic, value, key)
+            self._producer.poll(0)
+        except (BufferError, KafkaException):
+            return  # Retry: the asker comes again.
+
+
+class InquiryReader:
+    """Reads the topic from its beginning on, by hand; a topic that is not there yet is looked for now and then."""
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike, topic: str) -> None:
+        settings: dict[str, Any] = consumer(kafka, timing, f"{topic}.reader", log_level=0)
+        settings["auto.offset.reset"] = "earliest"
+        self._consumer = Consumer(settings)
+        self._topic = topic
+        self._assigned = 0
+        self._look_at = float("-inf")
+
+    def poll(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Return key and value of what came since; raises Unreachable."""
+        now = clock.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_AGAIN_S
+            self._look()
+        if not self._assigned:
+            return []
+        records = self._consumer.consume(_RECORDS_AT_ONCE, 0)
+        return [(record.key(), record.value()) for record in records if record.error() is None]
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._consumer.close()
+
+    def _look(self) -> None:
+        try:
+            found = self._consumer.list_topics(self._topic, _METADATA_S).topics.get(self._topic)
+        except KafkaException as error:
+            raise Unreachable(f"{self._topic} cannot be read: {error.args[0].str()}") from error
+        count = 0 if found is None or found.error is not None else len(found.partitions)
+        if count > self._assigned:
+            new = [TopicPartition(self._topic, p, OFFSET_BEGINNING) for p in range(self._assigned, count)]
+            self._consumer.incremental_assign(new)
+            self._assigned = count

@@ -1,0 +1,81 @@
+"""How a capture ended, from whoever may say it: its resource, else its publisher's process, else a person.
+
+A person is heard only where the resource is unknown here, or another database answers under its name; what was once
+obeyed stays so, whatever is configured later, or two partitions of one capture could end differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from relay.capture.inquiries import Inquiry, encode_inquiry
+from relay.capture.resolver import Resolution, State
+from relay.message.envelope import ResourceName
+from relay.message.errors import RelayError
+from relay.message.record import LogPartition
+from relay.monitor import resolution as decided
+from relay.monitor.resolution import Resolutions, Told
+from relay.run.book import ControlBook
+from relay.run.resolving import Asks
+
+log = structlog.get_logger("relay.asking")
+ASK_AGAIN_S: Final = 30.0
+_TOLD: Final = {Told.COMMIT: State.COMMITTED, Told.ABORT: State.ABORTED}
+
+
+class AskingWithBook:
+    """Asks the resources; where they cannot decide, looks whether a person did. For the resolver's thread."""
+
+    def __init__(self, resolver: Asks, book: ControlBook) -> None:
+        self._resolver = resolver
+        self._book = book
+
+    def resolve(self, captures: Sequence[tuple[bytes, ResourceName]]) -> dict[bytes, Resolution]:
+        """Return what is known of each capture."""
+        told = self._told()
+        found: dict[bytes, Resolution] = {}
+        for capture, _ in captures:
+            final = told.capture(capture)
+            if final is not None and told.is_obeyed(final):
+                found[capture] = self._obey(final)
+        left = [one for one in captures if one[0] not in found]
+        if left:
+            found.update(self._resolver.resolve(left))
+        for capture, _ in left:
+            word = told.capture(capture)
+            if word is not None and found[capture].state is State.WRONG_RESOURCE:
+                found[capture] = self._obey(word)
+        return found
+
+    def _told(self) -> Resolutions:
+        try:
+            return self._book.recent()
+        except RelayError as away:
+            # Retry: the resources can still be asked, and nobody's word is needed for that.
+            log.warning("resolutions not read", reason=str(away))
+            return Resolutions()
+
+    def _obey(self, word: decided.Resolution) -> Resolution:
+        state = _TOLD[word.told]
+        self._book.obey(word, f"taken as {state.value}")
+        return Resolution(state, detail=word.reference)
+
+
+class Inquiring:
+    """Asks publishers' processes by the topic of inquiries, now and then, as long as nobody else can tell."""
+
+    def __init__(self, put: Callable[[bytes, bytes], None], asked_by: str) -> None:
+        self._put = put
+        self._asked_by = asked_by
+        self._asked: dict[bytes, float] = {}
+
+    def ask(self, capture: bytes, resource: ResourceName, places: Iterable[LogPartition], now: float) -> None:
+        """Ask about one capture unless that was done a short while ago."""
+        if now - self._asked.get(capture, -ASK_AGAIN_S) < ASK_AGAIN_S:
+            return
+        self._asked = {one: at for one, at in self._asked.items() if now - at < ASK_AGAIN_S}
+        self._asked[capture] = now
+        self._put(*encode_inquiry(Inquiry(capture, resource, list(places), self._asked_by)))
