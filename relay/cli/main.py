@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "check": "Check a configuration and, with --connect, what it names.",
     "run": "Run the workers of a configuration.",
     "status": "Show what every route does now.",
+    "indoubt": "List, show and resolve what no evidence has decided.",
     "verify": "Prove from the log and the destinations that nothing is lost, doubled or reordered.",
     "spark": "Run a Spark job of the project, such as the one that puts the flights into the log.",
     "bench": "Measure against the plain client in the same run.",

@@ -106,7 +106,7 @@ class StatusReader:
                 raise ConfigError(f"topic = {name}: it does not exist; run `relay migrate {config.path}`")
         self._read_tail(self._control, found[config.control_topic], self._take_status)
         self._read_tail(self._deadletter, found[config.deadletter_topic], self._take_dead)
-        records = self._records()
+        records = self.records()
         # The time is read after the records: one that comes later is simply newer.
         now_ms = clock.wall_ms()
         return [view(self._facts(route, found, records), now_ms) for route in config.routes.values()]
@@ -135,7 +135,8 @@ class StatusReader:
             key = (route.decode("utf-8", "replace")[:100], bytes(record.key() or b"")[:64])
             self._dead[key] = (code or b"unknown").decode("utf-8", "replace")[:100]
 
-    def _records(self) -> list[StatusRecord]:
+    def records(self) -> list[StatusRecord]:
+        """Return the last word of every worker that the last reading found, whether it lives or not."""
         records = []
         for key, value in self._latest.items():
             record = decode(value)
