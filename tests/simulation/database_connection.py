@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from tests.simulation.databases import Backend, ConnectionLost, Database, StatementRefused
+from tests.simulation.scheduler import Crashed, Waiters
 
 T = TypeVar("T")
 
@@ -27,58 +28,59 @@ class _Answer:
 
 
 class Connection:
-    """One connection; raises ConnectionLost if none can be had. Used by one thread, but for ``break_off``."""
+    """One connection; raises ConnectionLost if none can be had. Used by one thread, but for ``break_off``.
+
+    It belongs to the simulated process that opens it: a dead one does nothing more with it.
+    """
 
     def __init__(
-        self,
-        database: Database,
-        label: str,
-        *,
-        lock_timeout_s: float = float("inf"),
-        idle_limit_s: float = 30.0,
-        client_alive: Callable[[], bool] | None = None,
+        self, database: Database, label: str, *, lock_timeout_s: float = float("inf"), idle_limit_s: float = 30.0
     ) -> None:
         world = database.world
         world.sleep(self._latency(database))
         if world.now < database.up_at:
             raise ConnectionLost
+        assert world.current is not None
         self.database = database
         self.broken = False
         self.in_transaction = False
         self.committing = False
-        self._backend = Backend(database, label, lock_timeout_s, idle_limit_s)
-        if client_alive is not None:
-            self._backend.client_alive = client_alive
+        self._owner = world.current.process
+        self._backend = Backend(database, f"{self._owner.name}/{label}", lock_timeout_s, idle_limit_s)
+        self._owner.on_death.append(self._backend.left_by_client)
+        self._waiters = Waiters(world)
 
     def call(self, work: Callable[[Backend], T], *, commits: bool = False, what: str = "statement") -> T:
         """Send a request and wait for its answer.
 
         Raises StatementRefused for an error answer, ConnectionLost if there is none; then the connection is broken.
         """
+        if not self._owner.alive:
+            raise Crashed
+        self.committing = commits
         if self.broken:
             raise ConnectionLost
-        self.committing = commits
         database, backend = self.database, self._backend
         world, weather = database.world, database.weather
         lost = weather.request_lost + (weather.commit_request_lost if commits else 0.0)
         if lost and world.rng.random() < lost:
-            world.trace(f"{backend.label}: {what} is lost on its way to {database.name}")
+            world.trace(backend.label, what, "is lost on its way")
             self._give_up()
             raise ConnectionLost
         there, patience = self._latency(database), ANSWER_TIMEOUT_S
         if commits and weather.commit_held and world.rng.random() < weather.commit_held:
             there = world.rng.uniform(*weather.hold_s)
             patience = min(patience, there * world.rng.random())
-            world.trace(f"{backend.label}: {what} is held for {there:.3f} s")
+            world.trace(backend.label, what, "is held for", round(there, 3))
         answer_lost = commits and weather.commit_answer_lost > 0 and world.rng.random() < weather.commit_answer_lost
         answer = _Answer()
         backend.pending += 1
-        world.spawn(
-            database.process, f"{backend.label}:{what}", lambda: self._serve(work, answer, there, lose=answer_lost)
-        )
-        world.wait(lambda: answer.came or answer.lost or self.broken, patience)
+        world.at(there, self._arrived, work, answer, answer_lost)
+        limit = world.now + patience
+        while not (answer.came or answer.lost or self.broken) and world.now < limit:
+            self._waiters.wait(limit - world.now)
         if not answer.came or self.broken:
-            world.trace(f"{backend.label}: no answer to {what}")
+            world.trace(backend.label, what, "is not answered")
             self._give_up()
             raise ConnectionLost
         if answer.error is not None:
@@ -88,34 +90,42 @@ class Connection:
     def break_off(self) -> None:
         """Close the connection from another thread: the call under way raises ConnectionLost."""
         self.broken = True
+        self._waiters.wake_all()
 
     def close(self) -> None:
         """Close; the server rolls back what is open, soon."""
-        if not self.broken:
+        if not self.broken and self._owner.alive:
             self._give_up()
 
-    def _serve(self, work: Callable[[Backend], Any], answer: _Answer, there: float, *, lose: bool) -> None:
-        backend, database = self._backend, self.database
-        database.world.sleep(there)
+    def _arrived(self, work: Callable[[Backend], Any], answer: _Answer, lose: bool) -> None:
+        """Let the server work: a task of its own, since it may wait for locks."""
+        self.database.spawn(self._backend.label, lambda: self._serve(work, answer, lose))
+
+    def _serve(self, work: Callable[[Backend], Any], answer: _Answer, lose: bool) -> None:
+        backend, world = self._backend, self.database.world
         try:
             answer.value = backend.serve(work)
         except StatementRefused as refused:
             answer.error = refused
         except ConnectionLost:
-            answer.lost = True
-            return
+            lose = True
         if lose:
-            database.world.trace(f"{backend.label}: the answer is lost")
+            world.trace(backend.label, "gets no answer")
             answer.lost = True
-            return
-        database.world.sleep(self._latency(database))
+            self._waiters.wake_all()
+        else:
+            world.at(self._latency(self.database), self._answered, answer)
+        backend.reap()
+
+    def _answered(self, answer: _Answer) -> None:
         answer.came = True
+        self._waiters.wake_all()
 
     def _give_up(self) -> None:
         self.broken = True
-        weather, rng = self.database.weather, self.database.world.rng
-        quick = not weather.unnoticed or rng.random() >= weather.unnoticed
-        self._backend.left_by_client(rng.uniform(0.0, 0.02) if quick else rng.uniform(*weather.unnoticed_s))
+        if self._backend.left_by_client in self._owner.on_death:
+            self._owner.on_death.remove(self._backend.left_by_client)
+        self._backend.left_by_client()
 
     @staticmethod
     def _latency(database: Database) -> float:

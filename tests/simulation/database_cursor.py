@@ -5,7 +5,7 @@ The rules without a database are production's (`relay.delivery.table`, `relay.de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -53,13 +53,11 @@ class SimulatedCursor:
         database: Database,
         plan: TablePlan,
         limits: Limits | None = None,
-        client_alive: Callable[[], bool] | None = None,
         label: str = "cursor",
     ) -> None:
         self._database = database
         self._plan = plan
         self._limits = limits or Limits()
-        self._client_alive = client_alive
         self._label = label
         self._mapping = TableMapping(plan.columns, plan.schema)
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
@@ -314,7 +312,6 @@ class SimulatedCursor:
                 self._label,
                 lock_timeout_s=limits.lock_timeout_s,
                 idle_limit_s=limits.idle_in_transaction_s,
-                client_alive=self._client_alive,
             )
         except ConnectionLost:
             raise Retriable(f"{self._plan.where}: the database does not answer") from None

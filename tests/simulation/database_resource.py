@@ -35,14 +35,10 @@ class SimulatedResource:
         name: str,
         database: Database,
         lock_timeout_s: float = 1.0,
-        client_alive: Callable[[], bool] | None = None,
-        label: str = "client",
     ) -> None:
         self.name = name
         self.database = database
         self._lock_timeout_s = lock_timeout_s
-        self._client_alive = client_alive
-        self._label = label
 
     def identity(self) -> ResourceName:
         """Return name and uuid, read now."""
@@ -82,10 +78,9 @@ class SimulatedResource:
         try:
             return Connection(
                 self.database,
-                f"{self._label}.{what}",
+                what,
                 lock_timeout_s=lock_timeout_s,
                 idle_limit_s=IDLE_LIMIT_S,
-                client_alive=self._client_alive,
             )
         except ConnectionLost:
             raise Unreachable(f"resources.{self.name}: the database does not answer") from None

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from tests.simulation.scheduler import Waiters, World
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -29,18 +31,6 @@ class StatementRefused(Exception):
 
 class ConnectionLost(Exception):
     """No answer will come on this connection; whether the request took effect is unknown."""
-
-
-class Fabric(Protocol):
-    """What a database needs of the simulated world."""
-
-    now: float
-    rng: Any
-
-    def sleep(self, seconds: float) -> None: ...
-    def wait(self, ready: Callable[[], bool], timeout: float) -> bool: ...
-    def spawn(self, process: Any, name: str, target: Callable[[], None]) -> Any: ...
-    def trace(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -111,12 +101,13 @@ RELAY_TABLES: Final = (
 class Database:
     """The server and what is on its disk."""
 
-    def __init__(self, world: Fabric, name: str = "shop", process: Any = None) -> None:
+    def __init__(self, world: World, name: str = "shop") -> None:
         self.world = world
         self.name = name
-        self.process = process
+        self.process = world.process(f"database {name}")
         self.tables: dict[str, Table] = {}
         self.locks: dict[Place, Backend] = {}
+        self.waiting: dict[Place, Waiters] = {}
         self.history: list[Commit] = []
         self.weather = Weather()
         self.applied = count(1)
@@ -136,6 +127,13 @@ class Database:
         if not self.tables["relay_resource"].rows:
             self.tables["relay_resource"].rows[True,] = {"uuid": uuid, "single": True}
 
+    def spawn(self, name: str, target: Callable[[], None]) -> None:
+        """Do work in a task of the server's."""
+        tasks = self.process.tasks
+        if len(tasks) > 200:
+            tasks[:] = [task for task in tasks if not task.done]
+        self.world.spawn(self.process, name, target)
+
     def rows(self, table: str) -> list[Row]:
         """Return what is committed now."""
         return list(self.tables[table].rows.values())
@@ -143,7 +141,7 @@ class Database:
     def crash(self, down_s: float) -> None:
         """End the server: open transactions are gone, connections break, nobody can connect for a while."""
         self.crashes += 1
-        self.world.trace(f"database {self.name} crashes for {down_s:.3f} s")
+        self.world.trace("database", self.name, "crashes for", round(down_s, 3))
         self.up_at = self.world.now + down_s
         for backend in list(self.backends):
             backend.terminate()
@@ -176,7 +174,6 @@ class Backend:
         self.alive = True
         self.pending = 0
         self.busy_since: float | None = None
-        self.client_alive: Callable[[], bool] = lambda: True
         self._lock_timeout_s = lock_timeout_s
         self._idle_limit_s = idle_limit_s
         self._idle_since = database.world.now
@@ -187,6 +184,7 @@ class Backend:
         self._savepoints: list[tuple[int, dict[Place, Row | None]]] = []
         self.serial = 0
         self._waits_for: Backend | None = None
+        self._waits_at: Waiters | None = None
         database.backends.add(self)
 
     @property
@@ -338,6 +336,8 @@ class Backend:
             self.alive = False
             self._end()
             self.database.backends.discard(self)
+            if self._waits_at is not None:
+                self._waits_at.wake_all()
 
     def reap(self) -> float:
         """End what idles in a transaction too long, or whose client is gone; return when to look again.
@@ -348,21 +348,24 @@ class Backend:
         if self.busy_since is not None or self._writes is None:
             return FOREVER if self._gone_at is None else max(self._gone_at, now + 0.01)
         ends = self._idle_since + self._idle_limit_s
-        if not self.pending:
-            if not self.client_alive():
-                self._gone_at = self._gone_at or now + self.database.world.rng.uniform(0.0, 0.05)
-            ends = min(ends, FOREVER if self._gone_at is None else self._gone_at)
+        if not self.pending and self._gone_at is not None:
+            ends = min(ends, self._gone_at)
         if now >= ends:
             self.terminate()
         return ends
 
-    def left_by_client(self, after_s: float) -> None:
-        """Note that the client has closed the connection, which is noticed after a while."""
-        self._gone_at = min(self._gone_at or FOREVER, self.database.world.now + after_s)
+    def left_by_client(self) -> None:
+        """The client has closed the connection, or is dead: noticed after a while, when open work is rolled back."""
+        world, weather = self.database.world, self.database.weather
+        quick = not weather.unnoticed or world.rng.random() >= weather.unnoticed
+        after_s = world.rng.uniform(0.0, 0.02) if quick else world.rng.uniform(*weather.unnoticed_s)
+        self._gone_at = min(self._gone_at or FOREVER, world.now + after_s)
+        world.at(after_s, self.reap)
 
     def _wait_for(self, place: Place) -> None:
         world, locks = self.database.world, self.database.locks
         deadline = world.now + self._lock_timeout_s
+        waiters = self._waits_at = self.database.waiting.setdefault(place, Waiters(world))
         try:
             while (holder := locks.get(place)) is not None:
                 look_again = holder.reap()
@@ -371,18 +374,14 @@ class Backend:
                 self._waits_for = holder
                 if self._is_circle():
                     raise StatementRefused("deadlock_detected")
-                left = min(deadline, look_again) - world.now
                 if world.now >= deadline:
                     raise StatementRefused("lock_not_available")
-                world.wait(lambda held=holder: self._may_go_on(place, held), max(left, 0.001))  # type: ignore[misc]
+                left = min(deadline, look_again) - world.now
+                waiters.wait(None if left == FOREVER else max(left, 0.001))
                 if not self.alive:
                     raise ConnectionLost
         finally:
-            self._waits_for = None
-
-    def _may_go_on(self, place: Place, held: Backend) -> bool:
-        left_alone = held._gone_at is None and not held.client_alive()
-        return not self.alive or left_alone or self.database.locks.get(place) is not held
+            self._waits_for = self._waits_at = None
 
     def _is_circle(self) -> bool:
         other = self._waits_for
@@ -404,4 +403,7 @@ class Backend:
         self._writes, self._failed, self._savepoints = None, False, []
         for place in self._held:
             self.database.locks.pop(place, None)
+            waiters = self.database.waiting.pop(place, None)
+            if waiters is not None:
+                waiters.wake_all()
         self._held = set()

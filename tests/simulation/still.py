@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
+from tests.simulation.scheduler import Process, Task, World
 
-class StillWorld:
-    """What a simulated database needs, for contract suites: one caller, no faults, a clock of its own."""
+
+class StillWorld(World):
+    """For contract suites, which call synchronously: one caller, no faults, a clock of its own."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.rng = Random(0)
+        super().__init__(0)
+        self._caller = Task(self.process("caller"), "caller", 0)
+        self.current = self._caller
 
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
+    def block(self, timeout: float | None) -> bool:
+        """Nobody else can wake the caller: the time passes."""
+        assert timeout is not None, "this would wait for ever"
+        self.now += timeout
+        return False
 
-    def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Nobody else can make it true: either it is, or the time is over."""
-        if not ready():
-            self.now += timeout
-        return ready()
+    def at(self, delay: float, action: Callable[..., None], *args: Any) -> None:
+        """Do it now."""
+        action(*args)
 
-    def spawn(self, process: Any, name: str, target: Callable[[], None]) -> None:
+    def spawn(self, process: Process, name: str, target: Callable[[], None]) -> Task:
         """Do it now."""
         target()
-
-    def trace(self, text: str) -> None:
-        """Nobody reads it."""
+        return self._caller

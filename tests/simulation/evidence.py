@@ -1,0 +1,113 @@
+"""What a simulated run left behind, as its storage holds it: the only thing the auditor looks at.
+
+Nothing here comes from a worker's own bookkeeping: no counters, no monitor, no memory of a process. What publishers
+were told is kept to be held against what is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+Partition = tuple[str, int]
+MessageId = tuple[str, str]
+"""(source, id)"""
+
+
+class Told(Enum):
+    """What a publisher was told when its block ended."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "in doubt, or it died before it heard"
+
+
+class Logged(NamedTuple):
+    """One record of the log that is no marker. ``aborted``: its producer's Kafka transaction was."""
+
+    partition: Partition
+    offset: int
+    id: MessageId
+    capture: str | None = None
+    aborted: bool = False
+    poison: bool = False
+    """The destination cannot take it: it belongs among the dead letters."""
+    sequence: int | None = None
+    incarnation: str | None = None
+
+
+class Effect(NamedTuple):
+    """One effect at the destination: a visible record of the output, or a committed row.
+
+    ``lane`` is where order counts (an output partition, or the table), ``place`` its order there, ``writer`` who made
+    it (a producer instance, a connection), ``at`` when it became visible.
+    """
+
+    lane: str
+    place: tuple[int, ...]
+    id: MessageId
+    writer: str = ""
+    at: float = 0.0
+
+
+class Seen(NamedTuple):
+    """One record that a concurrent reader got, in the order in which it got them."""
+
+    reader: str
+    lane: str
+    place: tuple[int, ...]
+    id: MessageId
+    at: float
+
+
+class Sample(NamedTuple):
+    """Durable positions and visible effects at one moment, a crash above all."""
+
+    at: float
+    positions: dict[Partition, int]
+    effects: frozenset[MessageId]
+
+
+class Decided(NamedTuple):
+    """A decision row at the end, and when it was committed; ``placed`` is (partition, how many messages)."""
+
+    committed: bool
+    at: float
+    placed: tuple[tuple[Partition, int], ...] = ()
+
+
+class Held(NamedTuple):
+    """A committed write of a table's position: who wrote, under which epoch, up to where."""
+
+    partition: Partition
+    epoch: int
+    owner: str
+    by: str
+    position: int | None
+    claim: bool
+    at: float
+
+
+@dataclass
+class Evidence:
+    """All of it. ``decisions`` are those of every publisher's database by capture id (hex)."""
+
+    log: list[Logged] = field(default_factory=list)
+    log_ends: dict[Partition, int] = field(default_factory=dict)
+    decisions: dict[str, Decided] = field(default_factory=dict)
+    told: dict[str, Told] = field(default_factory=dict)
+    conflicts: list[list[str]] = field(default_factory=list)
+    """For each row that captures of one publisher wrote: their ids, in the order of their commits."""
+    effects: list[Effect] = field(default_factory=list)
+    dead: list[MessageId] = field(default_factory=list)
+    positions: dict[Partition, int] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    """Committed transactions of a table that hold effects without their inbox rows, or the reverse, in words."""
+    quiescent: bool = True
+    """Faults healed, publishers stopped, and the workers were given time: then everything must have arrived."""
+    restored: bool = False
+    """The destination went back to a backup: positions may fall, what was seen may vanish once."""
