@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
-from relay.monitor.entries import NOT_DELIVERED, Begin, Entry, InputRange, Page, Proof, Seal
+from relay.monitor.entries import NOT_DELIVERED, Begin, Entry, InputRange, Page, Proof, Seal, SettleSeal
 
 
 class Proven(NamedTuple):
@@ -68,7 +68,7 @@ class Evidence:
             self._last[monitor_partition, entry.transactional_id] = entry
         elif isinstance(entry, Seal):
             self._sealed[entry.instance] = max(entry.n, self._sealed.get(entry.instance, -1))
-        else:
+        elif isinstance(entry, SettleSeal):
             self._settled.add((entry.instance, entry.n))
 
     @property

@@ -8,11 +8,14 @@ from typing import Final, NamedTuple
 from relay.message import envelope
 from relay.message.envelope import Headers, ResourceName
 from relay.message.identity import DIGEST_BYTES, capture_id
+from relay.message.numbers import NumberRun
 from relay.message.schemas import UnknownRecord, codec
 
 _TYPE: Final = (envelope.TYPE, envelope.OUTCOME_TYPE.encode())
 _COMMITTED: Final = "COMMITTED"
 _ABORTED: Final = "ABORTED"
+_RUNS_MAX: Final = 64
+"""The library writes one run for a partition; a stranger might write a thousand."""
 
 
 class Placed(NamedTuple):
@@ -31,6 +34,20 @@ class Marker(NamedTuple):
     committed: bool
     nonce: bytes | None
     closes: tuple[int, ...]
+    source: bytes = b""
+    incarnation: bytes = b""
+
+    @property
+    def runs(self) -> list[NumberRun]:
+        """The numbers that it says its capture closes in this partition; none if it does not say whose."""
+        if not self.source or not self.incarnation:
+            return []
+        pairs = zip(self.closes[: 2 * _RUNS_MAX : 2], self.closes[1::2], strict=False)
+        return [
+            NumberRun(self.source, self.incarnation, first, first + count - 1)
+            for first, count in pairs
+            if first > 0 and count > 0
+        ]
 
     @property
     def proved(self) -> bool:
@@ -86,4 +103,11 @@ def decode_marker(
         return None
     if record["capture"] != key:
         return None
-    return Marker(key, record["outcome"] == _COMMITTED, record["nonce"], tuple(record["closes"]))
+    return Marker(
+        key,
+        record["outcome"] == _COMMITTED,
+        record["nonce"],
+        tuple(record["closes"]),
+        dict(headers).get(envelope.SOURCE) or b"",
+        (record["incarnation"] or "").encode(),
+    )

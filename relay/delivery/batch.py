@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from relay.log.holds import Aborted
 from relay.message.record import LogMessage, LogPartition
 
 
@@ -15,7 +16,8 @@ class Batch:
     ``first`` and ``positions`` name every partition of the assignment: the range [first, position) is what this
     batch moves, equal where nothing moved. ``reached`` is where the reader stands: above the position lie messages
     that were handed on although an earlier one is held. ``membership`` is the group metadata captured with the batch.
-    ``meanwhile`` may be called once while the destination waits: the worker reads ahead in it.
+    ``meanwhile`` may be called once while the destination waits: the worker reads ahead in it. ``numbered`` is False
+    only if there is certainly no captured message; ``aborted`` are numbers that close with it without a message.
     """
 
     generation: int
@@ -25,6 +27,8 @@ class Batch:
     reached: Mapping[LogPartition, int]
     membership: bytes
     meanwhile: Callable[[], None] | None = None
+    numbered: bool = True
+    aborted: Mapping[LogPartition, Aborted] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

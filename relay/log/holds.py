@@ -9,11 +9,13 @@ scan for markers never pauses (US 8,200,836; design of the capture's readers).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from relay.message.envelope import ResourceName
+from relay.message.numbers import Number, NumberRun, number_of
 from relay.message.record import LogMessage, LogPartition
 
 OUTCOMES_REMEMBERED: Final = 100_000
@@ -53,6 +55,7 @@ class Hold:
     retry_s: float = RETRY_FIRST_S
     hinted_abort: bool = False
     lanes: set[bytes] = field(default_factory=set)
+    claims: Sequence[NumberRun] = ()
 
 
 @dataclass(slots=True)
@@ -67,6 +70,15 @@ class Spilled:
     last: int
     count: int
     in_part: bool = False
+
+
+@dataclass(slots=True)
+class Aborted:
+    """Numbers that ended without a message: those of dropped messages with their offsets, and those that the aborted
+    marker of a capture names, of which perhaps nothing ever arrived."""
+
+    numbers: list[tuple[Number, int]] = field(default_factory=list)
+    claims: list[NumberRun] = field(default_factory=list)
 
 
 class HoldBudget:
@@ -93,6 +105,8 @@ class PartitionHolds:
         self.ready: list[LogMessage] = []
         self.aborted = 0
         self.alarms = 0
+        self.numbered = False
+        self._ended = Aborted()
         self._lost_to: dict[bytes, int] = {}
         self._budget = budget
         self._marker_wait_s = marker_wait_s
@@ -111,9 +125,10 @@ class PartitionHolds:
                 self.ready.append(message)
                 return
         else:
+            self.numbered = True
             outcome = self._outcomes.get(capture)
             if outcome is Decision.ABORTED:
-                self.aborted += 1
+                self._drop(message)
                 return
             if outcome is Decision.COMMITTED and not blocked:
                 self.ready.append(message)
@@ -122,21 +137,29 @@ class PartitionHolds:
                 self._hold(capture, resource, message.offset, now).lanes.add(message.lane)
         self._enqueue(message)
 
-    def mark(self, capture: bytes, decision: Decision, *, trusted: bool, now: float) -> None:
+    def mark(
+        self, capture: bytes, decision: Decision, *, trusted: bool, now: float, claims: Sequence[NumberRun] = ()
+    ) -> None:
         """Take an outcome marker: the first valid one of a capture wins, a contradicting one is an alarm.
 
         ``trusted`` is True for a committed marker whose nonce proves it and for an aborted one of a resource this
-        relay cannot ask; any other aborted marker is only a reason to ask at once.
+        relay cannot ask; any other aborted marker is only a reason to ask at once. ``claims`` are the numbers that an
+        aborted one names: they wait with the messages of its capture, if it has any here.
         """
         known = self._outcomes.get(capture)
         if known is not None:
             self.alarms += known is not decision
-            return
-        if trusted:
-            self.decide(capture, decision)
+            if known is Decision.ABORTED:
+                self._claim(claims)
             return
         hold = self._holds.get(capture)
-        if hold is not None:
+        if hold is None:
+            self._claim(claims)
+        else:
+            hold.claims = claims
+        if trusted:
+            self.decide(capture, decision)
+        elif hold is not None:
             hold.hinted_abort, hold.ask_at = True, now
 
     def resource_of(self, capture: bytes) -> ResourceName | None:
@@ -154,6 +177,8 @@ class PartitionHolds:
         if len(self._outcomes) > OUTCOMES_REMEMBERED:
             self._outcomes.popitem(last=False)
         hold = self._holds.pop(capture, None)
+        if hold is not None and decision is Decision.ABORTED:
+            self._claim(hold.claims)
         for lane in hold.lanes if hold else ():
             self._drain(lane)
 
@@ -198,6 +223,11 @@ class PartitionHolds:
             taken, self.ready = self.ready, []
         else:
             taken, self.ready = self.ready[:limit], self.ready[limit:]
+        return taken
+
+    def take_aborted(self) -> Aborted:
+        """Hand on the numbers that ended without a message since the last call."""
+        taken, self._ended = self._ended, Aborted()
         return taken
 
     def position(self) -> int:
@@ -318,7 +348,10 @@ class PartitionHolds:
             if outcome is None:
                 return self._hold_again(head, lane)
             if outcome is Decision.ABORTED:
-                self.aborted += head.count if isinstance(head, Spilled) else 1
+                if isinstance(head, Spilled):
+                    self.aborted += head.count
+                else:
+                    self._drop(head)
             elif isinstance(head, Spilled):
                 self._reload[lane] = None
                 return None
@@ -329,6 +362,17 @@ class PartitionHolds:
             queue.popleft()
         self._lanes.pop(lane, None)
         return None
+
+    def _drop(self, message: LogMessage) -> None:
+        self.aborted += 1
+        number = number_of(message)
+        if number is not None:
+            self._ended.numbers.append((number, message.offset))
+
+    def _claim(self, claims: Sequence[NumberRun]) -> None:
+        if claims:
+            self.numbered = True
+            self._ended.claims += claims
 
     def _hold_again(self, head: LogMessage | Spilled, lane: bytes) -> None:
         """The next capture of the lane is undecided; if its outcome was forgotten, it is asked for again."""

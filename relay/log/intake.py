@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import structlog
 
 from relay.capture.outcomes import decode_marker
-from relay.log.holds import Decision, Hold, HoldBudget, PartitionHolds, Waiting
+from relay.log.holds import Aborted, Decision, Hold, HoldBudget, PartitionHolds, Waiting
 from relay.message.envelope import (
     CAPTURE,
     LOG_ONLY_HEADERS,
@@ -172,6 +172,14 @@ class Intake:
                 taken += held.take_ready(limit - len(taken))
         return taken
 
+    def is_numbered(self) -> bool:
+        """Has any partition shown a captured message, or the marker of one, since the start?"""
+        return any(held.numbered for held in self.partitions.values())
+
+    def take_aborted(self) -> dict[LogPartition, Aborted]:
+        """Hand on the numbers of aborted captures, for the batch that moves the positions past them."""
+        return {partition: held.take_aborted() for partition, held in self.partitions.items() if held.numbered}
+
     def positions(self) -> dict[LogPartition, int]:
         """Per partition, the offset below which everything was handed on or needs no delivery."""
         return {partition: held.position() for partition, held in self.partitions.items()}
@@ -221,7 +229,7 @@ class Intake:
         else:
             resource = held.resource_of(marker.capture)
             trusted = resource is not None and resource.name not in self._askable
-            held.mark(marker.capture, Decision.ABORTED, trusted=trusted, now=now)
+            held.mark(marker.capture, Decision.ABORTED, trusted=trusted, now=now, claims=marker.runs)
         if held.alarms != before and held.alarms.bit_count() == 1:
             # At 1, 2, 4, 8 and so on: whoever writes false markers must not fill the log as well.
             place = f"{held.partition.topic}[{held.partition.partition}]@{record.offset()}"

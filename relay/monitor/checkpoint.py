@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 import structlog
 
-from relay.monitor.index import Budget, Change, DedupIndex, Kind, open_index
+from relay.monitor.index import RANGES_FACT, Budget, Change, DedupIndex, Kind, open_index
 from relay.monitor.rows import ROW_BYTES
 from relay.monitor.rows_on_disk import UnusableStoreError
 
@@ -204,6 +204,7 @@ class CheckpointStore:
             self._files[partition].save(index, monitor_offset, first)
             return
         facts = {**_identity_facts(Identity(*self._names, partition), first), "position": monitor_offset}
+        index.remember(RANGES_FACT, index.ranges.pack())
         index.remember(_FACT_NAME, orjson.dumps(facts))
         self._files[partition].delete()
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
 from relay.message.record import LogMessage, LogPartition
 from relay.message.schemas import UnknownRecord, codec
+from relay.monitor.ranges import RangeEntry, decode_value, encode_key, encode_value
 
 PAGE_ROWS: Final = 4096
 """Rows of one page at most: about 120 kB, far below a broker's default ``max.message.bytes`` of 1 MB."""
@@ -110,7 +111,7 @@ class SettleSeal:
     n: int
 
 
-Entry = Page | Begin | Seal | SettleSeal
+Entry = Page | Begin | Seal | SettleSeal | RangeEntry
 
 _SEAL_KINDS: Final[dict[bytes, type[Seal | SettleSeal]]] = {b"s": Seal, b"t": SettleSeal}
 
@@ -121,6 +122,8 @@ def encode(entry: Entry, page_number: int = 0) -> tuple[bytes, bytes]:
         return _page_key(entry.instance, entry.n, page_number), codec("monitor_page").encode(
             _page_record(entry)
         )
+    if isinstance(entry, RangeEntry):
+        return encode_key(entry.key), encode_value(entry)
     if isinstance(entry, Begin):
         return _key(b"b", entry), codec("monitor_begin").encode(_begin_record(entry))
     kind = b"s" if isinstance(entry, Seal) else b"t"
@@ -134,10 +137,12 @@ def decode(key: bytes | None, value: bytes | None) -> Entry | None:
     Raises UnknownRecord if the value is broken or does not belong under its key.
     """
     kind = (key or b"")[:1]
-    if key is None or value is None or kind not in (b"e", b"b", b"s", b"t"):
+    if key is None or value is None or kind not in (b"e", b"b", b"s", b"t", b"r"):
         return None
     if kind == b"e":
         return _read_page(key, value)
+    if kind == b"r":
+        return _read_range(key, value)
     entry: Begin | Seal | SettleSeal
     if kind == b"b":
         entry = _read_begin(codec("monitor_begin").decode(value))
@@ -258,6 +263,13 @@ def _read_page(key: bytes, value: bytes) -> Page:
     if len(key) != _PAGE_KEY_BYTES or key[:-2] != _page_key(page.instance, page.n, 0)[:-2]:
         raise UnknownRecord(f"a page of {page.worker} lies under the key of another transaction")
     return page
+
+
+def _read_range(key: bytes, value: bytes) -> RangeEntry:
+    entry = decode_value(value)
+    if key != encode_key(entry.key):
+        raise UnknownRecord("a publisher's range lies under the key of another one")
+    return entry
 
 
 def _read_begin(record: dict[str, Any]) -> Begin:

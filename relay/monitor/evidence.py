@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from relay.monitor.entries import Begin, Entry, Page, Proof, Seal, SettleSeal
+from relay.monitor.ranges import RangeEntry
 
 
-def _ignore(_page: Page) -> None:
+def _ignore(_entry: object) -> None:
     """Folding without an index only finds out what is open."""
 
 
@@ -31,7 +32,7 @@ class _Instance:
     begun: int = -1
     sealed: int = -1
     settled: int = -1
-    pending: list[tuple[int, Page]] = field(default_factory=list)
+    pending: list[tuple[int, Page | RangeEntry]] = field(default_factory=list)
 
     def proves(self, n: int) -> bool:
         return n != self.settled and (n <= self.sealed or n < self.begun)
@@ -54,10 +55,16 @@ class Evidence:
     """
 
     def __init__(
-        self, on_rows: Callable[[Page], None] = _ignore, on_void: Callable[[Page], None] = _ignore
+        self,
+        on_rows: Callable[[Page], None] = _ignore,
+        on_void: Callable[[Page], None] = _ignore,
+        on_range: Callable[[RangeEntry], None] = _ignore,
+        on_closing: Callable[[RangeEntry], None] = _ignore,
     ) -> None:
         self.on_rows = on_rows
         self.on_void = on_void
+        self.on_range = on_range
+        self.on_closing = on_closing
         self.alarms: list[str] = []
         self._instances: dict[bytes, _Instance] = {}
         self._latest: dict[str, tuple[int, bytes]] = {}
@@ -71,6 +78,9 @@ class Evidence:
             one = self._instances[entry.instance] = _Instance()
         if isinstance(entry, Page):
             self._page(one, offset, entry)
+        elif isinstance(entry, RangeEntry):
+            self.on_range(entry)
+            self._unproven(one, offset, entry)
         elif isinstance(entry, Begin):
             self._begin(one, offset, entry)
         elif isinstance(entry, Seal):
@@ -91,7 +101,8 @@ class Evidence:
     def pending(self, instance: bytes, n: int) -> list[Page]:
         """Pages of (instance, n) that are visible and count for nothing yet."""
         one = self._instances.get(instance)
-        return [page for _, page in one.pending if page.n == n] if one is not None else []
+        waiting = one.pending if one is not None else []
+        return [page for _, page in waiting if isinstance(page, Page) and page.n == n]
 
     def transactional_ids_open(self) -> set[str]:
         """Ids to fence, by a read_uncommitted fold.
@@ -129,13 +140,24 @@ class Evidence:
             self.on_rows(page)
         elif page.proof is Proof.VOID:
             self.on_void(page)
-        elif one.proves(page.n):
-            self.on_rows(page)
-        elif page.n != one.settled:
-            if page.n > one.begun:
-                one.begun = page.n
+        else:
+            self._unproven(one, offset, page)
+
+    def _unproven(self, one: _Instance, offset: int, entry: Page | RangeEntry) -> None:
+        """What a transaction adds counts with the transaction; what a range says by itself was taken already."""
+        if one.proves(entry.n):
+            self._take(entry)
+        elif entry.n != one.settled:
+            if entry.n > one.begun:
+                one.begun = entry.n
                 self._decide(one)
-            one.pending.append((offset, page))
+            one.pending.append((offset, entry))
+
+    def _take(self, entry: Page | RangeEntry) -> None:
+        if isinstance(entry, Page):
+            self.on_rows(entry)
+        else:
+            self.on_closing(entry)
 
     def _begin(self, one: _Instance, offset: int, begin: Begin) -> None:
         if begin.n < one.begun:
@@ -161,9 +183,9 @@ class Evidence:
         if not one.pending:
             return
         waiting = []
-        for offset, page in one.pending:
-            if one.proves(page.n):
-                self.on_rows(page)
+        for offset, entry in one.pending:
+            if one.proves(entry.n):
+                self._take(entry)
             else:
-                waiting.append((offset, page))
+                waiting.append((offset, entry))
         one.pending = waiting

@@ -16,11 +16,13 @@ from relay.message.errors import Stopped
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
 from relay.monitor.entries import NOT_DELIVERED, Page, select
+from relay.monitor.ranges import Ranges
 from relay.monitor.rows import ROW_BYTES, MemoryRows, RowStore, at_or_above, describe, pack, split
 from relay.monitor.rows_on_disk import DiskRows
 
 _TOPICS_MAX: Final = 255
 _REPLAY_BYTES: Final = DIGEST_BYTES + 1
+RANGES_FACT: Final = b"ranges"
 
 
 class Description(NamedTuple):
@@ -37,10 +39,11 @@ class Kind(IntEnum):
     ENTERED = 1
     REMOVED = 2
     REPLAYS = 3
+    RANGES = 4
 
 
 class Change(NamedTuple):
-    """A change of the index: packed rows, digests, or digests each with a replay number (0: none)."""
+    """A change of the index: packed rows, digests, digests each with a replay number (0: none), or packed ranges."""
 
     kind: Kind
     data: bytes
@@ -69,6 +72,7 @@ class DedupIndex:
         self, partition: int, store: RowStore, *, budget: Budget | None = None, directory: Path | None = None
     ) -> None:
         self.partition = partition
+        self.ranges = Ranges()
         self.topics: list[str] = []
         self._numbers: dict[str, int] = {}
         self._replays: dict[bytes, int] = {}
@@ -141,6 +145,8 @@ class DedupIndex:
             yield Change(Kind.ENTERED, rows)
         if self._replays:
             yield Change(Kind.REPLAYS, _pack_replays(self._replays))
+        if len(self.ranges):
+            yield Change(Kind.RANGES, self.ranges.pack())
 
     def apply(self, change: Change) -> None:
         """Make a change again whose topic numbers are this index's own (a checkpoint's, after ``adopt``)."""
@@ -148,6 +154,8 @@ class DedupIndex:
             self._enter(change.data)
         elif change.kind is Kind.REMOVED:
             self.remove(split(change.data))
+        elif change.kind is Kind.RANGES:
+            self.ranges.unpack(change.data)
         else:
             cells = split(change.data, _REPLAY_BYTES)
             self._set_replays({cell[:DIGEST_BYTES]: cell[DIGEST_BYTES] for cell in cells})
@@ -167,10 +175,11 @@ class DedupIndex:
 
     def take_journal(self) -> list[Change]:
         """Return the changes since the last call, in order; none while no journal is kept."""
-        if not self._journal:
+        if self._journal is None:
             return []
+        changed = self.ranges.take_changes()
         taken, self._journal = self._journal, []
-        return taken
+        return [*taken, Change(Kind.RANGES, changed)] if changed else taken
 
     def remember(self, name: bytes, value: bytes) -> None:
         """Keep a small fact beside the entries, behind all of them; it lasts as long as they do."""
@@ -184,6 +193,7 @@ class DedupIndex:
         """Forget every entry, topic and fact."""
         self._store.clear()
         self.topics, self._numbers, self._replays = [], {}, {}
+        self.ranges.clear()
         self._journal = None if self._journal is None else []
         self._charge()
 
@@ -220,6 +230,7 @@ class DedupIndex:
             disk.enter(chunk)
         disk.remember(b"topics", orjson.dumps(self.topics))
         disk.remember(b"replays", _pack_replays(self._replays))
+        disk.remember(RANGES_FACT, self.ranges.pack())
         self._store.close()
         self._use(disk)
         self._journal = None
@@ -277,6 +288,7 @@ def open_index(directory: Path, partition: int, budget: Budget) -> DedupIndex:
     index = DedupIndex(partition, DiskRows(place))
     index.adopt(orjson.loads(index.recall(b"topics") or b"[]"))
     index.apply(Change(Kind.REPLAYS, index.recall(b"replays") or b""))
+    index.apply(Change(Kind.RANGES, index.recall(RANGES_FACT) or b""))
     return index
 
 

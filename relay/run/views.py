@@ -64,7 +64,8 @@ class ViewKeeper:
 
     def _open(self, partition: int) -> MonitorView:
         index, complete_to = self._store.open(partition)
-        evidence = Evidence(on_rows=index.add_page, on_void=index.void)
+        ranges = index.ranges
+        evidence = Evidence(index.add_page, index.void, ranges.restore, ranges.restore_closing)
         return MonitorView(partition, index, evidence, read_to=complete_to, scan_from=complete_to)
 
     def _save(self, view: MonitorView) -> None:

@@ -240,6 +240,8 @@ class RouteWorker:
             reached=self._intake.reached(),
             membership=self._group.membership(),
             meanwhile=self._read_ahead,
+            numbered=self._intake.is_numbered(),
+            aborted=self._intake.take_aborted(),
         )
         self._submitting = True
         try:
