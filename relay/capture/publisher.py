@@ -60,7 +60,6 @@ class Capture:
         timing: TimingLike | None = None,
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = MAX_BYTES,
-        appender: Appender | None = None,
         inquiries: str | None = None,
     ) -> None:
         if not source:
@@ -84,7 +83,7 @@ class Capture:
             (envelope.RESOURCE, self.name.encode()),
             (envelope.INCARNATION, self.incarnation.encode()),
         )
-        self._appender = appender or Appender(kafka, self._timing)
+        self._appender = Appender(kafka, self._timing)
         self._marking = Marking(
             self._appender, resource.decisions, self.source_bytes, self.name, self._timing.append_timeout
         )
