@@ -209,6 +209,14 @@ class World:
             raise Crashed
         return woken
 
+    def call(self) -> None:
+        """Pass a call that does not block: armed kills and freezes strike here as well."""
+        task = self.current
+        assert task is not None, "only a task calls adapters"
+        task.process.step()
+        if task.process.thawed_at > self.now:
+            self.block(0.0)
+
     def wake(self, task: Task) -> None:
         """Let a blocked task go on, soon."""
         self._push(self.now, self._resume, (task, task.turn, True))

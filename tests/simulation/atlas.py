@@ -1,0 +1,201 @@
+"""The fault atlas: each fault a named thing whose parameters the seed draws; every run switches some of them off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tests.simulation.crew import Crew
+from tests.simulation.scheduler import Process, World
+from tests.simulation.site import Cluster
+
+TRANSACTION_APIS: Final = ("EndTxn", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "InitProducerId")
+OTHER_APIS: Final = ("Produce", "ListOffsets", "OffsetFetch", "Heartbeat", "JoinGroup", "SyncGroup", "OffsetCommit")
+
+
+class Faults:
+    """Injects faults between the start of a run and ``until``; afterwards everything is healed."""
+
+    def __init__(self, world: World, cluster: Cluster, crew: Crew, until: float, only: frozenset[str] | None = None) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.crew = crew
+        self.until = until
+        self.crash_at: dict[str, int] = {}
+        rng = world.rng
+        self.names = [name for name in ATLAS if (rng.random() < 0.5 if only is None else name in only)]
+        for name in self.names:
+            ATLAS[name](self)
+        world.trace("faults", *self.names)
+        world.at(until, self.heal)
+
+    def sometime(self, action: Callable[[], None], count: int) -> None:
+        """Run ``action`` at ``count`` times of the seed's choice."""
+        for _ in range(count):
+            self.world.at(self.world.rng.uniform(0.3, self.until), action)
+
+    def victim(self) -> Process | None:
+        """Choose a living worker."""
+        living = [process for process in self.crew.running.values() if process.alive]
+        return self.world.rng.choice(living) if living else None
+
+    def passed(self, process: Process, point: str) -> None:
+        """A process passes a crash point of production's code."""
+        left = self.crash_at.get(point)
+        if left is None or not process.alive or self.world.now > self.until:
+            return
+        if left == 0:
+            del self.crash_at[point]
+            process.kill_at("crash point", point)
+        self.crash_at[point] = left - 1
+
+    def heal(self) -> None:
+        """Nothing goes wrong from here on."""
+        self.world.trace("healed")
+        self.cluster.weather.on = False
+        self.cluster.marker_slow = 0.0
+        self.cluster.hang_rate = 0.0
+        self.cluster.network.cut_off.clear()
+        self.cluster.network.broker_back_at = min(self.cluster.network.broker_back_at, self.world.now)
+        for process in self.crew.running.values():
+            process.kill_in = process.freeze_in = None
+            process.thawed_at = min(process.thawed_at, self.world.now)
+
+
+def kills(faults: Faults) -> None:
+    """SIGKILL at any time."""
+
+    def strike() -> None:
+        victim = faults.victim()
+        if victim is not None:
+            victim.kill()
+
+    faults.sometime(strike, faults.world.rng.randrange(1, 6))
+
+
+def kills_between_calls(faults: Faults) -> None:
+    """SIGKILL between two calls, often soon after the last one: also within recovery."""
+    rng = faults.world.rng
+
+    def strike() -> None:
+        victim = faults.victim()
+        if victim is not None:
+            victim.kill_in = rng.randrange(1, 60)
+
+    faults.sometime(strike, rng.randrange(1, 8))
+
+
+def freezes(faults: Faults) -> None:
+    """SIGSTOP, for longer than a session or not."""
+    rng = faults.world.rng
+
+    def strike() -> None:
+        victim = faults.victim()
+        if victim is not None:
+            victim.freeze_in = (rng.randrange(1, 60), rng.choice((0.3, 3.0, 8.0, 14.0)) * (0.5 + rng.random()))
+
+    faults.sometime(strike, rng.randrange(1, 4))
+
+
+def crash_points(faults: Faults) -> None:
+    """Death at named steps of production's code, at the n-th time they are passed."""
+    rng = faults.world.rng
+    for point in rng.sample(CRASH_POINTS, rng.randrange(1, 5)):
+        faults.crash_at[point] = rng.randrange(0, 12)
+
+
+def strays(faults: Faults) -> None:
+    """Transactional requests late, held, lost, or without an answer: EndTxn above all (KAFKA-17754)."""
+    rng = faults.world.rng
+    rates = faults.cluster.weather.rates
+    rates["EndTxn"] = rng.choice((0.1, 0.3, 0.6))
+    for api in TRANSACTION_APIS[1:]:
+        if rng.random() < 0.4:
+            rates[api] = rng.choice((0.03, 0.15))
+
+
+def bad_lines(faults: Faults) -> None:
+    """Any other request meets the same."""
+    rng = faults.world.rng
+    for api in OTHER_APIS:
+        if rng.random() < 0.5:
+            faults.cluster.weather.rates[api] = rng.choice((0.01, 0.05))
+
+
+def resets(faults: Faults) -> None:
+    """Every connection of a worker, or of all, is reset at once."""
+
+    def strike() -> None:
+        victim = faults.victim()
+        everyone = faults.world.rng.random() < 0.3
+        if victim is not None:
+            faults.cluster.network.reset_all(None if everyone else victim.name)
+
+    faults.sometime(strike, faults.world.rng.randrange(1, 8))
+
+
+def broker_pauses(faults: Faults) -> None:
+    """The broker stops processing for a while; then it processes what has come, in any order of connections."""
+    rng = faults.world.rng
+    faults.sometime(
+        lambda: faults.cluster.network.pause_broker(rng.choice((0.2, 2.0, 9.0)) * (0.5 + rng.random())),
+        rng.randrange(1, 3),
+    )
+
+
+def broker_restarts(faults: Faults) -> None:
+    """The broker goes and comes back with what it acknowledged; connections break, sessions begin anew."""
+
+    def strike() -> None:
+        faults.cluster.network.reset_all()
+        faults.cluster.network.pause_broker(faults.world.rng.uniform(0.5, 4.0))
+        for group in faults.cluster.groups.by_name.values():
+            group.expect_again()
+
+    faults.sometime(strike, 1)
+
+
+def partitions(faults: Faults) -> None:
+    """A worker reaches nothing for a while."""
+    rng = faults.world.rng
+
+    def strike() -> None:
+        victim = faults.victim()
+        if victim is not None:
+            faults.cluster.network.cut_off[victim.name] = faults.world.now + rng.choice((1.0, 5.0, 12.0))
+
+    faults.sometime(strike, rng.randrange(1, 3))
+
+
+def slow_markers(faults: Faults) -> None:
+    """Transaction markers reach some partitions much later than others."""
+    faults.cluster.marker_slow = faults.world.rng.choice((0.05, 0.3))
+
+
+def hanging_calls(faults: Faults) -> None:
+    """After a reset, sending offsets may block for ever (librdkafka #5456)."""
+    faults.cluster.hang_rate = faults.world.rng.choice((0.05, 0.3))
+
+
+def clock_jumps(faults: Faults) -> None:
+    """The wall clock of a worker jumps; durations are measured on another one."""
+
+    def strike() -> None:
+        victim = faults.victim()
+        if victim is not None:
+            victim.clock_offset_s += faults.world.rng.uniform(-3600.0, 3600.0)
+
+    faults.sometime(strike, 3)
+
+
+CRASH_POINTS: Final = (
+    "sealed.begun", "sealed.outputs", "sealed.entries", "sealed.offsets", "sealed.committing", "sealed.committed",
+    "recovery.fenced", "recovery.read", "recovery.claiming", "recovery.claimed",
+)  # fmt: skip
+ATLAS: Final[dict[str, Callable[[Faults], None]]] = {
+    fault.__name__: fault
+    for fault in (
+        kills, kills_between_calls, freezes, crash_points, strays, bad_lines, resets, broker_pauses, broker_restarts,
+        partitions, slow_markers, hanging_calls, clock_jumps,
+    )
+}  # fmt: skip

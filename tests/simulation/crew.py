@@ -1,0 +1,89 @@
+"""The workers of one simulated relay: composed by production's own assembly, started again when they end.
+
+As the supervisor does, a worker that stops because a person must act stays down: that is noted and ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from relay.message.errors import ConfigError, RelayError, Stopped, TwinDetected
+from relay.run.assembly import assemble
+from relay.run.config import RelayConfig, parse
+from tests.simulation.scheduler import Crashed, Process, World
+
+FOR_A_PERSON = (Stopped, TwinDetected, ConfigError)
+RELAY, ROUTE, LOG, OUTPUT = "sim", "main", "log", "out"
+
+
+def read_config(to: str = f'topic = "{OUTPUT}"', extra: str = "", resources: str = "") -> RelayConfig:
+    """Read a configuration as production does, from text."""
+    import tomllib  # noqa: PLC0415
+
+    text = f"""
+[relay]
+name = "{RELAY}"
+instance = "a"
+state = "/nowhere/simulated"
+[kafka]
+"bootstrap.servers" = "127.0.0.1:1"
+{resources}
+[routes.{ROUTE}]
+from = ["{LOG}"]
+to = {{ {to} }}
+{extra}
+"""
+    config, faults = parse(tomllib.loads(text), Path("/nowhere/relay.toml"), {})
+    assert config is not None and not faults, faults
+    return config
+
+
+class Crew:
+    """Starts workers, and starts them again."""
+
+    def __init__(self, world: World, config: RelayConfig) -> None:
+        self.world = world
+        self.config = config
+        self.running: dict[int, Process] = {}
+        self.stopped: list[str] = []
+        self.uncaught: list[str] = []
+        self.deaths = 0
+        self.on_end: list[Callable[[], None]] = []
+        self.restart_s = (0.1, 3.0)
+        self._assemble = assemble
+
+    def start(self, number: int) -> Process:
+        """Start worker ``number`` as a new process."""
+        process = self.world.process(f"worker-{number}")
+        self.running[number] = process
+        process.on_death.append(lambda: self._ended(number, process))
+        self.world.spawn(process, "main", lambda: self._main(number, process))
+        return process
+
+    def _main(self, number: int, process: Process) -> None:
+        try:
+            self._assemble(self.config, ROUTE, number).run(None)
+        except Crashed:
+            raise
+        except FOR_A_PERSON as final:
+            self.stopped.append(f"{process.name} {type(final).__name__}: {final}")
+            self.world.trace(process.name, "stopped", type(final).__name__, str(final)[:300])
+        except RelayError as known:
+            self.world.trace(process.name, "ended", type(known).__name__, str(known)[:300])
+        except Exception as unknown:  # noqa: BLE001 - noted, and judged by the run
+            self.uncaught.append(f"{process.name} {type(unknown).__name__}: {unknown}")
+            self.world.trace(process.name, "uncaught", type(unknown).__name__, str(unknown)[:300])
+            process.failure = unknown
+        process.kill()
+
+    def _ended(self, number: int, process: Process) -> None:
+        self.deaths += 1
+        for told in self.on_end:
+            told()
+        if self.running.get(number) is process and not self.stopped:
+            self.world.at(self.world.rng.uniform(*self.restart_s), self._again, number, process)
+
+    def _again(self, number: int, process: Process) -> None:
+        if self.running.get(number) is process:
+            self.start(number)

@@ -1,0 +1,125 @@
+"""What stands in for the Kafka client while a world is installed: production's own adapters run on it unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import relay.kafka.appender
+import relay.kafka.appending
+import relay.kafka.control
+import relay.kafka.group
+import relay.kafka.reading
+import relay.kafka.transactions
+import relay.run.assembly
+from relay.kafka.topics import TopicFacts
+from relay.monitor.checkpoint import Loaded, _staleness
+from relay.monitor.index import Budget, Change, DedupIndex, open_index
+from tests.simulation.consumer import SimConsumer
+from tests.simulation.producer import SimProducer
+from tests.simulation.scheduler import Process
+from tests.simulation.site import Cluster
+
+PRODUCERS = (relay.kafka.appender, relay.kafka.appending, relay.kafka.control, relay.kafka.transactions)
+CONSUMERS = (relay.kafka.group, relay.kafka.reading)
+
+
+class SimTopics:
+    """Takes the place of ``relay.kafka.topics.Topics``."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
+        """Return the facts of the topics that exist."""
+        world = self._cluster.world
+        if world.current is not None:
+            world.sleep(0.002)
+        known = self._cluster.topics.by_name
+        return {
+            name: TopicFacts(name, known[name].topic_id, len(known[name].partitions), 1)
+            for name in sorted(set(names))
+            if name in known
+        }
+
+    def close(self) -> None:
+        """Nothing to flush."""
+
+
+class Disks:
+    """What processes keep on disk, by directory; it outlives them."""
+
+    def __init__(self) -> None:
+        self.saved: dict[tuple[str, int], tuple[list[Change], list[str], int, int]] = {}
+
+    def lose(self) -> None:
+        """All state directories are gone."""
+        self.saved.clear()
+
+
+class SimCheckpoints:
+    """Takes the place of ``CheckpointStore``: an index in memory whose saves are durable at once or not at all."""
+
+    def __init__(self, disks: Disks, process: Process, directory: Any, *, watermarks: Any) -> None:
+        self._disks = disks
+        self._process = process
+        self._directory = directory
+        self._watermarks = watermarks
+        self._firsts: dict[int, int] = {}
+
+    def open(self, partition: int) -> tuple[DedupIndex, int]:
+        """Return the index and the monitor offset up to which it is complete."""
+        index = open_index(self._directory, partition, Budget(1_000_000))
+        found = self._disks.saved.get((str(self._directory), partition))
+        position = 0
+        if found is not None:
+            changes, topics, position, first = found
+            if _staleness(Loaded(position, first, ""), *self._watermarks(partition)):
+                position = 0
+            else:
+                index.adopt(topics)
+                for change in changes:
+                    index.apply(change)
+                self._firsts[partition] = first
+        return index, position
+
+    def save(self, index: DedupIndex, monitor_offset: int) -> None:
+        """Keep the whole index."""
+        self._process.world.call()
+        first = self._firsts.setdefault(index.partition, monitor_offset)
+        self._disks.saved[str(self._directory), index.partition] = (
+            [Change(change.kind, bytes(change.data)) for change in index.chunks()],
+            list(index.topics),
+            monitor_offset,
+            first,
+        )
+
+    def close(self, index: DedupIndex) -> None:
+        """Let go of an index."""
+        index.close()
+        self._firsts.pop(index.partition, None)
+
+
+def stand_ins(cluster: Cluster, disks: Disks) -> list[tuple[Any, str, Any]]:
+    """Return (module, name, stand-in) for ``installed``."""
+
+    def producer(settings: Mapping[str, Any]) -> SimProducer:
+        return SimProducer(cluster, settings)
+
+    def consumer(settings: Mapping[str, Any]) -> SimConsumer:
+        return SimConsumer(cluster, settings)
+
+    def topics(*_: Any, **__: Any) -> SimTopics:
+        return SimTopics(cluster)
+
+    def checkpoints(directory: Any, *, watermarks: Any, **_: Any) -> SimCheckpoints:
+        assert cluster.world.current is not None
+        return SimCheckpoints(disks, cluster.world.current.process, directory, watermarks=watermarks)
+
+    return [
+        *[(module, "Producer", producer) for module in PRODUCERS],
+        *[(module, "Consumer", consumer) for module in CONSUMERS],
+        (relay.kafka.appender, "Topics", topics),
+        (relay.run.assembly, "Topics", topics),
+        (relay.run.assembly, "CheckpointStore", checkpoints),
+    ]
