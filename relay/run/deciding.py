@@ -6,7 +6,6 @@ Every refusal is a sentence that shows the evidence.
 from __future__ import annotations
 
 from typing import Final
-from uuid import uuid4
 
 from relay.capture.outcomes import Marker, decode_marker
 from relay.kafka.reading import PartitionReader
@@ -15,7 +14,7 @@ from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.resolution import Kind, Resolution, Span, Subject, Told, uncovered
 from relay.resources import open_resource
-from relay.run import clock
+from relay.run import clock, randomness
 from relay.run.in_doubt_reading import InDoubtReader, Item
 
 REASON_CHARACTERS_MAX: Final = 1000
@@ -33,7 +32,7 @@ def resolve(reader: InDoubtReader, subject: Subject, told: Told, *, who: str, re
     if earlier is not None:
         raise CheckFailed(_already(subject, earlier, obeyed=reader.decided.is_obeyed(earlier)))
     seen = evidence(reader, items, subject, told)
-    made = Resolution(uuid4().bytes, subject, told, who, reason[:REASON_CHARACTERS_MAX], clock.wall_ms(), seen)
+    made = Resolution(randomness.uuid_bytes(), subject, told, who, reason[:REASON_CHARACTERS_MAX], clock.wall_ms(), seen)
     holds = reader.book.write(made)
     if holds.id != made.id:
         raise CheckFailed(_already(subject, holds, obeyed=False))

@@ -164,3 +164,63 @@ def test_the_position_never_passes_what_is_ready_and_not_taken() -> None:
 
     assert [m.offset for m in h.take_ready(2)] == [0, 1]
     assert h.position() == 2
+
+
+def lost_to_retention() -> tuple[PartitionHolds, bytes]:
+    """Messages 0 to 4 of one lane, payload let go, committed; the log now begins at 3."""
+    h = holds(limit=0)
+    for i in range(5):
+        h.take(message(i, capture=A), SHOP, 0)
+    h.take(message(5, b"/q"), None, 0)
+    h.decide(A, Decision.COMMITTED)
+    ((lane, _),) = h.reloads()
+    h.lose(lane, 3)
+    return h, lane
+
+
+def test_a_lane_stops_at_what_left_the_log_and_shows_it_while_others_go_on() -> None:
+    h, _ = lost_to_retention()
+
+    assert (h.lost(), h.reloads(), h.held) == ((0, 3), [], 5)
+    assert offsets(h) == [5]
+    assert h.position() == 0, "the position waits for a person"
+
+
+def test_what_a_person_lets_go_is_passed_and_counted_and_the_rest_is_read() -> None:
+    h, lane = lost_to_retention()
+    offsets(h)
+
+    assert h.pass_lost() == 0, "how many is known when the rest was read"
+    ((_, spilled),) = h.reloads()
+    assert (spilled.first, h.position(), h.lost()) == (3, 3, None)
+    assert h.reloaded(lane, [message(3, capture=A), message(4, capture=A)], read_to=5) == 3
+
+    assert offsets(h) == [3, 4]
+    assert (h.held, h.position()) == (0, 6)
+
+
+def test_a_range_that_is_wholly_gone_is_passed_and_what_waits_behind_it_goes_on() -> None:
+    h = holds(limit=0)
+    h.take(message(0, capture=A), SHOP, 0)
+    h.take(message(1, capture=A), SHOP, 0)
+    h.take(message(2, capture=B), SHOP, 0)
+    h.decide(A, Decision.COMMITTED)
+    ((lane, _),) = h.reloads()
+    h.lose(lane, 9)
+    assert h.lost() == (0, 2)
+
+    assert h.pass_lost() == 2
+
+    assert [hold.capture for hold in h.holds()] == [B]
+    assert h.position() == 2
+
+
+def test_what_only_a_person_can_decide_is_asked_often_enough_to_be_obeyed_soon() -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+    now = 0.0
+    for _ in range(10):
+        h.postpone(A, Waiting.STUCK, now)
+        (hold,) = h.holds()
+        assert hold.ask_at - now <= 10
+        now = hold.ask_at

@@ -14,7 +14,7 @@ from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.run import resolving
-from relay.run.resolving import Resolving
+from relay.run.resolving import UNNAMED, Resolving
 from tests.unit.test_intake import Fake, captured
 
 PLACE = LogPartition("orders", 0)
@@ -90,3 +90,39 @@ def test_a_message_that_names_no_resource_is_stuck_and_never_dropped() -> None:
     turn_until(one, intake, 2, lambda: hold.waiting is Waiting.STUCK)
 
     assert (intake.held(), resolver.asked) == (1, [])
+
+
+def test_a_person_is_asked_about_a_message_that_names_no_resource() -> None:
+    intake = waiting(0)
+    intake.take([Fake(0, [("ce_id", b"a"), ("ce_relaycapture", b"ab" * 16)])], 0)
+    named: list[ResourceName] = []
+
+    class Persons:
+        def resolve(self, captures: Sequence[tuple[bytes, ResourceName]]) -> dict[bytes, Resolution]:
+            named.extend(resource for _, resource in captures)
+            return {capture: Resolution(State.ABORTED) for capture, _ in captures}
+
+    one = Resolving(Persons(), lambda _: 1, hears_persons=True)
+
+    turn_until(one, intake, 2, lambda: intake.held() == 0)
+
+    assert named == [UNNAMED]
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "asked"),
+    [(State.WRONG_RESOURCE, True), (State.UNREACHABLE, True), (State.UNDECIDED, False), (State.COMMITTED, False)],
+)
+def test_the_publishers_process_is_asked_where_its_database_cannot_be(state: State, asked: bool) -> None:
+    intake = waiting(1)
+    (hold,) = intake.partitions[PLACE].holds()
+    inquiries: list[object] = []
+    one = Resolving(
+        Answering(lambda _: Resolution(state)), lambda _: 1, lambda *inquiry: inquiries.append(inquiry)
+    )
+
+    turn_until(one, intake, 2, lambda: intake.held() == 0 or hold.waiting is not Waiting.MARKER)
+
+    assert inquiries == ([(hold.capture, hold.resource, [PLACE], 2)] if asked else [])
+    one.close()

@@ -119,3 +119,21 @@ def test_a_topic_created_again_stops() -> None:
 
     with pytest.raises(Stopped, match="deleted and created again"):
         policy(register, topic_id=OTHER_ID).resolve({place(0): None}, ())
+
+
+def test_what_left_the_log_unread_is_passed_only_when_a_person_lets_it_go() -> None:
+    asked: list[tuple[LogPartition, int, int]] = []
+
+    def may(one: LogPartition, first: int, low: int) -> bool:
+        asked.append((one, first, low))
+        return len(asked) > 1
+
+    made = StartPolicy(
+        Shared(), route="main", policy="earliest", topics={"log": 2}, topic_ids={"log": ID},
+        watermarks=lambda _: (5, 20), may_pass=may,
+    )  # fmt: skip
+
+    with pytest.raises(Stopped, match="relay indoubt resolve CONFIG lost:main/log/1/2-4 --abort"):
+        made.resolve({place(1): 2}, ())
+    assert made.resolve({place(1): 2}, ()) == {place(1): 5}
+    assert asked == [(place(1), 2, 5)] * 2

@@ -8,8 +8,9 @@ from unittest.mock import MagicMock
 import pytest
 from confluent_kafka import KafkaError
 
-from relay.message.errors import Fenced, RelayError, Stopped
+from relay.message.errors import Fenced, RelayError, Stopped, Stuck
 from relay.message.record import LogPartition
+from relay.run import worker as worker_module
 from relay.run.worker import Bounds, RouteWorker
 
 
@@ -64,3 +65,19 @@ def test_the_end_of_a_partition_moves_the_position_past_markers() -> None:
     made._event(Event(KafkaError._PARTITION_EOF))
 
     parts.intake.passed.assert_called_once_with(LogPartition("orders", 2), 7)
+
+
+def test_what_only_a_person_decides_is_shown_and_waits_for_the_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "STUCK_LOOK_S", 0.0)
+    monkeypatch.setattr(worker_module, "RECOVERY_BACKOFF_S", (0.0,))
+    made, parts = worker()
+    mine, other = LogPartition("orders", 2), LogPartition("orders", 1)
+    parts.group.assigned = [mine, other]
+    words = iter([False, False, True])
+    made._decided = lambda: next(words)
+
+    made._wait_stuck(Stuck("nobody can tell", frozenset({2}), by_person=True))
+
+    parts.progress.stuck.assert_called_once_with([mine], "nobody can tell")
+    assert list(words) == [], "it waited for the word"
+    parts.group.stand_by.assert_called_once_with()

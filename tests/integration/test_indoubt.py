@@ -1,0 +1,141 @@
+"""`relay indoubt` on a real broker: what no evidence decides is shown, a person decides, the owner obeys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+from relay.monitor.entries import Begin, InputRange, OutputStart, Page, decode, encode
+from relay.run.restarts import ExitCode
+from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
+
+MakeRoute = Callable[..., TopicRoute]
+
+
+def relay(route: TopicRoute, command: str, *words: str) -> tuple[int, dict[str, Any], str]:
+    result = CliRunner().invoke(app, ["indoubt", command, str(route.path), *words, "--json"])
+    return result.exit_code, json.loads(result.stdout) if result.stdout else {}, result.stderr
+
+
+def names(route: TopicRoute, *, needs_person: bool = True) -> list[str]:
+    _, found, _ = relay(route, "list")
+    return [one["name"] for one in found["items"] if one["needs_person"] is needs_person]
+
+
+def captured(identifier: str, source: str, capture: str) -> tuple[int, list[tuple[str, bytes]], bytes]:
+    return 0, ce(source, identifier, ce_relaycapture=capture, ce_relayresource="elsewhere/u-1"), b"v"
+
+
+def test_a_capture_of_an_unknown_resource_is_decided_by_a_person_once(make_route: MakeRoute) -> None:
+    route = make_route()
+    yes, no = "a" * 32, "b" * 32
+    publish(route.kafka, route.log, [captured("yes", "/a", yes), captured("no", "/b", no), (0, ce("/b", "behind"), b"v")])
+    worker = route.start()
+    wanted = [f"capture:{yes}", f"capture:{no}"]
+    wait_for(lambda: sorted(names(route)) == wanted, what="both captures in the list")
+
+    code, listed, _ = relay(route, "list")
+    assert (code, listed["ok"]) == (1, False)
+    assert {one["resource"] for one in listed["items"]} == {"elsewhere/u-1"}
+    _, one, _ = relay(route, "show", wanted[1])
+    assert (one["evidence_decides"], [m["id"] for m in one["messages"]]) == (False, ["no"])
+    assert "resources.elsewhere (u-1) is not configured here" in one["evidence"]
+
+    assert relay(route, "resolve", wanted[0], "--commit", "--reason", "the shop has it", "--who", "ann")[0] == 0
+    code, _, refusal = relay(route, "resolve", wanted[0], "--abort", "--reason", "I think not", "--who", "bob")
+    assert code == 1
+    assert "says commit, by ann ('the shop has it'), came first" in refusal
+    assert relay(route, "resolve", wanted[1], "--abort", "--reason", "the shop has not")[0] == 0
+
+    wait_for(lambda: len(route.outputs()) >= 2, what="the committed message and the one behind the aborted")
+    assert sorted(ids(route.outputs())) == ["behind", "yes"]
+    worker.terminate()
+    assert worker.wait(30) == 0, route.said()
+    code, listed, _ = relay(route, "list")
+    assert (code, listed["items"]) == (0, [])
+    assert {(one["decision"], one["obeyed"]) for one in listed["resolutions"]} == {("commit", True), ("abort", True)}
+    code, _, refusal = relay(route, "resolve", "capture:" + "c" * 32, "--abort", "--reason", "x")
+    assert (code, "no worker shows a message that waits for it" in refusal) == (1, True)
+
+
+def unreadable(route: TopicRoute, admin: AdminClient) -> None:
+    """A transaction without a seal, whose outputs have left their topic."""
+    publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(4)])
+    begin = Begin(
+        "x", f"{route.name}.x", b"i" * 16, 1, -1, [InputRange(route.log, 0, 0, 4)], [OutputStart(route.out, 0, 0)]
+    )
+    producer = Producer({"bootstrap.servers": route.kafka})
+    key, value = encode(begin)
+    producer.produce(f"{route.name}.main.monitor", value, key, 0)
+    producer.produce(route.out, b"what was there", partition=0)
+    assert producer.flush(20) == 0
+    for done in admin.delete_records([TopicPartition(route.out, 0, 1)]).values():
+        done.result(20)
+
+
+def proofs(route: TopicRoute) -> dict[int, str | None]:
+    """Log offsets with an entry, and whose recovery wrote it."""
+    found: dict[int, str | None] = {}
+    for record in read_all(route.kafka, f"{route.name}.main.monitor", 1):
+        entry = decode(record.key(), record.value())
+        if isinstance(entry, Page):
+            found.update(dict.fromkeys(entry.offsets, entry.recovery))
+    return found
+
+
+def test_a_delivery_that_no_output_can_tell_is_entered_or_delivered_as_told(
+    make_route: MakeRoute, kafka_admin: AdminClient
+) -> None:
+    route = make_route()
+    assert route.finish() == 0, "its position is stored"
+    unreadable(route, kafka_admin)
+    whole = f"delivery:main/{route.log}/0/0-3"
+    assert names(route) == [whole], "without any worker"
+    worker = route.start()
+    wait_for(lambda: relay(route, "list")[1]["stuck"], what="the stuck partition")
+    assert route.outputs() == []
+
+    code, made, _ = relay(route, "resolve", f"delivery:main/{route.log}/0/0-1", "--commit", "--reason", "seen there")
+    assert code == 0
+    code, _, refusal = relay(route, "resolve", whole, "--abort", "--reason", "all of it")
+    assert (code, "came first" in refusal) == (1, True)
+    assert relay(route, "resolve", f"delivery:main/{route.log}/0/2-3", "--abort", "--reason", "not there")[0] == 0
+
+    wait_for(lambda: len(route.outputs()) == 2, what="what did not happen")
+    worker.terminate()
+    assert worker.wait(30) == 0, route.said()
+    assert ids(route.outputs()) == ["m-2", "m-3"]
+    found = proofs(route)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert [made["id"] in (found[n] or "") for n in range(4)] == [True, True, False, False]
+    code, listed, _ = relay(route, "list")
+    assert (code, listed["items"], listed["stuck"]) == (0, [], [])
+    code, _, refusal = relay(route, "resolve", f"delivery:main/{route.log}/0/7", "--commit", "--reason", "x")
+    assert (code, "is not in doubt" in refusal) == (1, True)
+
+
+def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRoute, kafka_admin: AdminClient) -> None:
+    route = make_route()
+    publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(2)])
+    assert route.finish() == 0, route.said()
+    publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(2, 8)])
+    for done in kafka_admin.delete_records([TopicPartition(route.log, 0, 5)]).values():
+        done.result(20)
+    lost = f"lost:main/{route.log}/0/2-4"
+
+    assert route.finish() == ExitCode.PERSON
+    assert names(route) == [lost]
+    assert "--abort passes it as lost" in relay(route, "resolve", lost, "--commit", "--reason", "x")[2]
+    assert "is still there to be read" in relay(route, "resolve", lost[:-1] + "5", "--abort", "--reason", "x")[2]
+    assert relay(route, "resolve", lost, "--abort", "--reason", "the shop does not want them")[0] == 0
+
+    assert route.finish() == 0, route.said()
+    assert ids(route.outputs()) == ["m-0", "m-1", "m-5", "m-6", "m-7"]
+    result = CliRunner().invoke(app, ["status", str(route.path), "--json"])
+    assert json.loads(result.stdout)["routes"]["main"]["counts"]["lost"] == 3

@@ -1,0 +1,168 @@
+"""As much of Kafka as a recovery meets, in memory: transactions, fencing, read_committed, and a log that may begin late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from relay.message.envelope import Headers
+from relay.message.errors import Fenced, Stuck
+from relay.message.record import LogPartition
+
+
+@dataclass(eq=False)
+class Unit:
+    """One transaction: None is open, else committed or not."""
+
+    committed: bool | None = None
+    offsets: dict[LogPartition, tuple[int, str]] = field(default_factory=dict)
+
+
+class Stored:
+    def __init__(
+        self, place: LogPartition, offset: int, key: bytes | None, value: bytes | None, headers: Headers, unit: Unit
+    ) -> None:
+        self._fields = (place, offset, key, value, headers)
+        self.unit = unit
+
+    def topic(self) -> str:
+        return self._fields[0].topic
+
+    def partition(self) -> int:
+        return self._fields[0].partition
+
+    def offset(self) -> int:
+        return self._fields[1]
+
+    def key(self) -> bytes | None:
+        return self._fields[2]
+
+    def value(self) -> bytes | None:
+        return self._fields[3]
+
+    def headers(self) -> Headers:
+        return self._fields[4]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000
+
+
+class MemoryKafka:
+    """The cluster; it outlives the processes that use it."""
+
+    def __init__(self) -> None:
+        self.logs: dict[LogPartition, list[Stored]] = {}
+        self.low: dict[LogPartition, int] = {}
+        self.epochs: dict[str, int] = {}
+        self.open: dict[str, Unit] = {}
+        self.group: dict[LogPartition, tuple[int, str]] = {}
+
+    def transaction(self, transactional_id: str) -> MemoryTransaction:
+        return MemoryTransaction(self, transactional_id)
+
+    def reader(self, *, committed: bool) -> MemoryReader:
+        return MemoryReader(self, committed)
+
+    def end(self, transactional_id: str, *, commit: bool) -> None:
+        """Whoever sends it: an EndTxn ends what is open under the id."""
+        unit = self.open.pop(transactional_id, None)
+        if unit is not None:
+            unit.committed = commit
+            if commit:
+                self.group.update(unit.offsets)
+
+    def visible(self, place: LogPartition) -> list[Stored]:
+        return [one for one in self.logs.get(place, []) if one.unit.committed and one.offset() >= self.low.get(place, 0)]
+
+    # The consumer group, as far as recovery asks it.
+
+    def membership(self) -> bytes:
+        return b"member"
+
+    def committed(self, partitions: Sequence[LogPartition]) -> dict[LogPartition, tuple[int, str]]:
+        return {p: self.group[p] for p in partitions if p in self.group}
+
+
+class MemoryTransaction:
+    def __init__(self, kafka: MemoryKafka, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self.acked: dict[LogPartition, int] = {}
+        self._kafka = kafka
+        self._epoch = -1
+        self._begun: Unit | None = None
+
+    def init(self) -> None:
+        self._kafka.end(self.transactional_id, commit=False)
+        self._epoch = self._kafka.epochs[self.transactional_id] = self._kafka.epochs.get(self.transactional_id, 0) + 1
+
+    def begin(self) -> None:
+        self._begun = None
+
+    def produce(
+        self,
+        partition: LogPartition,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None = None,
+        timestamp_ms: int = 0,
+        watch: bool = True,
+    ) -> None:
+        unit = self._unit()
+        log = self._kafka.logs.setdefault(partition, [])
+        log.append(Stored(partition, len(log), key, value, headers or [], unit))
+        self.acked[partition] = len(log) - 1
+
+    def flush(self) -> None:
+        self._current()
+
+    def send_offsets(
+        self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
+    ) -> None:
+        self._unit().offsets.update({p: (offset, notes.get(p.topic, "")) for p, offset in positions.items()})
+
+    def commit(self) -> None:
+        self._unit()
+        self._kafka.end(self.transactional_id, commit=True)
+        self._begun = None
+
+    def discard(self) -> None:
+        self._epoch = -1
+
+    def _current(self) -> None:
+        if self._kafka.epochs.get(self.transactional_id) != self._epoch:
+            raise Fenced(f"{self.transactional_id} has a newer instance")
+
+    def _unit(self) -> Unit:
+        """Partition verification: what was ended from outside does not go on."""
+        self._current()
+        if self._begun is None:
+            self._begun = self._kafka.open[self.transactional_id] = Unit()
+        if self._begun.committed is not None:
+            raise Fenced("the transaction was ended from outside")
+        return self._begun
+
+
+class MemoryReader:
+    def __init__(self, kafka: MemoryKafka, committed: bool) -> None:
+        self._kafka = kafka
+        self._committed = committed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def watermarks(self, partition: LogPartition) -> tuple[int, int]:
+        return self._kafka.low.get(partition, 0), len(self._kafka.logs.get(partition, []))
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
+        for place, (first, end) in ranges.items():
+            records = self._kafka.logs.get(place, [])[first:end]
+            if self._committed and any(one.unit.committed is None for one in records):
+                raise Stuck(f"{place} has an open transaction")
+            yield [one for one in records if one.unit.committed or not self._committed]
