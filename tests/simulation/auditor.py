@@ -251,6 +251,35 @@ def wrong_answer(case: Case) -> Found:
             yield Anomaly("failed write is there", "I17", f"capture {capture}: the publisher was told that it aborted")
 
 
+def two_states(case: Case) -> Found:
+    """I4, I17: whatever marker a publisher or resolver writes says what the database says."""
+    for marked in case.evidence.marked:
+        decided = case.evidence.decisions.get(marked.capture)
+        committed = decided is not None and decided.committed
+        if marked.committed and not marked.proved:
+            yield Anomaly("forged marker", "I4", f"capture {marked.capture} at {marked.partition}@{marked.offset}")
+        elif marked.committed is not committed:
+            said = "committed" if marked.committed else "aborted"
+            yield Anomaly("two states", "I17", f"capture {marked.capture} is marked {said} in {marked.partition}@{marked.offset}")
+
+
+def marker_missing(case: Case) -> Found:
+    """I18 at capture, quiescent: a committed capture has its marker behind its messages, in every partition."""
+    if not case.evidence.quiescent:
+        return
+    last: dict[tuple[str, Partition], int] = {}
+    for marked in case.evidence.marked:
+        if marked.proved:
+            last[marked.capture, marked.partition] = max(marked.offset, last.get((marked.capture, marked.partition), -1))
+    for record in case.evidence.log:
+        if record.capture is None or not case.is_published(record):
+            continue
+        if last.get((record.capture, record.partition), -1) < record.offset:
+            yield Anomaly("marker missing", "I18", f"{_at(record)} of capture {record.capture} has none behind it")
+    for capture in case.evidence.unmarked:
+        yield Anomaly("marker not noted", "I18", f"capture {capture} would be marked again at every start")
+
+
 def out_of_commit_order(case: Case) -> Found:
     """I6 at capture: captures that wrote the same row stand in the log as their commits do."""
     places: dict[str, dict[tuple[str, Partition], list[int]]] = defaultdict(dict)
@@ -309,10 +338,23 @@ CHECKS: tuple[Check, ...] = (
     position_fell,
     two_writers,
     wrong_answer,
+    two_states,
+    marker_missing,
     out_of_commit_order,
     sequence_broken,
     stuck,
 )
+
+
+CAPTURE_CHECKS: tuple[Check, ...] = (
+    lost_append,
+    wrong_answer,
+    two_states,
+    marker_missing,
+    out_of_commit_order,
+    sequence_broken,
+)
+"""What can be told of the log and the publishers' databases alone, without any route."""
 
 
 def _in_order(case: Case, name: str, shown: list[tuple[str, tuple[int, ...], MessageId]]) -> Found:

@@ -77,6 +77,16 @@ class Decided(NamedTuple):
     placed: tuple[tuple[Partition, int], ...] = ()
 
 
+class Marked(NamedTuple):
+    """An outcome marker in the log, and whether its nonce proves it."""
+
+    partition: Partition
+    offset: int
+    capture: str
+    committed: bool
+    proved: bool
+
+
 class Held(NamedTuple):
     """A committed write of a table's position: who wrote, under which epoch, up to where."""
 
@@ -97,6 +107,9 @@ class Evidence:
     log_ends: dict[Partition, int] = field(default_factory=dict)
     decisions: dict[str, Decided] = field(default_factory=dict)
     told: dict[str, Told] = field(default_factory=dict)
+    marked: list[Marked] = field(default_factory=list)
+    unmarked: list[str] = field(default_factory=list)
+    """Committed captures with messages whose markers are not noted, though their publisher lived long enough."""
     conflicts: list[list[str]] = field(default_factory=list)
     """For each row that captures of one publisher wrote: their ids, in the order of their commits."""
     effects: list[Effect] = field(default_factory=list)

@@ -1,0 +1,181 @@
+"""Collecting evidence: from the broker's partitions and the databases' commits, as they are stored."""
+
+from __future__ import annotations
+
+import orjson
+
+from relay.capture.outcomes import decode_marker
+from relay.message import envelope
+from relay.message.identity import capture_id, cloudevents
+from relay.message.record import LogPartition
+from tests.simulation.broker import StoredRecord
+from tests.simulation.databases import Commit, Database, Row
+from tests.simulation.evidence import (
+    Decided,
+    Effect,
+    Evidence,
+    Held,
+    Logged,
+    Marked,
+    MessageId,
+    Partition,
+    Sample,
+)
+from tests.simulation.publishers import STOCK
+from tests.simulation.site import Cluster
+
+CAPTURES = "relay_capture"
+POSITIONS = "relay_position"
+INBOX = "relay_inbox"
+
+
+def message_id(record: StoredRecord) -> MessageId:
+    """Return (source, id) as the headers say; without them, the place."""
+    headers = dict(record.headers() or ())
+    source = headers.get(envelope.SOURCE, (record.topic() or "").encode()).decode()
+    found = headers.get(envelope.ID)
+    return (source, found.decode()) if found else (source, f"@{record.partition()}/{record.offset()}")
+
+
+def log_of(cluster: Cluster, topics: list[str], poison: set[MessageId], into: Evidence) -> None:
+    """Read the log topics: messages, markers, and where the partitions end."""
+    for topic in topics:
+        for partition in cluster.topics.by_name[topic].partitions:
+            place: Partition = (topic, partition.place.partition)
+            into.log_ends[place] = partition.end
+            for record in partition.records:
+                if record.control is not None:
+                    continue
+                marker = decode_marker(record.key(), record.value(), record.headers())
+                if marker is not None:
+                    proved = marker.committed and capture_id(marker.nonce or b"") == marker.capture
+                    into.marked.append(
+                        Marked(place, record.offset(), marker.capture.hex(), marker.committed, proved)
+                    )
+                    continue
+                headers = dict(record.headers() or ())
+                capture, number = headers.get(envelope.CAPTURE), headers.get(envelope.SEQUENCE)
+                incarnation = headers.get(envelope.INCARNATION)
+                name = message_id(record)
+                into.log.append(
+                    Logged(
+                        place,
+                        record.offset(),
+                        name,
+                        capture.decode() if capture else None,
+                        record.aborted,
+                        name in poison,
+                        int(number) if number and incarnation else None,
+                        incarnation.decode() if incarnation else None,
+                    )
+                )
+
+
+def decisions_of(database: Database, into: Evidence) -> None:
+    """Read a publisher's database: how each capture was decided and when, and what conflicting ones wrote in order."""
+    conflicts: dict[int, list[str]] = {}
+    for commit in database.history:
+        captures = [change for change in commit.changes if change[0] == CAPTURES]
+        for _, _, before, after in captures:
+            if after is None:
+                continue
+            name = after["capture"].hex()
+            if before is None:
+                placed = tuple(
+                    ((topic, partition), count)
+                    for topic, partition, _, count in orjson.loads(after["partitions"] or b"[]")
+                )
+                into.decisions[name] = Decided(after["outcome"] == "committed", commit.at, placed)
+                for table, key, _, _ in commit.changes:
+                    if table == STOCK:
+                        conflicts.setdefault(key[0], []).append(name)
+    into.conflicts += conflicts.values()
+    if database.tables.get(CAPTURES):
+        into.unmarked += [
+            row["capture"].hex()
+            for row in database.rows(CAPTURES)
+            if row["outcome"] == "committed" and not row["marked"] and orjson.loads(row["partitions"] or b"[]")
+        ]
+
+
+def output_of(cluster: Cluster, topic: str, into: Evidence) -> None:
+    """Read what a read_committed reader of an output topic sees now."""
+    for partition in cluster.topics.by_name[topic].partitions:
+        lane = f"{topic}-{partition.place.partition}"
+        for record in partition.visible():
+            writer = dict(record.headers() or ()).get(envelope.OUT_INSTANCE, b"").hex()
+            into.effects.append(
+                Effect(lane, (record.offset(),), message_id(record), writer, record.decided_at or record.stored_at)
+            )
+
+
+def dead_of(cluster: Cluster, topic: str, into: Evidence) -> None:
+    """Read the dead letters; the same one may be there more than once, and counts once."""
+    found = {message_id(record): True for p in cluster.topics.by_name[topic].partitions for record in p.visible()}
+    into.dead += found
+
+
+def group_positions(cluster: Cluster, group: str) -> dict[Partition, int]:
+    """Return the committed offsets of a group."""
+    return {(p.topic, p.partition): offset for p, (offset, _) in cluster.groups.group(group).committed.items()}
+
+
+def table_of(database: Database, table: str, into: Evidence) -> None:
+    """Read a destination table: its rows with the commits that made them, and every write of a position on the way."""
+    effects: dict[tuple[object, ...], Effect] = {}
+    positions: dict[Partition, int] = {}
+    for commit in database.history:
+        into.restored = into.restored or commit.by == "restore"
+        new = []
+        for number, (name, key, before, after) in enumerate(commit.changes):
+            if name == table and before is None and after is not None:
+                new.append(_id(after))
+                effects[key] = Effect(table, (commit.number, number), _id(after), commit.by, commit.at)
+            elif name == table and after is None:
+                effects.pop(key, None)
+            elif name == POSITIONS and after is not None:
+                _position(commit, before, after, positions, into)
+        if commit.by != "restore":
+            _torn(commit, new, into)
+        if any(change[0] == POSITIONS for change in commit.changes):
+            into.samples.append(Sample(commit.at, dict(positions), frozenset(e.id for e in effects.values())))
+    into.effects += effects.values()
+    into.positions.update(positions)
+
+
+def _position(
+    commit: Commit, before: Row | None, after: Row, positions: dict[Partition, int], into: Evidence
+) -> None:
+    place: Partition = (after["topic"], after["partition"])
+    claim = before is None or before["epoch"] != after["epoch"]
+    if commit.by != "restore":
+        into.held.append(Held(place, after["epoch"], after["worker"], commit.by, after["position"], claim, commit.at))
+    if after["position"] is not None:
+        positions[place] = after["position"]
+
+
+def _torn(commit: Commit, new: list[MessageId], into: Evidence) -> None:
+    """Effects and inbox rows of one commit name the same messages."""
+    digests = {after["digest"] for name, _, before, after in commit.changes
+               if name == INBOX and before is None and after is not None and after["outcome"] == 0}  # fmt: skip
+    effects = {digest_of(name): name for name in new}
+    for digest in digests ^ effects.keys():
+        what = "an inbox row without its effect" if digest in digests else f"{effects[digest]} without its inbox row"
+        into.torn.append(f"commit {commit.number} of {commit.by} at {commit.at:.4f} has {what}")
+
+
+def digest_of(name: MessageId) -> bytes:
+    """Return the identity that the route's rule gives a message."""
+    headers = {envelope.SOURCE: name[0].encode(), envelope.ID: name[1].encode()}
+    found = cloudevents(headers, b"", None)
+    assert found is not None
+    return found
+
+
+def _id(row: Row) -> MessageId:
+    return (row["source"], row["id"])
+
+
+def end_of(cluster: Cluster, partition: LogPartition) -> int:
+    """Return where a partition ends now."""
+    return cluster.topics.partition(partition).end

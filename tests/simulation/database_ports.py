@@ -1,0 +1,30 @@
+"""What stands in for databases while a world is installed: an address in the configuration names a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import relay.run.assembly
+from relay.delivery.table import Limits, TablePlan
+from tests.simulation.database_cursor import SimulatedCursor
+from tests.simulation.database_resource import SimulatedResource
+from tests.simulation.databases import Database
+
+
+def address(name: str) -> str:
+    """Return what a configuration says of a simulated database; nothing is ever connected to it."""
+    return f"postgresql://simulated/{name}"
+
+
+def stand_ins(databases: Mapping[str, Database]) -> list[tuple[Any, str, Any]]:
+    """Return (module, name, stand-in) for ``installed``; databases by their name."""
+    by_address = {address(name): database for name, database in databases.items()}
+
+    def resource(name: str, url: str, lock_timeout_s: float = 1.0) -> SimulatedResource:
+        return SimulatedResource(name, by_address[url], lock_timeout_s)
+
+    def cursor(url: str, plan: TablePlan, limits: Limits | None = None) -> SimulatedCursor:
+        return SimulatedCursor(by_address[url], plan, limits)
+
+    return [(relay.run.assembly, "open_resource", resource), (relay.run.assembly, "PostgresqlCursor", cursor)]
