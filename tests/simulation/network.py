@@ -104,6 +104,7 @@ class Connection:
         self._network = network
         self._world = network.world
         self._life = 0
+        self._broken_life = -1
         self._ready_at = 0.0
         self._last_arrival = 0.0
         self._lag_s = network.world.rng.uniform(0.0, 0.05)
@@ -122,8 +123,10 @@ class Connection:
         fate = self._network.weather.fate(api)
         if fate is not FINE:
             world.trace(self.process.name, "fate of", api, *fate)
-        if self._network.is_cut_off(self.process):
+        if self._network.is_cut_off(self.process) or self._broken_life == life:
             fate = Fate(None)
+        if fate.late_s is None:
+            self._broken_life = life  # bytes behind a gap never arrive either
         self.process.at(timeout_s, self._time_out, number)
         if fate.late_s is not None:
             arrival = max(world.now, self._ready_at, self._last_arrival) + rng.uniform(*DELAY_S) + fate.late_s
