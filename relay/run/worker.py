@@ -38,7 +38,7 @@ from relay.message.errors import (
     Unreachable,
 )
 from relay.message.record import LogMessage, LogPartition
-from relay.run import clock
+from relay.run import clock, randomness
 from relay.run.progress import Progress
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
@@ -284,7 +284,8 @@ class RouteWorker:
         self._generation = -1
         self._destination.abandon()
         self._group.stand_by()
-        limit = clock.monotonic() + RECOVERY_BACKOFF_S[step]
+        # Spread: two workers that fence each other in step would do so for ever.
+        limit = clock.monotonic() + RECOVERY_BACKOFF_S[step] * (0.5 + randomness.jitter())
         while clock.monotonic() < limit and not self._stopping:
             self._group.consume(1, IDLE_POLL_S)
 
