@@ -57,7 +57,9 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
         if entry is not None:
             by_partition[partition].evidence.add(offset, entry)
     for view in views:
-        view.read_to = max(view.read_to, highs[view.partition][1])
+        low, high = highs[view.partition]
+        view.read_to = max(view.read_to, high)
+        view.index.ranges.is_complete_from(low)
 
 
 def scan_begins(

@@ -14,6 +14,7 @@ from relay.delivery.ports import Transaction
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, Seal, SettleSeal, encode
+from relay.monitor.ranges import RangeEntry
 from relay.run import randomness
 from relay.run.crash import crash_point
 
@@ -32,7 +33,7 @@ class DeadRecord:
 class SealedWork:
     """All that one sealed transaction holds.
 
-    ``pages`` and ``settled`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
+    ``pages``, ``settled`` and ``ranges`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
     seal only. ``outputs`` are (message, output partition); ``meanwhile`` runs while the broker takes them; ``notes`` is the metadata of each topic's offsets.
     """
 
@@ -44,6 +45,7 @@ class SealedWork:
     dead: list[DeadRecord] = field(default_factory=list)
     dead_pages: list[tuple[int, Page]] = field(default_factory=list)
     settled: list[tuple[int, SettleSeal]] = field(default_factory=list)
+    ranges: list[tuple[int, RangeEntry]] = field(default_factory=list)
     claims: set[int] = field(default_factory=set)
     notes: Mapping[str, str] = field(default_factory=dict)
     meanwhile: Callable[[], None] | None = None
@@ -89,6 +91,7 @@ class SealedProducer:
         """
         self.n += 1
         touched = work.claims | {p for p, _ in work.pages} | {p for p, _ in work.dead_pages} | {p for p, _ in work.settled}
+        touched |= {p for p, _ in work.ranges}
         self._tx.begin()
         crash_point("sealed.begun")
         self._write_begin(work, sorted(touched))
@@ -97,6 +100,8 @@ class SealedProducer:
         crash_point("sealed.outputs")
         for partition, settle in work.settled:
             self._tx.produce(LogPartition(self._monitor, partition), *encode(settle))
+        for partition, entry in work.ranges:
+            self._tx.produce(LogPartition(self._monitor, partition), *encode(entry))
         self._write_pages(work.pages, first=len(work.dead_pages))
         crash_point("sealed.entries")
         if work.meanwhile is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from relay.delivery.mapping import Mapped
 from relay.message.errors import Fenced, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, Verdict
+from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, RangeRow, Verdict
 
 TRIM_ROWS: Final = 20_000
 """Inbox rows deleted in one transaction at most: twice a full batch, so that trimming catches up."""
@@ -92,6 +92,7 @@ class Prepared:
 
     arrivals: Arrivals
     mapped: Mapped
+    ranges: Sequence[RangeRow] = field(default=(), kw_only=True)
 
     @property
     def faults(self) -> dict[int, MessageRejected]:

@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
-from relay.delivery import postgresql_inbox
+from relay.delivery import postgresql_inbox, table_ranges
 from relay.delivery.mapping import TableMapping
 from relay.delivery.postgresql_effects import Connection, Effect, effect, qualified
 from relay.delivery.postgresql_failures import judge
@@ -38,7 +39,7 @@ from relay.message.record import LogMessage, LogPartition
 from relay.resources.postgresql import PostgresqlResource
 from relay.run import randomness, schedule
 from relay.run.crash import crash_point
-from relay.transfer.cursor import Claim, InboxRow, Verdict
+from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 
 _BEGIN: Final = "begin isolation level read committed read write"
 # A database may ask for more than the local disk (remote_apply); only less is raised.
@@ -96,6 +97,9 @@ _STATEMENTS: Final = {
     "read": _READ,
     "trim": _TRIM,
     "hold": _HOLD,
+    "put range": table_ranges.PUT,
+    "drop range": table_ranges.DROP,
+    "read ranges": table_ranges.READ,
 }
 
 
@@ -157,7 +161,10 @@ class PostgresqlCursor:
         }
         with self._session() as connection:
             rows = self._run(connection, "claim", parameters).fetchall()
-        found = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
+            # Read after the claim: whoever held a partition before can write no more.
+            ranges = self._run(connection, "read ranges", parameters).fetchall()
+        claims = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
+        found = table_ranges.with_ranges(claims, partitions, ranges)
         self._worker, self._trims, self._earlier = worker, {}, {}
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
@@ -176,14 +183,14 @@ class PostgresqlCursor:
                 yield [inbox_row(self._claimed, row) for row in found]
                 offset, digest = found[-1][4], found[-1][0]
 
-    def prepare(self, messages: Sequence[LogMessage]) -> _PreparedText:
+    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> _PreparedText:
         """Map messages and render their rows; the types are those that the last claim read."""
         assert self._effect is not None, "claim partitions before preparing messages"
         arrivals = Arrivals.of(messages)
         mapped = self._mapping.map(messages, self._effect.finish)
         topic_ids = {place: claim_of(self._claimed, place)[0] for place in arrivals.places}
         inbox = postgresql_inbox.copy_rows(arrivals, mapped.faults, topic_ids)
-        return _PreparedText(arrivals, mapped, inbox, self._effect, topic_ids)
+        return _PreparedText(arrivals, mapped, inbox, self._effect, topic_ids, ranges=ranges)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused or was there, write it again, expecting that."""
@@ -242,6 +249,9 @@ class PostgresqlCursor:
             connection.execute(_BEGIN)
             crash_point("table.begun")
             self._move(connection, positions)
+            if prepared.ranges:
+                run = partial(self._run, connection)
+                table_ranges.write_postgresql(run, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
             answer = self._arrive(connection, prepared, care)
             crash_point("table.inbox")
@@ -420,7 +430,7 @@ class PostgresqlCursor:
             connection.execute("select set_config('application_name', %s, false)", [f"relay:{plan.route}"])
             connection.execute("set client_encoding = 'UTF8'")
             connection.execute(_DURABLE)
-            places = {name: qualified(connection, f"relay_{name}") for name in ("position", "inbox")}
+            places = {name: qualified(connection, f"relay_{name}") for name in ("position", "inbox", "range")}
             self._statements = {
                 name: sql.SQL(text).format(**places).as_bytes(connection) for name, text in _STATEMENTS.items()
             }

@@ -17,6 +17,7 @@ import structlog
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.deadletter import dead_letter
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks
+from relay.delivery.numbering import HORIZON_S, RangeUpkeep, closings, judged, kept_rows, taken_rows
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts
 from relay.delivery.sifting import sift
 from relay.delivery.table import LOST_CAUSE
@@ -24,6 +25,7 @@ from relay.message.envelope import Headers, outgoing
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
+from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
 from relay.run import randomness
 from relay.transfer.cursor import InboxRow, TableCursor, Verdict
 from relay.transfer.sending import Sending
@@ -84,6 +86,8 @@ class TableDelivery:
         deadletter_topic: str,
         deadletter_partitions: int,
         keep_inbox_s: float | None,
+        limits: RangeLimits | None = None,
+        horizon_s: float = HORIZON_S,
     ) -> None:
         self.counts = Counts()
         self.narrowed_to: int | None = None
@@ -99,6 +103,10 @@ class TableDelivery:
         self._monitor = monitor_topic
         self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]
         self._keep_inbox_s = keep_inbox_s
+        self._limits = limits or RangeLimits()
+        self._upkeep = RangeUpkeep(ports, monitor_topic, horizon_s)
+        self._topics: set[str] = set()
+        self._forgotten: dict[int, list[RangeKey]] = {}
         self._views: dict[int, MonitorView] = {}
         self._under_way: deque[Shipment] = deque()
         self._durable: dict[LogPartition, int] = {}
@@ -129,6 +137,11 @@ class TableDelivery:
         for view in views:
             view.scan_from = view.read_to
             view.index.keep_below({p: position or 0 for p, position in stored.items()})
+            # The database's own rows decide, as with the inbox: a restored one knows less, and is filled again.
+            view.index.ranges.clear()
+            view.index.ranges.limits = self._limits
+        self._topics, self._forgotten = {p.topic for p in assigned}, {}
+        taken_rows(self._ranges(), claims)
         begin_at = starts(stored, ())
         self._cursor.deliver(begin_at, self._cursor.prepare([]))
         entered = self._enter_inbox(assigned)
@@ -141,7 +154,16 @@ class TableDelivery:
         tried = Counts()
         fresh = sift(batch.messages, {p: view.index for p, view in self._views.items()}, tried)
         fresh = self._not_under_way(fresh, tried)
-        shipment = Shipment(batch, fresh, self._cursor.prepare(fresh), tried)
+        numbers = closings(batch)
+        forgotten, self._forgotten = self._forgotten, {}
+        if numbers or forgotten:
+            fresh = judged(fresh, numbers, self._ranges(), tried)
+            # Closed at once: batches are committed in this order or not at all, and a recovery reads the rows again.
+            rows = kept_rows(self._ranges(), numbers, forgotten, worker=self._worker, topics=self._topics)
+            prepared = self._cursor.prepare(fresh, rows)
+        else:
+            prepared = self._cursor.prepare(fresh)
+        shipment = Shipment(batch, fresh, prepared, tried)
         self._under_way.append(shipment)
         self._sending.send(batch.positions, shipment.prepared)
 
@@ -168,6 +190,8 @@ class TableDelivery:
         for token in self._appends.acknowledged():
             assert isinstance(token, dict)
             self._trimmable.append((now, token))
+        for partition, keys in self._upkeep.tend(now, self._views.values(), self._topics).items():
+            self._forgotten.setdefault(partition, []).extend(keys)
         if now >= self._trim_at:
             self._trim_at = now + TRIM_PERIOD_S
             self._trim(now)
@@ -189,6 +213,9 @@ class TableDelivery:
     def in_doubt(self) -> Mapping[LogPartition, int]:
         """The inbox decides at once, so nothing stays in doubt on a table route."""
         return {}
+
+    def _ranges(self) -> dict[int, Ranges]:
+        return {partition: view.index.ranges for partition, view in self._views.items()}
 
     def _not_under_way(self, fresh: list[LogMessage], tried: Counts) -> list[LogMessage]:
         """A repeat of a message that is on its way is a duplicate: both are committed in order, or neither."""

@@ -26,12 +26,13 @@ from relay.delivery.table import (
     stop_if_asked,
     verdicts,
 )
+from relay.delivery.table_ranges import read_sqlite, with_ranges, write_sqlite
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.sqlite import SqliteResource
 from relay.run import randomness, schedule
 from relay.run.crash import crash_point
-from relay.transfer.cursor import Claim, InboxRow, Verdict
+from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 
 _CLAIM: Final = """
 insert into relay_position (relay, route, topic_id, topic, partition, position, epoch, worker)
@@ -109,6 +110,8 @@ class SqliteCursor:
                     _CLAIM, (*self._names, topic_id, p.topic, p.partition, worker)
                 ).fetchall()[0]
                 found[p] = Claim(*row)
+            places = [(topic_id, p.partition) for p, topic_id in partitions.items()]
+            found = with_ranges(found, partitions, read_sqlite(connection, self._names, places))
         self._worker, self._trims, self._earlier = worker, {}, {}
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
@@ -128,11 +131,11 @@ class SqliteCursor:
                 yield [inbox_row(self._claimed, row) for row in found]
                 offset, digest = found[-1][4], found[-1][0]
 
-    def prepare(self, messages: Sequence[LogMessage]) -> _PreparedRows:
+    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> _PreparedRows:
         """Map messages into parameters; the types are those that the last claim read."""
         assert self._effect is not None, "claim partitions before preparing messages"
         return _PreparedRows(
-            Arrivals.of(messages), self._mapping.map(messages, self._effect.finish), self._effect
+            Arrivals.of(messages), self._mapping.map(messages, self._effect.finish), self._effect, ranges=ranges
         )
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
@@ -184,6 +187,7 @@ class SqliteCursor:
         with self._transaction() as connection:
             crash_point("table.begun")
             self._move(connection, positions)
+            write_sqlite(connection, self._names, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
             answer = self._arrive(connection, prepared)
             crash_point("table.inbox")

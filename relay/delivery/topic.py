@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 from zlib import crc32
 
 import structlog
@@ -11,6 +11,7 @@ import structlog
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.deadletter import dead_letter
 from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.numbering import HORIZON_S, RangeUpkeep, accept, closings, judged, written
 from relay.delivery.ports import Book, Group, KafkaPorts, Starts
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sifting import sift
@@ -19,9 +20,12 @@ from relay.delivery.topic_recovery import TopicRecovery
 from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, InputRange, Page, pages
+from relay.monitor.ranges import Closings, RangeEntry, RangeLimits, Ranges
 from relay.monitor.resolution import Resolution
 
 log = structlog.get_logger("relay.topic")
+IDLE_S: Final = 5.0
+"""A route without a batch for so long writes the ranges that are due in a transaction of their own."""
 
 
 class TopicDelivery:
@@ -41,6 +45,8 @@ class TopicDelivery:
         deadletter_partitions: int,
         stop_on_dead: bool,
         book: Book | None = None,
+        limits: RangeLimits | None = None,
+        horizon_s: float = HORIZON_S,
     ) -> None:
         self.counts = Counts()
         self.narrowed_to: int | None = None
@@ -54,6 +60,11 @@ class TopicDelivery:
             persons=Persons(book, route),
         )
         self._told: list[Resolution] = []
+        self._limits = limits or RangeLimits()
+        self._upkeep = RangeUpkeep(ports, monitor_topic, horizon_s)
+        self._group: Group | None = None
+        self._positions: Mapping[LogPartition, int] = {}
+        self._now = self._idle_since = 0.0
         self._worker = transactional_id
         self._route = route
         self._group_id = group_id
@@ -79,6 +90,10 @@ class TopicDelivery:
         found = self._recovery.run(assigned, views, group, starts, self._notes)
         self._producer = found.producer
         self._views = {view.partition: view for view in views}
+        for view in views:
+            view.index.ranges.limits = self._limits
+            view.index.ranges.mark(view.read_to, exact=True)
+        self._group, self._positions = group, found.starts
         self._in_doubt_to = found.in_doubt_to
         self._told = found.told
         self.counts.recoveries += 1
@@ -95,13 +110,19 @@ class TopicDelivery:
             raise Fenced("this worker has no producer; it must recover first")
         tried = Counts()
         fresh = sift(batch.messages, {p: view.index for p, view in self._views.items()}, tried)
-        work, written = self._work(batch, fresh, tried)
+        numbers = closings(batch)
+        if numbers:
+            fresh = judged(fresh, numbers, self._ranges(), tried)
+        work, entered = self._work(batch, fresh, tried)
+        work.ranges = self._written(numbers)
         try:
             self._producer.run(work)
         except RecordRefused as refusal:
             self._narrow(fresh, refusal)
             raise InDoubt(f"a record was refused ({refusal}); the batch is tried in smaller parts") from refusal
-        self._accept(written, tried)
+        self._accept(entered, tried)
+        accept(self._ranges(), numbers, work.ranges, self._now)
+        self._positions, self._idle_since = batch.positions, self._now
 
     def settled(self) -> bool:
         """A topic route is done with a batch when ``submit`` returns."""
@@ -116,7 +137,17 @@ class TopicDelivery:
         return {}
 
     def tend(self, now: float) -> None:
-        """Nothing is due between batches."""
+        """Between batches only the ranges need care: an idle route writes them again before they age out."""
+        self._now = now
+        self._upkeep.tend(now, self._views.values(), {place.topic for place in self._positions})
+        if self._producer is None or self._group is None or now - self._idle_since < IDLE_S:
+            return
+        ranges = self._written({})
+        if ranges:
+            work = SealedWork(self._positions, self._group.membership(), notes=self._notes, ranges=ranges)
+            self._producer.run(work)
+            self._accept([], Counts())
+            accept(self._ranges(), {}, ranges, now)
 
     def close(self) -> None:
         """Throw the producer away; nothing is open between batches."""
@@ -169,6 +200,18 @@ class TopicDelivery:
             meanwhile=batch.meanwhile,
         )
         return work, [*entered, *dead_entered]
+
+    def _ranges(self) -> dict[int, Ranges]:
+        return {partition: view.index.ranges for partition, view in self._views.items()}
+
+    def _written(self, numbers: Mapping[int, Closings]) -> list[tuple[int, RangeEntry]]:
+        """The ranges that the next transaction writes; what it closes itself counts only once it is sealed."""
+        assert self._producer is not None
+        due = self._upkeep.due(self._now, self._views.values())
+        if not numbers and not due:
+            return []
+        names: dict[str, Any] = {"worker": self._worker, "instance": self._producer.instance, "n": self._producer.n + 1}
+        return written(self._ranges(), numbers, due, **names)
 
     def _fault(self, message: LogMessage) -> MessageRejected | None:
         return message.fault or self._condemned.get(message.digest)

@@ -12,6 +12,9 @@ from relay.message.envelope import INCARNATION, SEQUENCE, SOURCE
 from relay.message.record import LogMessage
 
 _DIGITS_MAX: Final = 18
+_SOURCE_BYTES_MAX: Final = 1024
+_INCARNATION_BYTES_MAX: Final = 128
+"""The library writes 32; what is longer is a stranger's, and ranges are kept in memory."""
 
 
 class Number(NamedTuple):
@@ -38,5 +41,7 @@ def number_of(message: LogMessage) -> Number | None:
     fields = dict(message.headers)
     source, incarnation, raw = fields.get(SOURCE), fields.get(INCARNATION), fields.get(SEQUENCE)
     if not source or not incarnation or not raw or len(raw) > _DIGITS_MAX or not raw.isdigit():
+        return None
+    if len(source) > _SOURCE_BYTES_MAX or len(incarnation) > _INCARNATION_BYTES_MAX:
         return None
     return Number(source, incarnation, int(raw))

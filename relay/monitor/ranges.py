@@ -160,6 +160,11 @@ class Ranges:
         known = self._by_key.get(key)
         return known is not None and number in known.closed
 
+    def is_complete_from(self, monitor_low: int) -> None:
+        """The index was filled from this monitor offset on; it keeps what ages out of the monitor afterwards."""
+        known = self.complete_from
+        self.complete_from = monitor_low if known is None else min(known, monitor_low)
+
     def suspects(self, closings: Closings) -> set[RangeKey]:
         """Return the incarnations of a batch that do not simply go on above everything closed before."""
         found = set()
@@ -180,16 +185,14 @@ class Ranges:
             return Standing.AGED
         return Standing.CONFLICT
 
-    def close(self, closings: Closings, now: float | None = None) -> None:
-        """Close what a batch that took effect has closed; ``now`` if it was written with the batch."""
+    def close(self, closings: Closings) -> None:
+        """Close what a batch that took effect has closed."""
         for key, closing in closings.items():
             known = self._admit(key)
             if known is not None:
                 flat = Runs()
                 flat.add_numbers(closing.numbers)
                 known.close(flat.flat, closing.claimed, closing.seen, self.limits.gaps)
-                if now is not None:
-                    self._wrote(key, known, now)
 
     def entries(
         self, closings: Mapping[RangeKey, Closing | None], *, worker: str, instance: bytes, n: int
@@ -313,15 +316,21 @@ def settled(entry: RangeEntry) -> RangeEntry:
 
 def note(closings: Closings, topic: str, number: Number, offset: int) -> None:
     """Note that a batch closes the number of a message, handed on or aborted, at a log offset (-1: unknown)."""
-    closing = closings.setdefault(RangeKey(topic, number.source, number.incarnation), Closing())
+    closing = _closing(closings, RangeKey(topic, number.source, number.incarnation))
     closing.numbers.append(number.sequence)
     closing.seen = max(closing.seen, offset)
 
 
 def note_claim(closings: Closings, topic: str, run: NumberRun) -> None:
     """Note the numbers that an aborted capture's marker names."""
-    closing = closings.setdefault(RangeKey(topic, run.source, run.incarnation), Closing())
-    closing.claimed += (run.first, run.last)
+    _closing(closings, RangeKey(topic, run.source, run.incarnation)).claimed += (run.first, run.last)
+
+
+def _closing(closings: Closings, key: RangeKey) -> Closing:
+    found = closings.get(key)
+    if found is None:
+        found = closings[key] = Closing()
+    return found
 
 
 def encode_key(key: RangeKey) -> bytes:

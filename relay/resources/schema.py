@@ -50,6 +50,15 @@ _POSTGRESQL: Final = (
     # names before it would be compared at every step down the tree (measured: a third of an insert's time).
     """create index if not exists relay_inbox_place
     on relay_inbox (topic_id, partition, log_offset)""",
+    """create table if not exists relay_range (
+    relay text not null,
+    route text not null,
+    topic_id bytea not null,
+    partition integer not null,
+    publisher bytea not null,
+    state bytea not null,
+    primary key (relay, route, topic_id, partition, publisher)
+) with (fillfactor = 50)""",
 )
 
 _SQLITE: Final = (
@@ -98,6 +107,15 @@ values (
 )""",
     """create index if not exists relay_inbox_place
     on relay_inbox (relay, route, topic_id, partition, log_offset)""",
+    """create table if not exists relay_range (
+    relay text not null,
+    route text not null,
+    topic_id blob not null,
+    partition integer not null,
+    publisher blob not null,
+    state blob not null,
+    primary key (relay, route, topic_id, partition, publisher)
+)""",
 )
 
 _NEW_IDENTITY: Final = {

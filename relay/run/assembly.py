@@ -27,6 +27,7 @@ from relay.message.identity import rules
 from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.index import Budget
+from relay.monitor.ranges import RangeLimits
 from relay.resources import open_resource
 from relay.resources.port import Resource
 from relay.run import clock, randomness, status_record
@@ -231,6 +232,8 @@ def _destination(
             deadletter_partitions=found[config.deadletter_topic].partitions,
             stop_on_dead=route.on_dead == "stop",
             book=book,
+            limits=_range_limits(route),
+            horizon_s=config.timing.dedup_horizon,
         )
     return _table(config, route, ports, topics, worker_id)
 
@@ -257,7 +260,13 @@ def _table(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: T
         deadletter_topic=config.deadletter_topic,
         deadletter_partitions=found[config.deadletter_topic].partitions,
         keep_inbox_s=timing.dedup_horizon if route.dedup == "route" else None,
+        limits=_range_limits(route),
+        horizon_s=timing.dedup_horizon,
     )
+
+
+def _range_limits(route: RouteConfig) -> RangeLimits:
+    return RangeLimits(route.inflight.incarnations, route.inflight.gaps)
 
 
 def _cursor(config: RelayConfig, route: RouteConfig, to: TableDestination) -> TableCursor:

@@ -154,6 +154,10 @@ class InFlight(_Section):
     hold_bytes: Bytes = Field(default=64 * 1024**2, ge=0)
     lanes: int = Field(default=100_000, ge=1, le=10_000_000)
     in_doubt: int = Field(default=100_000, ge=1, le=10_000_000)
+    incarnations: int = Field(default=10_000, ge=10, le=1_000_000)
+    """Publisher incarnations whose numbers are followed, for each log partition."""
+    gaps: int = Field(default=64, ge=1, le=1_000)
+    """Runs of closed numbers kept for one incarnation; past it the shortest are forgotten."""
 
 
 class RouteConfig(_Section):

@@ -15,11 +15,20 @@ DUPLICATE: Final = 3
 """An outcome that is only answered: the inbox keeps the first arrival's own."""
 
 
+class RangeRow(NamedTuple):
+    """A publisher's range as the destination's database keeps it; ``publisher`` is 16 bytes, no state: forget it."""
+
+    partition: LogPartition
+    publisher: bytes
+    state: bytes | None
+
+
 class Claim(NamedTuple):
     """What a claim of a partition found: its epoch from now on, and the stored position (None: never delivered)."""
 
     epoch: int
     position: int | None
+    ranges: Sequence[RangeRow] = ()
 
 
 class InboxRow(NamedTuple):
@@ -66,8 +75,11 @@ class TableCursor(Protocol):
     def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
         """Yield the rows of claimed partitions that are not trimmed, each partition in the order of its offsets."""
 
-    def prepare(self, messages: Sequence[LogMessage]) -> Any:
-        """Map messages, given in delivery order, into what ``deliver`` takes. CPU only; any thread, after a claim."""
+    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> Any:
+        """Map messages, given in delivery order, into what ``deliver`` takes, which writes the ranges with them.
+
+        CPU only; any thread, after a claim.
+        """
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Give every message of a batch its one effect and move the positions, in one database transaction.

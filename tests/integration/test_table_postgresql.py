@@ -260,7 +260,7 @@ def test_a_role_without_the_right_stops_the_route(database: Database) -> None:
     role = f"worker_{os.getpid()}"
     database.do(f"create role {role} login password 'x'")
     try:
-        database.do(f"grant select, insert, update, delete on relay_position, relay_inbox to {role}")
+        database.do(f"grant select, insert, update, delete on relay_position, relay_inbox, relay_range to {role}")
         cursor = database.cursor(make_conninfo(database.url, user=role, password="x"))
         cursor.claim({P0: TOPIC_ID})
         batch = cursor.prepare([message(0)])

@@ -33,13 +33,14 @@ from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, St
 from relay.message.record import LogMessage, LogPartition
 from relay.run import randomness
 from relay.run.crash import crash_point
-from relay.transfer.cursor import Claim, InboxRow, Verdict
+from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 from tests.simulation.database_connection import Connection
 from tests.simulation.databases import Backend, ConnectionLost, Database, Key, Row, StatementRefused
 from tests.simulation.scratch_sql import run_sql
 
 INBOX: Final = "relay_inbox"
 POSITIONS: Final = "relay_position"
+RANGES: Final = "relay_range"
 _RETRY: Final = {"lock_not_available", "deadlock_detected", "in_failed_sql_transaction"}
 _ROWS: Final = {"unique_violation", "check_violation", "not_null_violation", "integrity_constraint_violation"}
 _SAVEPOINT: Final = 1
@@ -80,7 +81,8 @@ class SimulatedCursor:
                     "partition": p.partition, "position": None, "epoch": 0,
                 }  # fmt: skip
                 backend.put(POSITIONS, key, {**row, "epoch": row["epoch"] + 1, "worker": worker})
-                found[p] = Claim(row["epoch"] + 1, row["position"])
+                ranges = _ranges(backend, key, p)
+                found[p] = Claim(row["epoch"] + 1, row["position"], ranges)
             return found
 
         with self._session() as connection:
@@ -103,9 +105,9 @@ class SimulatedCursor:
                 yield [inbox_row(self._claimed, _fields(row)) for row in found]
                 last = (found[-1]["log_offset"], found[-1]["digest"])
 
-    def prepare(self, messages: Sequence[LogMessage]) -> Prepared:
+    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> Prepared:
         """Map messages into rows."""
-        return Prepared(Arrivals.of(messages), self._mapping.map(messages, self._finish))
+        return Prepared(Arrivals.of(messages), self._mapping.map(messages, self._finish), ranges=ranges)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused, write it again with the rows at fault found one by one."""
@@ -152,6 +154,8 @@ class SimulatedCursor:
             moved = connection.call(lambda backend: self._move(backend, positions), what="move")
             if not moved:
                 raise self._fenced(positions)
+            if prepared.ranges:
+                connection.call(lambda backend: self._put_ranges(backend, prepared.ranges), what="ranges")
             crash_point("table.position")
             answer = connection.call(lambda backend: self._arrive(backend, prepared), what="inbox")
             crash_point("table.inbox")
@@ -181,6 +185,14 @@ class SimulatedCursor:
             moved = max(position, row["position"] or 0)
             backend.put(POSITIONS, self._place(topic_id, partition.partition), {**row, "position": moved})
         return True
+
+    def _put_ranges(self, backend: Backend, rows: Sequence[RangeRow]) -> None:
+        for row in rows:
+            topic_id = claim_of(self._claimed, row.partition)[0]
+            key = (*self._place(topic_id, row.partition.partition), row.publisher)
+            names = ("relay", "route", "topic_id", "partition", "publisher")
+            found = None if row.state is None else {**dict(zip(names, key, strict=True)), "state": row.state}
+            backend.put(RANGES, key, found)
 
     def _held(self, backend: Backend, topic_id: bytes, number: int, epoch: int) -> Row | None:
         """Lock the position's row and return it if this cursor still holds the partition."""
@@ -343,6 +355,12 @@ def _of_place(backend: Backend, mine: tuple[Any, ...]) -> list[tuple[Key, Row]]:
         INBOX, lambda row: (row["relay"], row["route"], row["topic_id"], row["partition"]) == mine
     )
     return sorted(found, key=lambda item: (item[1]["log_offset"], item[1]["digest"]))
+
+
+def _ranges(backend: Backend, mine: Key, place: LogPartition) -> list[RangeRow]:
+    names = ("relay", "route", "topic_id", "partition")
+    found = backend.scan(RANGES, lambda row: tuple(row[name] for name in names) == mine)
+    return [RangeRow(place, row["publisher"], row["state"]) for row in found]
 
 
 def _after(backend: Backend, mine: tuple[Any, ...], last: tuple[int, bytes]) -> list[Row]:

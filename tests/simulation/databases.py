@@ -95,6 +95,12 @@ RELAY_TABLES: Final = (
          "partition": "integer", "log_offset": "integer", "outcome": "integer", "applied": "integer"},
         ("relay", "route", "digest"),
     ),
+    (
+        "relay_range",
+        {"relay": "text", "route": "text", "topic_id": "bytes", "partition": "integer", "publisher": "bytes",
+         "state": "bytes"},
+        ("relay", "route", "topic_id", "partition", "publisher"),
+    ),
 )  # fmt: skip
 
 
