@@ -70,7 +70,7 @@ class Gathering:
         positions = self._positions()
         return all(
             log.stable_end == log.end and positions.get((LOG, log.place.partition), 0) >= log.end for log in self._logs
-        )
+        ) and all(one.stable_end == one.end for one in (*self._outputs, *self._dead))
 
     def _positions(self) -> dict[tuple[str, int], int]:
         committed = self._cluster.groups.group(f"{RELAY}.{ROUTE}").committed

@@ -123,13 +123,15 @@ class Connection:
         fate = self._network.weather.fate(api)
         if fate is not FINE:
             world.trace(self.process.name, "fate of", api, *fate)
-        if self._network.is_cut_off(self.process) or self._broken_life == life:
+        if self._broken_life == life:
             fate = Fate(None)
         if fate.late_s is None:
             self._broken_life = life  # bytes behind a gap never arrive either
         self.process.at(timeout_s, self._time_out, number)
         if fate.late_s is not None:
-            arrival = max(world.now, self._ready_at, self._last_arrival) + rng.uniform(*DELAY_S) + fate.late_s
+            # A cut-off process's bytes are sent again and again, and arrive when the network is whole.
+            cut_to = self._network.cut_off.get(self.process.name, 0.0)
+            arrival = max(world.now, self._ready_at, self._last_arrival, cut_to) + rng.uniform(*DELAY_S) + fate.late_s
             self._last_arrival = arrival
             world.at(arrival - world.now, self._arrive, api, handle, number, life, fate.answer_lost)
         if fate.cut:

@@ -123,7 +123,9 @@ class Process:
         for task in self.tasks:
             if not task.done:
                 if task.greenlet:  # started and not ended: its ``finally`` blocks run now, without effect
+                    self.world.current = task
                     task.greenlet.throw(Crashed)
+                    self.world.current = None
                 task.done = True
 
 
