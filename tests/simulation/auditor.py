@@ -298,11 +298,14 @@ def out_of_commit_order(case: Case) -> Found:
 
 
 def sequence_broken(case: Case) -> Found:
-    """I6 at capture: an incarnation's numbers grow with the offsets, each used once."""
+    """I6 at capture: an incarnation's numbers grow with the offsets, each used once.
+
+    What an aborted capture had sent may arrive late, and counts for nothing.
+    """
     for partition, records in case.log.items():
         last: dict[tuple[str, str], int] = {}
         for record in records:
-            if record.incarnation is None or record.sequence is None:
+            if record.incarnation is None or record.sequence is None or case.first.get(record.id) is not record:
                 continue
             name = (record.id[0], record.incarnation)
             if record.sequence <= last.get(name, 0):

@@ -15,6 +15,8 @@ from tests.simulation.site import Cluster
 TOPIC = "orders"
 FAULTS_S = 40.0
 HEALED_S = 200.0
+LATE_S = 45.0
+"""No COMMIT is held longer: after it every capture is decided, unless nobody asks."""
 
 
 def habits_of(world: World) -> Habits:
@@ -63,9 +65,17 @@ class CaptureRun:
                 self._plan()
             world.run(FAULTS_S)
             self._heal()
-            while world.now < HEALED_S and not all(publisher.done for publisher in self.publishers):
-                world.run(world.now + 5.0)
+            self._run_until_done(HEALED_S)
+            if all(publisher.done for publisher in self.publishers):
+                world.run(max(world.now, FAULTS_S) + LATE_S)
+                for publisher in self.publishers:
+                    publisher.start_for_the_last_time()
+                self._run_until_done(world.now + HEALED_S)
             return self.audit()
+
+    def _run_until_done(self, limit: float) -> None:
+        while self.world.now < limit and not all(publisher.done for publisher in self.publishers):
+            self.world.run(self.world.now + 1.0)
 
     def audit(self) -> list[Anomaly]:
         """Hold what is stored against what was told."""

@@ -22,6 +22,8 @@ from tests.simulation.scheduler import Process, World
 
 STOCK: Final = "stock"
 RETRY_S: Final = 1.0
+LAST_WORD_S: Final = 3.0
+"""Enough for the upkeep's first round."""
 
 
 class ChangedItsMind(Exception):
@@ -73,6 +75,7 @@ class Publisher:
         self.source = source
         self.process: Process
         self.done = False
+        self.last_word = False
         self.incarnations = 0
         self._world = world
         self._database = database
@@ -91,6 +94,11 @@ class Publisher:
         self.process.on_death.append(self._died)
         self._world.spawn(self.process, "main", self._main)
 
+    def start_for_the_last_time(self) -> None:
+        """Start once more, without captures left: what earlier incarnations left unmarked is marked at a start."""
+        self.done, self.last_word = False, True
+        self.start()
+
     def _died(self) -> None:
         if not self.done:
             self._world.at(self._world.rng.uniform(*self._habits.restart_s), self.start)
@@ -108,6 +116,7 @@ class Publisher:
         ]
         for thread in threads:
             thread.join()
+        clock.sleep(LAST_WORD_S if self.last_word else 0.0)
         while capture.backlog or capture.in_doubt:
             clock.sleep(RETRY_S)  # a service goes on living; its upkeep finds out what is in doubt
         capture.close()
