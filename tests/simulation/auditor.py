@@ -265,7 +265,7 @@ def two_states(case: Case) -> Found:
 
 def marker_missing(case: Case) -> Found:
     """I18 at capture, quiescent: a committed capture has its marker behind its messages, in every partition."""
-    if not case.evidence.quiescent:
+    if not case.evidence.quiescent or not case.evidence.markers_due:
         return
     last: dict[tuple[str, Partition], int] = {}
     for marked in case.evidence.marked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import orjson
 
 from relay.capture.outcomes import decode_marker
@@ -37,7 +39,7 @@ def message_id(record: StoredRecord) -> MessageId:
     return (source, found.decode()) if found else (source, f"@{record.partition()}/{record.offset()}")
 
 
-def log_of(cluster: Cluster, topics: list[str], poison: set[MessageId], into: Evidence) -> None:
+def log_of(cluster: Cluster, topics: list[str], is_poison: Callable[[StoredRecord], bool], into: Evidence) -> None:
     """Read the log topics: messages, markers, and where the partitions end."""
     for topic in topics:
         for partition in cluster.topics.by_name[topic].partitions:
@@ -64,7 +66,7 @@ def log_of(cluster: Cluster, topics: list[str], poison: set[MessageId], into: Ev
                         name,
                         capture.decode() if capture else None,
                         record.aborted,
-                        name in poison,
+                        is_poison(record),
                         int(number) if number and incarnation else None,
                         incarnation.decode() if incarnation else None,
                     )

@@ -122,5 +122,7 @@ class Evidence:
     """Committed transactions of a table that hold effects without their inbox rows, or the reverse, in words."""
     quiescent: bool = True
     """Faults healed, publishers stopped, and the workers were given time: then everything must have arrived."""
+    markers_due: bool = True
+    """Every publisher was started once more after its last COMMIT could land."""
     restored: bool = False
     """The destination went back to a backup: positions may fall, what was seen may vanish once."""
