@@ -8,7 +8,7 @@ number is another message, a conflict. Only where the entry has provably left th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -305,13 +305,6 @@ class Ranges:
             value = encode_value(_entry(key, known, "", bytes(16), 0, [], known.claimed.flat, known.seen))
             packed += (len(value).to_bytes(_LENGTH_BYTES, "big"), value)
         return b"".join(packed)
-
-
-def settled(entry: RangeEntry) -> RangeEntry:
-    """Return the range with what it closes counted as closed: for a store whose transaction is the proof."""
-    closed = Runs(entry.closed)
-    closed.update(entry.closing)
-    return replace(entry, closed=closed.flat, closing=[])
 
 
 def note(closings: Closings, topic: str, number: Number, offset: int) -> None:

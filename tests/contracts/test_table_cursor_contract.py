@@ -18,7 +18,7 @@ from relay.message import identity
 from relay.message.errors import Fenced, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.schema import statements
-from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, TableCursor, Verdict
+from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, RangeRow, TableCursor, Verdict
 
 TOPIC_ID = b"\x01" * 16
 P0, P1 = LogPartition("orders", 0), LogPartition("orders", 1)
@@ -111,16 +111,41 @@ class TableCursorContract:
         return cursor
 
     def test_a_claim_begins_at_epoch_one_without_a_position(self, store: Store) -> None:
-        assert store.cursor().claim({P0: TOPIC_ID}) == {P0: (1, None)}
+        assert store.cursor().claim({P0: TOPIC_ID}) == {P0: (1, None, ())}
 
     def test_each_claim_raises_the_epoch_and_reads_the_position(self, store: Store, cursor: TableCursor) -> None:
         cursor.deliver({P0: 7, P1: 0}, cursor.prepare([]))
-        assert store.cursor().claim({P0: TOPIC_ID, P1: TOPIC_ID}) == {P0: (2, 7), P1: (2, 0)}
-        assert store.cursor().claim({P0: TOPIC_ID}) == {P0: (3, 7)}
+        assert store.cursor().claim({P0: TOPIC_ID, P1: TOPIC_ID}) == {P0: (2, 7, ()), P1: (2, 0, ())}
+        assert store.cursor().claim({P0: TOPIC_ID}) == {P0: (3, 7, ())}
 
     def test_a_recreated_topic_is_another_partition(self, store: Store, cursor: TableCursor) -> None:
         cursor.deliver({P0: 7}, cursor.prepare([]))
-        assert store.cursor().claim({P0: b"\x02" * 16}) == {P0: (1, None)}
+        assert store.cursor().claim({P0: b"\x02" * 16}) == {P0: (1, None, ())}
+
+    def test_ranges_arrive_with_the_position_and_come_back_with_the_claim(
+        self, store: Store, cursor: TableCursor
+    ) -> None:
+        rows = [RangeRow(P0, b"a" * 16, b"one"), RangeRow(P0, b"b" * 16, b"two"), RangeRow(P1, b"a" * 16, b"three")]
+        cursor.deliver({P0: 1, P1: 1}, cursor.prepare([message(0)], rows))
+        cursor.deliver({P0: 2}, cursor.prepare([], [RangeRow(P0, b"a" * 16, b"more"), RangeRow(P0, b"b" * 16, None)]))
+
+        found = store.cursor().claim({P0: TOPIC_ID, P1: TOPIC_ID})
+        assert found[P0].ranges == (RangeRow(P0, b"a" * 16, b"more"),)
+        assert found[P1].ranges == (rows[2],)
+        assert store.cursor().claim({P0: b"\x02" * 16})[P0].ranges == (), "a recreated topic has none"
+
+    def test_a_fenced_owner_writes_no_range(self, store: Store, cursor: TableCursor) -> None:
+        store.cursor().claim({P0: TOPIC_ID})
+        with pytest.raises(Fenced):
+            cursor.deliver({P0: 1}, cursor.prepare([], [RangeRow(P0, b"a" * 16, b"one")]))
+        assert store.cursor().claim({P0: TOPIC_ID})[P0].ranges == ()
+
+    def test_ranges_of_a_batch_with_a_bad_row_are_written_once_with_the_rest(
+        self, store: Store, cursor: TableCursor
+    ) -> None:
+        batch = [message(0), message(1, -1)]
+        cursor.deliver({P0: 2}, cursor.prepare(batch, [RangeRow(P0, b"a" * 16, b"one")]))
+        assert [row.state for row in store.cursor().claim({P0: TOPIC_ID})[P0].ranges] == [b"one"]
 
     def test_effects_inbox_and_position_arrive_together(self, store: Store, cursor: TableCursor) -> None:
         batch = [message(0), message(1), message(4, partition=1)]

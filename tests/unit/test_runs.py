@@ -1,0 +1,64 @@
+"""Runs are a set of numbers, whatever is added in whatever order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.monitor.runs import Runs, collapsed, is_increasing
+
+RUN = st.tuples(st.integers(1, 60), st.integers(0, 12))
+
+
+def numbers(flat: list[int]) -> set[int]:
+    return {n for first, last in zip(flat[::2], flat[1::2], strict=True) for n in range(first, last + 1)}
+
+
+@given(st.lists(RUN, max_size=20))
+def test_runs_hold_exactly_what_was_added_as_few_as_possible(added: list[tuple[int, int]]) -> None:
+    runs, model = Runs(), set[int]()
+    for first, more in added:
+        runs.add(first, first + more)
+        model |= set(range(first, first + more + 1))
+
+    assert numbers(runs.flat) == model
+    assert [n in runs for n in range(80)] == [n in model for n in range(80)]
+    assert runs.highest == max(model, default=0)
+    edges = runs.flat
+    assert all(after > before + 1 for before, after in zip(edges[1:-1:2], edges[2::2], strict=True))
+
+
+@given(st.lists(st.integers(1, 40), max_size=30))
+def test_numbers_collapse_in_any_order(single: list[int]) -> None:
+    assert numbers(collapsed(single)) == set(single)
+    assert is_increasing(single) == all(b > a for a, b in pairwise(single))
+
+
+@given(st.lists(RUN, max_size=20), st.integers(1, 5))
+def test_shortening_forgets_and_never_adds(added: list[tuple[int, int]], most: int) -> None:
+    runs = Runs()
+    for first, more in added:
+        runs.add(first, first + more)
+    before, lowest = numbers(runs.flat), runs.lowest_run
+
+    dropped = runs.shorten(most)
+
+    assert len(runs) <= most
+    assert runs.lowest_run == lowest
+    assert numbers(runs.flat) <= before
+    assert len(before) - len(numbers(runs.flat)) == dropped
+
+
+@given(st.lists(RUN, max_size=20), st.integers(1, 80))
+def test_what_lies_below_can_be_taken_out(added: list[tuple[int, int]], limit: int) -> None:
+    runs = Runs()
+    for first, more in added:
+        runs.add(first, first + more)
+    before = numbers(runs.flat)
+
+    taken = numbers(runs.take_below(limit))
+
+    assert taken | numbers(runs.flat) == before
+    assert all(n < limit for n in taken)
