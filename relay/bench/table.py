@@ -109,7 +109,8 @@ def _relay(kafka: str, url: str, topics: Topics, log: str, messages: int) -> flo
             with psycopg.connect(url, autocommit=True) as connection:
                 return pace(command, _filled(connection, messages), messages)
         finally:
-            topics.delete([config.monitor_topic("bench"), config.deadletter_topic, config.control_topic])
+            owned = [config.deadletter_topic, config.control_topic, config.inquiries_topic]
+            topics.delete([config.monitor_topic("bench"), *owned])
 
 
 def _filled(connection: psycopg.Connection[Any], total: int) -> Callable[[], int]:

@@ -88,5 +88,11 @@ def _relay(kafka: str, topics: Topics, log: str, messages: int) -> float:
             return pace(command, lambda: _filled(topics, target), messages)
         finally:
             topics.delete(
-                [target, config.monitor_topic("bench"), config.deadletter_topic, config.control_topic]
+                [
+                    target,
+                    config.monitor_topic("bench"),
+                    config.deadletter_topic,
+                    config.control_topic,
+                    config.inquiries_topic,
+                ]
             )

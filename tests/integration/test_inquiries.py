@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 
 from relay import Capture
 from relay.capture.marking import Ended, Marking
+from relay.capture.outcomes import decode_marker
 from relay.cli.main import app
+from relay.kafka.inquiries import InquiryReader
 from relay.resources import open_resource
 from relay.resources.port import Resource
 from relay.run.config import load
-from tests.routes import TopicRoute, ids, wait_for
+from tests.routes import TopicRoute, ids, read_all, wait_for
 
 
 class Undone(Exception):
@@ -86,16 +88,23 @@ def test_a_copy_of_the_database_does_not_answer(
     worker = route.start()
     wait_for(lambda: "the resource is unknown" in status(route), what="both captures undecided")
 
-    with open_capture(route, shop, "/a") as capture:
-        answering = capture._upkeep._answering
-        assert answering is not None
-        wait_for(lambda: answering._inquiries is not None and answering._inquiries._assigned, what="the topic's partition")
-        with capture.transaction() as tx:
-            tx.publish(route.log, "later")
-        wait_for(lambda: capture.backlog == 0, what="its own marker")
-        assert answering._waiting == {}
+    polled: list[set[bytes | None]] = []
+    poll = InquiryReader.poll
 
-    assert held(route) >= 2
+    def noting(reader: InquiryReader) -> list[tuple[bytes | None, bytes | None]]:
+        found = poll(reader)
+        polled.append({key for key, _ in found})
+        return found
+
+    monkeypatch.setattr(InquiryReader, "poll", noting)
+    with open_capture(route, shop, "/a"):
+        wait_for(lambda: len(set().union(*polled)) == 2, what="both inquiries")
+        turns = len(polled)
+        wait_for(lambda: len(polled) > turns, what="the end of the turn that could have answered")
+
+    records = read_all(route.kafka, route.log, 1)
+    assert [one for one in records if decode_marker(one.key(), one.value(), one.headers())] == []
+    assert held(route) == 2
     worker.terminate()
     assert worker.wait(30) == 0, route.said()
 
