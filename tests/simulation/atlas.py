@@ -109,6 +109,8 @@ def strays(faults: Faults) -> None:
     rng = faults.world.rng
     rates = faults.cluster.weather.rates
     rates["EndTxn"] = rng.choice((0.1, 0.3, 0.6))
+    faults.cluster.weather.late_s = rng.choice(((0.002, 4.0), (0.02, 0.2), (0.05, 0.5)))
+    faults.cluster.weather.kinds = rng.choice((("late",), ("late", "held", "lost", "unanswered")))
     for api in TRANSACTION_APIS[1:]:
         if rng.random() < 0.4:
             rates[api] = rng.choice((0.03, 0.15))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from traceback import extract_tb
 
 from relay.message.errors import ConfigError, RelayError, Stopped, TwinDetected
 from relay.run.assembly import assemble
@@ -72,7 +73,8 @@ class Crew:
         except RelayError as known:
             self.world.trace(process.name, "ended", type(known).__name__, str(known)[:300])
         except Exception as unknown:  # noqa: BLE001 - noted, and judged by the run
-            self.uncaught.append(f"{process.name} {type(unknown).__name__}: {unknown}")
+            where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in extract_tb(unknown.__traceback__)[-3:]]
+            self.uncaught.append(f"{process.name} {type(unknown).__name__}: {unknown} at {' '.join(where)}")
             self.world.trace(process.name, "uncaught", type(unknown).__name__, str(unknown)[:300])
             process.failure = unknown
         process.kill()

@@ -32,8 +32,11 @@ class PlainProducers:
         self._sent: list[tuple[int, NewRecord]] = []
         self._producer_ids = 50_000
         self.sent = 0
+        # Crowded, batch follows batch; thinly spread, the relay idles between them.
+        crowds = [seconds * rng.random() for _ in range(rng.randrange(1, 4))] if rng.random() < 0.7 else []
         while self.sent < messages:
-            world.at(seconds * rng.random(), self._burst, rng.randrange(1, 8))
+            at = rng.choice(crowds) + rng.random() if crowds else seconds * rng.random()
+            world.at(at, self._burst, rng.randrange(1, 8))
             self.sent += 4
 
     def _burst(self, count: int) -> None:
