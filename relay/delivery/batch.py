@@ -16,8 +16,9 @@ class Batch:
     ``first`` and ``positions`` name every partition of the assignment: the range [first, position) is what this
     batch moves, equal where nothing moved. ``reached`` is where the reader stands: above the position lie messages
     that were handed on although an earlier one is held. ``membership`` is the group metadata captured with the batch.
-    ``meanwhile`` may be called once while the destination waits: the worker reads ahead in it. ``numbered`` is False
-    only if there is certainly no captured message; ``aborted`` are numbers that close with it without a message.
+    ``meanwhile`` may be called again and again while the destination waits: the worker reads ahead a little in it and
+    says whether it found anything. ``numbered`` is False only if there is certainly no captured message; ``aborted``
+    are numbers that close with it without a message.
     """
 
     generation: int
@@ -26,7 +27,7 @@ class Batch:
     positions: Mapping[LogPartition, int]
     reached: Mapping[LogPartition, int]
     membership: bytes
-    meanwhile: Callable[[], None] | None = None
+    meanwhile: Callable[[], bool] | None = None
     numbered: bool = True
     aborted: Mapping[LogPartition, Aborted] = field(default_factory=dict)
 

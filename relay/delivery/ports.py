@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -23,6 +23,7 @@ class Transaction(Protocol):
 
     transactional_id: str
     acked: dict[LogPartition, int]
+    meanwhile: Callable[[], bool] | None
 
     def init(self) -> None: ...
     def begin(self) -> None: ...
@@ -33,7 +34,9 @@ class Transaction(Protocol):
         value: bytes | None,
         headers: Headers | None = None,
         timestamp_ms: int = 0,
-        watch: bool = True,
+    ) -> None: ...
+    def produce_all(
+        self, partition: LogPartition, records: Iterable[tuple[bytes | None, bytes | None, Headers | None, int]]
     ) -> None: ...
     def flush(self) -> None: ...
     def send_offsets(

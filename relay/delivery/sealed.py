@@ -7,8 +7,10 @@ begin without a seal, which is settled before anyone goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from binascii import hexlify
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from relay.delivery.ports import Transaction
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
@@ -34,13 +36,13 @@ class SealedWork:
     """All that one sealed transaction holds.
 
     ``pages``, ``settled`` and ``ranges`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
-    seal only. ``outputs`` are (message, output partition); ``meanwhile`` runs while the broker takes them; ``notes`` is the metadata of each topic's offsets.
+    seal only. ``outputs`` are messages by output partition; ``meanwhile`` runs in every wait for the broker; ``notes`` is the metadata of each topic's offsets.
     """
 
     positions: Mapping[LogPartition, int]
     membership: bytes
     inputs: list[InputRange] = field(default_factory=list)
-    outputs: list[tuple[LogMessage, LogPartition]] = field(default_factory=list)
+    outputs: Mapping[LogPartition, Sequence[LogMessage]] = field(default_factory=dict)
     pages: list[tuple[int, Page]] = field(default_factory=list)
     dead: list[DeadRecord] = field(default_factory=list)
     dead_pages: list[tuple[int, Page]] = field(default_factory=list)
@@ -48,7 +50,7 @@ class SealedWork:
     ranges: list[tuple[int, RangeEntry]] = field(default_factory=list)
     claims: set[int] = field(default_factory=set)
     notes: Mapping[str, str] = field(default_factory=dict)
-    meanwhile: Callable[[], None] | None = None
+    meanwhile: Callable[[], bool] | None = None
 
 
 class SealedProducer:
@@ -92,6 +94,7 @@ class SealedProducer:
         self.n += 1
         touched = work.claims | {p for p, _ in work.pages} | {p for p, _ in work.dead_pages} | {p for p, _ in work.settled}
         touched |= {p for p, _ in work.ranges}
+        self._tx.meanwhile = work.meanwhile
         self._tx.begin()
         crash_point("sealed.begun")
         self._write_begin(work, sorted(touched))
@@ -104,8 +107,6 @@ class SealedProducer:
             self._tx.produce(LogPartition(self._monitor, partition), *encode(entry))
         self._write_pages(work.pages, first=len(work.dead_pages))
         crash_point("sealed.entries")
-        if work.meanwhile is not None:
-            work.meanwhile()
         self._tx.flush()
         self._tx.send_offsets(work.positions, work.notes, work.membership)
         crash_point("sealed.offsets")
@@ -115,7 +116,7 @@ class SealedProducer:
         crash_point("sealed.committed")
 
     def _write_begin(self, work: SealedWork, touched: list[int]) -> None:
-        starts = {output for _, output in work.outputs} | {dead.partition for dead in work.dead}
+        starts = set(work.outputs) | {dead.partition for dead in work.dead}
         outputs = [OutputStart(p.topic, p.partition, self._floor(p)) for p in sorted(starts)]
         for partition in touched:
             begin = Begin(
@@ -147,16 +148,20 @@ class SealedProducer:
         self._tx.flush()
 
     def _write_outputs(self, work: SealedWork) -> None:
-        produce = self._tx.produce
+        for partition, messages in work.outputs.items():
+            records = self._records(messages)
+            # The last record tells how far the outputs reach, the others only that they did not fail.
+            self._tx.produce_all(partition, islice(records, len(messages) - 1))
+            self._tx.produce(partition, *next(records))
+
+    def _records(self, messages: Iterable[LogMessage]) -> Iterator[tuple[bytes | None, bytes | None, Headers, int]]:
+        """Yield (key, value, headers, timestamp in milliseconds) of the outputs, with the marks that settlement looks for."""
         instance, n = self._marks()
-        # The last record of each partition tells how far the output reaches; the others only that they did not fail.
-        lasts = {partition: i for i, (_, partition) in enumerate(work.outputs)}
-        last = frozenset(lasts.values())
-        for i, (message, partition) in enumerate(work.outputs):
+        for message in messages:
             # Intake has stripped what must not leave the log from messages of no capture.
             kept = message.headers if message.capture is None else outgoing(message.headers)
-            headers = [*kept, instance, n, (OUT_DIGEST, message.digest.hex().encode())]
-            produce(partition, message.key, message.value, headers, message.timestamp_ms, i in last)
+            headers = [*kept, instance, n, (OUT_DIGEST, hexlify(message.digest))]
+            yield message.key, message.value, headers, message.timestamp_ms
 
     def _write_pages(self, pages: list[tuple[int, Page]], first: int) -> None:
         """Write pages under numbers of their own: a compacted topic must not take one for another's newer form."""

@@ -182,7 +182,6 @@ class TopicDelivery:
             tried.told += len(messages)
         dead_entered = self._pages([m for m, _ in bad], outcomes=bytes([DEAD]) * len(bad))
         tried.delivered += len(good)
-        known = self._lane_outputs
         work = SealedWork(
             positions=batch.positions,
             membership=batch.membership,
@@ -191,7 +190,7 @@ class TopicDelivery:
                 for p, reached in batch.reached.items()
                 if reached > batch.first[p]
             ],
-            outputs=[(message, known.get(message.lane) or self._output(message.lane)) for message in good],
+            outputs=self._by_output(good),
             pages=entered,
             dead=[self._dead(message, cause, tried) for message, cause in bad],
             dead_pages=dead_entered,
@@ -244,6 +243,18 @@ class TopicDelivery:
                 outcomes=outcomes[: len(group)] if outcomes is not None else None,
             )
         ]
+
+    def _by_output(self, messages: list[LogMessage]) -> dict[LogPartition, list[LogMessage]]:
+        known = self._lane_outputs
+        groups: dict[LogPartition, list[LogMessage]] = {}
+        for message in messages:
+            output = known.get(message.lane) or self._output(message.lane)
+            group = groups.get(output)
+            if group is None:
+                groups[output] = [message]
+            else:
+                group.append(message)
+        return groups
 
     def _output(self, lane: bytes) -> LogPartition:
         """The output partition is a function of the lane, so a lane's order is the order of one partition."""

@@ -8,8 +8,8 @@ same transactional id, ends whatever it left open. librdkafka repeats a lost End
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -25,19 +25,23 @@ FLUSH_SLICE_S: Final = 0.1
 """A refused record shows at once, while what is queued behind it would be waited for until it times out."""
 
 
+Appended = tuple[bytes | None, bytes | None, Headers | None, int]
+
+
 class TransactionalInstance:
     """A producer instance with its transactional id; every method may block up to ``timeout_s``."""
 
     def __init__(self, settings: Mapping[str, object], transactional_id: str, timeout_s: float) -> None:
         self.transactional_id = transactional_id
         self.acked: dict[LogPartition, int] = {}
+        self.meanwhile: Callable[[], bool] | None = None
         self._timeout_s = timeout_s
         self._refused: KafkaError | None = None
         self._failed: KafkaError | None = None
         self._producer = Producer({**settings, "transactional.id": transactional_id, "error_cb": self._on_error})
         self._append: Callable[..., None] = self._producer.produce
-        self._report = self._delivered
-        self._report_failure = self._not_failed
+        self._unwatched: dict[KafkaError | None, Message] = {}
+        """The first report of each outcome, of records whose offsets nobody needs."""
 
     def init(self) -> None:
         """Fence the predecessor under this transactional id and end its transaction."""
@@ -54,48 +58,69 @@ class TransactionalInstance:
         value: bytes | None,
         headers: Headers | None = None,
         timestamp_ms: int = 0,
-        watch: bool = True,
     ) -> None:
-        """Append one record whose delivery report is awaited by ``flush``; BufferError is waited out.
+        """Append one record whose delivery report is awaited by ``flush``; ``acked`` learns its offset."""
+        self._produce(partition, [(key, value, headers, timestamp_ms)], self._delivered)
 
-        Every report is looked at for failure; ``acked`` learns the offset only of a watched record.
+    def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None:
+        """Append records, each (key, value, headers, timestamp in milliseconds), to one partition.
+
+        Their reports are looked at for failure only; no report costs a Python frame.
         """
-        report = self._report if watch else self._report_failure
-        while True:
-            try:
-                self._append(
-                    partition.topic,
-                    value=value,
-                    key=key,
-                    partition=partition.partition,
-                    on_delivery=report,
-                    timestamp=timestamp_ms,
-                    headers=headers,
-                )
-            except BufferError:
-                self._producer.poll(QUEUE_FULL_WAIT_S)
-            except KafkaException as error:
-                self._producer.poll(0)
-                refused = self._refused or error.args[0]
-                if is_refusal(refused):
-                    raise RecordRefused(f"{refused.name()}: {refused.str()}") from error
-                raise
-            else:
-                return
+        self._produce(partition, records, self._unwatched.setdefault)
+
+    def _produce(self, partition: LogPartition, records: Iterable[Appended], report: Callable[..., object]) -> None:
+        topic, number = partition
+        append = self._append
+        for key, value, headers, timestamp_ms in records:
+            while True:
+                try:
+                    append(
+                        topic,
+                        value=value,
+                        key=key,
+                        partition=number,
+                        on_delivery=report,
+                        timestamp=timestamp_ms,
+                        headers=headers,
+                    )
+                except BufferError:
+                    self._producer.poll(QUEUE_FULL_WAIT_S)  # retry: the queue drains
+                except KafkaException as error:
+                    self._refuse(error)
+                else:
+                    break
+
+    def _refuse(self, error: KafkaException) -> NoReturn:
+        """An append failed: say so, and whether it is an earlier record that the broker refused."""
+        self._producer.poll(0)
+        self._sort_unwatched()
+        refused = self._refused or error.args[0]
+        if is_refusal(refused):
+            raise RecordRefused(f"{refused.name()}: {refused.str()}") from error
+        raise error
 
     def flush(self) -> None:
         """Wait for every delivery report; raises RecordRefused, KafkaException, or InDoubt if some stay out."""
-        left = len(self._producer)
+        left = self._reports(0)
+        while left and self._work():
+            left = self._reports(0)
         for _ in range(int(self._timeout_s / FLUSH_SLICE_S)):
-            left = self._producer.flush(FLUSH_SLICE_S)
-            if not left or self._refused is not None or self._failed is not None:
-                break
+            if not left:
+                return
+            left = self._reports(FLUSH_SLICE_S)
+        if left:
+            raise InDoubt(f"{left} records of {self.transactional_id} have no delivery report after {self._timeout_s} s")
+
+    def _reports(self, wait_s: float) -> int:
+        """Take delivery reports in and return how many stay out; raises for the first that tells of a failure."""
+        left = self._producer.flush(wait_s)
+        self._sort_unwatched()
         if self._refused is not None:
             raise RecordRefused(f"{self._refused.name()}: {self._refused.str()}")
         if self._failed is not None:
             raise KafkaException(self._failed)
-        if left:
-            raise InDoubt(f"{left} records of {self.transactional_id} have no delivery report after {self._timeout_s} s")
+        return left
 
     def send_offsets(
         self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
@@ -132,6 +157,8 @@ class TransactionalInstance:
                 outcome.put(None)
 
         schedule.start_thread(f"relay-{what.replace(' ', '-')}", run)
+        while outcome.empty() and self._work():
+            continue
         try:
             error = outcome.get(timeout=self._timeout_s + DEADLINE_MARGIN_S)
         except schedule.Empty:
@@ -139,13 +166,21 @@ class TransactionalInstance:
         if error is not None:
             raise error
 
+    def _sort_unwatched(self) -> None:
+        for error in self._unwatched:
+            self._sort_in(error)
+
+    def _work(self) -> bool:
+        """Use the time of a wait; False when there is nothing to do."""
+        return self.meanwhile is not None and self.meanwhile()
+
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.acked[LogPartition(message.topic() or "", message.partition() or 0)] = message.offset() or 0
         else:
-            self._not_failed(error, message)
+            self._sort_in(error)
 
-    def _not_failed(self, error: KafkaError | None, _message: Message) -> None:
+    def _sort_in(self, error: KafkaError | None) -> None:
         if error is None:
             return
         if is_refusal(error):

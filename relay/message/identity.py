@@ -56,6 +56,9 @@ def capture_id(nonce: bytes) -> bytes:
     return blake2b(nonce, digest_size=16).digest()
 
 
+_SIZES: Final = [size.to_bytes(4, "big") for size in range(256)]
+
+
 def cloudevents(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:  # noqa: ARG001 - a Rule
     """Identify by (source, id); without a source the log topic's name stands for it.
 
@@ -65,7 +68,8 @@ def cloudevents(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes 
     if not identifier:
         return None
     state = _after_source(headers.get(SOURCE) or topic).copy()
-    state.update(len(identifier).to_bytes(4, "big") + identifier)
+    size = len(identifier)
+    state.update((_SIZES[size] if size < len(_SIZES) else size.to_bytes(4, "big")) + identifier)
     return state.digest()
 
 

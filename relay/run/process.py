@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from relay.message.errors import RelayError, Stopped, TwinDetected
-from relay.run import lifeline, logging
+from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble
 from relay.run.config import RelayConfig, load
 from relay.run.restarts import ExitCode
@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     logging.setup()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    memory.keep()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     lifeline.watch(lambda: os._exit(ORPHANED))

@@ -47,6 +47,8 @@ from relay.run.views import ViewKeeper
 log = structlog.get_logger("relay.worker")
 
 IDLE_POLL_S: Final = 0.05
+READ_RECORDS: Final = 500
+"""Records polled at once: few enough that what they become still lies in the processor's cache when it is used."""
 RECOVERY_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 OFFSET_ADVANCE_PERIOD_S: Final = 1.0
 """Positions that moved without a message (markers, duplicates of other lanes) are committed this often."""
@@ -143,7 +145,7 @@ class RouteWorker:
     def _turn(self) -> None:
         now = clock.monotonic()
         self._progress.beat(now, self._intake, self._destination, self._running)
-        if not self._read(self._patience()):
+        if self._read(self._patience()) is None:
             return
         now = clock.monotonic()
         self._resolving.turn(self._intake, now)
@@ -153,29 +155,34 @@ class RouteWorker:
         self._views.tend(now)
         self._acknowledge()
 
-    def _read(self, patience_s: float) -> bool:
-        """Poll once and take in what came; False after a rebalance, or while nothing is assigned."""
+    def _read(self, patience_s: float) -> int | None:
+        """Poll once and take in what came; None after a rebalance, or while nothing is assigned."""
         records = self._group.consume(self._room(), patience_s)
         if self._group.fatal is not None:
             raise RelayError(f"the consumer cannot go on ({self._group.fatal}); a new process takes over")
         if self._group.generation != self._generation:
             if not self._submitting:
                 self._take_over()
-            return False
+            return None
         if not self._running:
-            return False
+            return None
         for event in self._intake.take(records, clock.monotonic()):
             self._event(event)
-        return True
+        return len(records)
 
-    def _read_ahead(self) -> None:
-        """While the broker takes a batch, read the next one; a rebalance in it is dealt with afterwards."""
-        if self._intake.ready() < self._batch_limit:
-            self._read(0.0)
+    def _read_ahead(self) -> bool:
+        """While the broker takes a batch, read some of the next one; a rebalance in it is dealt with afterwards.
+
+        Little by little, so that records are taken in while the processor still has them at hand: a batch is as large
+        as what came in while the last one was under way.
+        """
+        if self._intake.ready() >= self._batch_limit:
+            return False
+        return bool(self._read(0.0))
 
     def _room(self) -> int:
         """How many records to poll: a batch in all, and one at least, since polling also serves rebalances."""
-        return max(1, self._batch_limit - self._intake.ready())
+        return max(1, min(READ_RECORDS, self._batch_limit - self._intake.ready()))
 
     def _measure(self, messages: list[LogMessage]) -> None:
         """Keep a batch within its bytes: large messages make the next ones shorter, small ones longer again."""

@@ -8,7 +8,7 @@ here too. Each test of the guard has its counterpart with ``_seal`` taken out, w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.kafka import settings
 from relay.kafka.group import GroupConsumer
-from relay.kafka.transactions import TransactionalInstance
+from relay.kafka.transactions import Appended, TransactionalInstance
 from relay.message.envelope import OUT_DIGEST, Headers
 from relay.message.errors import RelayError
 from relay.message.identity import content_digest, digest
@@ -53,14 +53,17 @@ class Watched(TransactionalInstance):
         value: bytes | None,
         headers: Headers | None = None,
         timestamp_ms: int = 0,
-        watch: bool = True,
     ) -> None:
         entry = decode(key, value) if partition.topic == self.monitor else None
         if isinstance(entry, Page):
             self._reach("outputs", flush=True)
         elif entry is None:
             self._reach("begun", flush=True)
-        super().produce(partition, key, value, headers, timestamp_ms, watch)
+        super().produce(partition, key, value, headers, timestamp_ms)
+
+    def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None:
+        self._reach("begun", flush=True)
+        super().produce_all(partition, records)
 
     def send_offsets(self, *arguments: object) -> None:
         self._reach("written")
@@ -125,7 +128,9 @@ class Bench:
             positions={source: end},
             membership=self.group.membership(),
             inputs=[InputRange(self.log, 0, first, end)],
-            outputs=[(message, LogPartition(self.out, message.offset % 2)) for message in messages],
+            outputs={
+                LogPartition(self.out, p): here for p in range(2) if (here := [m for m in messages if m.offset % 2 == p])
+            },
             pages=[(0, page) for page in found],
             claims={0},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -107,12 +107,17 @@ class MemoryTransaction:
         value: bytes | None,
         headers: Headers | None = None,
         timestamp_ms: int = 0,
-        watch: bool = True,
     ) -> None:
         unit = self._unit()
         log = self._kafka.logs.setdefault(partition, [])
         log.append(Stored(partition, len(log), key, value, headers or [], unit))
         self.acked[partition] = len(log) - 1
+
+    def produce_all(
+        self, partition: LogPartition, records: Iterable[tuple[bytes | None, bytes | None, Headers | None, int]]
+    ) -> None:
+        for key, value, headers, timestamp_ms in records:
+            self.produce(partition, key, value, headers, timestamp_ms)
 
     def flush(self) -> None:
         self._current()

@@ -104,7 +104,7 @@ def work(messages: list[LogMessage], shown: int, producer: SealedProducer, posit
         positions={LOG: position},
         membership=b"",
         inputs=[InputRange("log", 0, messages[0].offset, position)],
-        outputs=[(one, OUT) for one in messages[:shown]],
+        outputs={OUT: messages[:shown]} if shown else {},
         pages=[(page.partition, page) for page in entries],
         claims={0},
         notes={"log": b"id".hex()},
