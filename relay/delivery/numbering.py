@@ -12,7 +12,7 @@ from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.ports import KafkaPorts
 from relay.message.errors import MessageRejected, Stopped
 from relay.message.identity import digest
-from relay.message.numbers import number_of
+from relay.message.numbers import number_of, numbers_of
 from relay.message.record import LogMessage, LogPartition
 from relay.message.schemas import UnknownRecord
 from relay.monitor.ranges import (
@@ -44,10 +44,10 @@ def closings(batch: Batch) -> dict[int, Closings]:
     if not batch.numbered:
         return {}
     found: dict[int, Closings] = {}
-    for message in batch.messages:
-        number = number_of(message)
-        if number is not None:
-            note(found.setdefault(message.partition, {}), message.topic, number, message.offset)
+    for (topic, partition, source, incarnation), numbers in numbers_of(batch.messages).items():
+        # Where the reader stands is above every message that it has handed on: sure, and no work per message.
+        seen = batch.reached.get(LogPartition(topic, partition), 0) - 1
+        found.setdefault(partition, {})[RangeKey(topic, source, incarnation)] = Closing(numbers, seen=seen)
     for (topic, partition), aborted in batch.aborted.items():
         for number, offset in aborted.numbers:
             note(found.setdefault(partition, {}), topic, number, offset)

@@ -20,12 +20,12 @@ from relay.log.holds import Aborted
 from relay.message.envelope import CAPTURE, ID, INCARNATION, SEQUENCE, SOURCE
 from relay.message.errors import Fenced, Stopped
 from relay.message.identity import cloudevents, content_digest
-from relay.message.numbers import Number, NumberRun, number_of
+from relay.message.numbers import Number, NumberRun, number_of, numbers_of
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import decode
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import memory_index
-from relay.monitor.ranges import RangeEntry, RangeKey, RangeLimits, Standing
+from relay.monitor.ranges import RangeEntry, RangeKey, RangeLimits, Standing, decode_value
 from relay.resources.schema import statements
 from relay.transfer.cursor import TableCursor, Verdict
 from tests.unit.memory_kafka import MemoryKafka
@@ -163,8 +163,12 @@ def test_a_restarted_publisher_counts_anew() -> None:
     process.delivery.submit(batch([captured(n) for n in (1, 2)], 2))
     process.delivery.submit(batch([captured(n, incarnation=b"i2", offset=1 + n) for n in (1, 2)], 4, first=2))
 
-    assert out(kafka) == ["i1-0-1", "i1-0-2", "i2-0-1", "i2-0-2"]
-    assert process.delivery.counts.conflicts == 0
+    process.delivery.submit(batch([captured(3, offset=4)], 5, first=4))
+    again = [captured(1, offset=5), captured(4, incarnation=b"i2", offset=6), captured(3, incarnation=b"i2", offset=7)]
+    process.delivery.submit(batch(again, 8, first=5))
+
+    assert out(kafka) == ["i1-0-1", "i1-0-2", "i2-0-1", "i2-0-2", "i1-0-3", "i2-0-4", "i2-0-3"]
+    assert (process.delivery.counts.duplicates, process.delivery.counts.conflicts) == (1, 0)
 
 
 def test_each_partition_has_numbers_of_its_own() -> None:
@@ -288,6 +292,26 @@ def test_what_is_no_number_is_none(header: str, value: bytes) -> None:
     assert number_of(good._replace(capture=None)) is None
 
 
+OWN = [("ce_specversion", b"1.0"), (SOURCE, b"/shop"), ("ce_relayresource", b"r"), (INCARNATION, b"i1"), (SEQUENCE, b"7")]
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("value", [b"", b"-1", b"x" * 2000, b"12", b"1 ", b"9" * 19])
+def test_in_bulk_numbers_are_what_they_are_one_by_one(place: int, value: bytes) -> None:
+    headers = list(OWN)
+    headers[place] = (headers[place][0], value)
+    good = captured(7)
+    messages = [good._replace(headers=h) for h in (OWN, headers, headers[:-1], list(reversed(headers)), [*headers, OWN[0]])]
+
+    expected: dict[tuple[str, int, bytes, bytes], list[int]] = {}
+    for number in map(number_of, [*messages, good]):
+        if number is not None:
+            expected.setdefault(("log", 0, number.source, number.incarnation), []).append(number.sequence)
+
+    assert expected["log", 0, b"/shop", b"i1"][0] == 7
+    assert numbers_of([*messages, good._replace(capture=None), good]) == expected
+
+
 class MemoryAppends:
     """Appends that are acknowledged at once."""
 
@@ -345,7 +369,7 @@ class MemorySending:
 class TableProcess:
     """A worker's process on a table route in an SQLite file."""
 
-    def __init__(self, kafka: MemoryKafka, path: Path) -> None:
+    def __init__(self, kafka: MemoryKafka, path: Path, limits: RangeLimits | None = None) -> None:
         plan = TablePlan(
             relay="shop", route="main", resource="shop", table="ledger", mode="insert", columns={"id": "json:/id"}
         )
@@ -354,7 +378,7 @@ class TableProcess:
         self.delivery = TableDelivery(
             kafka, cursor, MemorySending(cursor), lambda: MemoryAppends(kafka),  # type: ignore[arg-type]
             route="main", target="ledger", group_id="g", worker_id="w", monitor_topic="monitor",
-            deadletter_topic="dead", deadletter_partitions=1, keep_inbox_s=None, horizon_s=7 * DAY,
+            deadletter_topic="dead", deadletter_partitions=1, keep_inbox_s=None, limits=limits, horizon_s=7 * DAY,
         )  # fmt: skip
         self.delivery.recover([LOG], [self.view], kafka, start, {"log": b"i" * 16})
 
@@ -428,3 +452,25 @@ def test_a_batch_that_never_committed_closes_nothing(database: Path) -> None:
     process.submit([captured(1)], 1)
     assert ledger(database) == ["i1-0-1"]
     assert process.delivery.counts.conflicts == 0
+
+
+def test_at_the_bound_a_dead_incarnation_makes_room_once_its_messages_left_the_log(database: Path) -> None:
+    kafka = MemoryKafka()
+    process = TableProcess(kafka, database, RangeLimits(incarnations=2))
+    process.submit([captured(1, incarnation=b"old")], 1)
+    process.submit([captured(1, incarnation=b"new", offset=5)], 6, first=1)
+    process.delivery.tend(0.0)
+    process.submit([captured(1, incarnation=b"newer", offset=6)], 7, first=6)
+    assert incarnations(database) == [b"new", b"old"], "all of them may still come again from the log"
+
+    kafka.low[LOG] = 5
+    process.delivery.tend(1000.0)
+    process.submit([captured(2, incarnation=b"newer", offset=7)], 8, first=7)
+
+    assert incarnations(database) == [b"new", b"newer"]
+    assert len(ledger(database)) == 4
+
+
+def incarnations(path: Path) -> list[bytes]:
+    with sqlite3.connect(path) as connection:
+        return sorted(decode_value(row[0]).incarnation for row in connection.execute("select state from relay_range"))
