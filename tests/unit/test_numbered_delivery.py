@@ -17,7 +17,7 @@ from relay.delivery.table_route import TableDelivery
 from relay.delivery.table_sqlite import SqliteCursor
 from relay.delivery.topic import IDLE_S, TopicDelivery
 from relay.log.holds import Aborted
-from relay.message.envelope import CAPTURE, ID, INCARNATION, SEQUENCE, SOURCE
+from relay.message.envelope import CAPTURE, ID, INCARNATION, RESOURCE, SEQUENCE, SOURCE
 from relay.message.errors import Fenced, Stopped
 from relay.message.identity import cloudevents, content_digest
 from relay.message.numbers import Number, NumberRun, number_of, numbers_of
@@ -41,8 +41,8 @@ def captured(
 ) -> LogMessage:  # fmt: skip
     identifier = (name or f"{incarnation.decode()}-{partition}-{sequence}").encode()
     headers = [
-        (SOURCE, b"/shop"), (INCARNATION, incarnation), (CAPTURE, b"63" * 16), (ID, identifier),
-        (SEQUENCE, b"%d" % sequence),
+        ("ce_specversion", b"1.0"), (SOURCE, b"/shop"), (RESOURCE, b"shop/u"), (INCARNATION, incarnation),
+        (CAPTURE, b"63" * 16), (ID, identifier), (SEQUENCE, b"%d" % sequence),
     ]  # fmt: skip
     digest = cloudevents(dict(headers), b"log", b"")
     assert digest is not None
@@ -178,6 +178,7 @@ def test_each_partition_has_numbers_of_its_own() -> None:
     process.delivery.submit(batch([captured(n, partition=1) for n in (1, 2)], 2, place=OTHER))
 
     assert len(out(kafka)) == 4
+    assert [len(one.index.ranges) for one in process.views.values()] == [1, 1]
     assert process.delivery.counts.conflicts == 0
 
 
@@ -288,7 +289,7 @@ def test_messages_without_numbers_cost_no_look() -> None:
 def test_what_is_no_number_is_none(header: str, value: bytes) -> None:
     good = captured(7)
     assert number_of(good) == (b"/shop", b"i1", 7)
-    assert number_of(good._replace(headers=[*good.headers, (header, value)])) is None
+    assert number_of(good._replace(headers=[*good.headers[::-1], (header, value)])) is None
     assert number_of(good._replace(capture=None)) is None
 
 
