@@ -108,6 +108,32 @@ class InboxAnswer:
     known: dict[bytes, InboxRow]
 
 
+@dataclass(slots=True)
+class Acknowledged:
+    """What the database has acknowledged to a cursor since its claim.
+
+    A database that knows less is an older copy (a backup restored under a running worker), in which epoch and worker
+    may well be those of the claim: nothing is written to it before it is claimed again and filled from its position.
+    """
+
+    positions: dict[LogPartition, int]
+    applied: int = 0
+
+    def floor(self, partition: LogPartition) -> int:
+        """Return the position that the database must have reached; -1 if none is known."""
+        return self.positions.get(partition, -1)
+
+    def is_behind(self, answer: InboxAnswer) -> bool:
+        """Does the database give numbers again that it has given before?"""
+        return any(number <= self.applied for number in answer.applied.values())
+
+    def add(self, positions: Mapping[LogPartition, int], answer: InboxAnswer) -> None:
+        """A transaction has committed."""
+        for partition, position in positions.items():
+            self.positions[partition] = max(position, self.floor(partition))
+        self.applied = max(answer.applied.values(), default=self.applied)
+
+
 def stop_if_asked(
     plan: TablePlan, prepared: Prepared, answer: InboxAnswer, causes: Mapping[int, MessageRejected]
 ) -> None:

@@ -21,6 +21,7 @@ from relay.delivery.postgresql_failures import judge
 from relay.delivery.table import (
     INBOX_ROWS,
     TRIM_ROWS,
+    Acknowledged,
     Arrivals,
     InboxAnswer,
     Limits,
@@ -57,10 +58,11 @@ returning topic_id, partition, epoch, position
 """
 _MOVE: Final = """
 update {position} p set position = greatest(p.position, u.position)
-from unnest(%(topic_ids)s::bytea[], %(partitions)s::int[], %(epochs)s::bigint[], %(positions)s::bigint[])
-    as u (topic_id, partition, epoch, position)
+from unnest(
+    %(topic_ids)s::bytea[], %(partitions)s::int[], %(epochs)s::bigint[], %(positions)s::bigint[], %(floors)s::bigint[]
+) as u (topic_id, partition, epoch, position, floor)
 where p.relay = %(relay)s and p.route = %(route)s and p.topic_id = u.topic_id and p.partition = u.partition
-    and p.epoch = u.epoch and p.worker = %(worker)s
+    and p.epoch = u.epoch and p.worker = %(worker)s and coalesce(p.position, -1) >= u.floor
 """
 _KNOWN: Final = """
 select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
@@ -140,6 +142,7 @@ class PostgresqlCursor:
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims: dict[LogPartition, int] = {}
+        self._acknowledged = Acknowledged({})
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
         # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
@@ -166,6 +169,7 @@ class PostgresqlCursor:
         claims = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
         found = table_ranges.with_ranges(claims, partitions, ranges)
         self._worker, self._trims, self._earlier = worker, {}, {}
+        self._acknowledged = Acknowledged({})
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
 
@@ -254,6 +258,8 @@ class PostgresqlCursor:
                 table_ranges.write_postgresql(run, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
             answer = self._arrive(connection, prepared, care)
+            if self._acknowledged.is_behind(answer):
+                raise self._fenced(positions)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, care)
             stop_if_asked(self._plan, prepared, answer, causes)
@@ -263,6 +269,7 @@ class PostgresqlCursor:
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
             self._commit(connection)
         crash_point("table.committed")
+        self._acknowledged.add(positions, answer)
         self._forget_trims(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}
@@ -282,6 +289,7 @@ class PostgresqlCursor:
                 "partitions": [partition.partition for partition in positions],
                 "epochs": [epoch for _, epoch in claims],
                 "positions": list(positions.values()),
+                "floors": [self._acknowledged.floor(partition) for partition in positions],
             },
         )
         if moved.rowcount != len(positions):
@@ -459,4 +467,7 @@ class PostgresqlCursor:
 
     def _fenced(self, partitions: Collection[LogPartition]) -> Fenced:
         names = ", ".join(f"{p.topic}[{p.partition}]" for p in partitions)
-        return Fenced(f"another worker of route {self._plan.route!r} has claimed one of {names}; nothing was written")
+        return Fenced(
+            f"another worker of route {self._plan.route!r} has claimed one of {names}, or the database went back to an "
+            "older copy; nothing was written"
+        )

@@ -13,6 +13,7 @@ from relay.delivery.sqlite_effects import REFUSED_VALUES, SqliteEffect, judge
 from relay.delivery.table import (
     INBOX_ROWS,
     TRIM_ROWS,
+    Acknowledged,
     Arrivals,
     InboxAnswer,
     Limits,
@@ -44,6 +45,7 @@ returning epoch, position
 _MOVE: Final = """
 update relay_position set position = max(coalesce(position, ?1), ?1)
 where relay = ?2 and route = ?3 and topic_id = ?4 and partition = ?5 and epoch = ?6 and worker = ?7
+    and coalesce(position, -1) >= ?8
 """
 _HOLD: Final = """
 select position from relay_position
@@ -95,6 +97,7 @@ class SqliteCursor:
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims: dict[LogPartition, int] = {}
+        self._acknowledged = Acknowledged({})
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: sqlite3.Connection | None = None
         self._replacing = schedule.lock()
@@ -113,6 +116,7 @@ class SqliteCursor:
             places = [(topic_id, p.partition) for p, topic_id in partitions.items()]
             found = with_ranges(found, partitions, read_sqlite(connection, self._names, places))
         self._worker, self._trims, self._earlier = worker, {}, {}
+        self._acknowledged = Acknowledged({})
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
 
@@ -190,6 +194,8 @@ class SqliteCursor:
             write_sqlite(connection, self._names, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
             answer = self._arrive(connection, prepared)
+            if self._acknowledged.is_behind(answer):
+                raise self._fenced(prepared.arrivals.places[0])
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
             stop_if_asked(self._plan, prepared, answer, causes)
@@ -198,6 +204,7 @@ class SqliteCursor:
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
             crash_point("table.committing")
         crash_point("table.committed")
+        self._acknowledged.add(positions, answer)
         self._forget_trims(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}
@@ -206,9 +213,8 @@ class SqliteCursor:
     def _move(self, connection: sqlite3.Connection, positions: Mapping[LogPartition, int]) -> None:
         for partition, position in positions.items():
             topic_id, epoch = claim_of(self._claimed, partition)
-            moved = connection.execute(
-                _MOVE, (position, *self._names, topic_id, partition.partition, epoch, self._worker)
-            )
+            place = (*self._names, topic_id, partition.partition, epoch, self._worker)
+            moved = connection.execute(_MOVE, (position, *place, self._acknowledged.floor(partition)))
             if moved.rowcount != 1:
                 raise self._fenced(partition)
 
@@ -343,6 +349,6 @@ class SqliteCursor:
 
     def _fenced(self, partition: LogPartition) -> Fenced:
         return Fenced(
-            f"another worker of route {self._plan.route!r} has claimed {partition.topic}[{partition.partition}]; "
-            "nothing was written"
+            f"another worker of route {self._plan.route!r} has claimed {partition.topic}[{partition.partition}], "
+            "or the database went back to an older copy; nothing was written"
         )

@@ -67,10 +67,12 @@ def lost_write(case: Case) -> Found:
     if not case.evidence.quiescent:
         return
     for name, record in case.first.items():
-        if name not in case.times and name not in case.dead:
-            yield Anomaly("lost write", "I1", f"{_at(record)} has no effect")
-        if record.poison and name not in case.dead:
+        if name in case.times or name in case.dead:
+            continue
+        if record.poison:
             yield Anomaly("lost dead letter", "I1", f"{_at(record)} is no dead letter")
+        else:
+            yield Anomaly("lost write", "I1", f"{_at(record)} has no effect")
 
 
 def dead_without_fault(case: Case) -> Found:

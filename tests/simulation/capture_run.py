@@ -87,6 +87,7 @@ class CaptureRun:
         for publisher in self.publishers:
             if not publisher.done:
                 found.append(Anomaly("not done", "I18", f"{publisher.source} after {self.world.now:.0f} s"))
+            assert publisher.process is not None
             failure = publisher.process.failure
             if failure is not None:
                 found.append(Anomaly("unexpected end", "I18", f"{publisher.source}: {failure!r}"))
@@ -113,7 +114,7 @@ class CaptureRun:
     def _strike(self, how: str) -> None:
         rng = self.world.rng
         publisher = rng.choice(self.publishers)
-        if publisher.done or not publisher.process.alive:
+        if publisher.done or publisher.process is None or not publisher.process.alive:
             return
         if how == "kill":
             publisher.process.kill()
@@ -132,4 +133,5 @@ class CaptureRun:
         self.cluster.weather.on = False
         self._kills_left = 0
         for publisher in self.publishers:
-            publisher.process.kill_in = None
+            if publisher.process is not None:
+                publisher.process.kill_in = None

@@ -129,10 +129,11 @@ def table_of(database: Database, table: str, into: Evidence) -> None:
     for commit in database.history:
         into.restored = into.restored or commit.by == "restore"
         new = []
+        worker = next((after["worker"] for name, _, _, after in commit.changes if name == POSITIONS and after), "")
         for number, (name, key, before, after) in enumerate(commit.changes):
             if name == table and before is None and after is not None:
                 new.append(_id(after))
-                effects[key] = Effect(table, (commit.number, number), _id(after), commit.by, commit.at)
+                effects[key] = Effect(table, (commit.number, number), _id(after), worker, commit.at)
             elif name == table and after is None:
                 effects.pop(key, None)
             elif name == POSITIONS and after is not None:

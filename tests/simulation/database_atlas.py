@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from tests.simulation.databases import Backend, ConnectionLost, Database, StatementRefused
 
@@ -79,7 +80,7 @@ def locked_rows(database: Database, rng: Random, until: float) -> None:
 def restored_backup(database: Database, rng: Random, until: float) -> None:
     """The disk is lost: the database goes back to an earlier state. Only for one that no publisher captures with."""
     at = rng.uniform(0.0, until * 0.8)
-    copies: list[dict[str, dict[tuple[object, ...], dict[str, object]]]] = []
+    copies: list[Any] = []
     database.world.at(at, lambda: copies.append(database.backup()))
     database.world.at(rng.uniform(at + 0.1, until), lambda: database.restore(copies[0], rng.uniform(0.1, 3.0)))
 

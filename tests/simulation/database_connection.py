@@ -46,7 +46,7 @@ class Connection:
         self.in_transaction = False
         self.committing = False
         self._owner = world.current.process
-        self._backend = Backend(database, f"{self._owner.name}/{label}", lock_timeout_s, idle_limit_s)
+        self._backend = Backend(database, f"{self._owner.name}#{world.processes.index(self._owner)}/{label}", lock_timeout_s, idle_limit_s)
         self._owner.on_death.append(self._backend.left_by_client)
         self._waiters = Waiters(world)
 

@@ -16,6 +16,7 @@ from relay.delivery.mapping import TableMapping, tuples
 from relay.delivery.table import (
     INBOX_ROWS,
     TRIM_ROWS,
+    Acknowledged,
     Arrivals,
     InboxAnswer,
     Limits,
@@ -64,6 +65,7 @@ class SimulatedCursor:
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims: dict[LogPartition, int] = {}
+        self._acknowledged = Acknowledged({})
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
 
@@ -88,6 +90,7 @@ class SimulatedCursor:
         with self._session() as connection:
             claims = connection.call(lambda backend: backend.autocommit(work), what="claim")
         self._worker, self._trims, self._earlier = worker, {}, {}
+        self._acknowledged = Acknowledged({})
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in claims.items()}
         return {p: claims[p] for p in partitions}
 
@@ -158,6 +161,8 @@ class SimulatedCursor:
                 connection.call(lambda backend: self._put_ranges(backend, prepared.ranges), what="ranges")
             crash_point("table.position")
             answer = connection.call(lambda backend: self._arrive(backend, prepared), what="inbox")
+            if self._acknowledged.is_behind(answer):
+                raise self._fenced(positions)
             crash_point("table.inbox")
             causes = connection.call(
                 lambda backend: self._apply(backend, prepared, answer, one_by_one=one_by_one), what="effect"
@@ -169,6 +174,7 @@ class SimulatedCursor:
             connection.call(lambda backend: backend.commit(), commits=True, what="commit")
             connection.in_transaction = connection.committing = False
         crash_point("table.committed")
+        self._acknowledged.add(positions, answer)
         self._forget_trims(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}
@@ -180,7 +186,7 @@ class SimulatedCursor:
         for partition, position in sorted(positions.items()):
             topic_id, epoch = claim_of(self._claimed, partition)
             row = self._held(backend, topic_id, partition.partition, epoch)
-            if row is None:
+            if row is None or (-1 if row["position"] is None else row["position"]) < self._acknowledged.floor(partition):
                 return False
             moved = max(position, row["position"] or 0)
             backend.put(POSITIONS, self._place(topic_id, partition.partition), {**row, "position": moved})
@@ -205,7 +211,7 @@ class SimulatedCursor:
         """Insert the inbox rows of what is new, in the order of digests, and look up the others."""
         arrivals = prepared.arrivals
         answer = InboxAnswer({}, {})
-        number = next(self._database.applied)
+        number = self._database.next_applied()
         for i in arrivals.firsts:
             m = arrivals.messages[i]
             topic_id = claim_of(self._claimed, LogPartition(m.topic, m.partition))[0]
@@ -347,7 +353,10 @@ class SimulatedCursor:
 
     def _fenced(self, partitions: Collection[LogPartition]) -> Fenced:
         names = ", ".join(f"{p.topic}[{p.partition}]" for p in partitions)
-        return Fenced(f"another worker of route {self._plan.route!r} has claimed one of {names}; nothing was written")
+        return Fenced(
+            f"another worker of route {self._plan.route!r} has claimed one of {names}, or the database went back to an "
+            "older copy; nothing was written"
+        )
 
 
 def _of_place(backend: Backend, mine: tuple[Any, ...]) -> list[tuple[Key, Row]]:
@@ -357,10 +366,10 @@ def _of_place(backend: Backend, mine: tuple[Any, ...]) -> list[tuple[Key, Row]]:
     return sorted(found, key=lambda item: (item[1]["log_offset"], item[1]["digest"]))
 
 
-def _ranges(backend: Backend, mine: Key, place: LogPartition) -> list[RangeRow]:
+def _ranges(backend: Backend, mine: Key, place: LogPartition) -> tuple[RangeRow, ...]:
     names = ("relay", "route", "topic_id", "partition")
     found = backend.scan(RANGES, lambda row: tuple(row[name] for name in names) == mine)
-    return [RangeRow(place, row["publisher"], row["state"]) for row in found]
+    return tuple(RangeRow(place, row["publisher"], row["state"]) for row in found)
 
 
 def _after(backend: Backend, mine: tuple[Any, ...], last: tuple[int, bytes]) -> list[Row]:

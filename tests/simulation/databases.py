@@ -116,7 +116,7 @@ class Database:
         self.waiting: dict[Place, Waiters] = {}
         self.history: list[Commit] = []
         self.weather = Weather()
-        self.applied = count(1)
+        self.applied = 0
         """The identity column of the inbox: drawn at the insert, not given back by a rollback."""
         self.backends: set[Backend] = set()
         self.up_at = 0.0
@@ -152,13 +152,19 @@ class Database:
         for backend in list(self.backends):
             backend.terminate()
 
-    def backup(self) -> dict[str, dict[Key, Row]]:
-        """Return a copy of what is committed."""
-        return {name: dict(table.rows) for name, table in self.tables.items()}
+    def next_applied(self) -> int:
+        """Draw the next number of the inbox."""
+        self.applied += 1
+        return self.applied
 
-    def restore(self, copy: dict[str, dict[Key, Row]], down_s: float) -> None:
+    def backup(self) -> tuple[dict[str, dict[Key, Row]], int]:
+        """Return a copy of what is committed."""
+        return {name: dict(table.rows) for name, table in self.tables.items()}, self.applied
+
+    def restore(self, backup: tuple[dict[str, dict[Key, Row]], int], down_s: float) -> None:
         """Go back to a backup, as after the loss of the disk."""
         self.crash(down_s)
+        copy, self.applied = backup
         changes: list[tuple[str, Key, Row | None, Row | None]] = []
         for name, table in self.tables.items():
             then = copy.get(name, {})

@@ -73,7 +73,7 @@ class Publisher:
         resource: str = "shop",
     ) -> None:
         self.source = source
-        self.process: Process
+        self.process: Process | None = None
         self.done = False
         self.last_word = False
         self.incarnations = 0

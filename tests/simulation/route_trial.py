@@ -22,6 +22,8 @@ from tests.simulation.trial import FAULTS_S, LOOK_S, Outcome, _log_to, _make_top
 
 HEALING_S: Final = 260.0
 """After healing: idle transactions of databases, resends and resolvers' back-offs, with room."""
+QUIET_S: Final = 12.0
+"""What follows a delivery, dead letters above all, arrives within a session's end and a recovery."""
 LEDGER: Final = "ledger"
 RESOURCES: Final = "".join(
     f'[resources.{name}]\nurl = "{database_ports.address(name)}"\n' for name in ("shop", "store")
@@ -87,7 +89,7 @@ class RouteTrial:
             outcome.problems += [f"stopped (I18): {reason}" for reason in self.crew.stopped]
             outcome.problems += [f"uncaught: {reason}" for reason in self.crew.uncaught]
             for publisher in self.publishers:
-                if publisher.process.failure is not None:
+                if publisher.process is not None and publisher.process.failure is not None:
                     outcome.problems.append(f"uncaught: {publisher.source} {publisher.process.failure!r}")
             outcome.problems += [str(anomaly) for anomaly in audit(self._evidence(quiescent=not outcome.problems))]
         outcome.messages = self.notes.published + self.plain.sent
@@ -156,7 +158,7 @@ class RouteTrial:
     def _strike(self) -> None:
         rng = self.world.rng
         process = rng.choice(self.publishers).process
-        if process.alive:
+        if process is not None and process.alive:
             actions: tuple[Callable[[], None], ...] = (process.kill, lambda: process.freeze(rng.uniform(0.5, 35.0)))
             rng.choice(actions)()
 
@@ -171,13 +173,22 @@ class RouteTrial:
         for database in self.databases.values():
             database_atlas.heal(database)
         for publisher in self.publishers:
-            publisher.process.thawed_at = min(publisher.process.thawed_at, self.world.now)
+            if publisher.process is not None:
+                publisher.process.thawed_at = min(publisher.process.thawed_at, self.world.now)
 
     def _look(self) -> None:
-        if self.crew.stopped or self.crew.uncaught or self.is_done():
+        if self.crew.stopped or self.crew.uncaught:
             self.world.stop()
+        elif self.is_done():
+            self.world.at(QUIET_S, self._look_again)
         else:
             self.world.at(LOOK_S, self._look)
+
+    def _look_again(self) -> None:
+        if self.is_done():
+            self.world.stop()
+        else:
+            self._look()
 
     def _evidence(self, *, quiescent: bool) -> Evidence:
         if self.gathering is not None:
