@@ -25,7 +25,7 @@ from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.told import Persons
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
-from relay.message.errors import Stopped, TwinDetected
+from relay.message.errors import Fenced, Stopped, TwinDetected
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition, Record
 from relay.monitor.entries import Begin, Page, SettleSeal
@@ -88,7 +88,7 @@ class TopicRecovery:
             # Committed records only: a first claim that aborted left its begin here and stored no position.
             traces = {view.partition for view in views if view.evidence.has_begun}
             ran_before = {p for p in assigned if p.partition in traces}
-            begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
+            begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
             pages, seals = self._settle(reader, producer, views, unfinished, begin_at)
@@ -252,6 +252,22 @@ def stamped_digest(record: Record, instance: bytes, n: bytes) -> bytes | None:
     except (SystemError, ValueError):
         return None  # a stranger's: the client cannot read its header names, or the digest is none
     return digest if len(digest) == DIGEST_BYTES else None
+
+
+def _start(
+    starts: Starts,
+    assigned: Sequence[LogPartition],
+    stored: Mapping[LogPartition, tuple[int, str]],
+    ran_before: set[LogPartition],
+    group: Group,
+) -> dict[LogPartition, int]:
+    """Where to read on. What looks like a lost position may be another owner's news: this worker stood still meanwhile."""
+    try:
+        return starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
+    except Stopped:
+        if group.committed(assigned) != stored:
+            raise Fenced("positions were stored by another worker while this one recovered; it looks again") from None
+        raise  # stop: nobody moved, so it is lost indeed
 
 
 def _check_topics(stored: Mapping[LogPartition, tuple[int, str]], notes: Mapping[str, str]) -> None:

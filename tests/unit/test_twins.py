@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from relay.message.errors import TwinDetected
@@ -14,8 +16,8 @@ class Shared:
     def __init__(self) -> None:
         self.records: list[tuple[bytes, bytes]] = []
 
-    def last(self, key: bytes) -> bytes | None:
-        return next((value for name, value in reversed(self.records) if name == key), None)
+    def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
+        return [(key, value) for key, value in self.records if key.startswith(tuple(prefixes))]
 
     def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
         assert wait, "joining before the announcement is there would let the older one look too early"
@@ -52,3 +54,37 @@ def test_an_emptied_register_stops_nobody() -> None:
     register.records.clear()
 
     one.check()
+
+
+def test_a_dead_process_whose_announcement_arrives_late_stops_nobody() -> None:
+    register = Shared()
+    dead, late = Twins(register, "w"), Shared()
+    dead._register = late
+    dead.announce()
+    living = announced(register, "w")
+    register.records += late.records
+
+    living.check()
+    living.check()
+
+
+def test_of_two_that_start_at_the_same_time_one_stops() -> None:
+    register = Shared()
+    one, other = Twins(register, "w"), Shared()
+    one._register = other
+    one.announce()
+    two = announced(register, "w")
+    register.records += other.records
+    one._register = register
+
+    two.check()
+    with pytest.raises(TwinDetected):
+        one.check()
+    two.check()
+
+
+def test_an_announcement_of_the_first_version_is_older_than_any_number() -> None:
+    register = Shared()
+    register.records.append((b"process/w", b"0" * 32))
+
+    announced(register, "w").check()
