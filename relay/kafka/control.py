@@ -32,13 +32,6 @@ class ControlTopic:
         """Return the first record under ``key`` that compaction has left: who wrote first, decided."""
         return next(self._values(key), None)
 
-    def last(self, key: bytes) -> bytes | None:
-        """Return the last record under ``key``."""
-        found = None
-        for value in self._values(key):
-            found = value
-        return found
-
     def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
         """Return key and value of every record whose key begins so, in the order in which they were written."""
         wanted = tuple(prefixes)

@@ -22,6 +22,7 @@ class Faults:
         self.crew = crew
         self.until = until
         self.crash_at: dict[str, int] = {}
+        self.freeze_at: dict[str, tuple[int, float]] = {}
         rng = world.rng
         self.names = [name for name in ATLAS if (rng.random() < 0.5 if only is None else name in only)]
         for name in self.names:
@@ -41,8 +42,17 @@ class Faults:
 
     def passed(self, process: Process, point: str) -> None:
         """A process passes a crash point of production's code."""
+        if not process.alive or self.world.now > self.until:
+            return
+        freeze = self.freeze_at.pop(point, None)
+        if freeze is not None:
+            if freeze[0] == 0:
+                process.freeze(freeze[1])
+                self.world.call()
+            else:
+                self.freeze_at[point] = (freeze[0] - 1, freeze[1])
         left = self.crash_at.get(point)
-        if left is None or not process.alive or self.world.now > self.until:
+        if left is None:
             return
         if left == 0:
             del self.crash_at[point]
@@ -52,11 +62,9 @@ class Faults:
     def heal(self) -> None:
         """Nothing goes wrong from here on."""
         self.world.trace("healed")
-        self.cluster.weather.on = False
+        self.cluster.network.heal()
         self.cluster.marker_slow = 0.0
         self.cluster.hang_rate = 0.0
-        self.cluster.network.cut_off.clear()
-        self.cluster.network.broker_back_at = min(self.cluster.network.broker_back_at, self.world.now)
         for process in self.crew.running.values():
             process.kill_in = process.freeze_in = None
             process.thawed_at = min(process.thawed_at, self.world.now)
@@ -139,10 +147,12 @@ def resets(faults: Faults) -> None:
 def broker_pauses(faults: Faults) -> None:
     """The broker stops processing for a while; then it processes what has come, in any order of connections."""
     rng = faults.world.rng
-    faults.sometime(
-        lambda: faults.cluster.network.pause_broker(rng.choice((0.2, 2.0, 9.0)) * (0.5 + rng.random())),
-        rng.randrange(1, 3),
-    )
+
+    def strike() -> None:
+        broker = rng.choice((None, *range(faults.cluster.brokers)))
+        faults.cluster.network.pause_broker(rng.choice((0.2, 2.0, 9.0)) * (0.5 + rng.random()), broker)
+
+    faults.sometime(strike, rng.randrange(1, 4))
 
 
 def broker_restarts(faults: Faults) -> None:
@@ -169,6 +179,25 @@ def partitions(faults: Faults) -> None:
     faults.sometime(strike, rng.randrange(1, 3))
 
 
+def deaf_members(faults: Faults) -> None:
+    """A worker's heartbeats go unheard while everything else works: it delivers on after the group has dropped it."""
+    rng = faults.world.rng
+
+    def strike() -> None:
+        victim = faults.victim()
+        if victim is not None:
+            faults.cluster.network.deaf[victim.name] = faults.world.now + rng.uniform(5.0, 15.0)
+
+    faults.sometime(strike, rng.randrange(1, 3))
+
+
+def frozen_points(faults: Faults) -> None:
+    """A long freeze at named steps of production's code, within recovery above all."""
+    rng = faults.world.rng
+    for point in rng.sample(CRASH_POINTS, rng.randrange(1, 5)):
+        faults.freeze_at[point] = (rng.randrange(0, 12), rng.uniform(6.5, 16.0))
+
+
 def slow_markers(faults: Faults) -> None:
     """Transaction markers reach some partitions much later than others."""
     faults.cluster.marker_slow = faults.world.rng.choice((0.05, 0.3))
@@ -192,12 +221,13 @@ def clock_jumps(faults: Faults) -> None:
 
 CRASH_POINTS: Final = (
     "sealed.begun", "sealed.outputs", "sealed.entries", "sealed.offsets", "sealed.committing", "sealed.committed",
-    "recovery.fenced", "recovery.read", "recovery.claiming", "recovery.claimed",
+    "recovery.started", "recovery.fencing", "recovery.fenced", "recovery.read", "recovery.settled", "recovery.claiming",
+    "recovery.claimed",
 )  # fmt: skip
 ATLAS: Final[dict[str, Callable[[Faults], None]]] = {
     fault.__name__: fault
     for fault in (
         kills, kills_between_calls, freezes, crash_points, strays, bad_lines, resets, broker_pauses, broker_restarts,
-        partitions, slow_markers, hanging_calls, clock_jumps,
+        partitions, deaf_members, frozen_points, slow_markers, hanging_calls, clock_jumps,
     )
 }  # fmt: skip

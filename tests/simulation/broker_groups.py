@@ -69,6 +69,7 @@ class Group:
         self.members: dict[str, Member] = {}
         self.committed: dict[LogPartition, tuple[int, str]] = {}
         self.pending: dict[int, dict[LogPartition, tuple[int, str, int]]] = {}
+        self.on_fall: list[Callable[[LogPartition, int], None]] = []
         self._commits = 0
         self._stored_by: dict[LogPartition, int] = {}
         self._world = world
@@ -162,6 +163,9 @@ class Group:
 
     def _store(self, partition: LogPartition, offset: int, note: str, number: int) -> None:
         if number >= self._stored_by.get(partition, 0):
+            if self.committed.get(partition, (0, ""))[0] > offset:
+                for told in self.on_fall:
+                    told(partition, offset)
             self.committed[partition] = (offset, note)
             self._stored_by[partition] = number
             self._world.trace("group", self.name, "position", partition.topic, partition.partition, offset)

@@ -68,7 +68,6 @@ class SimConsumer(Client):
         self._committed = settings.get("isolation.level", "read_committed") == "read_committed"
         self._with_ends = bool(settings.get("enable.partition.eof", False))
         self._name: str = settings.get("group.id", "")
-        self._leader = self.connect("leader")
         self._coordinator = self.connect("group")
         self._places: dict[LogPartition, Place] = {}
         self._waiters = Waiters(self.world)
@@ -110,14 +109,15 @@ class SimConsumer(Client):
         return found[0] if found else None
 
     def _collect(self, found: list[Any], wanted: int) -> None:
-        if self.cluster.network.broker_back_at > self.world.now:
-            return
+        cluster = self.cluster
         names = list(self._places)
         if len(names) > 1:
             self.world.rng.shuffle(names)
         for name in names:
+            if cluster.network.is_paused(cluster.leader_of(name)):
+                continue
             place = self._places[name]
-            partition = self.cluster.topics.partition(name)
+            partition = cluster.topics.partition(name)
             if place.at < partition.start or place.at > partition.end:
                 if not place.failed:
                     place.failed = True
@@ -138,7 +138,7 @@ class SimConsumer(Client):
         place = self.cluster.topics.partition(LogPartition(partition.topic, partition.partition))
         code, marks = self.wait_for(
             lambda done: self.repeat(
-                self._leader,
+                self.leader(place.place),
                 "ListOffsets",
                 lambda: (0, (place.start, place.stable_end if self._committed else place.end)),
                 done,

@@ -32,6 +32,7 @@ class Gathering:
         self._outputs = cluster.topics.by_name[OUTPUT].partitions
         self._dead = cluster.topics.by_name[f"{RELAY}.deadletter"].partitions
         self._read_to = [0] * len(self._outputs)
+        cluster.groups.group(f"{RELAY}.{ROUTE}").on_fall.append(self._position_falls)
         world.at(READ_PERIOD_S, self._read_on)
 
     def sample(self) -> None:
@@ -75,6 +76,13 @@ class Gathering:
     def _positions(self) -> dict[tuple[str, int], int]:
         committed = self._cluster.groups.group(f"{RELAY}.{ROUTE}").committed
         return {(place.topic, place.partition): offset for place, (offset, _) in committed.items()}
+
+    def _position_falls(self, place: LogPartition, offset: int) -> None:
+        """A stored position is about to go back: a sample before and one after show it."""
+        self.sample()
+        before = self.evidence.samples[-1]
+        after = {**before.positions, (place.topic, place.partition): offset}
+        self.evidence.samples.append(before._replace(positions=after))
 
     def _decided(self, partition: BrokerPartition) -> list[StoredRecord]:
         committing = {

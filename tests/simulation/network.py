@@ -63,18 +63,20 @@ class Weather:
 
 
 class Network:
-    """All connections of a world; the broker can be away for a while."""
+    """All connections of a world; a broker can be away for a while."""
 
-    def __init__(self, world: World, weather: Weather) -> None:
+    def __init__(self, world: World, weather: Weather, brokers: int = 1) -> None:
         self.world = world
         self.weather = weather
-        self.broker_back_at = 0.0
+        self.back_at = [0.0] * brokers
         self.cut_off: dict[str, float] = {}
+        self.deaf: dict[str, float] = {}
+        """Until when a process's membership of its groups goes unheard, though everything else works."""
         self._open: list[Connection] = []
 
-    def connect(self, process: Process, role: str) -> Connection:
-        """Make a client's connection to a broker's role; it opens with the first request."""
-        made = Connection(self, process, role)
+    def connect(self, process: Process, role: str, broker: int = 0) -> Connection:
+        """Make a client's connection to a broker in some role; it opens with the first request."""
+        made = Connection(self, process, role, broker)
         self._open.append(made)
         return made
 
@@ -84,10 +86,22 @@ class Network:
             if process is None or connection.process.name == process:
                 connection.reset()
 
-    def pause_broker(self, seconds: float) -> None:
-        """The broker processes nothing for a while; what arrives meanwhile waits."""
-        self.world.trace("broker paused", round(seconds, 3))
-        self.broker_back_at = max(self.broker_back_at, self.world.now + seconds)
+    def pause_broker(self, seconds: float, broker: int | None = None) -> None:
+        """A broker, or every one, processes nothing for a while; what arrives meanwhile waits."""
+        self.world.trace("broker paused", broker, round(seconds, 3))
+        for number in range(len(self.back_at)) if broker is None else (broker,):
+            self.back_at[number] = max(self.back_at[number], self.world.now + seconds)
+
+    def is_paused(self, broker: int) -> bool:
+        """Does this broker stand still?"""
+        return self.back_at[broker] > self.world.now
+
+    def heal(self) -> None:
+        """Everything reaches everything from now on."""
+        self.weather.on = False
+        self.cut_off.clear()
+        self.deaf.clear()
+        self.back_at = [min(at, self.world.now) for at in self.back_at]
 
     def is_cut_off(self, process: Process) -> bool:
         """Can the process reach nothing at present?"""
@@ -97,9 +111,10 @@ class Network:
 class Connection:
     """One connection of one client instance; ``request`` never blocks."""
 
-    def __init__(self, network: Network, process: Process, role: str) -> None:
+    def __init__(self, network: Network, process: Process, role: str, broker: int) -> None:
         self.process = process
         self.role = role
+        self.broker = broker
         self.resets = 0
         self._network = network
         self._world = network.world
@@ -131,6 +146,8 @@ class Connection:
         if fate.late_s is not None:
             # A cut-off process's bytes are sent again and again, and arrive when the network is whole.
             cut_to = self._network.cut_off.get(self.process.name, 0.0)
+            if self.role == "membership":
+                cut_to = max(cut_to, self._network.deaf.get(self.process.name, 0.0))
             arrival = max(world.now, self._ready_at, self._last_arrival, cut_to) + rng.uniform(*DELAY_S) + fate.late_s
             self._last_arrival = arrival
             world.at(arrival - world.now, self._arrive, api, handle, number, life, fate.answer_lost)
@@ -159,10 +176,9 @@ class Connection:
             self._close(KafkaError._TIMED_OUT)
 
     def _arrive(self, api: str, handle: Handle, number: int, life: int, answer_lost: bool) -> None:
-        wait = self._network.broker_back_at - self._world.now
-        if wait > 0:
+        if self._network.is_paused(self.broker):
             # In the order of this connection, in any order among connections.
-            later = self._network.broker_back_at + self._lag_s
+            later = self._network.back_at[self.broker] + self._lag_s
             self._resumed_at = max(self._resumed_at + 1e-6, later)
             self._world.at(self._resumed_at - self._world.now, self._arrive, api, handle, number, life, answer_lost)
             return

@@ -97,9 +97,8 @@ class SimProducer(Client):
         self._message_timeout_s = settings.get("message.timeout.ms", 300_000) / 1000
         self._linger_s = float(settings.get("linger.ms", 5)) / 1000
         self._error_cb: Callable[[KafkaError], None] | None = settings.get("error_cb")
-        self._leader = self.connect("leader")
-        self._coordinator = self.connect("coordinator") if self._transactional_id is not None else self._leader
-        self._group = self.connect("group") if self._transactional_id is not None else self._leader
+        self._coordinator = self.connect("coordinator")
+        self._group = self.connect("group")
         self._identity: Identity | None = None
         self._identifying = False
         self._lanes: dict[LogPartition, Lane] = {}
@@ -205,14 +204,15 @@ class SimProducer(Client):
             return
         generation = struct.unpack_from("<i", membership, len(METADATA_PREFIX))[0]
         group, member = (part.decode() for part in membership[len(METADATA_PREFIX) + 4 :].split(b"\0")[:2])
-        if self._leader.resets and self.world.rng.random() < self.cluster.hang_rate:
+        if self.was_reset and self.world.rng.random() < self.cluster.hang_rate:
             self.world.trace(self.process.name, "send_offsets hangs")
             self._calls += 1
             self._waiters.wait(None)  # librdkafka #5456
         positions = {LogPartition(t.topic, t.partition): (t.offset, t.metadata or "") for t in offsets}
         identity = self._identity
         transactional_id = self._transactional_id
-        assert identity is not None and transactional_id is not None
+        assert identity is not None
+        assert transactional_id is not None
         self._has_written = True
         self._finish(
             *self._blocking(
@@ -262,7 +262,8 @@ class SimProducer(Client):
         if self._state != "open":
             raise failure(KafkaError._STATE)
         identity, transactional_id = self._identity, self._transactional_id
-        assert identity is not None and transactional_id is not None
+        assert identity is not None
+        assert transactional_id is not None
         if self._has_written:
             self._finish(
                 *self._blocking(
@@ -346,7 +347,8 @@ class SimProducer(Client):
         self._adding |= new
         added = self._added
         identity, transactional_id = self._identity, self._transactional_id
-        assert identity is not None and transactional_id is not None
+        assert identity is not None
+        assert transactional_id is not None
 
         def done(code: int, _answer: Any) -> None:
             if code:
@@ -370,7 +372,7 @@ class SimProducer(Client):
         cluster = self.cluster
         partition = cluster.topics.partition(lane.place)
         left = batch.items[0].expires_at - self.world.now
-        self._leader.request(
+        self.leader(lane.place).request(
             "Produce",
             lambda reply: reply(
                 partition.append(

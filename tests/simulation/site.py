@@ -41,7 +41,8 @@ class Cluster:
     def __init__(self, world: World) -> None:
         self.world = world
         self.weather = Weather(world.rng)
-        self.network = Network(world, self.weather)
+        self.brokers = world.rng.choice((1, 3))
+        self.network = Network(world, self.weather, self.brokers)
         self.topics = Topics(world)
         self.groups = Groups(world, self.topics)
         self.marker_slow = 0.0
@@ -65,6 +66,10 @@ class Cluster:
                 return refused, None
         return group.commit_in_transaction(producer_id, member, generation, offsets), None
 
+    def leader_of(self, place: LogPartition) -> int:
+        """Return the broker that leads a partition."""
+        return (len(place.topic) + place.partition) % self.brokers
+
     def _marker_delay(self) -> float:
         rng = self.world.rng
         if self.marker_slow and rng.random() < self.marker_slow:
@@ -82,11 +87,25 @@ class Client:
         self.world = world
         self.process: Process = world.current.process
         self.closed = False
+        self._leaders: dict[int, Connection] = {}
         self._socket_timeout_s = socket_timeout_s
 
     def connect(self, role: str) -> Connection:
-        """Make a connection of this client."""
+        """Make a connection of this client to the first broker, which has both coordinators."""
         return self.cluster.network.connect(self.process, role)
+
+    def leader(self, place: LogPartition) -> Connection:
+        """Return the connection to a partition's leader."""
+        broker = self.cluster.leader_of(place)
+        found = self._leaders.get(broker)
+        if found is None:
+            found = self._leaders[broker] = self.cluster.network.connect(self.process, "leader", broker)
+        return found
+
+    @property
+    def was_reset(self) -> bool:
+        """Has a leader's connection of this client ever been reset?"""
+        return any(connection.resets for connection in self._leaders.values())
 
     def repeat(
         self, connection: Connection, api: str, ask: Ask, done: Done, also: frozenset[int] = frozenset()

@@ -1,0 +1,259 @@
+"""Guards of the protocol, each removable by name: with one gone, the simulator must find what it guards against.
+
+``python -m tests.simulation.run --without NAME`` runs seeds without it. Each removal is the smallest change that
+takes the guard away and leaves everything else as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import relay.delivery.evidence_reading as evidence_reading
+import relay.delivery.topic as topic_module
+import relay.delivery.topic_recovery as topic_recovery
+from relay.delivery.sealed import SealedProducer, SealedWork
+from relay.delivery.topic import TopicDelivery
+from relay.delivery.topic_recovery import TopicRecovery
+from relay.kafka.group import GroupConsumer
+from relay.kafka.transactions import TransactionalInstance
+from relay.monitor.entries import Entry, Page, Proof, Seal, encode
+from relay.monitor.evidence import Evidence
+from relay.run.worker import RouteWorker
+from tests.simulation.broker_transactions import Transactions
+
+Change = tuple[Any, str, Any]
+"""An object, the name of an attribute, and what stands there while the guard is removed."""
+
+
+def no_seal() -> list[Change]:
+    """Entries count as soon as they show, and nothing is settled."""
+    return [
+        (SealedProducer, "_seal", lambda self, touched: None),
+        (Evidence, "add", _trusting(Evidence.add)),
+        (Evidence, "unsealed", lambda self: []),
+    ]
+
+
+def unsealed_trusted() -> list[Change]:
+    """Seals are written, but entries count without them; nothing is settled."""
+    return [(Evidence, "add", _trusting(Evidence.add)), (Evidence, "unsealed", lambda self: [])]
+
+
+def _trusting(add: Callable[..., None]) -> Callable[..., None]:
+    def trusting(self: Evidence, offset: int, entry: Entry) -> None:
+        if isinstance(entry, Page) and entry.proof is Proof.SEALED:
+            self.on_rows(entry)
+        else:
+            add(self, offset, entry)
+
+    return trusting
+
+
+def no_verification() -> list[Change]:
+    """The broker does not verify partitions (before 3.6, or switched off)."""
+    return [(Transactions, "verify", lambda self, *_: 0)]
+
+
+def ordinary_settle_seal() -> list[Change]:
+    """A settlement writes an ordinary seal."""
+
+    def made(worker: str, instance: bytes, n: int) -> Seal:
+        return Seal(worker, instance, n)
+
+    import relay.monitor.recovery as recovery  # noqa: PLC0415
+
+    return [(topic_recovery, "SettleSeal", made), (recovery, "SettleSeal", made)]
+
+
+def no_claim() -> list[Change]:
+    """The first transaction of an instance begins nothing in the partitions it owns."""
+    run = SealedProducer.run
+
+    def unclaimed(self: SealedProducer, work: SealedWork) -> None:
+        run(self, replace(work, claims=set()))
+
+    return [(SealedProducer, "run", unclaimed)]
+
+
+def begin_not_flushed() -> list[Change]:
+    """The begin entry is on its way when the outputs follow."""
+    write = SealedProducer._write_begin
+
+    class Unflushed:
+        def __init__(self, transaction: Any) -> None:
+            self._transaction = transaction
+
+        def __getattr__(self, name: str) -> Any:
+            return (lambda: None) if name == "flush" else getattr(self._transaction, name)
+
+    def begin(self: SealedProducer, work: SealedWork, touched: list[int]) -> None:
+        if self.n == 1:
+            write(self, work, touched)
+            return
+        transaction, known = self._tx, dict(self._begin_offsets)
+        self._tx = Unflushed(transaction)  # type: ignore[assignment]
+        try:
+            write(self, work, touched)
+        finally:
+            self._tx = transaction
+            self._begin_offsets.update(known)
+
+    return [(SealedProducer, "_write_begin", begin)]
+
+
+def offsets_before_flush() -> list[Change]:
+    """Offsets enter the transaction before the outputs are acknowledged, and the plain protocol's proof is believed."""
+
+    def run(self: SealedProducer, work: SealedWork) -> None:
+        self.n += 1
+        touched = sorted(work.claims | {p for p, _ in work.pages} | {p for p, _ in work.dead_pages} | {p for p, _ in work.settled})
+        self._tx.begin()
+        self._write_begin(work, touched)
+        self._tx.send_offsets(work.positions, work.notes, work.membership)
+        self._seal(touched)
+        self._write_dead(work)
+        self._write_outputs(work)
+        for partition, settled in work.settled:
+            self._tx.produce(topic_recovery.LogPartition(self._monitor, partition), *encode(settled))
+        self._write_pages(work.pages, first=len(work.dead_pages))
+        self._tx.flush()
+        self._tx.commit()
+
+    return [(SealedProducer, "run", run)]
+
+
+def instance_kept() -> list[Change]:
+    """After a failure the same producer instance aborts and goes on, under the same epoch."""
+    kept: dict[Any, TransactionalInstance] = {}
+    made = TopicRecovery._fence
+
+    def fence(self: TopicRecovery, scanner: Any, views: Any) -> Any:
+        world = _world_of(self)
+        old = kept.get((world, self._worker))
+        if old is not None and old._producer._fatal is None:  # type: ignore[attr-defined]
+            producer = old._producer
+            if producer._state == "open":  # type: ignore[attr-defined]
+                producer.abort_transaction(5.0)
+            old._failed = old._refused = None
+            return old
+        kept.clear()
+        own = made(self, scanner, views)
+        kept[world, self._worker] = own
+        return own
+
+    def _world_of(recovery: TopicRecovery) -> int:
+        return id(recovery)
+
+    return [(TopicRecovery, "_fence", fence), (TransactionalInstance, "discard", lambda self: None)]
+
+
+def not_fenced() -> list[Change]:
+    """Whoever takes over makes its own instance and lets the predecessor be."""
+
+    def fence(self: TopicRecovery, scanner: Any, views: Any) -> Any:
+        own = self._ports.transaction(self._worker)
+        own.init()
+        highs = evidence_reading.high_watermarks(scanner, self._monitor, views)
+        evidence_reading.scan_begins(scanner, self._monitor, views, highs)
+        return own
+
+    return [(TopicRecovery, "_fence", fence)]
+
+
+def stable_end_read() -> list[Change]:
+    """The monitor is read up to the last stable offset instead of the high watermark."""
+    fold = topic_recovery.fold_committed
+
+    def short(reader: Any, topic: str, views: Any, highs: Any) -> None:
+        fold(reader, topic, views, evidence_reading.high_watermarks(reader, topic, views))
+
+    return [(topic_recovery, "fold_committed", short)]
+
+
+def no_sift() -> list[Change]:
+    """Every message of the log counts as new."""
+    return [(topic_module, "sift", lambda messages, indexes, counts: list(messages))]
+
+
+def offsets_skipped() -> list[Change]:
+    """No offsets are sent where no position moved: nobody asks the group whether we are its member."""
+    send = TransactionalInstance.send_offsets
+
+    def skipping(self: TransactionalInstance, positions: Any, notes: Any, membership: bytes) -> None:
+        producer: Any = self._producer
+        stored = producer.cluster.groups.group("sim.main").committed
+        if any(stored.get(place, (None,))[0] != offset for place, offset in positions.items()):
+            send(self, positions, notes, membership)
+
+    return [(TransactionalInstance, "send_offsets", skipping)]
+
+
+def stale_membership() -> list[Change]:
+    """Offsets are sent as nobody: the broker asks nothing then."""
+    return [(GroupConsumer, "membership", lambda self: b"CGMDv2:\xff\xff\xff\xff" + b"sim.main\0\0")]
+
+
+def no_seek() -> list[Change]:
+    """After a failure reading goes on where it stood, not at the position."""
+    start = GroupConsumer.start
+
+    def from_here(self: GroupConsumer, offsets: Any) -> None:
+        places = getattr(self, "_read_to", {})
+        start(self, {p: max(offset, places.get(p, 0)) for p, offset in offsets.items()})
+
+    consume = GroupConsumer.consume
+
+    def noting(self: GroupConsumer, count: int, timeout_s: float) -> Any:
+        found = consume(self, count, timeout_s)
+        places = self.__dict__.setdefault("_read_to", {})
+        for event in found:
+            if event.error() is None:
+                places[topic_recovery.LogPartition(event.topic(), event.partition())] = event.offset() + 1
+        return found
+
+    return [(GroupConsumer, "start", from_here), (GroupConsumer, "consume", noting)]
+
+
+def no_stand_by() -> list[Change]:
+    """Recovery neither unassigns nor polls before it."""
+
+    def next_one(self: RouteWorker, why: Any) -> None:
+        self._failures += 1
+        self._running = {}
+        self._generation = -1
+        self._destination.abandon()
+        self._take_over()
+
+    return [(RouteWorker, "_recover_next", next_one)]
+
+
+def no_index_added() -> list[Change]:
+    """A committed batch is not entered into the index of its own worker."""
+    return [(TopicDelivery, "_accept", lambda self, *_: None)]
+
+
+REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
+    removal.__name__: removal
+    for removal in (
+        no_seal, unsealed_trusted, no_verification, ordinary_settle_seal, no_claim, begin_not_flushed,
+        offsets_before_flush, instance_kept, not_fenced, stable_end_read, no_sift, offsets_skipped, stale_membership,
+        no_seek, no_stand_by, no_index_added,
+    )
+}  # fmt: skip
+
+
+@contextmanager
+def without(name: str | None) -> Iterator[None]:
+    """Remove a guard for as long as the block lasts."""
+    changes = REMOVALS[name]() if name else []
+    saved = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in changes]
+    for owner, attribute, value in changes:
+        setattr(owner, attribute, value)
+    try:
+        yield
+    finally:
+        for owner, attribute, value in saved:
+            setattr(owner, attribute, value)
