@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, LiteralString
 from uuid import uuid4
 
@@ -15,15 +13,13 @@ import psycopg
 from psycopg import sql
 
 from relay.bench.pace import pace
+from relay.bench.turns import PARTITIONS, PLAIN, RELAY, in_turns, lent_topic, relay_pace, row
 from relay.kafka.plain_table_loop import fill, reference_loop
-from relay.kafka.topics import TopicPlan, Topics
-from relay.run.config import load
-from relay.run.migrate import migrate
+from relay.kafka.topics import Topics
 from relay.run.timing import Timing
 
 __all__ = ["reference_loop", "run"]
 
-PARTITIONS: Final = 4
 COLUMNS: Final = 'id = "ce:id", customer = "json:/customer", total = "json:/total"'
 SAMPLE_ROWS: Final = 50_000
 SAMPLE: Final = """
@@ -43,27 +39,20 @@ def run(kafka: str, postgres: str, messages: int = 600_000, rounds: int = 2) -> 
     Each turn has a database of its own at ``postgres``, which is dropped again.
     """
     topics = Topics({"bootstrap.servers": kafka}, Timing())
-    log = f"bench-log-{uuid4().hex[:8]}"
-    topics.create([TopicPlan(log, PARTITIONS, 1, {"retention.ms": "-1"})])
-    plain: list[float] = []
-    ours: list[float] = []
-    try:
+    with lent_topic(topics, "log") as log:
         fill(kafka, log, PARTITIONS, messages)
-        for _ in range(rounds):
-            with _database(postgres) as url:
-                plain.append(_plain(kafka, url, log, messages))
-            with _database(postgres) as url:
-                ours.append(_relay(kafka, url, topics, log, messages))
-    finally:
-        topics.delete([log])
-    return {
-        "name": "table",
-        "value": round(median(ours)),
-        "unit": "messages/s",
-        "reference": round(median(plain)),
-        "ratio": round(median(ours) / median(plain), 3),
-        "rounds": [{"relay": round(o), "plain": round(p)} for o, p in zip(ours, plain, strict=True)],
-    }
+
+        def plain() -> float:
+            with _database(postgres) as url, psycopg.connect(url, autocommit=True) as connection:
+                command = [sys.executable, "-m", "relay.kafka.plain_table_loop", kafka, url, log, str(messages)]
+                return pace(command, _filled(connection, messages), messages)
+
+        def relay() -> float:
+            with _database(postgres) as url, psycopg.connect(url, autocommit=True) as connection:
+                filled = _filled(connection, messages)
+                return relay_pace(topics, kafka, lambda directory: _route(directory, url, log), filled, messages)
+
+        return row("table", in_turns({PLAIN: plain, RELAY: relay}, rounds))
 
 
 @contextmanager
@@ -82,35 +71,14 @@ def _database(postgres: str) -> Iterator[str]:
             admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
-def _plain(kafka: str, url: str, log: str, messages: int) -> float:
-    command = [sys.executable, "-m", "relay.kafka.plain_table_loop", kafka, url, log, str(messages)]
-    with psycopg.connect(url, autocommit=True) as connection:
-        return pace(command, _filled(connection, messages), messages)
-
-
-def _relay(kafka: str, url: str, topics: Topics, log: str, messages: int) -> float:
-    name = f"bench{uuid4().hex[:8]}"
-    with tempfile.TemporaryDirectory() as directory:
-        secret = Path(directory) / "url"
-        secret.touch(mode=0o600)
-        secret.write_text(url)
-        path = Path(directory) / "relay.toml"
-        path.write_text(
-            f'[relay]\nname = "{name}"\ninstance = "bench"\nstate = "{directory}/state"\n'
-            f'[kafka]\n"bootstrap.servers" = "{kafka}"\n'
-            f'[resources.shop]\nurl = "${{file:{secret}}}"\n'
-            f'[routes.bench]\nfrom = ["{log}"]\n'
-            f'to = {{ table = "ledger", resource = "shop", columns = {{ {COLUMNS} }} }}\n'
-        )
-        config = load(path)
-        migrate(config)
-        command = [sys.executable, "-m", "relay.run.process", str(path), "--route", "bench", "--worker", "0"]
-        try:
-            with psycopg.connect(url, autocommit=True) as connection:
-                return pace(command, _filled(connection, messages), messages)
-        finally:
-            owned = [config.deadletter_topic, config.control_topic, config.inquiries_topic]
-            topics.delete([config.monitor_topic("bench"), *owned])
+def _route(directory: Path, url: str, log: str) -> str:
+    secret = directory / "url"
+    secret.touch(mode=0o600)
+    secret.write_text(url)
+    return (
+        f'[resources.shop]\nurl = "${{file:{secret}}}"\n[routes.bench]\nfrom = ["{log}"]\n'
+        f'to = {{ table = "ledger", resource = "shop", columns = {{ {COLUMNS} }} }}\n'
+    )
 
 
 def _filled(connection: psycopg.Connection[Any], total: int) -> Callable[[], int]:

@@ -19,6 +19,8 @@ class Destination(Protocol):
 
     counts: Counts
     narrowed_to: int | None
+    read_at_once: int
+    """How many records the worker polls at once at most."""
 
     def recover(
         self,

@@ -33,6 +33,8 @@ from relay.transfer.sending import Sending
 log = structlog.get_logger("relay.table")
 
 DUPLICATE: Final = 3
+READ_AT_ONCE: Final = 20_000
+"""Many: a worker that reads little by little makes the cursor's thread wait for the interpreter again and again."""
 TRIM_PERIOD_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 30.0
 
@@ -91,6 +93,7 @@ class TableDelivery:
     ) -> None:
         self.counts = Counts()
         self.narrowed_to: int | None = None
+        self.read_at_once = READ_AT_ONCE
         self._ports = ports
         self._cursor = cursor
         self._sending = sending

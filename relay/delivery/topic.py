@@ -24,6 +24,8 @@ from relay.monitor.ranges import Closings, RangeEntry, RangeLimits, Ranges
 from relay.monitor.resolution import Resolution
 
 log = structlog.get_logger("relay.topic")
+READ_AT_ONCE: Final = 500
+"""Few enough that what records become still lies in the processor's cache when it is used."""
 IDLE_S: Final = 5.0
 """A route without a batch for so long writes the ranges that are due in a transaction of their own."""
 
@@ -49,6 +51,7 @@ class TopicDelivery:
         horizon_s: float = HORIZON_S,
     ) -> None:
         self.counts = Counts()
+        self.read_at_once = READ_AT_ONCE
         self.narrowed_to: int | None = None
         self._outputs = [LogPartition(topic, p) for p in range(topic_partitions)]
         self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]

@@ -14,12 +14,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from relay.kafka import settings
 from relay.run.timing import Timing
 
-BATCH: Final = 10_000
 WAIT_S: Final = 0.01
 
 
-def loop(kafka: str, source: str, target: str, partitions: int, count: int) -> None:
-    """Copy ``count`` records of ``source`` to ``target``."""
+def loop(kafka: str, source: str, target: str, partitions: int, count: int, at_once: int) -> None:
+    """Copy ``count`` records of ``source`` to ``target``, up to ``at_once`` in a transaction."""
     bootstrap = {"bootstrap.servers": kafka}
     consumer = Consumer(settings.consumer(bootstrap, Timing(), f"plain-{target}"))
     producer = Producer(settings.producer(bootstrap, Timing(), f"plain-{target}"))
@@ -27,7 +26,7 @@ def loop(kafka: str, source: str, target: str, partitions: int, count: int) -> N
     consumer.assign([TopicPartition(source, p, 0) for p in range(partitions)])
     copied = 0
     while copied < count:
-        records = [one for one in consumer.consume(BATCH, WAIT_S) if one.error() is None]
+        records = [one for one in consumer.consume(at_once, WAIT_S) if one.error() is None]
         if records:
             _transaction(consumer, producer, records, target)
             copied += len(records)
@@ -74,4 +73,4 @@ def fill(kafka: str, topic: str, partitions: int, count: int, size: int = 256) -
 
 
 if __name__ == "__main__":
-    loop(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    loop(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), int(sys.argv[6]))

@@ -47,8 +47,6 @@ from relay.run.views import ViewKeeper
 log = structlog.get_logger("relay.worker")
 
 IDLE_POLL_S: Final = 0.05
-READ_RECORDS: Final = 500
-"""Records polled at once: few enough that what they become still lies in the processor's cache when it is used."""
 RECOVERY_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 OFFSET_ADVANCE_PERIOD_S: Final = 1.0
 """Positions that moved without a message (markers, duplicates of other lanes) are committed this often."""
@@ -182,7 +180,7 @@ class RouteWorker:
 
     def _room(self) -> int:
         """How many records to poll: a batch in all, and one at least, since polling also serves rebalances."""
-        return max(1, min(READ_RECORDS, self._batch_limit - self._intake.ready()))
+        return max(1, min(self._destination.read_at_once, self._batch_limit - self._intake.ready()))
 
     def _measure(self, messages: list[LogMessage]) -> None:
         """Keep a batch within its bytes: large messages make the next ones shorter, small ones longer again."""
