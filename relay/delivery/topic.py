@@ -310,5 +310,6 @@ class TopicDelivery:
                 view.own_begin = view.scan_from = begun
         self.counts.add(tried)
         self.counts.transactions += 1
-        if self.narrowed_to is not None:
+        if self.narrowed_to is not None and written:
+            # A batch of repeats says nothing: it is read again after every refusal, and widening by it never ends.
             self.narrowed_to *= 2
