@@ -136,7 +136,7 @@ def table_of(database: Database, table: str, into: Evidence) -> None:
                 effects[key] = Effect(table, (commit.number, number), _id(after), worker, commit.at)
             elif name == table and after is None:
                 effects.pop(key, None)
-            elif name == POSITIONS and after is not None:
+            elif name == POSITIONS:
                 _position(commit, before, after, positions, into)
         if commit.by != "restore":
             _torn(commit, new, into)
@@ -147,8 +147,14 @@ def table_of(database: Database, table: str, into: Evidence) -> None:
 
 
 def _position(
-    commit: Commit, before: Row | None, after: Row, positions: dict[Partition, int], into: Evidence
+    commit: Commit, before: Row | None, after: Row | None, positions: dict[Partition, int], into: Evidence
 ) -> None:
+    if after is None or after["position"] is None:
+        known = before or after
+        assert known is not None
+        positions.pop((known["topic"], known["partition"]), None)
+    if after is None:
+        return
     place: Partition = (after["topic"], after["partition"])
     claim = before is None or before["epoch"] != after["epoch"]
     if commit.by != "restore":

@@ -20,8 +20,8 @@ from tests.simulation.scheduler import BusyLoop, Process, World
 from tests.simulation.site import Cluster
 from tests.simulation.trial import FAULTS_S, LOOK_S, Outcome, _log_to, _make_topics, _vary
 
-HEALING_S: Final = 260.0
-"""After healing: idle transactions of databases, resends and resolvers' back-offs, with room."""
+HEALING_S: Final = 420.0
+"""After healing: idle transactions, resends, back-offs, and a join whose answer is lost (max.poll.interval), with room."""
 QUIET_S: Final = 12.0
 """What follows a delivery, dead letters above all, arrives within a session's end and a recovery."""
 LEDGER: Final = "ledger"
