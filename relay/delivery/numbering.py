@@ -181,18 +181,26 @@ def kept_rows(
     ranges: Mapping[int, Ranges],
     found: Mapping[int, Closings],
     forgotten: Mapping[int, Sequence[RangeKey]],
+    due: Mapping[int, Mapping[RangeKey, None]],
+    now: float,
     *,
     worker: str,
     topics: Collection[str],
 ) -> list[RangeRow]:
-    """Close what a batch closes, and return the rows that its transaction writes, in the order of their keys."""
+    """Close what a batch closes, and return the rows that its transaction writes, in the order of their keys.
+
+    Rows do not age; those that are ``due`` are written for their marks, so that a restart knows what has aged.
+    """
     rows: list[RangeRow] = []
     for partition, keys in forgotten.items():
         gone = [key for key in keys if key not in found.get(partition, {}) and key.topic in topics]
         rows += [RangeRow(LogPartition(key.topic, partition), publisher(key), None) for key in gone]
-    for partition, some in found.items():
+    for partition in {*found, *due}:
+        some = found.get(partition, {})
         ranges[partition].close(some)
-        made = ranges[partition].entries(dict.fromkeys(some), worker=worker, instance=bytes(16), n=0)
+        wanted: dict[RangeKey, Closing | None] = dict.fromkeys((*due.get(partition, ()), *some))
+        made = list(ranges[partition].entries(wanted, worker=worker, instance=bytes(16), n=0))
+        ranges[partition].wrote([entry.key for entry in made], now)
         rows += [
             RangeRow(LogPartition(entry.topic, partition), publisher(entry.key), encode_value(entry))
             for entry in made

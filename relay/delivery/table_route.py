@@ -110,6 +110,7 @@ class TableDelivery:
         self._upkeep = RangeUpkeep(ports, monitor_topic, horizon_s)
         self._topics: set[str] = set()
         self._forgotten: dict[int, list[RangeKey]] = {}
+        self._now = 0.0
         self._views: dict[int, MonitorView] = {}
         self._under_way: deque[Shipment] = deque()
         self._durable: dict[LogPartition, int] = {}
@@ -148,6 +149,7 @@ class TableDelivery:
         begin_at = starts(stored, ())
         self._cursor.deliver(begin_at, self._cursor.prepare([]))
         entered = self._enter_inbox(assigned)
+        self._mark_ranges(views)
         log.info("recovered", route=self._route, entries_written=entered)
         self.counts.recoveries += 1
         return begin_at
@@ -159,10 +161,13 @@ class TableDelivery:
         fresh = self._not_under_way(fresh, tried)
         numbers = closings(batch)
         forgotten, self._forgotten = self._forgotten, {}
-        if numbers or forgotten:
+        due = self._upkeep.due(self._now, self._views.values())
+        if numbers or forgotten or due:
             fresh = judged(fresh, numbers, self._ranges(), tried)
             # Closed at once: batches are committed in this order or not at all, and a recovery reads the rows again.
-            rows = kept_rows(self._ranges(), numbers, forgotten, worker=self._worker, topics=self._topics)
+            rows = kept_rows(
+                self._ranges(), numbers, forgotten, due, self._now, worker=self._worker, topics=self._topics
+            )
             prepared = self._cursor.prepare(fresh, rows)
         else:
             prepared = self._cursor.prepare(fresh)
@@ -193,6 +198,7 @@ class TableDelivery:
         for token in self._appends.acknowledged():
             assert isinstance(token, dict)
             self._trimmable.append((now, token))
+        self._now = now
         for partition, keys in self._upkeep.tend(now, self._views.values(), self._topics).items():
             self._forgotten.setdefault(partition, []).extend(keys)
         if now >= self._trim_at:
@@ -216,6 +222,15 @@ class TableDelivery:
     def in_doubt(self) -> Mapping[LogPartition, int]:
         """The inbox decides at once, so nothing stays in doubt on a table route."""
         return {}
+
+    def _mark_ranges(self, views: list[MonitorView]) -> None:
+        """Every entry of a closed number lies below this end now: what the monitor lacked has just been written."""
+        numbered = [view for view in views if len(view.index.ranges)]
+        if not numbered:
+            return
+        with self._ports.reader(committed=False) as scanner:
+            for partition, (_, high) in high_watermarks(scanner, self._monitor, numbered).items():
+                self._views[partition].index.ranges.mark(high, exact=True)
 
     def _ranges(self) -> dict[int, Ranges]:
         return {partition: view.index.ranges for partition, view in self._views.items()}

@@ -475,3 +475,19 @@ def test_at_the_bound_a_dead_incarnation_makes_room_once_its_messages_left_the_l
 def incarnations(path: Path) -> list[bytes]:
     with sqlite3.connect(path) as connection:
         return sorted(decode_value(row[0]).incarnation for row in connection.execute("select state from relay_range"))
+
+
+def test_a_restart_of_a_table_route_marks_what_has_been_entered_and_keeps_it_with_the_rows(database: Path) -> None:
+    kafka = MemoryKafka()
+    TableProcess(kafka, database).submit([captured(n, incarnation=b"quiet") for n in (1, 2)], 2)
+    TableProcess(kafka, database).submit([captured(1, offset=2)], 3, first=2)  # its first batch keeps the marks
+    with sqlite3.connect(database) as connection:
+        connection.execute("delete from relay_inbox")  # trimmed
+    kafka.low[MONITOR] = len(kafka.logs[MONITOR]) - 1
+
+    late = TableProcess(kafka, database)
+    assert not any(late.view.index.find([captured(2, incarnation=b"quiet").digest]))
+    late.submit([captured(2, incarnation=b"quiet", offset=70)], 80, first=3)
+
+    assert (late.delivery.counts.duplicates, late.delivery.counts.conflicts) == (1, 0)
+    assert len(ledger(database)) == 3
