@@ -150,10 +150,9 @@ class InFlight(_Section):
     """Bounds per worker; at a bound delivery pauses and nothing is dropped."""
 
     messages: int = Field(default=100_000, ge=1, le=10_000_000)
-    bytes: Bytes = Field(default=128 * 1024**2, ge=1024)
+    """Messages taken in and not yet handed on, those of a decided capture that are read again included."""
     hold_bytes: Bytes = Field(default=64 * 1024**2, ge=0)
-    lanes: int = Field(default=100_000, ge=1, le=10_000_000)
-    in_doubt: int = Field(default=100_000, ge=1, le=10_000_000)
+    """Payload of messages behind undecided captures; past it only offset ranges are kept."""
     incarnations: int = Field(default=10_000, ge=10, le=1_000_000)
     """Publisher incarnations whose numbers are followed, for each log partition."""
     gaps: int = Field(default=64, ge=1, le=1_000)
@@ -173,7 +172,6 @@ class RouteConfig(_Section):
     to: TopicDestination | TableDestination
     dedup: Literal["partition", "route"] = "partition"
     on_dead: Literal["continue", "stop"] = "continue"
-    tries: int = Field(default=3, ge=1, le=100)
     batch: BatchLimits = Field(default_factory=BatchLimits)
     inflight: InFlight = Field(default_factory=InFlight)
 

@@ -66,7 +66,7 @@ def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
         "earliest",
     )
     assert route.identity == ["cloudevents", "position"]
-    assert (route.dedup, route.on_dead, route.tries) == ("partition", "continue", 3)
+    assert (route.dedup, route.on_dead) == ("partition", "continue")
     assert (route.batch.messages, route.batch.bytes, route.batch.linger_s) == (20_000, 16 * 1024**2, 0.005)
     assert config.timing.transaction_timeout == 10
     assert config.timing.monitor_retention == 14 * 86400
@@ -269,17 +269,12 @@ def test_limits_at_their_edges_are_lawful(tmp_path: Path) -> None:
         (route_with("identity = []"), "routes.r.identity", "no rule"),
         (route_with('dedup = "route"'), "routes.r.dedup", "only a table"),
         (route_with('order = "random"'), "routes.r.order", "publisher"),
-        (route_with("tries = 0"), "routes.r.tries", "greater"),
         (
             route_with("batch = { messages = 2000 }\ninflight = { messages = 1000 }"),
             "routes.r.batch.messages",
             "larger",
         ),
-        (
-            route_with('batch = { bytes = "2MiB" }\ninflight = { bytes = "1MiB" }'),
-            "routes.r.batch.bytes",
-            "larger",
-        ),
+        (route_with("inflight = { lanes = 5 }"), "routes.r.inflight.lanes", "not a setting"),
         (route_with('batch = { linger = "5s" }'), "routes.r.batch.linger", "transaction_timeout"),
         (route_with("").replace("routes.r", "routes.decide"), "routes.decide", "reserved"),
         (route_with("").replace("routes.r", 'routes."a.b"'), "routes.a.b", "no dots"),
