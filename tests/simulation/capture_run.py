@@ -11,6 +11,7 @@ from tests.simulation.installation import installed
 from tests.simulation.publishers import Habits, Notes, Publisher
 from tests.simulation.scheduler import Process, World
 from tests.simulation.site import Cluster
+from tests.simulation.trial import Outcome, _log_to
 
 TOPIC = "orders"
 FAULTS_S = 40.0
@@ -39,11 +40,13 @@ class CaptureRun:
 
     def __init__(self, seed: int, *, tracing: bool = False, faults: bool = True) -> None:
         self.world = World(seed, tracing=tracing)
+        _log_to(self.world)
         self.cluster = Cluster(self.world)
         self.database = Database(self.world)
         self.database.create_relay_tables(f"{self.world.rng.getrandbits(128):032x}")
         self.notes = Notes()
         self.publishers: list[Publisher] = []
+        self.faults: list[str] = []
         self._faults = faults
         self._kills_left = 0
         self._kill_share = 0.0
@@ -99,6 +102,7 @@ class CaptureRun:
         for fault in database_atlas.DATABASE_FAULTS:
             if rng.random() < 0.35:
                 world.trace("fault", fault.__name__)
+                self.faults.append(fault.__name__)
                 fault(self.database, rng, FAULTS_S)
         weather = self.cluster.weather
         for api in ("Produce", "InitProducerId"):
@@ -135,3 +139,12 @@ class CaptureRun:
         for publisher in self.publishers:
             if publisher.process is not None:
                 publisher.process.kill_in = None
+
+
+def run_capture(seed: int, *, tracing: bool = False) -> Outcome:
+    """Run one seed of publishers alone."""
+    made = CaptureRun(seed, tracing=tracing)
+    problems = [str(anomaly) for anomaly in made.run()]
+    deaths = sum(publisher.incarnations - 1 for publisher in made.publishers)
+    world = made.world
+    return Outcome(seed, problems, made.faults, world.lines, made.notes.published, deaths, world.now, world.steps)

@@ -214,3 +214,8 @@ class RouteTrial:
 def _refuse_broken(row: Row) -> str | None:
     return "check_violation" if row["payload"] == BROKEN else None
 
+
+
+def run_route(seed: int, *, tracing: bool = False) -> Outcome:
+    """Run one seed of captured and other messages on their way to a topic or a table."""
+    return RouteTrial(seed, tracing=tracing).run()

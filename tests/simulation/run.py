@@ -83,7 +83,8 @@ def _job(job: tuple[int, str]) -> tuple[int, list[str]]:
 
 def _run(seed: int, kind: str, *, tracing: bool) -> Any:
     """Run one seed without the garbage collector: when it strikes must not matter."""
-    from tests.simulation.trial import Outcome, run  # noqa: PLC0415
+    from tests.simulation.kinds import run  # noqa: PLC0415
+    from tests.simulation.trial import Outcome  # noqa: PLC0415
 
     def alarm(*_: object) -> None:
         raise TimeoutError(f"no end within {SEED_SECONDS_MAX} s of computing")

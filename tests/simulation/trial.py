@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,12 +44,6 @@ class Outcome:
     def digest(self) -> str:
         """Tells two runs apart: a hash of everything that was traced."""
         return hashlib.blake2b(repr(self.lines).encode(), digest_size=16).hexdigest()
-
-
-def run(seed: int, kind: str = "any", *, tracing: bool = False) -> Outcome:
-    """Run one seed of a kind; "any" lets the seed choose."""
-    kinds = sorted(KINDS)
-    return KINDS[kinds[seed % len(kinds)] if kind == "any" else kind](seed, tracing=tracing)
 
 
 def run_topic(seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> Outcome:
@@ -142,6 +135,3 @@ def _log_to(world: World) -> None:
         raise structlog.DropEvent
 
     structlog.configure(processors=[note], wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
-
-
-KINDS: Final[dict[str, Callable[..., Outcome]]] = {"topic": run_topic}
