@@ -50,6 +50,9 @@ IDLE_POLL_S: Final = 0.05
 RECOVERY_BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 OFFSET_ADVANCE_PERIOD_S: Final = 1.0
 """Positions that moved without a message (markers, duplicates of other lanes) are committed this often."""
+POSITIONS_REPEATED_AFTER_S: Final = 5.0
+"""A late copy of an earlier offset commit of this epoch may put the position back while nothing else comes: what moved
+is said once more."""
 REVOKE_WAIT_S: Final = 3.0
 STUCK_RETRY_S: Final = 60.0
 STUCK_LOOK_S: Final = 2.0
@@ -102,6 +105,7 @@ class RouteWorker:
         self._submitted: dict[LogPartition, int] = {}
         self._failures = 0
         self._advance_at = 0.0
+        self._repeat_at = float("inf")
         self._stopping = False
         self._submitting = False
         self._batch_limit = bounds.batch_messages
@@ -233,9 +237,11 @@ class RouteWorker:
             limit = min(limit, self._destination.narrowed_to)
         messages = self._intake.take_ready(limit)
         positions = self._intake.positions()
-        if not messages and not (positions != self._submitted and now >= self._advance_at):
+        moved = positions != self._submitted
+        if not messages and now < (self._advance_at if moved else self._repeat_at):
             return
         self._advance_at = now + OFFSET_ADVANCE_PERIOD_S
+        self._repeat_at = now + POSITIONS_REPEATED_AFTER_S if moved else float("inf")
         self._measure(messages)
         batch = Batch(
             generation=self._generation,
@@ -254,7 +260,8 @@ class RouteWorker:
         finally:
             self._submitting = False
         self._submitted = positions
-        self._progress.moved(now)
+        if messages or moved:
+            self._progress.moved(now)
 
     def _acknowledge(self) -> None:
         durable = self._destination.positions()
