@@ -68,8 +68,9 @@ class Group:
         self.generation = 0
         self.members: dict[str, Member] = {}
         self.committed: dict[LogPartition, tuple[int, str]] = {}
-        self.pending: dict[int, dict[LogPartition, tuple[int, str, int]]] = {}
-        self.on_fall: list[Callable[[LogPartition, int], None]] = []
+        self.pending: dict[int, dict[LogPartition, tuple[int, str, int, int]]] = {}
+        self.on_fall: list[Callable[[LogPartition, int, bool], None]] = []
+        self._writers: dict[LogPartition, tuple[int, int] | None] = {}
         self._commits = 0
         self._stored_by: dict[LogPartition, int] = {}
         self._world = world
@@ -130,7 +131,7 @@ class Group:
         return NONE
 
     def commit_in_transaction(
-        self, producer_id: int, name: str, generation: int, offsets: Mapping[LogPartition, tuple[int, str]]
+        self, writer: tuple[int, int], name: str, generation: int, offsets: Mapping[LogPartition, tuple[int, str]]
     ) -> int:
         """TxnOffsetCommit: pending until the transaction's marker comes here."""
         if generation >= 0 or name:
@@ -138,16 +139,17 @@ class Group:
             if refused:
                 return refused
         self._commits += 1
+        producer_id, epoch = writer
         pending = self.pending.setdefault(producer_id, {})
         for partition, (offset, note) in offsets.items():
-            pending[partition] = (offset, note, self._commits)
+            pending[partition] = (offset, note, self._commits, epoch)
         return NONE
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
         """The marker: pending offsets count now, or never did; of two commits the later one stays."""
-        for partition, (offset, note, number) in self.pending.pop(producer_id, {}).items():
+        for partition, (offset, note, number, epoch) in self.pending.pop(producer_id, {}).items():
             if commit:
-                self._store(partition, offset, note, number)
+                self._store(partition, offset, note, number, (producer_id, epoch))
 
     def fetch(self, partitions: list[LogPartition]) -> tuple[int, dict[LogPartition, tuple[int, str]]]:
         """OffsetFetch of stable offsets."""
@@ -161,11 +163,14 @@ class Group:
         for member in self.members.values():
             self._touch(member)
 
-    def _store(self, partition: LogPartition, offset: int, note: str, number: int) -> None:
+    def _store(
+        self, partition: LogPartition, offset: int, note: str, number: int, writer: tuple[int, int] | None = None
+    ) -> None:
         if number >= self._stored_by.get(partition, 0):
             if self.committed.get(partition, (0, ""))[0] > offset:
                 for told in self.on_fall:
-                    told(partition, offset)
+                    told(partition, offset, writer is not None and writer == self._writers.get(partition))
+            self._writers[partition] = writer
             self.committed[partition] = (offset, note)
             self._stored_by[partition] = number
             self._world.trace("group", self.name, "position", partition.topic, partition.partition, offset)

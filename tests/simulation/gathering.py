@@ -31,6 +31,7 @@ class Gathering:
         self._logs = cluster.topics.by_name[LOG].partitions
         self._outputs = cluster.topics.by_name[OUTPUT].partitions
         self._dead = cluster.topics.by_name[f"{RELAY}.deadletter"].partitions
+        self._reached: dict[tuple[str, int], int] = {}
         self._read_to = [0] * len(self._outputs)
         cluster.groups.group(f"{RELAY}.{ROUTE}").on_fall.append(self._position_falls)
         world.at(READ_PERIOD_S, self._read_on)
@@ -39,7 +40,8 @@ class Gathering:
         """Note positions and effects as a crash leaves them: what the coordinator has decided counts as done."""
         effects = {message_id(record) for output in self._outputs for record in self._decided(output)}
         dead = {message_id(record) for topic in self._dead for record in self._decided(topic)}
-        self.evidence.samples.append(Sample(self._world.now, self._positions(), frozenset(effects | dead)))
+        positions = {place: max(at, self._reached.get(place, 0)) for place, at in self._positions().items()}
+        self.evidence.samples.append(Sample(self._world.now, positions, frozenset(effects | dead)))
 
     def finish(self, *, quiescent: bool) -> Evidence:
         """Return all evidence."""
@@ -77,8 +79,16 @@ class Gathering:
         committed = self._cluster.groups.group(f"{RELAY}.{ROUTE}").committed
         return {(place.topic, place.partition): offset for place, (offset, _) in committed.items()}
 
-    def _position_falls(self, place: LogPartition, offset: int) -> None:
-        """A stored position is about to go back: a sample before and one after show it."""
+    def _position_falls(self, place: LogPartition, offset: int, by_itself: bool) -> None:
+        """A stored position is about to go back: a sample before and one after show it.
+
+        Kafka does not number offset commits: a late copy of one lands in a later transaction of the same instance
+        and puts the position back. That loses nothing, and a relay mends it; any other fall is an anomaly.
+        """
+        if by_itself:
+            known = self._positions()[place.topic, place.partition]
+            self._reached[place.topic, place.partition] = max(known, self._reached.get(tuple(place), 0))
+            return
         self.sample()
         before = self.evidence.samples[-1]
         after = {**before.positions, (place.topic, place.partition): offset}

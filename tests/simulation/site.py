@@ -64,7 +64,7 @@ class Cluster:
             refused = self.transactions.verify(transactional_id, producer_id, epoch, OffsetsOf(name))
             if refused:
                 return refused, None
-        return group.commit_in_transaction(producer_id, member, generation, offsets), None
+        return group.commit_in_transaction((producer_id, epoch), member, generation, offsets), None
 
     def leader_of(self, place: LogPartition) -> int:
         """Return the broker that leads a partition."""
