@@ -46,6 +46,7 @@ class Findings:
     expired: int = 0
     skipped: int = 0
     repeats: int = 0
+    told: int = 0
     offenders: list[Offender] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -66,6 +67,7 @@ class State(NamedTuple):
     ``positions`` are the committed offsets; a partition without one was never read. ``lows`` are the log's low
     watermarks. ``dead`` are the digests of the route's dead letters; where the dead-letter topic has forgotten some
     (``dead_expired``) the monitor's or inbox's word for a death is enough. ``outcomes`` says what they recorded.
+    ``told`` are the offsets of which a person said that they were delivered, and the owner obeyed.
     """
 
     positions: Mapping[LogPartition, int]
@@ -74,6 +76,7 @@ class State(NamedTuple):
     dead_expired: bool
     outcomes: Mapping[bytes, int]
     open_ranges: Iterable[InputRange]
+    told: Collection[InputRange] = ()
 
 
 class CommitOrder:
@@ -260,12 +263,13 @@ class Checker:
             findings.skipped += 1
         elif outcome == DEAD:
             findings.blame("lost", place, "recorded as dead, but there is no dead letter of it")
+        elif outcome is not None and _lies_in(place, state.told):
+            findings.told += 1
         elif outcome is not None:
             findings.blame("lost", place, "recorded as delivered, but it has no effect")
         elif place.offset < state.positions.get(LogPartition(place.topic, place.partition), 0):
             findings.blame("lost", place, "passed by the route, but it has no effect")
-        elif any(place.topic == r.topic and place.partition == r.partition and r.first <= place.offset < r.next
-                 for r in state.open_ranges):  # fmt: skip
+        elif _lies_in(place, state.open_ranges):
             findings.blame("in_doubt", place, "its delivery was begun and nothing says how it ended")
         else:
             findings.blame("unseen", place, "not delivered yet")
@@ -314,3 +318,10 @@ class Checker:
                 f"{len(self._moved)} lanes lie in more than one output partition: their order cannot be seen across "
                 "them (was the topic grown?)"
             )
+
+
+def _lies_in(place: Place, ranges: Iterable[InputRange]) -> bool:
+    return any(
+        (place.topic, place.partition) == (one.topic, one.partition) and one.first <= place.offset < one.next
+        for one in ranges
+    )

@@ -17,6 +17,7 @@ from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
+from relay.monitor.resolution import Resolutions
 from relay.run.config import RouteConfig, TableDestination
 
 Batches = Iterable[list[Scanned]]
@@ -158,6 +159,15 @@ def starts(batches: Batches, route: str, topic_ids: Mapping[str, bytes]) -> dict
             if message.key() == key:
                 return _starts(message.value() or b"{}", topic_ids)
     return {}
+
+
+def resolutions(batches: Batches) -> Resolutions:
+    """Return what persons decided, and whether an owner obeyed, as the control topic has it."""
+    found = Resolutions()
+    for records in batches:
+        for _place, _offset, message in records:
+            found.add(message.key() or b"", message.value())
+    return found
 
 
 def describe(scan: Scan, topic: str, partition: int, offset: int) -> tuple[str, str]:

@@ -20,7 +20,8 @@ from relay.kafka.topics import TopicFacts, Topics
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
-from relay.monitor.entries import DELIVERED
+from relay.monitor.entries import DELIVERED, InputRange
+from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
 from relay.run import clock
 from relay.run.config import RelayConfig, RouteConfig, TableDestination, TopicDestination
 
@@ -30,7 +31,7 @@ Watch = Callable[[str, int, int], None]
 COUNTS: Final = (
     "captured", "delivered", "lost", "duplicates", "reordered", "phantoms", "aborted", "in_doubt", "dead_letters",
 )  # fmt: skip
-MORE_COUNTS: Final = ("conflicts", "unseen", "altered", "expired", "skipped", "repeats")
+MORE_COUNTS: Final = ("conflicts", "unseen", "altered", "expired", "skipped", "repeats", "told")
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class _RouteAudit:
         self._watch = watch
         self._notes: list[str] = []
         self._uuids: dict[str, str] = {}
+        self._resolutions = Resolutions()
         self._facts = topics.describe(self._names(), settings=False)
         for name in route.from_:
             self._need(name, "the log")
@@ -142,6 +144,7 @@ class _RouteAudit:
         started = clock.monotonic()
         route, to = self._route, self._route.to
         with ExitStack() as stack:
+            self._resolutions = self._obeyed()
             evidence = self._monitor()
             stores = self._stores(stack)
             if isinstance(to, TableDestination) and to.resource not in stores:
@@ -221,7 +224,7 @@ class _RouteAudit:
     def _decisions(
         self, ledger: Ledger, stores: Mapping[str, tables.Store]
     ) -> list[tuple[bytes, Outcome | None]]:
-        """Decide the captures without a valid committed marker: by their resource's row, else not at all.
+        """Decide the captures without a valid committed marker: by their resource's row, else as a person told.
 
         Only where this relay has no such resource is an aborted marker believed by itself.
         """
@@ -239,7 +242,7 @@ class _RouteAudit:
         for resource, captures in by_resource.items():
             found |= stores[resource].captures(captures)
         return [
-            (capture, found.get(capture) or (Outcome.ABORTED if capture in hinted else None))
+            (capture, found.get(capture) or self._told(capture) or (Outcome.ABORTED if capture in hinted else None))
             for capture in ledger.open_captures()
         ]
 
@@ -308,7 +311,8 @@ class _RouteAudit:
             elif 0 <= entry.offset < lows.get(entry.partition, 0):
                 expired.add(entry.digest)
         state = State(
-            seen.positions, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges()
+            seen.positions, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges(),
+            [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
         )
         return checker.conclude(state, expired)
 
@@ -341,6 +345,22 @@ class _RouteAudit:
         ids = {name: self._facts[name].topic_id for name in self._route.from_}
         ranges = self._ranges(self._facts[self._config.control_topic])
         return readers.starts(self._scan.read(ranges), self._route.name, ids)
+
+    def _obeyed(self) -> Resolutions:
+        """Read what persons decided; what no owner has obeyed decides nothing."""
+        if self._config.control_topic not in self._facts:
+            return Resolutions()
+        return readers.resolutions(self._scan.read(self._ranges(self._facts[self._config.control_topic])))
+
+    def _told(self, capture: bytes) -> Outcome | None:
+        resolution = self._resolutions.capture(capture)
+        if resolution is None or not self._resolutions.is_obeyed(resolution):
+            return None
+        return Outcome.COMMITTED if resolution.told is Told.COMMIT else Outcome.ABORTED
+
+    def _said_delivered(self, places: Iterable[LogPartition]) -> list[Resolution]:
+        said = self._resolutions.of_route(Kind.DELIVERY, self._route.name, places)
+        return [one for one in said if one.told is Told.COMMIT and self._resolutions.is_obeyed(one)]
 
     def _stores(self, stack: ExitStack) -> dict[str, tables.Store]:
         """Open every resource; one that is away leaves its captures undecided, which is said."""

@@ -23,6 +23,14 @@ def relay(route: TopicRoute, command: str, *words: str) -> tuple[int, dict[str, 
     return result.exit_code, json.loads(result.stdout) if result.stdout else {}, result.stderr
 
 
+def verified(route: TopicRoute) -> dict[str, Any]:
+    """The audit's report; it must be clean."""
+    result = CliRunner().invoke(app, ["verify", str(route.path), "--json"])
+    assert result.exit_code == 0, result.stdout
+    report: dict[str, Any] = json.loads(result.stdout)["routes"]["main"]
+    return report
+
+
 def names(route: TopicRoute, *, needs_person: bool = True) -> list[str]:
     _, found, _ = relay(route, "list")
     return [one["name"] for one in found["items"] if one["needs_person"] is needs_person]
@@ -57,6 +65,7 @@ def test_a_capture_of_an_unknown_resource_is_decided_by_a_person_once(make_route
     assert sorted(ids(route.outputs())) == ["behind", "yes"]
     worker.terminate()
     assert worker.wait(30) == 0, route.said()
+    assert (verified(route)["captured"], verified(route)["aborted"]) == (2, 1)
     code, listed, _ = relay(route, "list")
     assert (code, listed["items"]) == (0, [])
     assert {(one["decision"], one["obeyed"]) for one in listed["resolutions"]} == {("commit", True), ("abort", True)}
@@ -111,6 +120,7 @@ def test_a_delivery_that_no_output_can_tell_is_entered_or_delivered_as_told(
     worker.terminate()
     assert worker.wait(30) == 0, route.said()
     assert ids(route.outputs()) == ["m-2", "m-3"]
+    assert (verified(route)["delivered"], verified(route)["told"]) == (2, 2)
     found = proofs(route)
     assert sorted(found) == [0, 1, 2, 3]
     assert [made["id"] in (found[n] or "") for n in range(4)] == [True, True, False, False]

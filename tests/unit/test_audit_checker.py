@@ -406,3 +406,11 @@ class TestEvidence:
 
 def test_places_read_as_people_write_them() -> None:
     assert str(Place("orders", 3, 17)) == "orders[3]@17"
+
+
+def test_what_a_person_said_was_delivered_is_counted_and_not_lost() -> None:
+    recorded = state(outcomes={"a": DELIVERED, "b": DELIVERED})
+    findings = audit(ledger("a", "b"), at=recorded._replace(told=[InputRange(*LOG, 0, 1)]))
+    assert (findings.told, wrong(findings)) == (1, {"lost": 1})
+    unrecorded = audit(ledger("a"), at=state()._replace(told=[InputRange(*LOG, 0, 1)]))
+    assert wrong(unrecorded) == {"lost": 1}, "a person's word counts only where the owner has entered it"
