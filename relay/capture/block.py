@@ -256,6 +256,7 @@ class CaptureBlock:
 
     def _mark_aborted(self) -> None:
         if self._placed:
+            crash_point("capture.aborted")
             self._publisher.mark(self._capture, None, self._placed)
 
     def _refuse_unless_open(self) -> None:

@@ -175,6 +175,7 @@ class Marking:
     def _note(self) -> None:
         self._noted_at = clock.monotonic()
         captures, self._acknowledged = self._acknowledged, []
+        crash_point("capture.noting")
         try:
             if self._decisions is None:
                 self._decisions = self._open_decisions()

@@ -25,6 +25,7 @@ from relay.message.identity import capture_id
 from relay.resources import open_resource
 from relay.resources.port import Resource, Session
 from relay.run import clock, randomness, schedule
+from relay.run.crash import crash_point
 
 MAX_MESSAGES: Final = 100_000
 MAX_BYTES: Final = 64 << 20
@@ -235,6 +236,7 @@ class Capture:
             self._appender.append(self._numbered(messages, placed), receipt, deadline)
         finally:
             self._append_lock.release()
+        crash_point("capture.appending")
         if receipt.wait(deadline - clock.monotonic()) and receipt.failure is None:
             return
         self._appender.forget([place.topic for place in placed])

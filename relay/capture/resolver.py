@@ -13,6 +13,7 @@ from typing import NamedTuple
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources.port import DecisionRow, Decisions, Resource, RowLocked
+from relay.run.crash import crash_point
 
 
 class State(Enum):
@@ -39,6 +40,7 @@ def settle(decisions: Decisions, capture: bytes) -> DecisionRow | None:
     Raises RowLocked while a living publisher holds the row, Unreachable.
     """
     decisions.abort_if_undecided(capture)
+    crash_point("capture.resolved")
     return decisions.read([capture]).get(capture)
 
 

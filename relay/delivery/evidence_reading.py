@@ -11,6 +11,7 @@ from relay.message.schemas import UnknownRecord
 from relay.monitor.entries import NOT_DELIVERED, UNKNOWN_OFFSET, Begin, Entry, Page, decode
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex
+from relay.run.crash import crash_point
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
     for partition, offset, entry in entries(reader, topic, ranges):
         if entry is not None:
             by_partition[partition].evidence.add(offset, entry)
+        crash_point("recovery.reading")
     for view in views:
         low, high = highs[view.partition]
         view.read_to = max(view.read_to, high)

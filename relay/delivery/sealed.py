@@ -98,6 +98,7 @@ class SealedProducer:
         self._tx.begin()
         crash_point("sealed.begun")
         self._write_begin(work, sorted(touched))
+        crash_point("sealed.announced")
         self._write_dead(work)
         self._write_outputs(work)
         crash_point("sealed.outputs")
@@ -108,6 +109,7 @@ class SealedProducer:
         self._write_pages(work.pages, first=len(work.dead_pages))
         crash_point("sealed.entries")
         self._tx.flush()
+        crash_point("sealed.flushed")
         self._tx.send_offsets(work.positions, work.notes, work.membership)
         crash_point("sealed.offsets")
         self._seal(sorted(touched))
@@ -146,6 +148,7 @@ class SealedProducer:
             self._tx.produce(dead.partition, dead.key, dead.value, dead.headers + self._stamp(bytes.fromhex(dead.key.decode())))
         self._write_pages(work.dead_pages, first=0)
         self._tx.flush()
+        crash_point("sealed.dead")
 
     def _write_outputs(self, work: SealedWork) -> None:
         for partition, messages in work.outputs.items():

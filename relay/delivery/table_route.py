@@ -27,6 +27,7 @@ from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
 from relay.run import randomness
+from relay.run.crash import crash_point
 from relay.transfer.cursor import InboxRow, TableCursor, Verdict
 from relay.transfer.sending import Sending
 
@@ -132,6 +133,7 @@ class TableDelivery:
         self._appends = self._open_appends()
         self._instance, self._n = randomness.uuid_bytes(), 0
         claims = self._cursor.claim({p: topic_ids[p.topic] for p in assigned})
+        crash_point("recovery.raised")
         self._views = {view.partition: view for view in views}
         with self._ports.reader(committed=False) as scanner:
             highs = high_watermarks(scanner, self._monitor, views)
@@ -147,8 +149,10 @@ class TableDelivery:
         self._topics, self._forgotten = {p.topic for p in assigned}, {}
         taken_rows(self._ranges(), claims)
         begin_at = starts(stored, ())
+        crash_point("recovery.compared")
         self._cursor.deliver(begin_at, self._cursor.prepare([]))
         entered = self._enter_inbox(assigned)
+        crash_point("recovery.entered")
         self._mark_ranges(views)
         log.info("recovered", route=self._route, entries_written=entered)
         self.counts.recoveries += 1
@@ -267,6 +271,7 @@ class TableDelivery:
         for number, page in enumerate(self._entries(entered, bytes(outcomes), applied)):
             self._write(bundle, page, number)
         self._appends.close(bundle)
+        crash_point("table.entered")
         self._durable.update(shipment.batch.positions)
         self.counts.add(tried)
         self.counts.transactions += 1
@@ -319,6 +324,7 @@ class TableDelivery:
                 entered += len(group)
             self._repeat_dead_letters(bundle, rows)
         self._appends.close(bundle)
+        crash_point("recovery.entering")
         self._appends.flush(FLUSH_TIMEOUT_S)
         return entered
 

@@ -9,6 +9,7 @@ import orjson
 
 from relay.message.errors import Stopped
 from relay.message.record import LogPartition
+from relay.run.crash import crash_point
 
 
 class Register(Protocol):
@@ -72,6 +73,7 @@ class StartPolicy:
                 offsets = [low if self._policy == "earliest" else high for low, high in marks]
                 starts[f"{topic}/{self._topic_ids[topic].hex()}"] = {str(p): o for p, o in enumerate(offsets)}
             self._register.put(self._key, orjson.dumps({"policy": self._policy, "starts": starts}), wait=True)
+            crash_point("start.recorded")
             found = self._register.first(self._key)
         self._recorded = orjson.loads(found or b"{}").get("starts", {})
 

@@ -39,6 +39,7 @@ from relay.message.errors import (
 )
 from relay.message.record import LogMessage, LogPartition
 from relay.run import clock, randomness
+from relay.run.crash import crash_point
 from relay.run.progress import Progress
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
@@ -170,6 +171,8 @@ class RouteWorker:
             return None
         for event in self._intake.take(records, clock.monotonic()):
             self._event(event)
+        if records:
+            crash_point("worker.polled")
         return len(records)
 
     def _read_ahead(self) -> bool:
