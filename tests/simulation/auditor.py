@@ -282,6 +282,13 @@ def marker_missing(case: Case) -> Found:
         yield Anomaly("marker not noted", "I18", f"capture {capture} would be marked again at every start")
 
 
+def undone_append(case: Case) -> Found:
+    """I4 at capture: what a savepoint took back is never appended."""
+    for record in case.evidence.log:
+        if record.id in case.evidence.undone:
+            yield Anomaly("undone append", "I4", f"{_at(record)} was taken back by a savepoint")
+
+
 def out_of_commit_order(case: Case) -> Found:
     """I6 at capture: captures that wrote the same row stand in the log as their commits do."""
     places: dict[str, dict[tuple[str, Partition], list[int]]] = defaultdict(dict)
@@ -345,6 +352,7 @@ CHECKS: tuple[Check, ...] = (
     wrong_answer,
     two_states,
     marker_missing,
+    undone_append,
     out_of_commit_order,
     sequence_broken,
     stuck,
@@ -356,6 +364,7 @@ CAPTURE_CHECKS: tuple[Check, ...] = (
     wrong_answer,
     two_states,
     marker_missing,
+    undone_append,
     out_of_commit_order,
     sequence_broken,
 )

@@ -82,7 +82,7 @@ class CaptureRun:
 
     def audit(self) -> list[Anomaly]:
         """Hold what is stored against what was told."""
-        evidence = Evidence(told=self.notes.told)
+        evidence = Evidence(told=self.notes.told, undone=self.notes.undone)
         log_of(self.cluster, [TOPIC], lambda _: False, evidence)
         decisions_of(self.database, evidence)
         evidence.quiescent = all(publisher.done for publisher in self.publishers)

@@ -107,6 +107,8 @@ class Evidence:
     log_ends: dict[Partition, int] = field(default_factory=dict)
     decisions: dict[str, Decided] = field(default_factory=dict)
     told: dict[str, Told] = field(default_factory=dict)
+    undone: set[MessageId] = field(default_factory=set)
+    """Messages of savepoints that were rolled back."""
     marked: list[Marked] = field(default_factory=list)
     unmarked: list[str] = field(default_factory=list)
     """Committed captures with messages whose markers are not noted, though their publisher lived long enough."""

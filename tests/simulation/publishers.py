@@ -56,6 +56,8 @@ class Notes:
 
     told: dict[str, Told] = field(default_factory=dict)
     poison: set[tuple[str, str]] = field(default_factory=set)
+    undone: set[tuple[str, str]] = field(default_factory=set)
+    """Published inside a savepoint that was rolled back: they must never reach the log."""
     published: int = 0
 
 
@@ -157,8 +159,9 @@ class Publisher:
         if rng.random() < habits.savepoint:
             try:
                 with tx.savepoint():
-                    self._publish(tx)
+                    name = self._publish(tx)
                     if rng.random() < 0.5:
+                        self._notes.undone.add((self.source, name))
                         tx.execute(_refused)
             except StatementRefused:
                 pass
@@ -171,7 +174,7 @@ class Publisher:
         if rng.random() < habits.rolls_back:
             raise ChangedItsMind
 
-    def _publish(self, tx: Any) -> None:
+    def _publish(self, tx: Any) -> str:
         rng = self._world.rng
         number = next(self._numbers)
         topic, partitions = rng.choice(self._topics)
@@ -181,6 +184,7 @@ class Publisher:
         self._notes.published += 1
         if poison:
             self._notes.poison.add((self.source, name))
+        return str(name)
 
 
 def _changing(item: int) -> Callable[[Backend], None]:

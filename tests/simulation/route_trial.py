@@ -8,7 +8,7 @@ from typing import Final
 from tests.simulation import collecting, database_atlas, database_ports, kafka_ports
 from tests.simulation.atlas import Faults
 from tests.simulation.auditor import audit
-from tests.simulation.broker import StoredRecord
+from tests.simulation.broker import NewRecord, StoredRecord
 from tests.simulation.crew import LOG, RELAY, Crew, read_config
 from tests.simulation.databases import Database, Row, Table
 from tests.simulation.evidence import Evidence
@@ -81,6 +81,7 @@ class RouteTrial:
             for publisher in self.publishers:
                 world.at(world.rng.random(), publisher.start)
             world.at(FAULTS_S, self._heal)
+            world.at(FAULTS_S + 0.5, self._last_words)
             world.at(FAULTS_S + 1, self._look)
             try:
                 world.run(FAULTS_S + HEALING_S)
@@ -169,6 +170,12 @@ class RouteTrial:
             self._strikes_left -= 1
             process.kill_at(point)
 
+    def _last_words(self) -> None:
+        """One more message for each partition: a database that went back is noticed with the next delivery."""
+        for partition in self.cluster.topics.by_name[LOG].partitions:
+            headers = [("ce_id", b"last"), ("ce_source", f"/last/{partition.place.partition}".encode())]
+            partition.append([NewRecord(None, b"last", headers, 0)])
+
     def _heal(self) -> None:
         for database in self.databases.values():
             database_atlas.heal(database)
@@ -199,7 +206,7 @@ class RouteTrial:
             evidence = Evidence(quiescent=quiescent)
             collecting.table_of(self.databases[self.destination], LEDGER, evidence)
             collecting.dead_of(self.cluster, f"{RELAY}.deadletter", evidence)
-        evidence.told = self.notes.told
+        evidence.told, evidence.undone = self.notes.told, self.notes.undone
         collecting.log_of(self.cluster, [LOG], self._is_poison, evidence)
         collecting.decisions_of(self.databases["shop"], evidence)
         evidence.markers_due = False  # a COMMIT may land after its publisher's last start

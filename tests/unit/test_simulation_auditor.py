@@ -186,6 +186,7 @@ PLANTED: dict[str, list[Callable[[Evidence], None]]] = {
     "forged marker": [lambda e: e.marked.append(Marked(P0, 6, "c2", True, False))],
     "marker missing": [lambda e: e.marked.pop()],
     "marker not noted": [lambda e: e.unmarked.append("c1")],
+    "undone append": [_set("undone", {name(2)})],
     "append out of commit order": [_set("conflicts", [["c3", "c1"]])],
     "sequence broken": [lambda e: e.log.append(Logged(P0, 6, name(9), sequence=4, incarnation="i"))],
     "stuck": [lambda e: e.positions.update({P0: 6})],
