@@ -109,6 +109,7 @@ class Partition:
         self._world = world
         self._bytes_max = bytes_max
         self._producers: dict[int, ProducerState] = {}
+        self._unverified: dict[int, tuple[int, int]] = {}
 
     @property
     def stable_end(self) -> int:
@@ -125,6 +126,11 @@ class Partition:
         verify: Verify | None = None,
     ) -> tuple[int, int]:
         """Append a batch, all of it or nothing; return an error code and the batch's first offset."""
+        if transactional_id is not None:
+            # KAFKA-14884: a first write that follows a refused one of the same producer is not the first.
+            known, lowest = self._unverified.get(producer_id, (epoch, sequence))
+            lowest = min(lowest, sequence) if known == epoch else sequence
+            self._unverified[producer_id] = (epoch, lowest)
         if any(len(record.value or b"") > self._bytes_max for record in records):
             return KafkaError.MSG_SIZE_TOO_LARGE, -1
         if producer_id < 0:
@@ -141,6 +147,8 @@ class Partition:
             refused = verify(transactional_id, producer_id, epoch, self.place)
             if refused:
                 return refused, -1
+        if transactional_id is not None and sequence > lowest and (state is None or epoch > state.epoch):
+            return KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
         refused = self._gap(state, epoch, sequence)
         if refused:
             return refused, -1
