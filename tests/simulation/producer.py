@@ -64,13 +64,14 @@ class Item:
 class Sent:
     """A batch on its way; a repeat keeps sequence and epoch."""
 
-    __slots__ = ("attempt", "epoch", "items", "producer_id", "sequence")
+    __slots__ = ("attempt", "epoch", "items", "producer_id", "resets", "sequence")
 
     def __init__(self, items: list[Item], identity: Identity, sequence: int) -> None:
         self.items = items
         self.producer_id, self.epoch = identity
         self.sequence = sequence
         self.attempt = 0
+        self.resets = -1
 
 
 class Lane:
@@ -330,6 +331,9 @@ class SimProducer(Client):
         if self._transactional_id is not None and lane.place not in self._added:
             self._add(lane.place)
             return
+        resets = self.leader(lane.place).resets
+        if any(sent.resets != resets for sent in lane.in_flight):
+            return  # the connection broke under them: they go first when they are sent again
         while lane.waiting and len(lane.in_flight) < IN_FLIGHT_MAX:
             count = len(lane.waiting)
             if count > 1 and self.world.rng.random() < 0.3:
@@ -372,6 +376,7 @@ class SimProducer(Client):
         cluster = self.cluster
         partition = cluster.topics.partition(lane.place)
         left = batch.items[0].expires_at - self.world.now
+        batch.resets = self.leader(lane.place).resets
         self.leader(lane.place).request(
             "Produce",
             lambda reply: reply(
