@@ -18,7 +18,6 @@ from tests.simulation.broker import NONE, Topics
 from tests.simulation.scheduler import World
 
 INITIAL_DELAY_S: Final = 0.2
-REBALANCE_TIMEOUT_S: Final = 300.0
 
 
 class OffsetsOf(NamedTuple):
@@ -49,11 +48,12 @@ JoinReply = Callable[[tuple[int, Joined | None]], None]
 class Member:
     """A member and whether it waits in the join."""
 
-    __slots__ = ("name", "reply", "seen_at", "session_s", "topics")
+    __slots__ = ("name", "rebalance_s", "reply", "seen_at", "session_s", "topics")
 
-    def __init__(self, name: str, session_s: float, topics: tuple[str, ...]) -> None:
+    def __init__(self, name: str, session_s: float, rebalance_s: float, topics: tuple[str, ...]) -> None:
         self.name = name
         self.session_s = session_s
+        self.rebalance_s = rebalance_s
         self.topics = topics
         self.reply: JoinReply | None = None
         self.seen_at = 0.0
@@ -79,7 +79,9 @@ class Group:
         self._numbers = 0
         self._round = 0
 
-    def join(self, name: str, session_s: float, topics: tuple[str, ...], reply: JoinReply) -> None:
+    def join(
+        self, name: str, session_s: float, rebalance_s: float, topics: tuple[str, ...], reply: JoinReply
+    ) -> None:
         """JoinGroup: answered when all members have joined, or were dropped."""
         if name and name not in self.members:
             reply((KafkaError.UNKNOWN_MEMBER_ID, None))
@@ -87,7 +89,7 @@ class Group:
         if not name:
             self._numbers += 1
             name = f"member-{self._numbers}"
-            self.members[name] = Member(name, session_s, topics)
+            self.members[name] = Member(name, session_s, rebalance_s, topics)
         member = self.members[name]
         member.reply = reply
         member.seen_at = self._world.now
@@ -192,7 +194,8 @@ class Group:
             self.phase = Phase.PREPARING
             self._round += 1
             self._world.at(delay, self._try_complete, self._round)
-            self._world.at(REBALANCE_TIMEOUT_S, self._drop_absent, self._round)
+            longest = max(member.rebalance_s for member in self.members.values())
+            self._world.at(longest, self._drop_absent, self._round)
         else:
             self._world.at(0.0, self._try_complete, self._round)
 

@@ -71,6 +71,8 @@ class SimConsumer(Client):
         self._coordinator = self.connect("group")
         self._places: dict[LogPartition, Place] = {}
         self._waiters = Waiters(self.world)
+        self.polled_at = self.world.now
+        self.events: list[Event] = []
         self._settings = settings
         self._member: Membership | None = None
 
@@ -92,8 +94,9 @@ class SimConsumer(Client):
         """Return what is there, waiting until the time is over for all of ``num_messages``."""
         world = self.world
         world.call()
+        self.polled_at = world.now
         limit = world.now + max(timeout, 0.0001)
-        found: list[Any] = []
+        found, self.events = list(self.events), []
         while True:
             if self._member is not None and self._member.serve() and world.rng.random() < 0.5:
                 found = []
@@ -226,6 +229,7 @@ class Membership:
         self._connection = consumer.connect("membership")
         self._session_s = settings["session.timeout.ms"] / 1000
         self._beat_s = settings["heartbeat.interval.ms"] / 1000
+        self._poll_s = int(settings.get("max.poll.interval.ms", 300_000)) / 1000
         self._group: Group = consumer.cluster.groups.group(settings["group.id"])
         self._topics = tuple(topics)
         self._callbacks = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
@@ -270,7 +274,7 @@ class Membership:
         name = self.name
 
         def handle(reply: Reply) -> None:
-            self._group.join(name, self._session_s, self._topics, reply)
+            self._group.join(name, self._session_s, self._poll_s, self._topics, reply)
 
         def answered(code: int, answer: Any) -> None:
             if number != self._round or self._leaving:
@@ -287,7 +291,7 @@ class Membership:
                 self.name = ""
             self._process.at(self._world.rng.uniform(*BACKOFF_S), self._join_again, number)
 
-        self._connection.request("JoinGroup", handle, answered, 310.0)
+        self._connection.request("JoinGroup", handle, answered, self._poll_s + 3.0)
 
     def _join_again(self, number: int) -> None:
         if number == self._round and not self._leaving:
@@ -319,6 +323,9 @@ class Membership:
         if number != self._round or self._leaving:
             return
         name, generation = self.name, self.generation
+        if self._world.now - self._consumer.polled_at > self._poll_s:
+            self._expel()
+            return
 
         def answered(code: int, answer: Any) -> None:
             if number != self._round or self._leaving:
@@ -354,6 +361,16 @@ class Membership:
             self._join()
             return
         self._tell(kind, assigned if assigned is not None else waiting or [])
+
+    def _expel(self) -> None:
+        """The application was silent for too long: leave, and tell it when it polls again."""
+        name = self.name
+        self._round += 1
+        self.generation, self.name = -1, ""
+        self._connection.request("LeaveGroup", lambda reply: reply(self._group.leave(name)), lambda *_: None, 1.0)
+        for place in self._assigned or [LogPartition(self._topics[0], 0)]:
+            self._consumer.events.append(Event(place, -1001, KafkaError._MAX_POLL_EXCEEDED))
+        self._tell("lost", self._assigned or [])
 
     def _forget(self, code: int) -> None:
         self.generation = -1

@@ -29,6 +29,7 @@ instance = "a"
 state = "/nowhere/simulated"
 [kafka]
 "bootstrap.servers" = "127.0.0.1:1"
+"max.poll.interval.ms" = "60000"
 {resources}
 [routes.{ROUTE}]
 from = ["{LOG}"]
