@@ -19,8 +19,9 @@ from tests.simulation.broker import NewRecord
 from tests.simulation.broker_groups import OffsetsOf
 from tests.simulation.broker_transactions import Identity
 from tests.simulation.installation import WALL_START_MS
+from tests.simulation.network import Connection
 from tests.simulation.scheduler import Waiters
-from tests.simulation.site import BACKOFF_S, REPEATED, Client, Cluster, Done, error, failure
+from tests.simulation.site import BACKOFF_S, REPEATED, Ask, Client, Cluster, Done, error, failure
 
 IN_FLIGHT_MAX: Final = 5
 FENCED: Final = frozenset(
@@ -107,6 +108,7 @@ class SimProducer(Client):
         self._count = 0
         self._waiters = Waiters(self.world)
         self._fatal: KafkaError | None = None
+        self._to_abort: KafkaException | None = None
         self._state = "new"
         self._failed_reports = 0
         self._added: set[LogPartition] = set()
@@ -133,6 +135,7 @@ class SimProducer(Client):
             raise failure(KafkaError._STATE)
         self._state = "open"
         self._added, self._adding = set(), set()
+        self._to_abort = None
         self._failed_reports = 0
         self._has_written = False
 
@@ -198,7 +201,7 @@ class SimProducer(Client):
     ) -> None:
         """AddOffsetsToTxn, then TxnOffsetCommit under the membership given."""
         self.world.call()
-        self._raise_fatal()
+        self._raise_failed()
         if self._state != "open":
             raise failure(KafkaError._STATE)
         if not offsets:
@@ -215,35 +218,25 @@ class SimProducer(Client):
         assert identity is not None
         assert transactional_id is not None
         self._has_written = True
-        self._finish(
-            *self._blocking(
-                lambda done: self.repeat(
-                    self._coordinator,
-                    "AddOffsetsToTxn",
-                    lambda: (self.cluster.transactions.add(transactional_id, *identity, [OffsetsOf(group)]), None),
-                    done,
-                ),
-                timeout,
-            )
+        self._ask(
+            self._coordinator,
+            "AddOffsetsToTxn",
+            lambda: (self.cluster.transactions.add(transactional_id, *identity, [OffsetsOf(group)]), None),
+            timeout,
         )
-        self._finish(
-            *self._blocking(
-                lambda done: self.repeat(
-                    self._group,
-                    "TxnOffsetCommit",
-                    lambda: self.cluster.commit_in_transaction(
-                        transactional_id, *identity, (group, member, generation), positions
-                    ),
-                    done,
-                ),
-                timeout,
-            )
+        self._ask(
+            self._group,
+            "TxnOffsetCommit",
+            lambda: self.cluster.commit_in_transaction(
+                transactional_id, *identity, (group, member, generation), positions
+            ),
+            timeout,
         )
 
     def commit_transaction(self, timeout: float = 1e9) -> None:
         """Wait for every record, then EndTxn."""
         self.world.call()
-        self._raise_fatal()
+        self._raise_failed()
         limit = self.world.now + timeout
         if self.flush(timeout):
             raise failure(KafkaError._TIMED_OUT, retriable=True)
@@ -266,16 +259,11 @@ class SimProducer(Client):
         assert identity is not None
         assert transactional_id is not None
         if self._has_written:
-            self._finish(
-                *self._blocking(
-                    lambda done: self.repeat(
-                        self._coordinator,
-                        "EndTxn",
-                        lambda: (self.cluster.transactions.end(transactional_id, *identity, commit=commit), None),
-                        done,
-                    ),
-                    timeout,
-                )
+            self._ask(
+                self._coordinator,
+                "EndTxn",
+                lambda: (self.cluster.transactions.end(transactional_id, *identity, commit=commit), None),
+                timeout,
             )
         self._state = "ready"
 
@@ -286,13 +274,16 @@ class SimProducer(Client):
         finally:
             self._calls -= 1
 
-    def _finish(self, code: int, _answer: Any) -> None:
+    def _ask(self, connection: Connection, api: str, ask: Ask, timeout: float) -> None:
+        """Ask about the transaction; after a refusal it can only be aborted."""
+        code, _ = self._blocking(lambda done: self.repeat(connection, api, ask, done), timeout)
         if not code:
             return
         if code in FENCED or code == KafkaError.INVALID_TXN_STATE:
             self._die(code)
             self._raise_fatal()
-        raise failure(code, abort=True)
+        self._to_abort = failure(code, abort=True)
+        raise self._to_abort
 
     def _ask_identity(self, done: Done) -> None:
         self.repeat(
@@ -489,6 +480,11 @@ class SimProducer(Client):
         for lane in self._lanes.values():
             self._fail(lane, KafkaError._PURGE_QUEUE)
         self._waiters.wake_all()
+
+    def _raise_failed(self) -> None:
+        self._raise_fatal()
+        if self._to_abort is not None:
+            raise self._to_abort
 
     def _raise_fatal(self) -> None:
         if self._fatal is not None:
