@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Most tests wait, for a session to expire above all: three at a time, each process with services of its own.
 SHARE := -n 3 --dist loadfile
+SEEDS ?= 10000
+FIRST ?= 0
 
-.PHONY: help setup demo test test-long lint types bench clean
+.PHONY: help setup demo test test-long simulate lint types bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +37,9 @@ test: lint types ## Style, types and all tests that end within minutes
 
 test-long: setup ## The tests that take minutes each
 	$(BIN)/pytest $(SHARE) -m slow
+
+simulate: setup ## Search for a seed that breaks a promise: SEEDS=n FIRST=k
+	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --first $(FIRST)
 
 bench: setup ## Measure against the plain client, side by side
 	$(BIN)/relay bench

@@ -16,15 +16,27 @@ OTHER_APIS: Final = ("Produce", "ListOffsets", "OffsetFetch", "Heartbeat", "Join
 class Faults:
     """Injects faults between the start of a run and ``until``; afterwards everything is healed."""
 
-    def __init__(self, world: World, cluster: Cluster, crew: Crew, until: float, only: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        cluster: Cluster,
+        crew: Crew,
+        until: float,
+        only: frozenset[str] | None = None,
+        *,
+        storm: bool = False,
+    ) -> None:
         self.world = world
         self.cluster = cluster
         self.crew = crew
         self.until = until
+        self.storm = storm
         self.crash_at: dict[str, int] = {}
         self.freeze_at: dict[str, tuple[int, float]] = {}
         rng = world.rng
         self.names = [name for name in ATLAS if (rng.random() < 0.5 if only is None else name in only)]
+        if storm and only is None:
+            self.names = [*STORM, *rng.sample(["kills", "slow_markers", "freezes", "resets"], rng.randrange(0, 3))]
         for name in self.names:
             ATLAS[name](self)
         world.trace("faults", *self.names)
@@ -116,6 +128,13 @@ def strays(faults: Faults) -> None:
     """Transactional requests late, held, lost, or without an answer: EndTxn above all (KAFKA-17754)."""
     rng = faults.world.rng
     rates = faults.cluster.weather.rates
+    if faults.storm:
+        # The repeat gets through at once, and the first copy comes while the next transaction is open.
+        rates["EndTxn"] = 0.7
+        faults.cluster.network.reconnect_s = (0.0005, 0.004)
+        faults.cluster.weather.late_s = (0.02, 0.12)
+        faults.cluster.weather.kinds = ("late",)
+        return
     rates["EndTxn"] = rng.choice((0.1, 0.3, 0.6))
     faults.cluster.weather.late_s = rng.choice(((0.002, 4.0), (0.02, 0.2), (0.05, 0.5)))
     faults.cluster.weather.kinds = rng.choice((("late",), ("late", "held", "lost", "unanswered")))
@@ -219,6 +238,8 @@ def clock_jumps(faults: Faults) -> None:
     faults.sometime(strike, 3)
 
 
+STORM: Final = ("strays", "deaf_members", "frozen_points")
+"""What the protocol was made for: strays while memberships end and workers stand still."""
 CRASH_POINTS: Final = (
     "sealed.begun", "sealed.outputs", "sealed.entries", "sealed.offsets", "sealed.committing", "sealed.committed",
     "recovery.started", "recovery.fencing", "recovery.fenced", "recovery.read", "recovery.settled", "recovery.claiming",

@@ -68,6 +68,7 @@ class Network:
     def __init__(self, world: World, weather: Weather, brokers: int = 1) -> None:
         self.world = world
         self.weather = weather
+        self.reconnect_s = RECONNECT_S
         self.back_at = [0.0] * brokers
         self.cut_off: dict[str, float] = {}
         self.deaf: dict[str, float] = {}
@@ -163,7 +164,7 @@ class Connection:
     def _close(self, code: int) -> None:
         self._life += 1
         self.resets += 1
-        self._ready_at = self._world.now + self._world.rng.uniform(*RECONNECT_S)
+        self._ready_at = self._world.now + self._world.rng.uniform(*self._network.reconnect_s)
         self._last_arrival = 0.0
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():

@@ -57,11 +57,15 @@ def run_topic(seed: int, *, tracing: bool = False, only: frozenset[str] | None =
     gathering = Gathering(world, cluster)
     crew.on_end.append(gathering.sample)
     rng = world.rng
-    producers = PlainProducers(world, cluster, messages=rng.choice((12, 40, 120)), seconds=FAULTS_S * 0.8)
-    faults = Faults(world, cluster, crew, FAULTS_S, only)
+    storm = rng.random() < 0.4
+    if storm:
+        crew.config = _crowded(crew.config)
+    messages = rng.choice((80, 160)) if storm else rng.choice((12, 40, 120))
+    producers = PlainProducers(world, cluster, messages=messages, seconds=FAULTS_S * 0.8)
+    faults = Faults(world, cluster, crew, FAULTS_S, only, storm=storm)
     outcome = Outcome(seed, faults=faults.names, messages=producers.sent)
     with installed(world, crash_points=faults.passed, also=kafka_ports.stand_ins(cluster, kafka_ports.Disks())):
-        for number in range(rng.choice((1, 1, 2, 2, 3))):
+        for number in range(rng.choice((2, 3)) if storm else rng.choice((1, 1, 2, 2, 3))):
             world.at(rng.random() * 2, crew.start, number)
         _look(world, crew, gathering)
         try:
@@ -106,6 +110,13 @@ def _vary(world: World, config: RelayConfig) -> RelayConfig:
     )
     made = route.model_copy(update={"batch": batch, "order": rng.choice(("publisher", "partition"))})
     return config.model_copy(update={"timing": timing, "routes": {ROUTE: made}})
+
+
+def _crowded(config: RelayConfig) -> RelayConfig:
+    """Small batches, so that one transaction follows the other."""
+    route = config.routes[ROUTE]
+    made = route.model_copy(update={"batch": route.batch.model_copy(update={"messages": 3})})
+    return config.model_copy(update={"routes": {ROUTE: made}})
 
 
 def _make_topics(world: World, cluster: Cluster) -> None:

@@ -1,0 +1,64 @@
+"""A share of the search with every test run, the seeds that once failed, and what the search itself rests on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from tests.simulation.kinds import KINDS, run
+from tests.simulation.removals import without
+from tests.simulation.seeds import SEEDS
+
+CHUNK = 60
+CHUNKS = 8
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    """No collection in the middle of a run, and logging as it was afterwards."""
+    known = structlog.get_config()
+    gc.disable()
+    yield
+    gc.enable()
+    structlog.configure(**known)
+
+
+@pytest.mark.parametrize("first", range(0, CHUNK * CHUNKS, CHUNK))
+def test_no_seed_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        outcome = run(seed)
+        assert not outcome.problems, f"python -m tests.simulation.run --seed {seed} --trace"
+
+
+@pytest.mark.parametrize(("kind", "seed", "lesson"), SEEDS)
+def test_a_seed_that_failed_once_is_clean(kind: str, seed: int, lesson: str) -> None:
+    outcome = run(seed, kind)
+    assert not outcome.problems, lesson
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_replays_exactly(kind: str) -> None:
+    once, again = run(7, kind, tracing=True), run(7, kind, tracing=True)
+    assert once.lines
+    assert once.digest == again.digest
+    assert run(8, kind, tracing=True).digest != once.digest
+
+
+@pytest.mark.parametrize(
+    ("guard", "seeds"),
+    [
+        ("no_sift", range(12)),
+        ("no_seek", range(20)),
+        ("instance_kept", range(25)),
+        ("no_index_added", range(25)),
+        ("unsealed_trusted", range(40, 80)),
+        ("no_seal", range(40, 80)),
+        ("begin_not_flushed", range(20, 60)),
+    ],
+)
+def test_the_search_finds_a_removed_guard(guard: str, seeds: range) -> None:
+    with without(guard):
+        assert any(run(seed, "topic").problems for seed in seeds)
