@@ -63,7 +63,7 @@ def demo_command(
     Exit codes: 0 all of it exactly once, 1 not, 2 something is missing on this machine, 3 unreachable.
     """
     show = Show(Console(stderr=as_json))
-    with _ending_properly(), _place(directory) as place:
+    with ending_properly(), _place(directory) as place:
         try:
             stage, result = run(place, messages, seed, show)
             if as_json:
@@ -159,7 +159,7 @@ def _leave(stage: Stage, out: Any) -> None:
 
 
 @contextmanager
-def _ending_properly() -> Iterator[None]:
+def ending_properly() -> Iterator[None]:
     """Let SIGTERM and SIGHUP unwind like Ctrl-C does, so that nothing is left behind."""
 
     def end(number: int, _frame: FrameType | None) -> None:

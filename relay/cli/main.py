@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "status": "Show what every route does now.",
     "indoubt": "List, show and resolve what no evidence has decided.",
     "verify": "Prove from the log and the destinations that nothing is lost, doubled or reordered.",
+    "chaos": "Strike the relay with seeded accidents, watch and audit it.",
     "spark": "Run a Spark job of the project, such as the one that puts the flights into the log.",
     "bench": "Measure against the plain client in the same run.",
 }

@@ -21,7 +21,9 @@ _READ_BYTES: Final = 1 << 20
 class Part:
     """A running process in a session of its own, so that a terminal's Ctrl-C reaches it only through the demo."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str], pass_fds: Sequence[int] = ()
+    ) -> None:
         """Start it; both its outputs are appended to ``log``."""
         self.name = name
         self.log = log
@@ -35,6 +37,7 @@ class Part:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **env},
                 start_new_session=True,
+                pass_fds=tuple(pass_fds),
             )
 
     @property
@@ -56,18 +59,18 @@ class Part:
 
     def end(self, grace_s: float) -> int:
         """Ask it to end, insist after ``grace_s`` seconds, and return its exit code."""
-        self._send(signal.SIGTERM)
+        self.send(signal.SIGTERM)
         try:
             return self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            self._send(signal.SIGKILL)
+            self.send(signal.SIGKILL)
             return self._process.wait()
 
     def complaint(self, sentence: str) -> CheckFailed:
         """Return an error that says what is wrong and how the log ends."""
         return CheckFailed(f"{sentence}\nThe end of the log of {self.name}:\n{tail(self.log, TAIL_LINES)}")
 
-    def _send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Signal the whole session: Spark is a shell's grandchild."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

@@ -13,13 +13,18 @@ _WAIT_S: Final = 0.1
 _BATCH: Final = 1000
 
 
-def tail(settings: Mapping[str, Any], partitions: Iterable[LogPartition]) -> Iterator[list[Message]]:
-    """Yield records of the partitions from their beginning, for ever, without waiting for a batch to fill.
+def tail(
+    settings: Mapping[str, Any],
+    partitions: Iterable[LogPartition],
+    firsts: Mapping[LogPartition, int] | None = None,
+) -> Iterator[list[Message]]:
+    """Yield records of the partitions, from ``firsts`` or else their beginning, for ever, without waiting for a batch.
 
     An empty list now and then lets the caller stop.
     """
     consumer = Consumer(dict(settings))
-    consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partitions])
+    given = firsts or {}
+    consumer.assign([TopicPartition(place.topic, place.partition, given.get(place, 0)) for place in partitions])
     try:
         while True:
             first = consumer.poll(_WAIT_S)

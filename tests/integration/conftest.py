@@ -23,7 +23,7 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.run.config import load
 from relay.run.migrate import migrate
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
-from tests.integration.frame_proxy import FrameProxy
+from relay.chaos.frame_proxy import FrameProxy
 
 MARKER_DEADLINE_S = 20.0
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.frame_proxy import (
+from relay.chaos.frame_proxy import (
     ADD_OFFSETS_TO_TXN,
     END_TXN,
     PRODUCE,

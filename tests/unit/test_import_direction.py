@@ -17,7 +17,7 @@ LAYERS: Final = (
     {"monitor", "log", "capture", "transfer", "resources", "kafka"},
     {"delivery"},
     {"run"},
-    {"cli", "audit", "bench", "demo", "local"},
+    {"cli", "audit", "bench", "chaos", "demo", "local"},
 )
 """Each layer imports itself and the ones before it."""
 LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.randomness", "relay.run.schedule"}

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 from typing import Final, NamedTuple, Self
+
+from relay.run import clock, schedule
 
 PRODUCE: Final = 0
 OFFSET_COMMIT: Final = 8
@@ -29,7 +29,7 @@ END_TXN: Final = 26
 TXN_OFFSET_COMMIT: Final = 28
 
 MAX_FRAME: Final = 64 * 1024 * 1024
-MAX_CONNECTIONS: Final = 128
+MAX_CONNECTIONS: Final = 512
 BROKER_TIMEOUT_S: Final = 20.0
 _FIRST_FLEXIBLE_END_TXN: Final = 3
 _FIRST_FLEXIBLE_PRODUCE: Final = 9
@@ -141,7 +141,7 @@ class Fate(Enum):
 
     HOLD = "kept back until released"
     DROP_ANSWER = "goes through, its answer does not come back"
-    PASS = "goes through once the rule's action is done"
+    PASS = "goes through once the rule's action is done"  # noqa: S105 - no password
 
 
 @dataclass(eq=False)
@@ -155,13 +155,17 @@ class Caught:
     request: Request | None = None
     released: bytes | None = None
     _broker: tuple[str, int] = ("", 0)
-    _seen: threading.Event = field(default_factory=threading.Event)
+    _seen: schedule.Event = field(default_factory=schedule.event)
 
     def wait(self, timeout_s: float = 20.0) -> Request:
         """Return the caught request; TimeoutError when none came."""
         if not self._seen.wait(timeout_s) or self.request is None:
             raise TimeoutError(f"no request to be {self.fate.value} came within {timeout_s} s")
         return self.request
+
+    def tell(self) -> None:
+        """The request was caught and dealt with."""
+        self._seen.set()
 
     @property
     def is_caught(self) -> bool:
@@ -185,12 +189,12 @@ class Caught:
         While the coordinator is busy with the transaction it refuses (CONCURRENT_TRANSACTIONS): try again for a while.
         """
         self.wait(0).end_txn()
-        limit = time.monotonic() + BROKER_TIMEOUT_S
+        limit = clock.monotonic() + BROKER_TIMEOUT_S
         while True:
             (code,) = struct.unpack_from(">h", self.release(), 8)  # correlation id, throttle time
-            if code != _CONCURRENT_TRANSACTIONS or time.monotonic() > limit:
+            if code != _CONCURRENT_TRANSACTIONS or clock.monotonic() > limit:
                 return int(code)
-            time.sleep(0.005)
+            clock.sleep(0.005)
 
 
 def read_frame(connection: socket.socket) -> bytes | None:
@@ -235,16 +239,14 @@ class _Connection:
         self._client = client
         self._broker = broker
         self._to_drop: dict[int, bool] = {}
-        self._ending = threading.Lock()
+        self._ending = schedule.lock()
         self._ended = False
         for end in (client, broker):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.threads = [
-            threading.Thread(target=self._guard, args=(pump,), name=f"proxy-{pump.__name__}", daemon=True)
-            for pump in (self._requests, self._answers)
+            schedule.start_thread("proxy-requests", lambda: self._guard(self._requests)),
+            schedule.start_thread("proxy-answers", lambda: self._guard(self._answers)),
         ]
-        for thread in self.threads:
-            thread.start()
 
     def end(self, *, reset: bool = False) -> None:
         """End both sides, once: a second end could turn the reset into an ordinary one."""
@@ -279,7 +281,7 @@ class _Connection:
             elif rule.reset:
                 self.end(reset=True)
             if rule is not None:
-                rule._seen.set()
+                rule.tell()
 
     def _answers(self) -> None:
         while (frame := read_frame(self._broker)) is not None:
@@ -301,7 +303,7 @@ class FrameProxy:
     def __init__(self, broker: str, port: int = 0) -> None:
         host, _, number = broker.rpartition(":")
         self._broker = (host, int(number))
-        self._lock = threading.Lock()
+        self._lock = schedule.lock()
         self._rules: list[Caught] = []
         self._connections: set[_Connection] = set()
         self._closed = False
@@ -309,8 +311,7 @@ class FrameProxy:
         self.seen: dict[int, int] = {}
         self._listener = socket.create_server(("127.0.0.1", port), backlog=MAX_CONNECTIONS)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._accept, name="proxy-accept", daemon=True)
-        self._thread.start()
+        self._thread = schedule.start_thread("proxy-accept", self._accept)
 
     def __enter__(self) -> Self:
         return self

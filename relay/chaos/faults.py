@@ -1,0 +1,281 @@
+"""What the plan names is done to real processes, connections and sessions; each deed undoes itself before it returns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from relay.chaos import frame_proxy
+from relay.chaos.crew import Command, Crew
+from relay.chaos.frame_proxy import Caught, FrameProxy, Match, Request, api, end_txn
+from relay.chaos.nemesis import Fault, Kind
+from relay.chaos.stage import Stage
+from relay.local.process import RecordedProcess
+from relay.message.errors import CheckFailed
+from relay.run import clock, schedule
+
+T = TypeVar("T")
+
+Begin = Callable[[str], None]
+"""Called once, when it begins, with what is struck."""
+Deed = Callable[[Fault, Begin], str]
+"""Does it all, and returns what is worth saying in the end."""
+
+CATCH_S: Final = 10.0
+BROKER_END_S: Final = 20.0
+BROKER_START_S: Final = 30.0
+STORM_ROUNDS: Final = 3
+STORM_GRACE_S: Final = 15.0
+ANSWER_RESET_SHARE: Final = 0.6
+"""Share of lost answers whose connection is reset too; else the client waits for its own timeout."""
+_POLL_S: Final = 0.05
+
+
+class Missed(Exception):
+    """There is nothing that could be struck now."""
+
+
+def picked(found: Sequence[T], pick: float) -> T:
+    """Return the one that a number in [0, 1) means; raises Missed if there is none."""
+    if not found:
+        raise Missed("nothing to strike")
+    return found[int(pick * len(found))]
+
+
+class WorkerFaults:
+    """Strikes worker processes that the run has started itself, and nothing else."""
+
+    def __init__(
+        self, crew: Crew, routes: Sequence[str], workers: int, command: Callable[[str, int], Command],
+        stopping: schedule.Event,
+    ) -> None:  # fmt: skip
+        self._crew = crew
+        self._routes = routes
+        self._next = workers
+        self._command = command
+        self._stopping = stopping
+        self.deeds: dict[Kind, Deed] = {
+            Kind.WORKER_KILL: self._kill,
+            Kind.WORKER_FREEZE: self._freeze,
+            Kind.STORM: self._storm,
+        }
+
+    def _kill(self, fault: Fault, begin: Begin) -> str:
+        name = picked(self._crew.running(), fault.pick)
+        if self._crew.kill(name) is None:
+            raise Missed(f"{name} has just ended")
+        begin(name)
+        return ""
+
+    def _freeze(self, fault: Fault, begin: Begin) -> str:
+        name = picked(self._crew.running(), fault.pick)
+        if self._crew.freeze(name) is None:
+            raise Missed(f"{name} has just ended")
+        begin(name)
+        self._stopping.wait(fault.lasts_s)
+        self._crew.thaw(name)
+        return ""
+
+    def _storm(self, fault: Fault, begin: Begin) -> str:
+        """Let a worker more join and leave, again and again: every time its whole group rebalances."""
+        route = picked(self._routes, fault.pick)
+        begin(route)
+        for _ in range(STORM_ROUNDS):
+            number, self._next = self._next, self._next + 1
+            name = f"{route}.{number}"
+            self._crew.add(name, self._command(route, number))
+            self._stopping.wait(fault.lasts_s / STORM_ROUNDS)
+            self._crew.leave(name, STORM_GRACE_S)
+        return f"{STORM_ROUNDS} workers joined and left"
+
+
+class StageFaults:
+    """Strikes the demonstration's own services, publishers and connections; of brokers one at a time."""
+
+    def __init__(self, stage: Stage, sources: Crew, stopping: schedule.Event) -> None:
+        self._stage = stage
+        self._sources = sources
+        self._stopping = stopping
+        self._brokers = schedule.lock()
+        self._database = schedule.lock()
+        relays = f"{stage.config.relay.name}."
+        self.deeds: dict[Kind, Deed] = {
+            Kind.PUBLISHER_KILL: self._kill_publisher,
+            Kind.BROKER_BOUNCE: lambda fault, begin: self._bounce(fault, begin, signal.SIGTERM),
+            Kind.BROKER_KILL: lambda fault, begin: self._bounce(fault, begin, signal.SIGKILL),
+            Kind.BROKER_PAUSE: self._pause,
+            Kind.LATE_COMMIT: self._late_commit,
+            Kind.COMMIT_ANSWER_LOST: self._answer_lost(end_txn(committed=True, transactional_id=relays)),
+            Kind.PRODUCE_LOST: self._request_lost(api(frame_proxy.PRODUCE)),
+            Kind.PRODUCE_ANSWER_LOST: self._answer_lost(api(frame_proxy.PRODUCE)),
+            Kind.OFFSETS_ANSWER_LOST: self._answer_lost(api(frame_proxy.TXN_OFFSET_COMMIT)),
+            Kind.PARTITIONS_LOST: self._request_lost(api(frame_proxy.ADD_PARTITIONS_TO_TXN)),
+            Kind.BACKEND_KILL: self._kill_backend,
+            Kind.BACKEND_END: self._end_backend,
+            Kind.DATABASE_RESTART: lambda fault, begin: self._restart_database(fault, begin, crash=False),
+            Kind.DATABASE_CRASH: lambda fault, begin: self._restart_database(fault, begin, crash=True),
+        }
+
+    def heal(self) -> None:
+        """Let everything run again. Raises CheckFailed or Unreachable if something cannot."""
+        with self._brokers, self._database:
+            for _, process in self._living():
+                process.send(signal.SIGCONT)
+            self._launch()
+            self._stage.cluster.wait_until_ready()
+            self._stage.postgres.start()
+
+    def thaw(self) -> None:
+        """Let what is paused go on, so that it can be stopped; for an end before the end."""
+        for _, process in self._living():
+            process.send(signal.SIGCONT)
+
+    def _kill_publisher(self, fault: Fault, begin: Begin) -> str:
+        name = picked(self._sources.running(), fault.pick)
+        if self._sources.kill(name) is None:
+            raise Missed(f"{name} has just ended")
+        begin(name)
+        return ""
+
+    def _bounce(self, fault: Fault, begin: Begin, number: signal.Signals) -> str:
+        with self._brokers:
+            node, process = picked(self._living(), fault.pick)
+            begin(f"broker {node}")
+            process.send(number)
+            process.end(BROKER_END_S)
+            self._stopping.wait(fault.lasts_s)
+            down = clock.monotonic()
+            self._launch()
+            self._stage.cluster.wait_until_ready()
+            return f"answered {clock.monotonic() - down:.1f} s after its start"
+
+    def _pause(self, fault: Fault, begin: Begin) -> str:
+        with self._brokers:
+            node, process = picked(self._living(), fault.pick)
+            begin(f"broker {node}")
+            process.send(signal.SIGSTOP)
+            self._stopping.wait(fault.lasts_s)
+            process.send(signal.SIGCONT)
+            return ""
+
+    def _living(self) -> list[tuple[int, RecordedProcess]]:
+        cluster = self._stage.cluster
+        found = ((broker.node_id, cluster.process(broker.node_id)) for broker in cluster.plan.brokers)
+        return [(node, process) for node, process in found if process is not None]
+
+    def _launch(self) -> None:
+        limit = clock.monotonic() + BROKER_START_S
+        while True:
+            try:
+                return self._stage.cluster.launch()
+            except CheckFailed:
+                # Retry: connections of the broker that just ended may hold its port for a moment.
+                if clock.monotonic() > limit:
+                    raise
+                clock.sleep(_POLL_S)
+
+    def _late_commit(self, fault: Fault, begin: Begin) -> str:
+        relays = f"{self._stage.config.relay.name}."
+        match = end_txn(committed=True, transactional_id=relays)
+        caught = self._catch(lambda proxy: proxy.hold(match, reset=True), begin)
+        self._stopping.wait(fault.lasts_s)
+        said = []
+        for rule in caught:
+            try:
+                said.append(f"its late copy was answered with error code {rule.release_end_txn()}")
+            except (OSError, ValueError, struct.error) as error:
+                said.append(f"its late copy did not arrive: {error}")  # lost for good is as good an accident
+        return "; ".join(said)
+
+    def _answer_lost(self, match: Match) -> Deed:
+        def deed(fault: Fault, begin: Begin) -> str:
+            reset = fault.pick < ANSWER_RESET_SHARE
+            self._catch(lambda proxy: proxy.drop_answer(match, reset=reset), begin)
+            return "with a reset" if reset else "in silence"
+
+        return deed
+
+    def _request_lost(self, match: Match) -> Deed:
+        def deed(_fault: Fault, begin: Begin) -> str:
+            self._catch(lambda proxy: proxy.hold(match, reset=True), begin)
+            return "with a reset"
+
+        return deed
+
+    def _catch(self, rule: Callable[[FrameProxy], Caught], begin: Begin) -> list[Caught]:
+        """Set a rule before every broker and return what it caught first; more only if they come at once."""
+        rules = [(proxy, rule(proxy)) for proxy in self._stage.proxies]
+        limit = clock.monotonic() + CATCH_S
+        while not any(one.is_caught for _, one in rules) and clock.monotonic() < limit:
+            if self._stopping.wait(_POLL_S):
+                break
+        for proxy, one in rules:
+            proxy.cancel(one)
+        caught = [one for _, one in rules if one.is_caught]
+        if not caught:
+            raise Missed(f"no such request within {CATCH_S:g} s")
+        begin(", ".join(sorted({_said(one.wait(0)) for one in caught})))
+        return caught
+
+    def _kill_backend(self, fault: Fault, begin: Begin) -> str:
+        """SIGKILL a backend: the server ends all sessions and recovers."""
+        with self._database:
+            pid, name = self._session(fault.pick)
+            begin(name)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return "it had just ended"
+        return ""
+
+    def _end_backend(self, fault: Fault, begin: Begin) -> str:
+        with self._database:
+            pid, name = self._session(fault.pick)
+            begin(name)
+            self._ask("select pg_terminate_backend(%s)", (pid,))
+        return ""
+
+    def _restart_database(self, fault: Fault, begin: Begin, *, crash: bool) -> str:
+        with self._database:
+            begin("PostgreSQL")
+            if crash:
+                self._stage.postgres.kill()
+            else:
+                self._stage.postgres.stop()
+            self._stopping.wait(fault.lasts_s)
+            self._stage.postgres.start()
+        return ""
+
+    def _session(self, pick: float) -> tuple[int, str]:
+        """Return pid and name of a client's session."""
+        found = self._ask(
+            "select pid, coalesce(nullif(application_name, ''), 'a session') from pg_stat_activity"
+            " where backend_type = 'client backend' and pid <> pg_backend_pid() order by pid",
+            (),
+        )
+        pid, name = picked(found, pick)
+        return int(pid), str(name)
+
+    def _ask(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        try:
+            with psycopg.connect(self._stage.url, autocommit=True, connect_timeout=5) as connection:
+                return connection.execute(statement.encode(), values).fetchall()
+        except psycopg.Error as error:
+            raise Missed("the database does not answer") from error
+
+
+def _said(request: Request) -> str:
+    """Return what is worth knowing of a request: whose commit, or to which topic."""
+    try:
+        if request.api_key == frame_proxy.END_TXN:
+            return request.end_txn().transactional_id
+        if request.api_key == frame_proxy.PRODUCE:
+            return f"to {request.produce_topic()}"
+    except (ValueError, struct.error):
+        pass  # Go on: of a version that the proxy cannot read; it is struck all the same.
+    return request.client_id or "a client"

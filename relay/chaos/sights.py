@@ -1,0 +1,60 @@
+"""A look at every route each second, by what `relay status` reads; what cannot be read now is simply not written down."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from relay.chaos.history import History
+from relay.message.errors import RelayError
+from relay.run import clock, schedule
+from relay.run.config import RelayConfig
+from relay.run.status import RouteView
+from relay.run.status_reading import StatusReader
+
+PERIOD_S: Final = 1.0
+TIMEOUT_S: Final = 3.0
+
+
+class Sights:
+    """A thread that writes sights into the history until it is ended."""
+
+    def __init__(self, config: RelayConfig, history: History) -> None:
+        self._config = config
+        self._history = history
+        self._stopping = schedule.event()
+        self._thread = schedule.start_thread("chaos-sights", self._run)
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._stopping.set()
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        with StatusReader(self._config, TIMEOUT_S) as reader:
+            while not self._stopping.is_set():
+                began = clock.monotonic()
+                try:
+                    self._write(reader.read())
+                except (RelayError, psycopg.Error) as error:
+                    # Go on: brokers and database are meant to be away now and then.
+                    self._history.tell("note", text=f"no sight: {type(error).__name__}")
+                self._stopping.wait(max(0.1, PERIOD_S - (clock.monotonic() - began)))
+
+    def _write(self, views: list[RouteView]) -> None:
+        passed, lag = {}, {}
+        for view in views:
+            known = [partition for partition in view.partitions if partition.lag is not None]
+            if len(known) == len(view.partitions):
+                lag[view.name] = sum(partition.lag or 0 for partition in known)
+                passed[view.name] = sum(partition.end - (partition.lag or 0) for partition in known)
+        partitions = [partition for view in views for partition in view.partitions]
+        self._history.tell(
+            "sight",
+            log={view.name: sum(partition.end for partition in view.partitions) for view in views},
+            passed=passed,
+            lag=lag,
+            in_doubt=sum(partition.in_doubt for partition in partitions),
+            held=sum(partition.held for partition in partitions),
+        )

@@ -1,0 +1,169 @@
+"""The stage of the demonstration: brokers behind frame proxies, a database, and routes to a topic and to a table."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from relay.chaos.frame_proxy import FrameProxy
+from relay.chaos.nemesis import SESSION_S
+from relay.kafka.topics import TopicPlan, Topics
+from relay.local.jars import Tell
+from relay.local.kafka import BrokerSettings, KafkaCluster
+from relay.local.ports import LOOPBACK, free_ports
+from relay.local.postgres import PostgresServer
+from relay.local.services import LocalServices
+from relay.message.errors import CheckFailed
+from relay.run.config import RelayConfig, load
+from relay.run.migrate import migrate
+
+CAPTURED: Final = "captured"
+PLAIN: Final = "plain"
+SHOWN: Final = "shown"
+LEDGER: Final = "ledger"
+RESOURCE: Final = "shop"
+TO_TOPIC: Final = "to-topic"
+TO_TABLE: Final = "to-table"
+PARTITIONS: Final = 4
+HEAP: Final = "256m"
+PORT_TRIES: Final = 50
+
+CONFIG: Final = f"""\
+[relay]
+name = "chaos"
+instance = "chaos"
+state = "state"
+
+[kafka]
+"bootstrap.servers" = "{{kafka}}"
+
+[timing]
+session_timeout = {SESSION_S}
+idle_in_transaction = {SESSION_S}
+statement_timeout = 5.0
+socket_timeout = 5.0
+
+[resources.{RESOURCE}]
+url = "${{{{file:postgres.url}}}}"
+
+[routes.{TO_TOPIC}]
+from = ["{CAPTURED}", "{PLAIN}"]
+to = {{{{ topic = "{SHOWN}" }}}}
+
+[routes.{TO_TABLE}]
+from = ["{CAPTURED}", "{PLAIN}"]
+
+[routes.{TO_TABLE}.to]
+table = "{LEDGER}"
+resource = "{RESOURCE}"
+mode = "insert"
+
+[routes.{TO_TABLE}.to.columns]
+id = "ce:id"
+source = "ce:source"
+"""
+
+# Neither has a unique column on purpose: a second effect would stand there for everyone to see.
+TABLES: Final = (
+    b"create table noted (source text not null, id text not null)",
+    b"create table ledger (source text not null, id text not null)",
+)
+
+
+@dataclass
+class Stage:
+    """Everything answers, and topics and tables exist. ``close`` stops it all."""
+
+    directory: Path
+    config: RelayConfig
+    cluster: KafkaCluster
+    postgres: PostgresServer
+    proxies: list[FrameProxy] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """The database, password included."""
+        return self.config.resources[RESOURCE].url.get_secret_value()
+
+    def log(self, name: str) -> Path:
+        """Return the log file of a process."""
+        return self.directory / f"{name}.log"
+
+    def close(self) -> None:
+        """Stop services and proxies; the data stays. A paused broker must be told to go on before."""
+        shut(self.directory, self.proxies)
+
+
+def build(directory: Path, brokers: int, tell: Tell) -> Stage:
+    """Start the services in an empty directory and create what is needed there."""
+    listen, advertise = consecutive_ports(2, brokers)
+    proxies = [FrameProxy(f"{LOOPBACK}:{listen + n}", advertise + n) for n in range(brokers)]
+    heap = BrokerSettings(heap=HEAP)
+    try:
+        services = LocalServices.up(
+            directory, listen, f"{LOOPBACK}:{advertise}", brokers, settings=heap, tell=tell
+        )
+        assert services.postgres is not None, "asked for"
+        cluster = KafkaCluster.find(directory / "kafka", heap)
+        assert cluster is not None, "just started"
+        secret = directory / "postgres.url"
+        secret.touch(mode=0o600)
+        secret.write_text(services.postgres)
+        path = directory / "relay.toml"
+        path.write_text(CONFIG.format(kafka=",".join(proxy.address for proxy in proxies)))
+        config = load(path)
+        with Topics(config.kafka, config.timing) as topics:
+            topics.create([_topic(name, brokers) for name in (CAPTURED, PLAIN, SHOWN)])
+        migrate(config)
+        with psycopg.connect(services.postgres, autocommit=True) as connection:
+            for statement in TABLES:
+                connection.execute(statement)
+    except BaseException:
+        shut(directory, proxies)
+        raise
+    return Stage(directory, config, cluster, PostgresServer(directory / "postgres"), proxies)
+
+
+def shut(directory: Path, proxies: list[FrameProxy]) -> None:
+    """Stop what runs in a directory."""
+    services = LocalServices.find(directory)
+    if services is not None:
+        services.down()
+    for proxy in proxies:
+        proxy.failures.clear()  # the result tells of them; here they would hide why everything ends
+        proxy.close()
+
+
+def consecutive_ports(runs: int, length: int) -> list[int]:
+    """Return the first port of each of so many runs of free neighbouring ports, no two of which overlap."""
+    found: list[int] = []
+    for start in free_ports(PORT_TRIES):
+        wanted = range(start, start + length)
+        apart = all(abs(start - other) >= length for other in found)
+        if apart and wanted[-1] < 65536 and _are_free(wanted):
+            found.append(start)
+        if len(found) == runs:
+            return found
+    raise CheckFailed(f"no {runs} runs of {length} free neighbouring ports were found; try again")
+
+
+def _are_free(ports: range) -> bool:
+    with contextlib.ExitStack() as stack:
+        try:
+            for port in ports:
+                listener = stack.enter_context(socket.socket())
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((LOOPBACK, port))
+        except OSError:
+            return False  # Retry with others: taken by somebody.
+    return True
+
+
+def _topic(name: str, brokers: int) -> TopicPlan:
+    replicas = min(3, brokers)
+    return TopicPlan(name, PARTITIONS, replicas, {"min.insync.replicas": str(max(1, replicas - 1))})
