@@ -47,11 +47,18 @@ def _dedup_restore(services: LocalServices, messages: int) -> Row:
     return run(services.kafka, messages)
 
 
+def _recovery(services: LocalServices, messages: int) -> Row:
+    from relay.bench.recovery import run  # noqa: PLC0415
+
+    return run(services.kafka, messages)
+
+
 BENCHES: Final[dict[str, tuple[Callable[[LocalServices, int], Row], int]]] = {
     "topic": (_topic, 1_500_000),
     "table": (_table, 600_000),
     "capture": (_capture, 0),
     "dedup-restore": (_dedup_restore, 2_000_000),
+    "recovery": (_recovery, 1_000_000),
 }
 """Name -> (measure, messages by default): short runs flatter whoever starts faster."""
 

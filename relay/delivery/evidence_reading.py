@@ -6,9 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from relay.delivery.ports import Reader
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, Record
 from relay.message.schemas import UnknownRecord
-from relay.monitor.entries import NOT_DELIVERED, UNKNOWN_OFFSET, Begin, Entry, Page, decode
+from relay.monitor.entries import (
+    NOT_DELIVERED,
+    UNKNOWN_OFFSET,
+    Begin,
+    Entry,
+    Page,
+    decode,
+    transaction_of_page,
+)
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex
 from relay.run.crash import crash_point
@@ -38,11 +46,14 @@ def entries(reader: Reader, topic: str, ranges: dict[int, tuple[int, int]]) -> I
     wanted = {LogPartition(topic, partition): span for partition, span in ranges.items()}
     for records in reader.read(wanted):
         for record in records:
-            try:
-                entry = decode(record.key(), record.value())
-            except UnknownRecord:
-                entry = None
-            yield record.partition() or 0, record.offset() or 0, entry
+            yield record.partition() or 0, record.offset() or 0, _decoded(record)
+
+
+def _decoded(record: Record) -> Entry | None:
+    try:
+        return decode(record.key(), record.value())
+    except UnknownRecord:
+        return None
 
 
 def high_watermarks(reader: Reader, topic: str, views: Iterable[MonitorView]) -> dict[int, tuple[int, int]]:
@@ -67,17 +78,29 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
 def scan_begins(
     reader: Reader, topic: str, views: list[MonitorView], highs: dict[int, tuple[int, int]]
 ) -> dict[int, Evidence]:
-    """Read, read_uncommitted, what was begun since the last claim; remember the begins in the views."""
+    """Read, read_uncommitted, what was begun since the last claim; remember the begins in the views.
+
+    Of pages only the keys are looked at: they are nearly all of a monitor's bytes, and begin nothing.
+    """
     scans: dict[int, Evidence] = {view.partition: Evidence() for view in views}
     by_partition = {view.partition: view for view in views}
-    ranges = {v.partition: (max(v.scan_from, highs[v.partition][0]), highs[v.partition][1]) for v in views}
     for view in views:
         view.begins = []
-    for partition, offset, entry in entries(reader, topic, ranges):
-        if entry is not None:
-            scans[partition].add(offset, entry)
-            if isinstance(entry, Begin):
-                by_partition[partition].begins.append((offset, entry))
+    wanted = {
+        LogPartition(topic, v.partition): (max(v.scan_from, highs[v.partition][0]), highs[v.partition][1]) for v in views
+    }
+    for records in reader.read(wanted):
+        for record in records:
+            partition, offset = record.partition() or 0, record.offset() or 0
+            page = transaction_of_page(record.key())
+            if page is not None:
+                scans[partition].add_unread(offset, *page)
+                continue
+            entry = _decoded(record)
+            if entry is not None:
+                scans[partition].add(offset, entry)
+                if isinstance(entry, Begin):
+                    by_partition[partition].begins.append((offset, entry))
     return scans
 
 

@@ -31,6 +31,7 @@ from relay.message.record import LogPartition, Record
 from relay.monitor.entries import Begin, Page, SettleSeal
 from relay.monitor.recovery import settle
 from relay.monitor.resolution import Resolution
+from relay.monitor.rows import split
 from relay.run.crash import crash_point
 
 log = structlog.get_logger("relay.recovery")
@@ -144,53 +145,35 @@ class TopicRecovery:
         """Step 4: all reads of a settlement happen before its transaction begins."""
         pages: list[tuple[int, Page]] = []
         seals: list[tuple[int, SettleSeal]] = []
-        present: dict[tuple[bytes, int], set[bytes] | str] = {}
+        torn: list[tuple[MonitorView, Begin]] = []
         for view in views:
             visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
             known = {(b.instance, b.n): b for b in (*view.evidence.unsealed(), *unfinished[view.partition])}
             for key, begin in known.items():
                 if view.evidence.is_ended(*key):
                     continue
-                if key not in visible:
+                if key in visible:
+                    torn.append((view, begin))
+                else:
                     seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-                    continue
-                if key not in present:
-                    present[key] = self._present(reader, begin)
-                shown = present[key]
-                if isinstance(shown, str):
-                    self._persons.settle(reader, self._monitor, view.partition, begin, positions, shown)
-                    shown = _below(view.evidence.pending(*key), positions)
-                done = settle(
-                    begin, view.evidence.pending(*key), shown,
-                    worker=self._worker, instance=producer.instance, n=1,
-                )  # fmt: skip
-                log.warning(
-                    "settled", transactional_id=begin.transactional_id, n=begin.n, added=done.added, voided=done.voided
-                )
-                pages += [(view.partition, page) for page in done.pages]
-                seals.append((view.partition, done.seal))
+        shown = _shown(reader, {(begin.instance, begin.n): begin for _, begin in torn})
+        for view, begin in torn:
+            key = (begin.instance, begin.n)
+            told = shown[key]
+            if isinstance(told, str):
+                self._persons.settle(reader, self._monitor, view.partition, begin, positions, told)
+                present = _below(view.evidence.pending(*key), positions)
+            else:
+                present = set(split(told))
+            done = settle(
+                begin, view.evidence.pending(*key), present, worker=self._worker, instance=producer.instance, n=1
+            )
+            log.warning(
+                "settled", transactional_id=begin.transactional_id, n=begin.n, added=done.added, voided=done.voided
+            )
+            pages += [(view.partition, page) for page in done.pages]
+            seals.append((view.partition, done.seal))
         return pages, seals
-
-    def _present(self, reader: Reader, begin: Begin) -> set[bytes] | str:
-        """Digests of the outputs that exactly this transaction shows to a read_committed reader, or why nobody can tell."""
-        spans: dict[LogPartition, tuple[int, int]] = {}
-        for output in begin.outputs:
-            partition = LogPartition(output.topic, output.partition)
-            low, high = reader.watermarks(partition)
-            if low > output.offset:
-                return (
-                    f"{partition.topic}[{partition.partition}] starts at {low}, above {output.offset}: whether "
-                    f"transaction {begin.n} of {begin.transactional_id} left records there can no longer be told"
-                )
-            spans[partition] = (output.offset, high)
-        instance, n = begin.instance.hex().encode(), str(begin.n).encode()
-        found: set[bytes] = set()
-        for records in reader.read(spans):
-            for record in records:
-                digest = stamped_digest(record, instance, n)
-                if digest is not None:
-                    found.add(digest)
-        return found
 
     def _claim(
         self,
@@ -242,16 +225,53 @@ def _below(pages: Sequence[Page], positions: Mapping[LogPartition, int]) -> set[
     }
 
 
-def stamped_digest(record: Record, instance: bytes, n: bytes) -> bytes | None:
-    """Return the digest of an output of exactly this transaction; None for whatever else may lie in the topic."""
+def _shown(reader: Reader, begins: Mapping[tuple[bytes, int], Begin]) -> dict[tuple[bytes, int], bytes | str]:
+    """Digests of the outputs that each transaction shows to a read_committed reader, or why nobody can tell.
+
+    Every output partition is read once, however many transactions are looked for in it.
+    """
+    shown: dict[tuple[bytes, int], bytes | str] = {}
+    found: dict[tuple[bytes | None, bytes | None], bytearray] = {}
+    spans: dict[LogPartition, tuple[int, int]] = {}
+    for key, begin in begins.items():
+        own: dict[LogPartition, tuple[int, int]] = {}
+        for output in begin.outputs:
+            partition = LogPartition(output.topic, output.partition)
+            low, high = reader.watermarks(partition)
+            if low > output.offset:
+                shown[key] = (
+                    f"{partition.topic}[{partition.partition}] starts at {low}, above {output.offset}: whether "
+                    f"transaction {begin.n} of {begin.transactional_id} left records there can no longer be told"
+                )
+                break
+            own[partition] = (output.offset, high)
+        else:
+            found[_stamp(begin)] = bytearray()
+            for partition, (first, high) in own.items():
+                before = spans.get(partition, (first, high))
+                spans[partition] = (min(first, before[0]), max(high, before[1]))
+    for records in reader.read(spans):
+        for record in records:
+            gather_stamped(record, found)
+    return shown | {key: bytes(found[_stamp(begin)]) for key, begin in begins.items() if key not in shown}
+
+
+def _stamp(begin: Begin) -> tuple[bytes, bytes]:
+    return begin.instance.hex().encode(), b"%d" % begin.n
+
+
+def gather_stamped(record: Record, found: Mapping[tuple[bytes | None, bytes | None], bytearray]) -> None:
+    """Note an output's digest under the transaction that it is of; nothing for whatever else may lie in the topic."""
     try:
         headers = dict(record.headers() or ())
-        if headers.get(OUT_INSTANCE) != instance or headers.get(OUT_N) != n:
-            return None
+        into = found.get((headers.get(OUT_INSTANCE), headers.get(OUT_N)))
+        if into is None:
+            return
         digest = bytes.fromhex((headers.get(OUT_DIGEST) or b"").decode())
     except (SystemError, ValueError):
-        return None  # a stranger's: the client cannot read its header names, or the digest is none
-    return digest if len(digest) == DIGEST_BYTES else None
+        return  # a stranger's: the client cannot read its header names, or the digest is none
+    if len(digest) == DIGEST_BYTES:
+        into += digest
 
 
 def _start(

@@ -8,6 +8,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from relay.kafka import settings
+from relay.message.envelope import Headers
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.run.timing import Timing
@@ -21,9 +22,12 @@ _LINGER: Final = {"linger.ms": 50}
 
 
 def append(
-    kafka: str, partition: LogPartition, records: Iterable[tuple[bytes, bytes]], **over: Any
+    kafka: str,
+    partition: LogPartition,
+    records: Iterable[tuple[bytes, bytes] | tuple[bytes, bytes, Headers]],
+    **over: Any,
 ) -> tuple[int, int]:
-    """Append records of key and value to a partition; return their number and their bytes without framing."""
+    """Append records of key, value and perhaps headers to a partition; return their number and their bytes without framing."""
     producer = Producer({**settings.producer({"bootstrap.servers": kafka}, Timing()), **_LINGER, **over})
     failed: list[Any] = []
 
@@ -32,10 +36,13 @@ def append(
             failed.append(error)
 
     count = size = 0
-    for key, value in records:
+    for key, value, *headers in records:
+        named: Any = headers[0] if headers else None
         while True:
             try:
-                producer.produce(partition.topic, value, key, partition.partition, on_delivery=told)
+                producer.produce(
+                    partition.topic, value, key, partition.partition, on_delivery=told, headers=named
+                )
                 break
             except BufferError:
                 producer.poll(_ROOM_S)

@@ -153,6 +153,13 @@ def decode(key: bytes | None, value: bytes | None) -> Entry | None:
     return entry
 
 
+def transaction_of_page(key: bytes | None) -> tuple[bytes, int] | None:
+    """Return (instance, n) of a page by its key alone; None for every other record."""
+    if key is None or len(key) != _PAGE_KEY_BYTES or key[:1] != b"e":
+        return None
+    return key[1 : 1 + INSTANCE_BYTES], int.from_bytes(key[1 + INSTANCE_BYTES : -2], "big")
+
+
 def pages(
     messages: Sequence[LogMessage],
     *,

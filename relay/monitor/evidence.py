@@ -89,6 +89,12 @@ class Evidence:
         else:
             self._settle(one, entry)
 
+    def add_unread(self, offset: int, instance: bytes, n: int) -> None:
+        """Fold a page of (instance, n) for what its presence says; what it holds is not wanted."""
+        self._next = max(self._next, offset + 1)
+        one = self._instances.setdefault(instance, _Instance())
+        one.begun = max(one.begun, n)
+
     def unsealed(self) -> list[Begin]:
         """Begins whose transaction has neither a seal nor a settle seal, nor was followed by a later one."""
         return [begin for one in self._instances.values() if (begin := one.open_begin) is not None]

@@ -7,11 +7,11 @@ no row guesses. Every step may be interrupted and done again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
-from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
+from relay.message.identity import CONTENT_BYTES
 from relay.monitor.entries import (
     NOT_DELIVERED,
     PAGE_ROWS,
@@ -20,8 +20,10 @@ from relay.monitor.entries import (
     Page,
     Proof,
     SettleSeal,
+    select,
 )
 from relay.monitor.resolution import Told
+from relay.monitor.rows import split
 
 
 class Entered(Enum):
@@ -115,52 +117,55 @@ def settle(
     ``worker``, ``instance`` and ``n`` are the recovery's own: the pages count by their proof, not by a seal. A
     present output without an entry gets one too; its log position is then unknown.
     """
-    found: dict[bytes, tuple[bytes, int, int]] = {}
-    voided: dict[bytes, tuple[bytes, int, int]] = {}
+    proven: list[Page] = []
+    voided: list[Page] = []
+    left = set(present)
     topic, partition = (begin.inputs[0].topic, begin.inputs[0].partition) if begin.inputs else ("", 0)
     for page in entries:
         topic, partition = page.topic, page.partition
-        for digest, row in _rows(page):
-            shown = Shown.PRESENT if digest in present else Shown.ABSENT
-            do = decide(Entered.UNSEALED, shown).do
-            (found if do is Do.ADD_ENTRY else voided)[digest] = row
-    for digest in present:
-        if digest not in found and decide(Entered.NOTHING, Shown.PRESENT).do is Do.ADD_ENTRY:
-            found[digest] = (bytes(CONTENT_BYTES), UNKNOWN_OFFSET, 0)
-    pages = [
-        *_pages(found, Proof.PROVEN, worker, instance, n, topic, partition),
-        *_pages(voided, Proof.VOID, worker, instance, n, topic, partition),
-    ]
-    return Settlement(pages, SettleSeal(worker, begin.instance, begin.n), len(found), len(voided))
+        digests = split(page.digests)
+        are_shown = [digest in present for digest in digests]
+        left.difference_update(digests)
+        for shown, rows in ((Shown.PRESENT, are_shown), (Shown.ABSENT, [not there for there in are_shown])):
+            if any(rows):
+                is_proven = decide(Entered.UNSEALED, shown).do is Do.ADD_ENTRY
+                part = page if all(rows) else select(page, [i for i, wanted in enumerate(rows) if wanted])
+                (proven if is_proven else voided).append(_settled(part, worker, instance, n, is_proven=is_proven))
+    if left and decide(Entered.NOTHING, Shown.PRESENT).do is Do.ADD_ENTRY:
+        proven += _unentered(sorted(left), worker, instance, n, topic, partition)
+    return Settlement(
+        [*proven, *voided],
+        SettleSeal(worker, begin.instance, begin.n),
+        sum(page.rows for page in proven),
+        sum(page.rows for page in voided),
+    )
 
 
-def _rows(page: Page) -> Iterator[tuple[bytes, tuple[bytes, int, int]]]:
-    for i, offset in enumerate(page.offsets):
-        digest = page.digests[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
-        content = page.contents[i * CONTENT_BYTES : (i + 1) * CONTENT_BYTES]
-        yield digest, (content, offset, page.outcomes[i])
+def _settled(page: Page, worker: str, instance: bytes, n: int, *, is_proven: bool) -> Page:
+    """The same rows, proven or taken back, in the recovery worker's name."""
+    return replace(
+        page,
+        worker=worker,
+        instance=instance,
+        n=n,
+        proof=Proof.PROVEN if is_proven else Proof.VOID,
+        recovery=worker,
+        outcomes=page.outcomes if is_proven else bytes([NOT_DELIVERED]) * page.rows,
+        replays=b"",
+        destinations=(),
+    )
 
 
-def _pages(
-    rows: dict[bytes, tuple[bytes, int, int]],
-    proof: Proof,
-    worker: str,
-    instance: bytes,
-    n: int,
-    topic: str,
-    partition: int,
+def _unentered(
+    digests: list[bytes], worker: str, instance: bytes, n: int, topic: str, partition: int
 ) -> Iterator[Page]:
-    digests = list(rows)
+    """Pages of outputs that have no entry: neither content nor log position is known."""
     for start in range(0, len(digests), PAGE_ROWS):
         part = digests[start : start + PAGE_ROWS]
-        values = [rows[digest] for digest in part]
-        outcomes = bytes(len(part)) if proof is Proof.PROVEN else bytes([NOT_DELIVERED]) * len(part)
-        if proof is Proof.PROVEN:
-            outcomes = bytes(value[2] for value in values)
         yield Page(
-            worker, instance, n, proof, worker, topic, partition,
+            worker, instance, n, Proof.PROVEN, worker, topic, partition,
             digests=b"".join(part),
-            contents=b"".join(value[0] for value in values),
-            offsets=[value[1] for value in values],
-            outcomes=outcomes,
+            contents=bytes(CONTENT_BYTES * len(part)),
+            offsets=[UNKNOWN_OFFSET] * len(part),
+            outcomes=bytes(len(part)),
         )  # fmt: skip

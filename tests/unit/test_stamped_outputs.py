@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.topic_recovery import stamped_digest
+from relay.delivery.topic_recovery import gather_stamped
 from tests.unit.test_intake import BrokenHeaders, Fake
 
 INSTANCE, N, DIGEST = b"1" * 32, b"3", b"ab" * 16
@@ -12,7 +12,9 @@ STAMP: list[tuple[str, bytes | None]] = [("relay_instance", INSTANCE), ("relay_n
 
 
 def test_the_stamp_of_the_transaction_names_the_message() -> None:
-    assert stamped_digest(Fake(headers=STAMP), INSTANCE, N) == bytes.fromhex(DIGEST.decode())
+    found = {(INSTANCE, N): bytearray(b"before"), (INSTANCE, b"4"): bytearray()}
+    gather_stamped(Fake(headers=STAMP), found)
+    assert found == {(INSTANCE, N): b"before" + bytes.fromhex(DIGEST.decode()), (INSTANCE, b"4"): b""}
 
 
 @pytest.mark.parametrize(
@@ -30,4 +32,6 @@ def test_the_stamp_of_the_transaction_names_the_message() -> None:
     ids=["unreadable", "no headers", "null", "another n", "no digest", "null digest", "no hex", "short"],
 )
 def test_what_a_stranger_writes_is_not_taken_for_one_and_stops_nothing(record: Fake) -> None:
-    assert stamped_digest(record, INSTANCE, N) is None
+    found = {(INSTANCE, N): bytearray()}
+    gather_stamped(record, found)
+    assert found == {(INSTANCE, N): b""}
