@@ -114,9 +114,9 @@ class Topics:
         self._timeout_s = timeout_s
         self._last_error = ""
         # The client's own log lines would repeat, in other words, the sentence that is raised.
-        settings = {**admin(kafka, timing), "log_level": 0, "error_cb": self._note_error}
+        self._given = {**admin(kafka, timing), "log_level": 0, "error_cb": self._note_error}
         try:
-            self._admin = AdminClient(settings)
+            self._admin = AdminClient(self._given)
         except KafkaException as error:
             raise ConfigError(f"[kafka]: {error.args[0].str()}; correct the setting") from error
 
@@ -316,6 +316,8 @@ class Topics:
 
     def _away(self, doing: str) -> Unreachable:
         self._admin.poll(0)
+        # The client keeps asking the broker it took for the controller, also when that one is gone: the next takes another.
+        self._admin = AdminClient(self._given)
         return Unreachable(
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
             "start it, or correct the address"

@@ -1,0 +1,65 @@
+"""With one of three brokers gone the relay's administrative questions are answered by the others, at the latest the second time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.kafka.topics import TopicPlan, Topics
+from relay.local.kafka import BrokerSettings, KafkaCluster
+from relay.local.services import LocalServices
+from relay.message.errors import ConfigError, Unreachable
+from relay.run.timing import Timing
+from tests.routes import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
+
+CLIENTS = 12
+"""Each takes a broker at random for the controller: that none of them took the one that dies is one chance in 130."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[KafkaCluster]:
+    directory = Path(tempfile.mkdtemp(prefix="relay-away-"))
+    heap = BrokerSettings(heap="256m")
+    try:
+        try:
+            LocalServices.up(directory, brokers=3, postgres=False, settings=heap)
+        except (ConfigError, Unreachable) as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no local brokers: {error}")
+        found = KafkaCluster.find(directory / "kafka", heap)
+        assert found is not None
+        yield found
+    finally:
+        started = LocalServices.find(directory)
+        if started is not None:
+            started.down()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_a_client_whose_controller_died_asks_another_broker(cluster: KafkaCluster) -> None:
+    kafka = {"bootstrap.servers": cluster.bootstrap}
+    clients = [Topics(kafka, Timing(), timeout_s=3.0) for _ in range(CLIENTS)]
+    clients[0].create([TopicPlan("t", 1, 3)])
+    for client in clients:
+        client.describe(["t"], settings=False)
+
+    cluster.kill(3)
+
+    def answers(client: Topics) -> bool:
+        try:
+            return "t" in client.describe(["t"], settings=False)
+        except Unreachable:
+            return False
+
+    fresh = Topics(kafka, Timing(), timeout_s=3.0)
+    wait_for(lambda: answers(fresh), 30, "the two others")
+    for client in clients:
+        assert answers(client) or answers(client)
