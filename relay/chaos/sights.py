@@ -15,6 +15,7 @@ from relay.run.status_reading import StatusReader
 
 PERIOD_S: Final = 1.0
 TIMEOUT_S: Final = 3.0
+TEXT_MAX: Final = 300
 
 
 class Sights:
@@ -39,7 +40,7 @@ class Sights:
                     self._write(reader.read())
                 except (RelayError, psycopg.Error) as error:
                     # Go on: brokers and database are meant to be away now and then.
-                    self._history.tell("note", text=f"no sight: {type(error).__name__}")
+                    self._history.tell("note", text=f"no sight: {type(error).__name__}: {error}"[:TEXT_MAX])
                 self._stopping.wait(max(0.1, PERIOD_S - (clock.monotonic() - began)))
 
     def _write(self, views: list[RouteView]) -> None:

@@ -69,8 +69,12 @@ source = "ce:source"
 """
 
 # Neither has a unique column on purpose: a second effect would stand there for everyone to see.
+# The fate is checked at COMMIT, so that a capture fails after its messages are in the log.
 TABLES: Final = (
-    b"create table noted (source text not null, id text not null)",
+    b"create table fate (name text primary key)",
+    b"insert into fate values ('commit')",
+    b"create table noted (source text not null, id text not null, fate text not null)",
+    b"alter table noted add foreign key (fate) references fate deferrable initially deferred",
     b"create table ledger (source text not null, id text not null)",
 )
 
