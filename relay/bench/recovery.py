@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -104,17 +105,19 @@ def _leave_in_doubt(kafka: str, messages: int, log: str, out: str, monitor: str)
     """Write what the dead workers left; return how many records lie in each partition."""
     written: _Written = {}
     count = messages // DEAD_WORKERS
-    for worker in range(DEAD_WORKERS):
-        number = worker % PARTITIONS
-        digests = secrets.token_bytes(16 * count)
+    for number in range(PARTITIONS):
         target, entries = LogPartition(out, number), LogPartition(monitor, number)
-        instance = secrets.token_bytes(16)
-        floor = written.get(target, 0)
-        inputs = [InputRange(log, number, worker * count, (worker + 1) * count)]
-        begin = Begin(f"dead.{worker}", f"dead.{worker}", instance, 1, -1, inputs, [OutputStart(*target, floor)])
-        if worker != WITHOUT_OUTPUTS:
-            written[target] = floor + append(kafka, target, _outputs(digests, instance))[0]
-        written[entries] = written.get(entries, 0) + append(kafka, entries, _entries(begin, digests))[0]
+        outputs: list[Iterator[tuple[bytes, bytes, Headers]]] = []
+        begins: list[Iterator[tuple[bytes, bytes]]] = []
+        for worker in range(number, DEAD_WORKERS, PARTITIONS):
+            digests, instance = secrets.token_bytes(16 * count), secrets.token_bytes(16)
+            inputs = [InputRange(log, number, worker * count, (worker + 1) * count)]
+            starts = [OutputStart(*target, len(outputs) * count)]
+            begins.append(_entries(Begin(f"dead.{worker}", f"dead.{worker}", instance, 1, -1, inputs, starts), digests))
+            if worker != WITHOUT_OUTPUTS:
+                outputs.append(_outputs(digests, instance))
+        written[target] = append(kafka, target, chain.from_iterable(outputs))[0]
+        written[entries] = append(kafka, entries, chain.from_iterable(begins))[0]
     return written
 
 
@@ -210,8 +213,13 @@ def _cpu_s() -> float:
 
 
 def _peak_mib() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / _MEBI if sys.platform == "darwin" else peak / 1024
+    """The most this program had in memory; getrusage would count what the parent had when it forked."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (peak,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) / 1024
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used / _MEBI if sys.platform == "darwin" else used / 1024
 
 
 def main(what: str, path: str, places: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.monitor.entries import Begin, Entry, Page, Proof, Seal, SettleSeal
+from relay.monitor.entries import Begin, Entry, Page, Proof, Seal, SettleSeal, encode, transaction_of_page
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import memory_index
 
@@ -265,3 +265,22 @@ def test_a_fold_that_starts_again_at_the_decided_offset_ends_the_same(data) -> N
     assert {name for name, value in zip(names, index.find(names), strict=True) if value} == Model(
         entries
     ).proven()
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_scan_that_leaves_pages_unread_finds_the_same_open(data) -> None:
+    entries = data.draw(histories())
+    whole, scan = Evidence(), Evidence()
+    for offset, entry in compacted(entries, data.draw(st.integers(0, len(entries)))):
+        whole.add(offset, entry)
+        page_of = transaction_of_page(encode(entry, 7)[0])
+        assert (page_of is not None) == isinstance(entry, Page)
+        if page_of is None:
+            scan.add(offset, entry)
+        else:
+            assert page_of == (entry.instance, entry.n)
+            scan.add_unread(offset, *page_of)
+
+    assert scan.unsealed() == whole.unsealed()
+    assert scan.transactional_ids_open() == whole.transactional_ids_open()

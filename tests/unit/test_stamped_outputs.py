@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import pytest
 
-from relay.delivery.topic_recovery import gather_stamped
+from relay.delivery.topic_recovery import _shown, gather_stamped
+from relay.message.record import LogPartition
+from relay.monitor.entries import Begin, OutputStart
 from tests.unit.test_intake import BrokenHeaders, Fake
 
 INSTANCE, N, DIGEST = b"1" * 32, b"3", b"ab" * 16
@@ -35,3 +39,40 @@ def test_what_a_stranger_writes_is_not_taken_for_one_and_stops_nothing(record: F
     found = {(INSTANCE, N): bytearray()}
     gather_stamped(record, found)
     assert found == {(INSTANCE, N): b""}
+
+
+class CountingReader:
+    """One output partition that starts at offset 10; counts what is read."""
+
+    def __init__(self, records: list[Fake]) -> None:
+        self.records = records
+        self.spans: list[dict[LogPartition, tuple[int, int]]] = []
+
+    def watermarks(self, _partition: LogPartition) -> tuple[int, int]:
+        return 10, 90
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Fake]]:
+        self.spans.append(dict(ranges))
+        yield self.records
+
+
+def test_the_outputs_of_many_torn_transactions_are_read_once() -> None:
+    def output(number: int) -> Fake:
+        stamp = [("relay_instance", bytes([number]) * 16), ("relay_n", N), ("relay_digest", b"%032x" % number)]
+        return Fake(headers=[(stamp[0][0], stamp[0][1].hex().encode()), *stamp[1:]])
+
+    def begin(number: int, offset: int) -> Begin:
+        return Begin("w", f"t{number}", bytes([number]) * 16, int(N), 2, [], [OutputStart("out", 0, offset)])
+
+    begins = {(one.instance, one.n): one for one in (begin(1, 20), begin(2, 15), begin(3, 30), begin(4, 5))}
+    reader = CountingReader([output(2), output(1), output(2), output(5)])
+
+    shown = _shown(reader, begins)
+
+    assert reader.spans == [{LogPartition("out", 0): (15, 90)}]
+    one, two, three, four = (shown[key] for key in begins)
+    assert one == (1).to_bytes(16, "big")
+    assert two == (2).to_bytes(16, "big") * 2
+    assert three == b""
+    assert isinstance(four, str)
+    assert "starts at 10, above 5" in four
