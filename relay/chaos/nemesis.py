@@ -94,8 +94,11 @@ class Fault:
     lasts_s: float
 
 
-def plan(seed: int, seconds: float, kinds: Sequence[Kind] = ALL) -> list[Fault]:
-    """Return the accidents of so many seconds in their order; every kind has its turn before one has a second."""
+def plan(seed: int, seconds: float, kinds: Sequence[Kind] = ALL, session_s: float = SESSION_S) -> list[Fault]:
+    """Return the accidents of so many seconds in their order; every kind has its turn before one has a second.
+
+    ``session_s`` is the workers' session timeout: a freeze lasts longer.
+    """
     chance = Random(f"nemesis/{seed}")  # noqa: S311 - repeatable on purpose
     last_s = seconds - min(QUIET_S, seconds / 4)
     now, free = min(FIRST_S, seconds / 4), dict.fromkeys(REST_S, 0.0)
@@ -103,7 +106,8 @@ def plan(seed: int, seconds: float, kinds: Sequence[Kind] = ALL) -> list[Fault]:
     while now <= last_s:
         for kind in chance.sample(list(kinds), len(kinds)):
             struck, least_s, most_s = NATURES[kind]
-            lasts_s, pick = round(chance.uniform(least_s, most_s), 2), chance.random()
+            longer_s = session_s - SESSION_S if kind is Kind.WORKER_FREEZE else 0.0
+            lasts_s, pick = round(chance.uniform(least_s, most_s) + longer_s, 2), chance.random()
             at_s = round(max(now, free.get(struck, 0.0)), 2)
             now += chance.uniform(*GAP_S)
             if at_s > last_s:

@@ -130,7 +130,7 @@ class _Run:
         own = WorkerFaults(
             self._workers, list(self.config.routes), self._order.workers, self._worker, self.stopping
         )
-        planned = plan(self._order.seed, seconds, tuple(kinds))
+        planned = plan(self._order.seed, seconds, tuple(kinds), self.config.timing.session_timeout)
         course = Course(planned, {**own.deeds, **more}, self.history, self._say)
 
         def tend() -> None:

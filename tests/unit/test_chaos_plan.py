@@ -41,6 +41,13 @@ def test_on_somebodys_system_only_workers_are_struck() -> None:
     assert {fault.kind for fault in plan(1, 120, SAFE)} == set(SAFE)
 
 
+def test_a_freeze_lasts_longer_than_the_session_of_the_configuration() -> None:
+    freezes = [fault for fault in plan(1, 600, SAFE, session_s=30.0) if fault.kind is Kind.WORKER_FREEZE]
+
+    assert freezes
+    assert all(31.0 <= fault.lasts_s <= 39.0 for fault in freezes)
+
+
 def test_a_short_run_has_faults_too() -> None:
     assert plan(1, 10)
     assert set(ALL) == set(NATURES)
