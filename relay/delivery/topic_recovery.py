@@ -74,7 +74,7 @@ class TopicRecovery:
         """Run all steps once; any exception means: unassign, poll, run again."""
         self._persons.read(assigned)
         crash_point("recovery.started")
-        with self._ports.reader(committed=False) as scanner:
+        with self._ports.reader(committed=False) as scanner, self._ports.reader(committed=True) as reader:
             own = self._fence(scanner, views)
             crash_point("recovery.fenced")
             stored = group.committed(assigned)
@@ -82,9 +82,8 @@ class TopicRecovery:
             highs = high_watermarks(scanner, self._monitor, views)
             opened = scan_begins(scanner, self._monitor, views, highs)
             floors = {p: scanner.watermarks(p)[1] for p in self._outputs}
-        producer = SealedProducer(own, self._worker, self._monitor, floors)
-        self._made.add(producer.instance)
-        with self._ports.reader(committed=True) as reader:
+            producer = SealedProducer(own, self._worker, self._monitor, floors)
+            self._made.add(producer.instance)
             fold_committed(reader, self._monitor, views, highs)
             # Committed records only: a first claim that aborted left its begin here and stored no position.
             traces = {view.partition for view in views if view.evidence.has_begun}
@@ -92,7 +91,7 @@ class TopicRecovery:
             begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
-            pages, seals = self._settle(reader, producer, views, unfinished, begin_at)
+            pages, seals = self._settle(scanner, reader, producer, views, unfinished, begin_at)
         crash_point("recovery.settled")
         self._claim(producer, views, group, begin_at, notes, pages, seals)
         for partition, page in pages:
@@ -136,6 +135,7 @@ class TopicRecovery:
 
     def _settle(
         self,
+        scanner: Reader,
         reader: Reader,
         producer: SealedProducer,
         views: list[MonitorView],
@@ -156,7 +156,7 @@ class TopicRecovery:
                     torn.append((view, begin))
                 else:
                     seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-        shown = _shown(reader, {(begin.instance, begin.n): begin for _, begin in torn})
+        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin in torn})
         for view, begin in torn:
             key = (begin.instance, begin.n)
             told = shown[key]
@@ -225,10 +225,13 @@ def _below(pages: Sequence[Page], positions: Mapping[LogPartition, int]) -> set[
     }
 
 
-def _shown(reader: Reader, begins: Mapping[tuple[bytes, int], Begin]) -> dict[tuple[bytes, int], bytes | str]:
+def _shown(
+    scanner: Reader, reader: Reader, begins: Mapping[tuple[bytes, int], Begin]
+) -> dict[tuple[bytes, int], bytes | str]:
     """Digests of the outputs that each transaction shows to a read_committed reader, or why nobody can tell.
 
-    Every output partition is read once, however many transactions are looked for in it.
+    Every output partition is read once, however many transactions are looked for in it, and up to its high watermark:
+    the last stable offset may lie below the outputs while somebody else's transaction is open there.
     """
     shown: dict[tuple[bytes, int], bytes | str] = {}
     found: dict[tuple[bytes | None, bytes | None], bytearray] = {}
@@ -237,7 +240,7 @@ def _shown(reader: Reader, begins: Mapping[tuple[bytes, int], Begin]) -> dict[tu
         own: dict[LogPartition, tuple[int, int]] = {}
         for output in begin.outputs:
             partition = LogPartition(output.topic, output.partition)
-            low, high = reader.watermarks(partition)
+            low, high = scanner.watermarks(partition)
             if low > output.offset:
                 shown[key] = (
                     f"{partition.topic}[{partition.partition}] starts at {low}, above {output.offset}: whether "
