@@ -23,7 +23,19 @@ STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
 DOT: Final = 5.0
 """Width in pixels of what was over at once."""
 
+UNSEEN_S: Final = 6.0
+"""A line ends where the next sight is later than that."""
+
 Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line of a chart."""
+
+    name: str
+    style: int
+    points: list[Point]
 
 
 @dataclass
@@ -162,16 +174,19 @@ def _axis(end: float, height: float) -> Iterator[str]:
             yield f'<text class="tick" x="{x:.1f}" y="{y:.0f}" text-anchor="middle">{said}</text>'
 
 
-def _charts(sights: Sequence[Entry]) -> list[tuple[str, dict[str, list[Point]]]]:
-    """Return title and lines of each chart."""
+def _charts(sights: Sequence[Entry]) -> list[tuple[str, list[Line]]]:
+    """Return title and lines of each chart; a route has the same style in all of them."""
     routes = sorted({route for sight in sights for route in sight.get("passed", {})})
-    throughput = {"into the log": _rates(sights, "log", routes[0])} if routes else {}
-    throughput |= {f"passed by {route}": _rates(sights, "passed", route) for route in routes}
-    lag = {
-        f"lag of {route}": [(s["t"], s["lag"][route]) for s in sights if route in s.get("lag", {})]
-        for route in routes
-    }
-    doubt = {name: [(s["t"], s[key]) for s in sights] for name, key in (("in doubt", "in_doubt"), ("held", "held"))}
+    throughput = [Line("into the log", 0, _rates(sights, "log", route)) for route in routes[:1]]
+    lag = []
+    for style, route in enumerate(routes, start=1):
+        throughput.append(Line(f"passed by {route}", style, _rates(sights, "passed", route)))
+        known = [(s["t"], s["lag"][route]) for s in sights if route in s.get("lag", {})]
+        lag.append(Line(f"lag of {route}", style, known))
+    doubt = [
+        Line(name, style, [(s["t"], s[key]) for s in sights])
+        for name, key, style in (("held", "held", 0), ("in doubt", "in_doubt", 3))
+    ]
     return [
         ("throughput, records a second", throughput),
         ("lag, records", lag),
@@ -184,21 +199,33 @@ def _rates(sights: Sequence[Entry], name: str, route: str) -> list[Point]:
     return [(t, max(0.0, (count - before) / (t - past))) for (past, before), (t, count) in pairwise(known) if t > past]
 
 
-def _chart(title: str, lines: dict[str, list[Point]], top: float, end: float) -> Iterator[str]:
-    most = max([1.0, *(value for points in lines.values() for _, value in points)])
+def _chart(title: str, lines: Sequence[Line], top: float, end: float) -> Iterator[str]:
+    most = max([1.0, *(value for line in lines for _, value in line.points)])
     bottom = top + CHART
     yield f'<text class="title" x="{LEFT}" y="{top - 8:.0f}">{escape(title)}</text>'
     for share in (0.0, 0.5, 1.0):
         y = bottom - CHART * share
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 10}" y="{y + 4:.0f}" text-anchor="end">{most * share:,.0f}</text>'
-    for index, (name, points) in enumerate(lines.items()):
-        y = top + 14 + 18 * index
-        yield f'<line class="line l{index}" x1="12" x2="40" y1="{y - 4:.0f}" y2="{y - 4:.0f}"/>'
-        yield f'<text class="label" x="48" y="{y:.0f}">{escape(name)}</text>'
-        if points:
+    for index, line in enumerate(lines):
+        y, style = top + 14 + 18 * index, f"line l{line.style}"
+        yield f'<line class="{style}" x1="12" x2="40" y1="{y - 4:.0f}" y2="{y - 4:.0f}"/>'
+        yield f'<text class="label" x="48" y="{y:.0f}">{escape(line.name)}</text>'
+        for points in _unbroken(line.points):
             drawn = " ".join(f"{_x(t, end):.1f},{bottom - CHART * value / most:.1f}" for t, value in points)
-            yield f'<polyline class="line l{index}" points="{drawn}"/>'
+            yield f'<polyline class="{style}" points="{drawn}"/>'
+
+
+def _unbroken(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Yield the pieces of a line: where nothing could be seen for long, nothing is drawn."""
+    piece: list[Point] = []
+    for point in points:
+        if piece and point[0] - piece[-1][0] > UNSEEN_S:
+            yield piece
+            piece = []
+        piece.append(point)
+    if piece:
+        yield piece
 
 
 def _tables(told: Story) -> Iterator[str]:

@@ -73,7 +73,7 @@ def test_what_missed_is_counted_and_not_drawn_and_what_failed_is_marked() -> Non
 
 
 def test_throughput_lag_and_doubt_are_lines_and_anomalies_stand_out() -> None:
-    history = [sight(0, 0, 5), sight(10, 100, 0, in_doubt=3), {"t": 5, "word": "anomaly", "kind": "duplicates", "detail": "x"}]
+    history = [sight(0, 0, 5), sight(4, 100, 0, in_doubt=3), {"t": 5, "word": "anomaly", "kind": "duplicates", "detail": "x"}]
 
     document = page(history)
 
@@ -81,6 +81,13 @@ def test_throughput_lag_and_doubt_are_lines_and_anomalies_stand_out() -> None:
     assert {"into the log", "passed by to-topic", "lag of to-topic", "in doubt", "held"} <= lines
     assert len(list(drawn(document).iter("polyline"))) == 5
     assert [line for line in drawn(document).iter("line") if line.attrib["class"] == "anomaly"]
+
+
+def test_a_line_is_broken_where_nothing_could_be_seen() -> None:
+    document = page([sight(0, 0, 5), sight(1, 5, 0), sight(30, 9, 0), sight(31, 10, 0)])
+
+    lag = [line for line in drawn(document).iter("polyline") if line.attrib["class"] == "line l1"]
+    assert [len(line.attrib["points"].split()) for line in lag] == [1, 2, 2, 2]
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_has_both_colour_schemes() -> None:
