@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -89,7 +90,16 @@ def assert_audited(route: Route, captured: int, delivered: int | None = None) ->
     wrong = {kind: count for kind in (*MUST_BE_ZERO, "unseen") if (count := getattr(report.findings, kind))}
     assert report.ok, (wrong, report.offences[:5])
     found = (report.findings.captured, report.findings.delivered)
-    assert found == (captured, captured if delivered is None else delivered)
+    wanted = (captured, captured if delivered is None else delivered)
+    assert found == wanted, f"(captured, delivered) = {found}, not {wanted}"
+
+
+def assert_each_once(effects: Iterable[int], count: int) -> None:
+    """Every message up to ``count`` has one effect, and nothing else has."""
+    times = Counter(effects)
+    lost = [n for n in range(count) if n not in times]
+    repeated = [n for n, often in times.items() if often > 1]
+    assert (lost, repeated, len(times)) == ([], [], count), f"lost {lost}, repeated {repeated}, {len(times)} of {count}"
 
 
 def in_order(found: Iterable[tuple[str, int]]) -> bool:
@@ -119,10 +129,11 @@ def assert_safe_now(route: TopicRoute) -> None:
 
 def assert_once_in_order(route: TopicRoute, count: int) -> None:
     found = outputs(route)
-    assert sorted(number for _, number in found) == list(range(count))
-    assert in_order(found)
+    assert_each_once((number for _, number in found), count)
+    assert in_order(found), found
     assert_audited(route, count)
-    assert unended(route) == []
+    open_ones = unended(route)
+    assert not open_ones, open_ones
 
 
 def unended(route: TopicRoute) -> list[Begin]:

@@ -21,6 +21,7 @@ from tests.integration.crash_site import (
     SMALL_BATCHES,
     assert_audited,
     assert_cursor_is_safe,
+    assert_each_once,
     dismiss,
     in_order,
     kill_at,
@@ -82,7 +83,7 @@ def assert_safe_now(route: TableRoute) -> None:
 
 def assert_once_in_order(route: TableRoute, count: int) -> None:
     rows = route.rows()
-    assert sorted(n for _, n in rows) == list(range(count))
+    assert_each_once((n for _, n in rows), count)
     assert in_order(rows)
     assert_audited(route, count)
     assert len(entered(route)) == count
