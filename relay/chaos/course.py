@@ -13,7 +13,7 @@ from relay.message.errors import RelayError
 from relay.run import clock, schedule
 
 LOOK_S: Final = 0.1
-LAST_DEED_S: Final = 120.0
+LAST_DEED_S: Final = 240.0
 
 Say = Callable[[str], None]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -16,7 +17,7 @@ from relay.chaos.frame_proxy import Caught, FrameProxy, Match, Request, api, end
 from relay.chaos.nemesis import Fault, Kind
 from relay.chaos.stage import Stage
 from relay.local.process import RecordedProcess
-from relay.message.errors import CheckFailed
+from relay.message.errors import CheckFailed, Unreachable
 from relay.run import clock, schedule
 
 T = TypeVar("T")
@@ -28,7 +29,10 @@ Deed = Callable[[Fault, Begin], str]
 
 CATCH_S: Final = 10.0
 BROKER_END_S: Final = 20.0
-BROKER_START_S: Final = 30.0
+BROKER_START_S: Final = 180.0
+"""A broker on a busy machine; what is longer is a stage that does not come back."""
+TURN_S: Final = 15.0
+"""How long an accident waits for the one before it to be over; then it does not happen."""
 STORM_ROUNDS: Final = 3
 STORM_GRACE_S: Final = 15.0
 ANSWER_RESET_SHARE: Final = 0.6
@@ -45,6 +49,17 @@ def picked(found: Sequence[T], pick: float) -> T:
     if not found:
         raise Missed("nothing to strike")
     return found[int(pick * len(found))]
+
+
+@contextmanager
+def _turn(lock: schedule.Lock) -> Iterator[None]:
+    """Hold the lock; raises Missed if it is not one's turn in time."""
+    if not lock.acquire(timeout=TURN_S):
+        raise Missed("the accident before it is not over")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class WorkerFaults:
@@ -127,7 +142,7 @@ class StageFaults:
             for _, process in self._living():
                 process.send(signal.SIGCONT)
             self._launch()
-            self._stage.cluster.wait_until_ready()
+            self._wait_until_ready()
             self._stage.postgres.start()
 
     def thaw(self) -> None:
@@ -143,7 +158,7 @@ class StageFaults:
         return ""
 
     def _bounce(self, fault: Fault, begin: Begin, number: signal.Signals) -> str:
-        with self._brokers:
+        with _turn(self._brokers):
             node, process = picked(self._living(), fault.pick)
             begin(f"broker {node}")
             process.send(number)
@@ -151,11 +166,11 @@ class StageFaults:
             self._stopping.wait(fault.lasts_s)
             down = clock.monotonic()
             self._launch()
-            self._stage.cluster.wait_until_ready()
+            self._wait_until_ready()
             return f"answered {clock.monotonic() - down:.1f} s after its start"
 
     def _pause(self, fault: Fault, begin: Begin) -> str:
-        with self._brokers:
+        with _turn(self._brokers):
             node, process = picked(self._living(), fault.pick)
             begin(f"broker {node}")
             process.send(signal.SIGSTOP)
@@ -178,6 +193,16 @@ class StageFaults:
                 if clock.monotonic() > limit:
                     raise
                 clock.sleep(_POLL_S)
+
+    def _wait_until_ready(self) -> None:
+        limit = clock.monotonic() + BROKER_START_S
+        while True:
+            try:
+                return self._stage.cluster.wait_until_ready()
+            except Unreachable:
+                # Retry: a busy machine takes its time.
+                if self._stopping.is_set() or clock.monotonic() > limit:
+                    raise
 
     def _late_commit(self, fault: Fault, begin: Begin) -> str:
         relays = f"{self._stage.config.relay.name}."
@@ -224,7 +249,7 @@ class StageFaults:
 
     def _kill_backend(self, fault: Fault, begin: Begin) -> str:
         """SIGKILL a backend: the server ends all sessions and recovers."""
-        with self._database:
+        with _turn(self._database):
             pid, name = self._session(fault.pick)
             begin(name)
             try:
@@ -234,14 +259,14 @@ class StageFaults:
         return ""
 
     def _end_backend(self, fault: Fault, begin: Begin) -> str:
-        with self._database:
+        with _turn(self._database):
             pid, name = self._session(fault.pick)
             begin(name)
             self._ask("select pg_terminate_backend(%s)", (pid,))
         return ""
 
     def _restart_database(self, fault: Fault, begin: Begin, *, crash: bool) -> str:
-        with self._database:
+        with _turn(self._database):
             begin("PostgreSQL")
             if crash:
                 self._stage.postgres.kill()

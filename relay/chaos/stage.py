@@ -30,7 +30,8 @@ RESOURCE: Final = "shop"
 TO_TOPIC: Final = "to-topic"
 TO_TABLE: Final = "to-table"
 PARTITIONS: Final = 4
-HEAP: Final = "256m"
+BROKER: Final = BrokerSettings(heap="256m", jvm_flags=("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"))
+"""Small ones that start soon: they are started again and again, and serve little."""
 PORT_TRIES: Final = 50
 
 CONFIG: Final = f"""\
@@ -107,13 +108,12 @@ def build(directory: Path, brokers: int, tell: Tell) -> Stage:
     """Start the services in an empty directory and create what is needed there."""
     listen, advertise = consecutive_ports(2, brokers)
     proxies = [FrameProxy(f"{LOOPBACK}:{listen + n}", advertise + n) for n in range(brokers)]
-    heap = BrokerSettings(heap=HEAP)
     try:
         services = LocalServices.up(
-            directory, listen, f"{LOOPBACK}:{advertise}", brokers, settings=heap, tell=tell
+            directory, listen, f"{LOOPBACK}:{advertise}", brokers, settings=BROKER, tell=tell
         )
         assert services.postgres is not None, "asked for"
-        cluster = KafkaCluster.find(directory / "kafka", heap)
+        cluster = KafkaCluster.find(directory / "kafka", BROKER)
         assert cluster is not None, "just started"
         secret = directory / "postgres.url"
         secret.touch(mode=0o600)
