@@ -267,6 +267,14 @@ def test_a_fold_that_starts_again_at_the_decided_offset_ends_the_same(data) -> N
     ).proven()
 
 
+def test_an_unread_page_proves_earlier_transactions_as_a_read_one_does() -> None:
+    scan = Evidence()
+    scan.add(0, begin(ONE, 1))
+    assert scan.unsealed() == [begin(ONE, 1)]
+    scan.add_unread(1, ONE, 2)
+    assert scan.unsealed() == []
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_a_scan_that_leaves_pages_unread_finds_the_same_open(data) -> None:
