@@ -71,7 +71,7 @@ def test_killed_between_the_dead_letters_and_the_outputs(route: TopicRoute) -> N
     assert route.finish() == 0, route.said()
 
     assert_each_once((number for _, number in outputs(route)), COUNT)
-    assert len(read_all(route.kafka, load(route.path).deadletter_topic, 1)) == 1
+    assert len(read_all(route.kafka, load(route.path).deadletter_topic, PARTITIONS)) == 1
     assert_audited(route, COUNT + 1, delivered=COUNT)
 
 
