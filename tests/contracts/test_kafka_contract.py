@@ -292,6 +292,7 @@ class TransactionContract(KafkaContract):
         self.write(instance, place, "one")
         self.system.lose_answer("Produce")
         self.write(instance, place, "two", "three")
+        assert instance.acked == {place: 2}, "the repeat is told where the first copy lies"
         self.system.lose_answer("EndTxn")
         instance.commit()
         instance.begin()
