@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Self
 from relay.run import clock, schedule
 
 PRODUCE: Final = 0
+LIST_OFFSETS: Final = 2
 OFFSET_COMMIT: Final = 8
 INIT_PRODUCER_ID: Final = 22
 ADD_PARTITIONS_TO_TXN: Final = 24

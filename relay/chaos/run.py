@@ -117,7 +117,7 @@ class _Run:
         """Start workers, reader and sights."""
         self._watch = Watch(self.config, firsts, self.checks, self._complaints.append)
         self._stack.callback(self._watch.stop)
-        self._sights = Sights(self.config, self.history)
+        self._sights = Sights(self.config, self.history, self._complaints.append)
         self._stack.callback(self._sights.end)
         for route in self.config.routes:
             for number in range(self._order.workers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import psycopg
@@ -19,11 +20,13 @@ TEXT_MAX: Final = 300
 
 
 class Sights:
-    """A thread that writes sights into the history until it is ended."""
+    """A thread that writes sights into the history until it is ended; ``complain`` is told what must not happen."""
 
-    def __init__(self, config: RelayConfig, history: History) -> None:
+    def __init__(self, config: RelayConfig, history: History, complain: Callable[[str], None]) -> None:
         self._config = config
         self._history = history
+        self._complain = complain
+        self._complained: set[type[Exception]] = set()
         self._stopping = schedule.event()
         self._thread = schedule.start_thread("chaos-sights", self._run)
 
@@ -41,6 +44,11 @@ class Sights:
                 except (RelayError, psycopg.Error) as error:
                     # Go on: brokers and database are meant to be away now and then.
                     self._history.tell("note", text=f"no sight: {type(error).__name__}: {error}"[:TEXT_MAX])
+                except Exception as error:  # noqa: BLE001 - told; a run whose status cannot be read is not clean
+                    self._history.tell("note", text=f"no sight: {error!r}"[:TEXT_MAX])
+                    if type(error) not in self._complained:
+                        self._complain(f"relay status would have failed without a sentence: {error!r}")
+                    self._complained.add(type(error))
                 self._stopping.wait(max(0.1, PERIOD_S - (clock.monotonic() - began)))
 
     def _write(self, views: list[RouteView]) -> None:

@@ -242,6 +242,8 @@ class Topics:
             for place, future in futures.items():
                 try:
                     found[place.partition] = future.result(self._timeout_s).offset
+                except TimeoutError as error:
+                    raise self._away(f"list offsets of {topic}[{place.partition}]") from error
                 except KafkaException as error:
                     if _code(error) not in _LEADER_MOVES:
                         raise self._sentence(error, f"list offsets of {topic}[{place.partition}]") from error

@@ -1,4 +1,4 @@
-"""With one of three brokers gone the relay's administrative questions are answered by the others, at the latest the second time."""
+"""With a broker gone or silent the relay's administrative questions are answered by another one, or end in a sentence."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from relay.chaos.frame_proxy import LIST_OFFSETS, api
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.kafka import BrokerSettings, KafkaCluster
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
 from relay.run.timing import Timing
+from tests.integration.conftest import Proxied
 from tests.routes import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
@@ -63,3 +65,16 @@ def test_a_client_whose_controller_died_asks_another_broker(cluster: KafkaCluste
     wait_for(lambda: answers(fresh), 30, "the two others")
     for client in clients:
         assert answers(client) or answers(client)
+
+
+def test_a_question_that_gets_no_answer_ends_in_a_sentence(proxied: Proxied) -> None:
+    topic = proxied.topic("silent")
+    asked = Topics({"bootstrap.servers": proxied.kafka}, Timing(), timeout_s=1.0)
+    asked.describe([topic], settings=False)
+    kept = proxied.proxy.hold(api(LIST_OFFSETS))
+
+    with pytest.raises(Unreachable, match="list offsets"):
+        asked.watermarks(topic, range(1))
+
+    assert kept.is_caught
+    assert asked.watermarks(topic, range(1)) == {0: (0, 0)}
