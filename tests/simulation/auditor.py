@@ -151,6 +151,12 @@ def torn_unit(case: Case) -> Found:
         yield Anomaly("torn unit", "I5", words)
 
 
+def leak(case: Case) -> Found:
+    """Nothing that leaves the log names a capture: a second relay would look for a decision that is not there."""
+    for words in case.evidence.leaks:
+        yield Anomaly("capture header left", "I4", words)
+
+
 def inversion(case: Case) -> Found:
     """I6, I7: effects of one publisher stand in the order of its log partition, in one place."""
     yield from _in_order(case, "inversion", [(e.lane, e.place, e.id) for e in case.evidence.effects])
@@ -343,6 +349,7 @@ CHECKS: tuple[Check, ...] = (
     early_read,
     torn_capture,
     torn_unit,
+    leak,
     inversion,
     nonmonotonic_poll,
     vanished,

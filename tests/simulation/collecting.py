@@ -117,6 +117,15 @@ def dead_of(cluster: Cluster, topic: str, into: Evidence) -> None:
     into.dead += found
 
 
+def leaks_of(cluster: Cluster, topics: list[str], into: Evidence) -> None:
+    """Look for records outside the log that still name a capture."""
+    for topic in topics:
+        for partition in cluster.topics.by_name[topic].partitions:
+            for record in partition.visible():
+                if envelope.CAPTURE_HEADERS & {name for name, _ in record.headers() or ()}:
+                    into.leaks.append(f"{topic}[{partition.place.partition}]@{record.offset()}")
+
+
 def group_positions(cluster: Cluster, group: str) -> dict[Partition, int]:
     """Return the committed offsets of a group."""
     return {(p.topic, p.partition): offset for p, (offset, _) in cluster.groups.group(group).committed.items()}

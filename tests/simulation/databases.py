@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
+from tests.simulation.database_tables import RELAY_TABLES
 from tests.simulation.scheduler import Waiters, World
 
 Row = dict[str, Any]
@@ -73,35 +74,6 @@ class Weather:
     unnoticed: float = 0.0
     """How often the server learns only after ``unnoticed_s`` that a client is gone."""
     unnoticed_s: tuple[float, float] = (2.0, 15.0)
-
-
-RELAY_TABLES: Final = (
-    ("relay_resource", {"uuid": "text", "single": "boolean"}, ("single",)),
-    (
-        "relay_capture",
-        {"capture": "bytes", "nonce": "bytes", "outcome": "text", "partitions": "text", "marked": "boolean",
-         "created_at": "number"},
-        ("capture",),
-    ),
-    (
-        "relay_position",
-        {"relay": "text", "route": "text", "topic_id": "bytes", "topic": "text", "partition": "integer",
-         "position": "integer", "epoch": "integer", "worker": "text"},
-        ("relay", "route", "topic_id", "partition"),
-    ),
-    (
-        "relay_inbox",
-        {"relay": "text", "route": "text", "digest": "bytes", "content": "bytes", "topic_id": "bytes",
-         "partition": "integer", "log_offset": "integer", "outcome": "integer", "applied": "integer"},
-        ("relay", "route", "digest"),
-    ),
-    (
-        "relay_range",
-        {"relay": "text", "route": "text", "topic_id": "bytes", "partition": "integer", "publisher": "bytes",
-         "state": "bytes"},
-        ("relay", "route", "topic_id", "partition", "publisher"),
-    ),
-)  # fmt: skip
 
 
 class Database:

@@ -120,6 +120,8 @@ class Evidence:
     samples: list[Sample] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    """Records outside the log that still name a capture, in words."""
     torn: list[str] = field(default_factory=list)
     """Committed transactions of a table that hold effects without their inbox rows, or the reverse, in words."""
     quiescent: bool = True

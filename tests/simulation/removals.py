@@ -23,6 +23,7 @@ from relay.monitor.entries import Entry, Page, Proof, Seal, encode
 from relay.monitor.evidence import Evidence
 from relay.run.worker import RouteWorker
 from tests.simulation.broker_transactions import Transactions
+from tests.simulation.database_removals import DATABASE_REMOVALS
 
 Change = tuple[Any, str, Any]
 """An object, the name of an attribute, and what stands there while the guard is removed."""
@@ -248,7 +249,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
 @contextmanager
 def without(name: str | None) -> Iterator[None]:
     """Remove a guard for as long as the block lasts."""
-    changes = REMOVALS[name]() if name else []
+    changes = {**REMOVALS, **DATABASE_REMOVALS}[name]() if name else []
     saved = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in changes]
     for owner, attribute, value in changes:
         setattr(owner, attribute, value)

@@ -19,4 +19,9 @@ SEEDS: Final[tuple[tuple[str, int, str], ...]] = (
     ("topic", 1524, "a late TxnOffsetCommit put the position back for a moment: harmless, the index knows better"),
     ("topic", 10316, "the broker refuses a transaction's first write that follows a refused one; the simulator did not"),
     ("topic", 16674, "a late JoinGroup takes the place of the living one: the member waits for the rebalance timeout"),
+    ("route", 2117, "batches of repeats widened the batches after a refused record, so that it never came alone"),
+    ("route", 2137, "the same"),
+    ("route", 261, "a backup restored under a running worker has its epoch: the position jumped over what was lost"),
+    ("route", 284, "the same"),
+    ("capture", 6979, "the client sends nothing past batches whose connection broke; the simulator did"),
 )

@@ -161,6 +161,7 @@ PLANTED: dict[str, list[Callable[[Evidence], None]]] = {
     ],
     "torn capture": [_tear],
     "torn unit": [_set("torn", ["commit 7 has an effect without its inbox row"])],
+    "capture header left": [_set("leaks", ["out[0]@3"])],
     "inversion": [_swap],
     "inversion read": [lambda e: e.seen.__setitem__(slice(0, 2), [
         e.seen[0]._replace(id=e.seen[1].id), e.seen[1]._replace(id=e.seen[0].id),

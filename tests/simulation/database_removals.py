@@ -1,0 +1,110 @@
+"""Guards of capture and of table routes, each removable by name, as in `removals`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import relay.capture.resolver
+import relay.capture.upkeep
+import relay.delivery.sealed
+import relay.delivery.table_route
+from relay.capture.block import CaptureBlock
+from relay.delivery.table import Acknowledged
+from relay.delivery.table_route import TableDelivery
+from relay.delivery.topic import TopicDelivery
+from relay.kafka.appender import Receipt
+from relay.message.errors import CaptureError
+from relay.monitor.index import DedupIndex
+from relay.resources.port import AnswerLost, DecisionRow, Decisions
+from tests.simulation.database_cursor import POSITIONS, SimulatedCursor
+from tests.simulation.databases import Backend, Row
+
+Change = tuple[Any, str, Any]
+
+
+def no_epoch_guard() -> list[Change]:
+    """Whoever writes a position finds it, whatever its epoch and worker."""
+
+    def held(self: SimulatedCursor, backend: Backend, topic_id: bytes, number: int, _epoch: int) -> Row | None:
+        key = self._place(topic_id, number)
+        backend.lock(POSITIONS, key)
+        return backend.get(POSITIONS, key)
+
+    return [(SimulatedCursor, "_held", held)]
+
+
+def older_copy_trusted() -> list[Change]:
+    """A database that knows less than it acknowledged is written to all the same."""
+    return [(Acknowledged, "floor", lambda self, _: -1), (Acknowledged, "is_behind", lambda self, _: False)]
+
+
+def index_trusted_above_position() -> list[Change]:
+    """Monitor entries at and above the stored position suppress messages that a restored database lacks."""
+    return [(DedupIndex, "keep_below", lambda self, _: None)]
+
+
+def no_sift_for_table() -> list[Change]:
+    """The inbox alone tells a repeat, though its rows are trimmed."""
+    return [(relay.delivery.table_route, "sift", lambda messages, indexes, counts: list(messages))]
+
+
+def inbox_not_entered() -> list[Change]:
+    """A recovery leaves inbox rows without their monitor entries, and they are trimmed later."""
+    return [(TableDelivery, "_enter_inbox", lambda self, _: 0)]
+
+
+def dead_letters_not_repeated() -> list[Change]:
+    """A recovery takes for granted that a dead row's record has arrived."""
+    return [(TableDelivery, "_repeat_dead_letters", lambda self, *_: None)]
+
+
+def resolver_without_insert() -> list[Change]:
+    """No row is taken for aborted, instead of making it so."""
+
+    def settle(decisions: Decisions, capture: bytes) -> DecisionRow | None:
+        return decisions.read([capture]).get(capture) or DecisionRow(False, None)
+
+    return [(relay.capture.resolver, "settle", settle), (relay.capture.upkeep, "settle", settle)]
+
+
+def lost_answer_is_aborted() -> list[Change]:
+    """COMMIT without an answer counts as not committed."""
+
+    def answer_lost(self: CaptureBlock, error: AnswerLost) -> None:
+        self._mark_aborted()
+        raise CaptureError("the connection was lost") from error
+
+    return [(CaptureBlock, "_answer_lost", answer_lost)]
+
+
+def reports_not_awaited() -> list[Change]:
+    """COMMIT is sent before the log has the messages."""
+    return [(Receipt, "wait", lambda self, _: True)]
+
+
+def capture_headers_left() -> list[Change]:
+    """Outputs keep the headers that name a capture and its resource."""
+    return [(relay.delivery.sealed, "outgoing", list)]
+
+
+def repeats_widen() -> list[Change]:
+    """After a refused record a batch of repeats widens the next one as any other does."""
+    accept = TopicDelivery._accept
+
+    def widening(self: TopicDelivery, written: Any, tried: Any) -> None:
+        accept(self, written, tried)
+        if self.narrowed_to is not None and not written:
+            self.narrowed_to *= 2
+
+    return [(TopicDelivery, "_accept", widening)]
+
+
+DATABASE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
+    removal.__name__: removal
+    for removal in (
+        no_epoch_guard, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
+        dead_letters_not_repeated, resolver_without_insert, lost_answer_is_aborted, reports_not_awaited,
+        capture_headers_left, repeats_widen,
+    )
+}  # fmt: skip
