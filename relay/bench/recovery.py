@@ -7,6 +7,7 @@ time counted against the target is the processor time of the recovering process 
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import secrets
@@ -31,10 +32,11 @@ from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.entries import PAGE_ROWS, Begin, InputRange, OutputStart, Page, Proof, encode
 from relay.monitor.index import Budget
-from relay.run import clock
+from relay.run import clock, memory
 from relay.run.assembly import INDEX_ENTRIES_IN_MEMORY, RoutePorts
 from relay.run.config import RelayConfig, load
 from relay.run.migrate import migrate
+from relay.run.process import GC_THRESHOLDS
 from relay.run.route_config import TopicDestination
 from relay.run.timing import Timing
 from relay.run.views import ViewKeeper
@@ -225,6 +227,11 @@ def _peak_mib() -> float:
 def main(what: str, path: str, places: str) -> None:
     """Run one side and print what it cost as JSON."""
     config = load(Path(path))
+    if what == "recover":
+        # As the process of a worker does.
+        memory.keep()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
     print(json.dumps(asdict(_read(config, json.loads(places)) if what == "read" else _recover(config))))
 
 
