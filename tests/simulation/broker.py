@@ -126,11 +126,7 @@ class Partition:
         verify: Verify | None = None,
     ) -> tuple[int, int]:
         """Append a batch, all of it or nothing; return an error code and the batch's first offset."""
-        if transactional_id is not None:
-            # KAFKA-14884: a first write that follows a refused one of the same producer is not the first.
-            known, lowest = self._unverified.get(producer_id, (epoch, sequence))
-            lowest = min(lowest, sequence) if known == epoch else sequence
-            self._unverified[producer_id] = (epoch, lowest)
+        lowest = sequence if transactional_id is None else self._lowest(producer_id, epoch, sequence)
         if any(len(record.value or b"") > self._bytes_max for record in records):
             return KafkaError.MSG_SIZE_TOO_LARGE, -1
         if producer_id < 0:
@@ -147,9 +143,7 @@ class Partition:
             refused = verify(transactional_id, producer_id, epoch, self.place)
             if refused:
                 return refused, -1
-        if transactional_id is not None and sequence > lowest and (state is None or epoch > state.epoch):
-            return KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
-        refused = self._gap(state, epoch, sequence)
+        refused = self._gap(state, epoch, sequence, lowest)
         if refused:
             return refused, -1
         if state is None:
@@ -235,8 +229,17 @@ class Partition:
         key = record.key()
         return key is None or last.get(key) == record.offset()
 
+    def _lowest(self, producer_id: int, epoch: int, sequence: int) -> int:
+        """A transaction's first write that follows a refused one of the same producer is not the first (KAFKA-14884)."""
+        known, lowest = self._unverified.get(producer_id, (epoch, sequence))
+        lowest = min(lowest, sequence) if known == epoch else sequence
+        self._unverified[producer_id] = (epoch, lowest)
+        return lowest
+
     @staticmethod
-    def _gap(state: ProducerState | None, epoch: int, sequence: int) -> int:
+    def _gap(state: ProducerState | None, epoch: int, sequence: int, lowest: int) -> int:
+        if sequence > lowest and (state is None or epoch > state.epoch):
+            return KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
         if state is None:
             return NONE  # an unknown producer may begin anywhere (KIP-360)
         if epoch > state.epoch:
