@@ -111,12 +111,12 @@ def work(messages: list[LogMessage], shown: int, producer: SealedProducer, posit
     )
 
 
-def after_a_stray_commit() -> MemoryKafka:
+def after_a_stray_commit(kafka: MemoryKafka | None = None) -> MemoryKafka:
     """Worker ``x`` delivered some messages, then a stray COMMIT cut its second transaction off before the offsets.
 
     Worker ``y`` owned the partition in between and has left a transaction open.
     """
-    kafka = MemoryKafka()
+    kafka = kafka or MemoryKafka()
     victim = kafka.transaction("x")
     victim.init()
     producer = SealedProducer(victim, "x", "monitor", {OUT: 0})

@@ -81,3 +81,19 @@ def test_what_only_a_person_decides_is_shown_and_waits_for_the_word(monkeypatch:
     parts.progress.stuck.assert_called_once_with([mine], "nobody can tell")
     assert list(words) == [], "it waited for the word"
     parts.group.stand_by.assert_called_once_with()
+
+
+def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, parts = worker()
+    at, place = 100.0, LogPartition("orders", 2)
+    monkeypatch.setattr(made, "_batch_limit", 10)
+    parts.destination.narrowed_to = None
+    parts.intake.take_ready.return_value = []
+    parts.intake.positions.return_value = {place: 8}
+
+    for second in range(20):
+        made._deliver(at + second)
+
+    said = [call.args[0].positions for call in parts.destination.submit.call_args_list]
+    assert said == [{place: 8}, {place: 8}], "once as it moves, once after a while, and never again"
+    assert parts.progress.moved.call_count == 1, "what is only said again does not keep the worker from being idle"

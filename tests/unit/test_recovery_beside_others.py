@@ -1,0 +1,74 @@
+"""What other workers do while one recovers: found by the simulator, kept here without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from relay.message.errors import Fenced, Stopped, Stuck
+from relay.message.record import LogPartition
+from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Stored
+from tests.unit.test_recovery_again import COUNT, LOG, OUT, Process, after_a_stray_commit, delivered
+
+
+class Isolated(MemoryKafka):
+    """Answers with the last stable offset where a read_committed reader asks for the end, as brokers do."""
+
+    def reader(self, *, committed: bool) -> MemoryReader:
+        return StableReader(self, committed)
+
+
+class StableReader(MemoryReader):
+    def watermarks(self, partition: LogPartition) -> tuple[int, int]:
+        low, high = super().watermarks(partition)
+        return low, self._stable(partition, high)
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
+        for place, (_, end) in ranges.items():
+            if self._stable(place, end) < end:
+                raise Stuck(f"{place} has an open transaction")
+        yield from super().read(ranges)
+
+    def _stable(self, place: LogPartition, end: int) -> int:
+        undecided = [one.offset() for one in self._kafka.logs.get(place, []) if one.unit.committed is None]
+        return min(undecided, default=end) if self._committed else end
+
+
+def test_anothers_open_transaction_hides_no_output_of_a_torn_one() -> None:
+    kafka = Isolated()
+    other = kafka.transaction("z")  # of another partition, so nobody fences it here
+    other.init()
+    other.begin()
+    other.produce(OUT, None, b"of z")
+    torn = after_a_stray_commit(kafka)
+
+    with pytest.raises(Stuck):
+        Process(torn).recover()
+    kafka.end("z", commit=False)
+    worker = Process(torn)
+    worker.deliver(worker.recover()[LOG])
+
+    assert delivered(torn) == list(range(COUNT))
+
+
+class Overtaken(MemoryKafka):
+    """Another worker stores its position after the first look of this one."""
+
+    looks = 0
+
+    def committed(self, partitions: Sequence[LogPartition]) -> dict[LogPartition, tuple[int, str]]:
+        self.looks += 1
+        return {} if self.looks == 1 else super().committed(partitions)
+
+
+def stop(stored: object, ran_before: object) -> dict[LogPartition, int]:
+    raise Stopped("the position is lost")
+
+
+@pytest.mark.parametrize(("kafka", "error"), [(Overtaken(), Fenced), (MemoryKafka(), Stopped)])
+def test_a_position_is_lost_only_if_it_still_is(kafka: MemoryKafka, error: type[Exception]) -> None:
+    worker = Process(after_a_stray_commit(kafka))
+
+    with pytest.raises(error):
+        worker.delivery.recover([LOG], [worker.view], kafka, stop, {"log": b"id"})
