@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Final
 
-from tests.simulation.crew import Crew
+from tests.simulation.crew import RELAY, ROUTE, Crew
 from tests.simulation.scheduler import Process, World
 from tests.simulation.site import Cluster
 
 TRANSACTION_APIS: Final = ("EndTxn", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "InitProducerId")
+COMPACTION_LAG_S: Final = 22.0
 OTHER_APIS: Final = ("Produce", "ListOffsets", "OffsetFetch", "Heartbeat", "JoinGroup", "SyncGroup", "OffsetCommit")
 
 
@@ -34,7 +36,9 @@ class Faults:
         self.crash_at: dict[str, int] = {}
         self.freeze_at: dict[str, tuple[int, float]] = {}
         rng = world.rng
-        self.names = [name for name in ATLAS if (rng.random() < 0.5 if only is None else name in only)]
+        # Each fault has a coin of its own, so that a new one leaves the runs without it as they were.
+        coins = {name: Random(f"{world.seed}/{name}").random() for name in ATLAS}
+        self.names = [name for name in ATLAS if (coins[name] < 0.5 if only is None else name in only)]
         if storm and only is None:
             self.names = [*STORM, *rng.sample(["kills", "slow_markers", "freezes", "resets"], rng.randrange(0, 3))]
         for name in self.names:
@@ -227,6 +231,26 @@ def hanging_calls(faults: Faults) -> None:
     faults.cluster.hang_rate = faults.world.rng.choice((0.05, 0.3))
 
 
+def compactions(faults: Faults) -> None:
+    """The cleaner runs, also while somebody reads; the active segment is the last record at least.
+
+    An hour of lag protects the monitor from it in production; here, where everything is a hundred times faster, the
+    lag is longer than any freeze.
+    """
+    world, topics = faults.world, faults.cluster.topics.by_name
+
+    def clean() -> None:
+        for name, lag_s in ((f"{RELAY}.control", 0.0), (f"{RELAY}.{ROUTE}.monitor", COMPACTION_LAG_S)):
+            for partition in topics[name].partitions:
+                below = world.rng.randrange(partition.start, max(partition.end, partition.start + 1))
+                gone = partition.compact(below, world.now - lag_s)
+                if gone:
+                    world.trace("compacted", name, partition.place.partition, gone)
+        world.at(world.rng.uniform(1.0, 4.0), clean)
+
+    world.at(1.0, clean)
+
+
 def clock_jumps(faults: Faults) -> None:
     """The wall clock of a worker jumps; durations are measured on another one."""
 
@@ -249,6 +273,6 @@ ATLAS: Final[dict[str, Callable[[Faults], None]]] = {
     fault.__name__: fault
     for fault in (
         kills, kills_between_calls, freezes, crash_points, strays, bad_lines, resets, broker_pauses, broker_restarts,
-        partitions, deaf_members, frozen_points, slow_markers, hanging_calls, clock_jumps,
+        partitions, deaf_members, frozen_points, slow_markers, hanging_calls, compactions, clock_jumps,
     )
 }  # fmt: skip
