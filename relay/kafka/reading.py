@@ -27,7 +27,8 @@ class PartitionReader:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
         }
-        self._consumer = Consumer({**settings, **over})
+        self._given = {**settings, **over}
+        self._consumer = Consumer(self._given)
         self._clock = clock
         self._deadline_s = deadline_s
 
@@ -50,6 +51,8 @@ class PartitionReader:
                 TopicPartition(partition.topic, partition.partition), timeout=self._deadline_s
             )
         except KafkaException as error:
+            # This handle may go on asking the leader it knew, dead or not; a fresh one asks who leads now.
+            self._consumer = Consumer(self._given)
             raise Unreachable(f"the watermarks of {partition} cannot be read: {sentence(error)}") from error
         return low, high
 
@@ -62,11 +65,12 @@ class PartitionReader:
         open_ends = {partition: end for partition, (first, end) in ranges.items() if first < end}
         if not open_ends:
             return
-        self._consumer.assign([TopicPartition(p.topic, p.partition, ranges[p][0]) for p in open_ends])
+        consumer = self._consumer
+        consumer.assign([TopicPartition(p.topic, p.partition, ranges[p][0]) for p in open_ends])
         limit = self._clock() + self._deadline_s
         try:
             while open_ends:
-                batch = self._consumer.consume(BATCH_RECORDS, POLL_S)
+                batch = consumer.consume(BATCH_RECORDS, POLL_S)
                 records = self._sort(batch, open_ends)
                 if records:
                     limit = self._clock() + self._deadline_s
@@ -75,7 +79,7 @@ class PartitionReader:
                     stuck = ", ".join(f"{p.topic}[{p.partition}] before offset {end}" for p, end in open_ends.items())
                     raise Stuck(f"reading is stuck for {self._deadline_s:.0f} s: {stuck}")
         finally:
-            self._consumer.unassign()
+            consumer.unassign()
 
     def _sort(self, batch: list[Any], open_ends: dict[LogPartition, int]) -> list[Any]:
         records = []

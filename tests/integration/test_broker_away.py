@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from relay.chaos.frame_proxy import LIST_OFFSETS, api
+from relay.kafka import settings
+from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.kafka import BrokerSettings, KafkaCluster
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
+from relay.message.record import LogPartition
 from relay.run.timing import Timing
 from tests.integration.conftest import Proxied
 from tests.routes import wait_for
@@ -65,6 +69,32 @@ def test_a_client_whose_controller_died_asks_another_broker(cluster: KafkaCluste
     wait_for(lambda: answers(fresh), 30, "the two others")
     for client in clients:
         assert answers(client) or answers(client)
+
+
+def test_a_reader_whose_leader_died_finds_the_next_one(cluster: KafkaCluster) -> None:
+    kafka = {"bootstrap.servers": cluster.bootstrap}
+    Topics(kafka, Timing()).create([TopicPlan("t", 6, 3)])
+    places = [LogPartition("t", number) for number in range(6)]
+
+    def reader() -> PartitionReader:
+        given = settings.consumer(kafka, Timing(), "away", log_level=0)
+        return PartitionReader(given, committed=False, clock=time.monotonic, deadline_s=2.0)
+
+    def answers(asked: PartitionReader) -> bool:
+        try:
+            return [asked.watermarks(place) for place in places] == [(0, 0)] * len(places)
+        except Unreachable:
+            return False
+
+    readers = [reader() for _ in range(3)]
+    for asked in readers:
+        wait_for(lambda asked=asked: answers(asked), 30, "the leaders")  # type: ignore[misc]
+
+    cluster.kill(3)
+
+    wait_for(lambda: answers(reader()), 30, "the next leaders")
+    for asked in readers:
+        assert answers(asked) or answers(asked)
 
 
 def test_a_question_that_gets_no_answer_ends_in_a_sentence(proxied: Proxied) -> None:
