@@ -41,7 +41,7 @@ RECOVERY = (
 )  # fmt: skip
 """The last two: none or one of the batches of messages in doubt is delivered again."""
 ONCE_ENDED = RECOVERY.index("sealed.committed")
-"""From here on the settlement is committed, and nobody is left to be fenced but the last claimant."""
+"""From here on the settlement is committed."""
 
 
 def message(offset: int) -> LogMessage:
@@ -102,7 +102,7 @@ def test_a_recovery_killed_twice_at_one_step_ends_as_one_clean_run(torn: TopicRo
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_recoveries_killed_at_one_step_after_another_end_as_one_clean_run(torn: TopicRoute) -> None:
-    for turn, point in enumerate((*RECOVERY[:ONCE_ENDED], "recovery.settled", "recovery.fencing", *RECOVERY[ONCE_ENDED:])):
+    for turn, point in enumerate((*RECOVERY[:ONCE_ENDED], "recovery.settled", *RECOVERY[ONCE_ENDED:])):
         kill_at(torn, point, turn % 2)
     assert_safe_now(torn)
 
