@@ -68,7 +68,7 @@ def installed(
         (schedule, "fifo", lambda maxsize=0: SimQueue(world, maxsize)),
         (randomness, "uuid_bytes", lambda: draw(16)),
         (randomness, "random_bytes", draw),
-        (randomness, "jitter", world.rng.random),
+        (randomness, "jitter", world.jitter),
         *(also or []),
     ]
     if crash_points is not None:

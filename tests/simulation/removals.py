@@ -11,19 +11,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-import relay.delivery.evidence_reading as evidence_reading
 import relay.delivery.topic as topic_module
-import relay.delivery.topic_recovery as topic_recovery
+import relay.run.worker as worker_module
+from relay.delivery import evidence_reading, topic_recovery
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.topic import TopicDelivery
 from relay.delivery.topic_recovery import TopicRecovery
 from relay.kafka.group import GroupConsumer
 from relay.kafka.transactions import TransactionalInstance
+from relay.message.errors import TwinDetected
 from relay.monitor.entries import Entry, Page, Proof, Seal, encode
 from relay.monitor.evidence import Evidence
+from relay.run.twins import Twins
 from relay.run.worker import RouteWorker
 from tests.simulation.broker_transactions import Transactions
 from tests.simulation.database_removals import DATABASE_REMOVALS
+from tests.simulation.scheduler import World
 
 Change = tuple[Any, str, Any]
 """An object, the name of an attribute, and what stands there while the guard is removed."""
@@ -64,7 +67,7 @@ def ordinary_settle_seal() -> list[Change]:
     def made(worker: str, instance: bytes, n: int) -> Seal:
         return Seal(worker, instance, n)
 
-    import relay.monitor.recovery as recovery  # noqa: PLC0415
+    from relay.monitor import recovery  # noqa: PLC0415
 
     return [(topic_recovery, "SettleSeal", made), (recovery, "SettleSeal", made)]
 
@@ -236,12 +239,48 @@ def no_index_added() -> list[Change]:
     return [(TopicDelivery, "_accept", lambda self, *_: None)]
 
 
+def outputs_to_stable_end() -> list[Change]:
+    """The outputs of a torn transaction are looked for up to the last stable offset only."""
+    shown = topic_recovery._shown
+    return [(topic_recovery, "_shown", lambda scanner, reader, begins: shown(reader, reader, begins))]
+
+
+def recoveries_in_step() -> list[Change]:
+    """The pause before a recovery is not spread."""
+    return [(World, "jitter", lambda self: 0.5)]
+
+
+def overtaken_is_lost() -> list[Change]:
+    """A position that somebody stored meanwhile counts as lost."""
+
+    def start(starts: Any, assigned: Any, stored: Any, ran_before: Any, group: Any) -> Any:
+        return starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
+
+    return [(topic_recovery, "_start", start)]
+
+
+def last_announcement_obeyed() -> list[Change]:
+    """Whoever announced itself last counts as the living twin."""
+
+    def check(self: Twins) -> None:
+        if self._announced()[-1][1] != self._token:
+            raise TwinDetected("another process announced itself later")
+
+    return [(Twins, "check", check)]
+
+
+def positions_said_once() -> list[Change]:
+    """Positions are not said again."""
+    return [(worker_module, "POSITIONS_REPEATED_AFTER_S", float("inf"))]
+
+
 REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
         no_seal, unsealed_trusted, no_verification, ordinary_settle_seal, no_claim, begin_not_flushed,
         offsets_before_flush, instance_kept, not_fenced, stable_end_read, no_sift, offsets_skipped, stale_membership,
-        no_seek, no_stand_by, no_index_added,
+        no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step, overtaken_is_lost,
+        last_announcement_obeyed, positions_said_once,
     )
 }  # fmt: skip
 

@@ -147,6 +147,10 @@ class World:
         self._hub = getcurrent()
         self._stopped = False
 
+    def jitter(self) -> float:
+        """Draw what production's waits are spread by."""
+        return self.rng.random()
+
     def trace(self, *what: object) -> None:
         """Note what happens, if anybody wants to know."""
         if self.tracing:
