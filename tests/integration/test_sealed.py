@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from relay.chaos.frame_proxy import Caught, end_txn, produce_to
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.kafka import settings
 from relay.kafka.group import GroupConsumer
@@ -26,7 +27,6 @@ from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, Page, Seal, decode, pages
 from relay.run.timing import Timing
 from tests.integration.conftest import Proxied
-from relay.chaos.frame_proxy import Caught, end_txn, produce_to
 from tests.routes import read_all, wait_for
 
 FENCED = (KafkaError.INVALID_PRODUCER_EPOCH, 90)  # 90 is PRODUCER_FENCED, for which the client has no name

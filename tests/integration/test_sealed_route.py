@@ -17,7 +17,6 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from tests.integration.conftest import Proxied
 from relay.chaos.frame_proxy import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
@@ -30,6 +29,7 @@ from relay.chaos.frame_proxy import (
     end_txn,
     produce_to,
 )
+from tests.integration.conftest import Proxied
 from tests.routes import Route, ce, ids, per_source, publish, read_all, wait_for
 
 TIMING = """

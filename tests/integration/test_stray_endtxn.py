@@ -14,8 +14,8 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from tests.integration.conftest import Proxied
 from relay.chaos.frame_proxy import Caught, end_txn
+from tests.integration.conftest import Proxied
 from tests.routes import read_all
 
 FENCED = (KafkaError.INVALID_PRODUCER_EPOCH, 90)  # 90 is PRODUCER_FENCED, for which the client has no name
