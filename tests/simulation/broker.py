@@ -134,16 +134,15 @@ class Partition:
         state = self._producers.get(producer_id)
         if state is not None and epoch < state.epoch:
             return KafkaError.INVALID_PRODUCER_EPOCH, -1
-        if state is not None and epoch == state.epoch:
-            for first, last, offset in state.batches:
-                if first == sequence and last == sequence + len(records) - 1:
-                    return NONE, offset
+        known = [] if state is None or epoch > state.epoch else state.batches
+        for first, last, offset in known:
+            if (first, last) == (sequence, sequence + len(records) - 1):
+                return NONE, offset
+        refused = NONE
         if transactional_id is not None and (state is None or state.open_from is None or epoch > state.epoch):
             assert verify is not None
             refused = verify(transactional_id, producer_id, epoch, self.place)
-            if refused:
-                return refused, -1
-        refused = self._gap(state, epoch, sequence, lowest)
+        refused = refused or self._gap(state, epoch, sequence, lowest)
         if refused:
             return refused, -1
         if state is None:

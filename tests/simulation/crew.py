@@ -37,7 +37,8 @@ to = {{ {to} }}
 {extra}
 """
     config, faults = parse(tomllib.loads(text), Path("/nowhere/relay.toml"), {})
-    assert config is not None and not faults, faults
+    assert not faults, faults
+    assert config is not None
     return config
 
 

@@ -51,10 +51,8 @@ class PlainProducers:
             return
         self._producer_ids += 1
         producer_id, open_s = self._producer_ids, rng.choice((0.001, 0.2, 3.0)) * rng.random()
-        sequence = 0
-        for record in records:
+        for sequence, record in enumerate(records):
             self._world.at(open_s * sequence / count, self._append_open, partition, record, producer_id, sequence)
-            sequence += 1
         commit = rng.random() < 0.5
         self._world.at(open_s + 0.01, lambda: partition.end_transaction(producer_id, 0, commit=commit))
 

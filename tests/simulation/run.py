@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *(arguments or sys.argv[1:])])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *(arguments or sys.argv[1:])])
     if options.seed is not None:
         return _one(options)
     return _many(options)
@@ -94,7 +94,7 @@ def _run(seed: int, kind: str, *, tracing: bool) -> Any:
     signal.alarm(SEED_SECONDS_MAX)
     try:
         return run(seed, kind, tracing=tracing)
-    except Exception as broken:  # noqa: BLE001 - the simulator's own failure is a failure of the seed
+    except Exception as broken:
         if tracing:
             raise
         return Outcome(seed, problems=[f"simulator: {type(broken).__name__}: {broken}"])
