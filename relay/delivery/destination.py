@@ -18,7 +18,6 @@ class Destination(Protocol):
     """
 
     counts: Counts
-    narrowed_to: int | None
     read_at_once: int
     """How many records the worker polls at once at most."""
 
@@ -52,6 +51,10 @@ class Destination(Protocol):
 
     def close(self) -> None:
         """Give connections back."""
+
+    @property
+    def narrowed_to(self) -> int | None:
+        """How many messages the next batch may have at most; None: no limit of the destination's."""
 
     @property
     def in_doubt(self) -> Mapping[LogPartition, int]:

@@ -11,6 +11,7 @@ import structlog
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.deadletter import dead_letter
 from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.narrowing import Narrowing
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, accept, closings, judged, written
 from relay.delivery.ports import Book, Group, KafkaPorts, Starts
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
@@ -52,7 +53,7 @@ class TopicDelivery:
     ) -> None:
         self.counts = Counts()
         self.read_at_once = READ_AT_ONCE
-        self.narrowed_to: int | None = None
+        self._narrowing = Narrowing()
         self._outputs = [LogPartition(topic, p) for p in range(topic_partitions)]
         self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]
         self._recovery = TopicRecovery(
@@ -89,6 +90,7 @@ class TopicDelivery:
     ) -> dict[LogPartition, int]:
         """Recover the assigned partitions and return where to read on; see ``topic_recovery``."""
         self.abandon()
+        self._narrowing.keep(assigned)
         self._notes = {topic: topic_id.hex() for topic, topic_id in topic_ids.items()}
         found = self._recovery.run(assigned, views, group, starts, self._notes)
         self._producer = found.producer
@@ -124,6 +126,7 @@ class TopicDelivery:
             self._narrow(fresh, refusal)
             raise InDoubt(f"a record was refused ({refusal}); the batch is tried in smaller parts") from refusal
         self._accept(entered, tried)
+        self._narrowing.passed(batch.messages)
         accept(self._ranges(), numbers, work.ranges, self._now)
         self._positions, self._idle_since = batch.positions, self._now
 
@@ -161,6 +164,11 @@ class TopicDelivery:
         if self._producer is not None:
             self._producer.discard()
             self._producer = None
+
+    @property
+    def narrowed_to(self) -> int | None:
+        """How many messages the next batch may have at most, while a refused record is looked for."""
+        return self._narrowing.limit
 
     @property
     def in_doubt(self) -> Mapping[LogPartition, int]:
@@ -278,7 +286,7 @@ class TopicDelivery:
     def _stop(self, fresh: list[LogMessage], message: LogMessage, cause: MessageRejected) -> NoReturn:
         """Deliver what lies before a message that nobody may put aside, then stop at it."""
         if len(fresh) > 1:
-            self.narrowed_to = max(1, fresh.index(message))
+            self._narrowing.first(fresh[: max(1, fresh.index(message))])
             raise Retriable(f"{message!r} cannot be delivered; what lies before it comes first")
         raise Stopped(
             f"{message!r} of route {self._route!r} cannot be delivered ({cause.code}: {cause}); on_dead = \"stop\" "
@@ -293,10 +301,9 @@ class TopicDelivery:
             )
         if len(fresh) == 1:
             self._condemned[fresh[0].digest] = MessageRejected("apply", "refused", f"the broker refuses it: {refusal}")
-            self.narrowed_to = None
         else:
-            self.narrowed_to = max(1, len(fresh) // 2)
-        log.warning("narrowing", tried=len(fresh), next=self.narrowed_to, reason=str(refusal))
+            self._narrowing.refused(fresh)
+        log.warning("narrowing", tried=len(fresh), next=self._narrowing.limit, reason=str(refusal))
 
     def _accept(self, written: list[tuple[int, Page]], tried: Counts) -> None:
         """The transaction committed: its entries are proven, its counts hold."""
@@ -310,6 +317,3 @@ class TopicDelivery:
                 view.own_begin = view.scan_from = begun
         self.counts.add(tried)
         self.counts.transactions += 1
-        if self.narrowed_to is not None and written:
-            # A batch of repeats says nothing: it is read again after every refusal, and widening by it never ends.
-            self.narrowed_to *= 2

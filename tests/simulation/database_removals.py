@@ -12,7 +12,6 @@ import relay.delivery.table_route
 from relay.capture.block import CaptureBlock
 from relay.delivery.table import Acknowledged
 from relay.delivery.table_route import TableDelivery
-from relay.delivery.topic import TopicDelivery
 from relay.kafka.appender import Receipt
 from relay.message.errors import CaptureError
 from relay.monitor.index import DedupIndex
@@ -88,23 +87,11 @@ def capture_headers_left() -> list[Change]:
     return [(relay.delivery.sealed, "outgoing", list)]
 
 
-def repeats_widen() -> list[Change]:
-    """After a refused record a batch of repeats widens the next one as any other does."""
-    accept = TopicDelivery._accept
-
-    def widening(self: TopicDelivery, written: Any, tried: Any) -> None:
-        accept(self, written, tried)
-        if self.narrowed_to is not None and not written:
-            self.narrowed_to *= 2
-
-    return [(TopicDelivery, "_accept", widening)]
-
-
 DATABASE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
         no_epoch_guard, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
         dead_letters_not_repeated, resolver_without_insert, lost_answer_is_aborted, reports_not_awaited,
-        capture_headers_left, repeats_widen,
+        capture_headers_left,
     )
 }  # fmt: skip

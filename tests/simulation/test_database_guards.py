@@ -16,14 +16,13 @@ SEARCHED = {
     "no_epoch_guard": ("route", range(30, 60), "two writers"),
     "older_copy_trusted": ("route", range(255, 290), "lost write"),
     "index_trusted_above_position": ("route", range(250, 290), "lost write"),
-    "no_sift_for_table": ("route", range(30), "duplicate"),
-    "inbox_not_entered": ("route", range(80, 185), "lost dead letter"),
+    "no_sift_for_table": ("route", range(30, 90), "duplicate"),
+    "inbox_not_entered": ("route", range(270, 330), "lost dead letter"),
     "dead_letters_not_repeated": ("route", range(100, 150), "lost dead letter"),
     "resolver_without_insert": ("capture", range(20), "failed write is there"),
     "lost_answer_is_aborted": ("capture", range(20), "failed write is there"),
     "reports_not_awaited": ("capture", range(80), "lost append"),
     "capture_headers_left": ("route", range(20), "capture header left"),
-    "repeats_widen": ("route", (2117, 2137), "lost"),
 }
 """Of each removal: the kind of run, seeds of which one at least must fail, and the anomaly it leads to."""
 

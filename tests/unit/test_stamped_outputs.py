@@ -67,7 +67,7 @@ def test_the_outputs_of_many_torn_transactions_are_read_once() -> None:
     begins = {(one.instance, one.n): one for one in (begin(1, 20), begin(2, 15), begin(3, 30), begin(4, 5))}
     reader = CountingReader([output(2), output(1), output(2), output(5)])
 
-    shown = _shown(reader, begins)
+    shown = _shown(reader, reader, begins)
 
     assert reader.spans == [{LogPartition("out", 0): (15, 90)}]
     one, two, three, four = (shown[key] for key in begins)

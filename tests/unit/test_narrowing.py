@@ -1,0 +1,64 @@
+"""A refused record is found with few refusals, and repeats or lost partitions never keep batches small for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.delivery.narrowing import Narrowing
+from relay.message.record import LogMessage, LogPartition
+
+
+def message(offset: int, partition: int = 0) -> LogMessage:
+    digest = partition.to_bytes(8, "big") + offset.to_bytes(8, "big")
+    return LogMessage("log", partition, offset, None, b"v", [], digest, b"", b"", None, 0)
+
+
+def search(count: int, bad: int) -> int:
+    """Deliver ``count`` messages of which one is refused; return how often it was."""
+    narrowing, waiting, refusals = Narrowing(), [message(n) for n in range(count)], 0
+    condemned = False
+    while waiting:
+        batch = waiting[: narrowing.limit or count]
+        if any(one.offset == bad for one in batch) and not condemned:
+            refusals += 1
+            condemned = len(batch) == 1
+            if not condemned:
+                narrowing.refused(batch)
+            continue
+        narrowing.passed(batch)
+        waiting = waiting[len(batch) :]
+    assert narrowing.limit is None
+    return refusals
+
+
+@pytest.mark.parametrize("bad", [0, 1, 7_777, 19_999])
+def test_one_among_twenty_thousand_costs_few_refusals(bad: int) -> None:
+    assert search(20_000, bad) <= 6
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 300])
+def test_small_batches_end_too(count: int) -> None:
+    assert all(search(count, bad) <= 4 for bad in range(count))
+
+
+def test_a_small_batch_that_passes_does_not_widen_the_next() -> None:
+    narrowing = Narrowing()
+    narrowing.refused([message(n) for n in range(320)])
+    narrowing.passed([message(n) for n in range(5)])
+    assert narrowing.limit == 20
+
+
+def test_what_had_its_effect_before_counts_as_passed() -> None:
+    narrowing = Narrowing()
+    narrowing.refused([message(0), message(1)])
+    narrowing.passed([message(0), message(1), message(2)])
+    assert narrowing.limit is None
+
+
+def test_partitions_that_are_gone_do_not_keep_batches_small() -> None:
+    narrowing = Narrowing()
+    narrowing.refused([message(0, 1), message(0, 2)])
+    narrowing.keep([LogPartition("log", 2)])
+    assert narrowing.limit == 1
+    narrowing.keep([])
+    assert narrowing.limit is None
