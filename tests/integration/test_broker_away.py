@@ -107,4 +107,11 @@ def test_a_question_that_gets_no_answer_ends_in_a_sentence(proxied: Proxied) -> 
         asked.watermarks(topic, range(1))
 
     assert kept.is_caught
-    assert asked.watermarks(topic, range(1)) == {0: (0, 0)}
+
+    def is_answered() -> bool:
+        try:
+            return asked.watermarks(topic, range(1)) == {0: (0, 0)}
+        except Unreachable:
+            return False  # on a busy machine a new client needs more than the second it has
+
+    wait_for(is_answered, what="the answer to a new question")
