@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from relay.message.envelope import Headers
-from relay.message.record import LogPartition, Record
+from relay.message.record import Appended, LogPartition, Record
 from relay.monitor.resolution import Resolution, Resolutions
 
 
@@ -35,9 +35,7 @@ class Transaction(Protocol):
         headers: Headers | None = None,
         timestamp_ms: int = 0,
     ) -> None: ...
-    def produce_all(
-        self, partition: LogPartition, records: Iterable[tuple[bytes | None, bytes | None, Headers | None, int]]
-    ) -> None: ...
+    def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None: ...
     def flush(self) -> None: ...
     def send_offsets(
         self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes

@@ -14,7 +14,7 @@ from itertools import islice
 
 from relay.delivery.ports import Transaction
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
-from relay.message.record import LogMessage, LogPartition
+from relay.message.record import Appended, LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, Seal, SettleSeal, encode
 from relay.monitor.ranges import RangeEntry
 from relay.run import randomness
@@ -157,8 +157,8 @@ class SealedProducer:
             self._tx.produce_all(partition, islice(records, len(messages) - 1))
             self._tx.produce(partition, *next(records))
 
-    def _records(self, messages: Iterable[LogMessage]) -> Iterator[tuple[bytes | None, bytes | None, Headers, int]]:
-        """Yield (key, value, headers, timestamp in milliseconds) of the outputs, with the marks that settlement looks for."""
+    def _records(self, messages: Iterable[LogMessage]) -> Iterator[Appended]:
+        """Yield the output of each message, with the marks that settlement looks for."""
         instance, n = self._marks()
         for message in messages:
             # Intake has stripped what must not leave the log from messages of no capture.

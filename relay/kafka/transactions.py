@@ -16,16 +16,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from relay.kafka.failures import is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused
-from relay.message.record import LogPartition
+from relay.message.record import Appended, LogPartition
 from relay.run import schedule
 
 QUEUE_FULL_WAIT_S: Final = 0.05
 DEADLINE_MARGIN_S: Final = 0.5
 FLUSH_SLICE_S: Final = 0.1
 """A refused record shows at once, while what is queued behind it would be waited for until it times out."""
-
-
-Appended = tuple[bytes | None, bytes | None, Headers | None, int]
 
 
 class TransactionalInstance:
@@ -63,7 +60,7 @@ class TransactionalInstance:
         self._produce(partition, [(key, value, headers, timestamp_ms)], self._delivered)
 
     def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None:
-        """Append records, each (key, value, headers, timestamp in milliseconds), to one partition.
+        """Append records to one partition.
 
         Their reports are looked at for failure only; no report costs a Python frame.
         """

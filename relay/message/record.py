@@ -27,6 +27,10 @@ class Record(Protocol):
     def timestamp(self) -> tuple[int, int]: ...
 
 
+Appended = tuple[bytes | None, bytes | None, Headers | None, int]
+"""A record to append to a partition that is known: key, value, headers, timestamp in milliseconds (0: now)."""
+
+
 class LogMessage(NamedTuple):
     """One record of the log with what the relay derived from it, once, when it was read.
 

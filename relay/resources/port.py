@@ -125,6 +125,14 @@ class Decisions(Protocol):
         """Close the connection."""
 
 
+def identity_of(name: str, decisions: Decisions) -> ResourceName:
+    """Return the name with the uuid that the database says now, and close ``decisions``."""
+    try:
+        return ResourceName(name, decisions.uuid())
+    finally:
+        decisions.close()
+
+
 class Resource(Protocol):
     """A database under the name the configuration gives it."""
 

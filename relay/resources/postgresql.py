@@ -27,6 +27,7 @@ from relay.resources.port import (
     NotTheTransactionBegun,
     RowLocked,
     UnmarkedRow,
+    identity_of,
 )
 from relay.run import clock
 
@@ -94,11 +95,7 @@ class PostgresqlResource:
 
     def identity(self) -> ResourceName:
         """Return name and uuid, read now."""
-        decisions = self.decisions()
-        try:
-            return ResourceName(self.name, decisions.uuid())
-        finally:
-            decisions.close()
+        return identity_of(self.name, self.decisions())
 
     def session(self) -> PostgresqlSession:
         """Open a connection for captures."""

@@ -21,6 +21,7 @@ from relay.resources.port import (
     NotTheTransactionBegun,
     RowLocked,
     UnmarkedRow,
+    identity_of,
 )
 from relay.run import schedule
 
@@ -58,11 +59,7 @@ class SqliteResource:
 
     def identity(self) -> ResourceName:
         """Return name and uuid, read now."""
-        decisions = self.decisions()
-        try:
-            return ResourceName(self.name, decisions.uuid())
-        finally:
-            decisions.close()
+        return identity_of(self.name, self.decisions())
 
     def session(self) -> SqliteSession:
         """Open a connection for captures, and one that sees what others see."""

@@ -19,11 +19,11 @@ from relay.chaos.frame_proxy import Caught, end_txn, produce_to
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.kafka import settings
 from relay.kafka.group import GroupConsumer
-from relay.kafka.transactions import Appended, TransactionalInstance
+from relay.kafka.transactions import TransactionalInstance
 from relay.message.envelope import OUT_DIGEST, Headers
 from relay.message.errors import RelayError
 from relay.message.identity import content_digest, digest
-from relay.message.record import LogMessage, LogPartition
+from relay.message.record import Appended, LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, Page, Seal, decode, pages
 from relay.run.timing import Timing
 from tests.integration.conftest import Proxied

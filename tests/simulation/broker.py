@@ -34,23 +34,14 @@ class NewRecord(NamedTuple):
     timestamp_ms: int
 
 
-class StoredRecord:
-    """A record of the log; to a reader it is the client's ``Message``."""
+class Placed:
+    """What has a place in the log, as the client's ``Message`` tells it."""
 
-    __slots__ = ("_headers", "_key", "_offset", "_place", "_timestamp_ms", "_value", "aborted", "control", "decided_at",
-                 "epoch", "producer_id", "size", "stored_at", "transactional")  # fmt: skip
+    __slots__ = ("_offset", "_place")
 
-    def __init__(self, place: LogPartition, offset: int, record: NewRecord, producer_id: int, epoch: int) -> None:
+    def __init__(self, place: LogPartition, offset: int) -> None:
         self._place = place
         self._offset = offset
-        self._key, self._value, self._headers, self._timestamp_ms = record
-        self.producer_id = producer_id
-        self.epoch = epoch
-        self.transactional = False
-        self.control: bool | None = None
-        self.aborted = False
-        self.stored_at = 0.0
-        self.decided_at: float | None = None
 
     def topic(self) -> str:
         return self._place.topic
@@ -60,6 +51,24 @@ class StoredRecord:
 
     def offset(self) -> int:
         return self._offset
+
+
+class StoredRecord(Placed):
+    """A record of the log; to a reader it is the client's ``Message``."""
+
+    __slots__ = ("_headers", "_key", "_timestamp_ms", "_value", "aborted", "control", "decided_at",
+                 "epoch", "producer_id", "size", "stored_at", "transactional")  # fmt: skip
+
+    def __init__(self, place: LogPartition, offset: int, record: NewRecord, producer_id: int, epoch: int) -> None:
+        super().__init__(place, offset)
+        self._key, self._value, self._headers, self._timestamp_ms = record
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.transactional = False
+        self.control: bool | None = None
+        self.aborted = False
+        self.stored_at = 0.0
+        self.decided_at: float | None = None
 
     def key(self) -> bytes | None:
         return self._key

@@ -14,6 +14,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, TopicPartition
 
 from relay.message.record import LogPartition
+from tests.simulation.broker import Placed
 from tests.simulation.broker_groups import Group, Joined
 from tests.simulation.network import Reply
 from tests.simulation.producer import METADATA_PREFIX
@@ -26,24 +27,14 @@ LOST: Final = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERA
 OnRebalance = Callable[[Any, list[TopicPartition]], None]
 
 
-class Event:
+class Event(Placed):
     """An end of partition, or an error of one."""
 
-    __slots__ = ("_code", "_offset", "_place")
+    __slots__ = ("_code",)
 
     def __init__(self, place: LogPartition, offset: int, code: int) -> None:
-        self._place = place
-        self._offset = offset
+        super().__init__(place, offset)
         self._code = code
-
-    def topic(self) -> str:
-        return self._place.topic
-
-    def partition(self) -> int:
-        return self._place.partition
-
-    def offset(self) -> int:
-        return self._offset
 
     def error(self) -> KafkaError:
         return error(self._code)

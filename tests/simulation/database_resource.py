@@ -16,6 +16,7 @@ from relay.resources.port import (
     NotTheTransactionBegun,
     RowLocked,
     UnmarkedRow,
+    identity_of,
 )
 from tests.simulation.database_connection import Connection
 from tests.simulation.databases import Backend, ConnectionLost, Database, Row, StatementRefused
@@ -42,11 +43,7 @@ class SimulatedResource:
 
     def identity(self) -> ResourceName:
         """Return name and uuid, read now."""
-        decisions = self.decisions()
-        try:
-            return ResourceName(self.name, decisions.uuid())
-        finally:
-            decisions.close()
+        return identity_of(self.name, self.decisions())
 
     def session(self) -> SimulatedSession:
         """Open a connection for captures."""

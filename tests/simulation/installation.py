@@ -6,7 +6,7 @@ these are the only places that are replaced; adapters are replaced by whoever co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -14,6 +14,9 @@ from relay.run import clock, crash, randomness, schedule
 from tests.simulation.scheduler import Process, SimEvent, SimLock, SimQueue, Task, World
 
 WALL_START_MS: Final = 1_800_000_000_000
+
+StandIn = tuple[Any, str, Any]
+"""An object, the name of an attribute, and what stands there instead."""
 
 
 class CrashPoints:
@@ -34,13 +37,27 @@ class CrashPoints:
 
 
 @contextmanager
+def replaced(stand_ins: Iterable[StandIn]) -> Iterator[None]:
+    """Put other values in the place of attributes for as long as the block lasts."""
+    stand_ins = list(stand_ins)
+    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins]
+    for owner, name, value in stand_ins:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in saved:
+            setattr(owner, name, value)
+
+
+@contextmanager
 def installed(
     world: World,
     *,
     crash_points: Callable[[Process, str], None] | None = None,
-    also: list[tuple[Any, str, Any]] | None = None,
+    also: list[StandIn] | None = None,
 ) -> Iterator[None]:
-    """Put the world in the place of time, threads and randomness; ``also`` are (module, name, stand-in)."""
+    """Put the world in the place of time, threads and randomness, and ``also`` what is given."""
 
     def offset() -> float:
         return world.current.process.clock_offset_s if world.current is not None else 0.0
@@ -56,7 +73,7 @@ def installed(
         return world.current.number if world.current is not None else 0
 
     draw = world.rng.randbytes
-    replaced: list[tuple[Any, str, Any]] = [
+    stand_ins: list[StandIn] = [
         (clock, "monotonic", lambda: world.now),
         (clock, "sleep", world.sleep),
         (clock, "wall_ms", wall_ms),
@@ -72,13 +89,9 @@ def installed(
         *(also or []),
     ]
     if crash_points is not None:
-        replaced.append((crash, "_name", CrashPoints(world, crash_points)))
-    saved = [(module, name, getattr(module, name)) for module, name, _ in replaced]
-    for module, name, value in replaced:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        world.close()
-        for module, name, value in saved:
-            setattr(module, name, value)
+        stand_ins.append((crash, "_name", CrashPoints(world, crash_points)))
+    with replaced(stand_ins):
+        try:
+            yield
+        finally:
+            world.close()

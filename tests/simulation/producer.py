@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from relay.message.envelope import Headers
 from relay.message.record import LogPartition
-from tests.simulation.broker import NewRecord
+from tests.simulation.broker import NewRecord, Placed
 from tests.simulation.broker_groups import OffsetsOf
 from tests.simulation.broker_transactions import Identity
 from tests.simulation.installation import WALL_START_MS
@@ -30,25 +30,6 @@ FENCED: Final = frozenset(
 METADATA_PREFIX: Final = b"CGMDv2:"
 
 Report = Callable[[KafkaError | None, Any], None]
-
-
-class Reported:
-    """The message of a delivery report."""
-
-    __slots__ = ("_offset", "_place")
-
-    def __init__(self, place: LogPartition, offset: int) -> None:
-        self._place = place
-        self._offset = offset
-
-    def topic(self) -> str:
-        return self._place.topic
-
-    def partition(self) -> int:
-        return self._place.partition
-
-    def offset(self) -> int:
-        return self._offset
 
 
 class Item:
@@ -393,7 +374,7 @@ class SimProducer(Client):
         if code in (0, KafkaError.DUPLICATE_SEQUENCE_NUMBER):
             lane.in_flight.remove(batch)
             for number, item in enumerate(batch.items):
-                self._report(item, None, Reported(lane.place, base + number))
+                self._report(item, None, Placed(lane.place, base + number))
             self._pump(lane)
             return
         gap = code == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER and batch is not lane.in_flight[0]
@@ -422,12 +403,12 @@ class SimProducer(Client):
         lane.repeating = False
         for batch in in_flight:
             for item in batch.items:
-                self._report(item, error(code), Reported(lane.place, -1001))
+                self._report(item, error(code), Placed(lane.place, -1001))
         if self._transactional_id is None:
             for other in self._lanes.values():
                 for batch in other.in_flight:
                     for item in batch.items:
-                        self._report(item, error(KafkaError._MSG_TIMED_OUT), Reported(other.place, -1001))
+                        self._report(item, error(KafkaError._MSG_TIMED_OUT), Placed(other.place, -1001))
                 other.in_flight = []
                 other.repeating = False
             self._identity = None
@@ -437,7 +418,7 @@ class SimProducer(Client):
     def _expire(self, lane: Lane) -> None:
         now = self.world.now
         while lane.waiting and lane.waiting[0].expires_at <= now:
-            self._report(lane.waiting.popleft(), error(KafkaError._MSG_TIMED_OUT), Reported(lane.place, -1001))
+            self._report(lane.waiting.popleft(), error(KafkaError._MSG_TIMED_OUT), Placed(lane.place, -1001))
         if lane.waiting:
             self.process.at(lane.waiting[0].expires_at - now + 0.001, self._expire, lane)
 
@@ -447,9 +428,9 @@ class SimProducer(Client):
             lane.waiting.extendleft(reversed(batch.items))
         lane.in_flight = []
         while lane.waiting:
-            self._report(lane.waiting.popleft(), error(code), Reported(lane.place, -1001))
+            self._report(lane.waiting.popleft(), error(code), Placed(lane.place, -1001))
 
-    def _report(self, item: Item, failed: KafkaError | None, message: Reported) -> None:
+    def _report(self, item: Item, failed: KafkaError | None, message: Placed) -> None:
         if failed is not None:
             self._failed_reports += 1
 

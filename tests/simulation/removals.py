@@ -1,6 +1,6 @@
 """Guards of the protocol, each removable by name: with one gone, the simulator must find what it guards against.
 
-``python -m tests.simulation.run --without NAME`` runs seeds without it. Each removal is the smallest change that
+``with without(name)`` runs what is in the block without it. Each removal is the smallest change that
 takes the guard away and leaves everything else as it is.
 """
 
@@ -26,10 +26,11 @@ from relay.run.twins import Twins
 from relay.run.worker import RouteWorker
 from tests.simulation.broker_transactions import Transactions
 from tests.simulation.database_removals import DATABASE_REMOVALS
+from tests.simulation.installation import StandIn, replaced
 from tests.simulation.scheduler import World
 
-Change = tuple[Any, str, Any]
-"""An object, the name of an attribute, and what stands there while the guard is removed."""
+Change = StandIn
+"""What stands in a guard's place while it is removed."""
 
 
 def no_seal() -> list[Change]:
@@ -288,12 +289,5 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
 @contextmanager
 def without(name: str | None) -> Iterator[None]:
     """Remove a guard for as long as the block lasts."""
-    changes = {**REMOVALS, **DATABASE_REMOVALS}[name]() if name else []
-    saved = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in changes]
-    for owner, attribute, value in changes:
-        setattr(owner, attribute, value)
-    try:
+    with replaced({**REMOVALS, **DATABASE_REMOVALS}[name]() if name else ()):
         yield
-    finally:
-        for owner, attribute, value in saved:
-            setattr(owner, attribute, value)

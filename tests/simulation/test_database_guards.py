@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
-import structlog
 
 from tests.simulation.database_removals import DATABASE_REMOVALS
 from tests.simulation.kinds import run
@@ -25,15 +21,6 @@ SEARCHED = {
     "capture_headers_left": ("route", range(20), "capture header left"),
 }
 """Of each removal: the kind of run, seeds of which one at least must fail, and the anomaly it leads to."""
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    known = structlog.get_config()
-    gc.disable()
-    yield
-    gc.enable()
-    structlog.configure(**known)
 
 
 def test_every_removal_is_searched_for() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
-import structlog
 
 from tests.simulation.kinds import KINDS, run
 from tests.simulation.removals import without
@@ -14,16 +10,6 @@ from tests.simulation.seeds import LESSONS
 
 CHUNK = 60
 CHUNKS = 8
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """No collection in the middle of a run, and logging as it was afterwards."""
-    known = structlog.get_config()
-    gc.disable()
-    yield
-    gc.enable()
-    structlog.configure(**known)
 
 
 @pytest.mark.parametrize("first", range(0, CHUNK * CHUNKS, CHUNK))

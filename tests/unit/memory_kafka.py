@@ -9,7 +9,7 @@ from typing import Self
 
 from relay.message.envelope import Headers
 from relay.message.errors import Fenced, Stuck
-from relay.message.record import LogPartition
+from relay.message.record import Appended, LogPartition
 
 
 @dataclass(eq=False)
@@ -113,9 +113,7 @@ class MemoryTransaction:
         log.append(Stored(partition, len(log), key, value, headers or [], unit))
         self.acked[partition] = len(log) - 1
 
-    def produce_all(
-        self, partition: LogPartition, records: Iterable[tuple[bytes | None, bytes | None, Headers | None, int]]
-    ) -> None:
+    def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None:
         for key, value, headers, timestamp_ms in records:
             self.produce(partition, key, value, headers, timestamp_ms)
 
