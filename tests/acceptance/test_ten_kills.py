@@ -112,11 +112,14 @@ def kill_at_random(route: Route, rng: random.Random, count: Callable[[], int]) -
     workers = [route.start(0), route.start(1)]
     wait_for(lambda: count() > 0, what="the first output")
     counts = []
-    for _ in range(KILLS):
-        enough = count() + rng.randrange(200, 4000)
-        limit = time.monotonic() + rng.uniform(1, 10)
-        while count() < enough and time.monotonic() < limit:
-            time.sleep(0.005)
+    for n in range(KILLS):
+        enough = count() + rng.randrange(200, 3000)
+        if n % 2:  # anywhere, in a recovery too
+            limit = time.monotonic() + rng.uniform(1, 10)
+            while count() < enough and time.monotonic() < limit:
+                time.sleep(0.005)
+        else:
+            wait_for(lambda enough=enough: count() >= enough, 60, what="deliveries between two kills")
         victim = rng.randrange(2)
         assert workers[victim].poll() is None, route.said(victim)
         workers[victim].kill()
@@ -174,7 +177,7 @@ def test_ten_kills_of_a_topic_route(
         reader.close()
 
     assert counts[-1] < len(written.good), "the last kill must hit a route that still has work"
-    assert len(set(counts)) > KILLS // 2, "the kills must fall between deliveries"
+    assert len(set(counts)) >= KILLS // 2, "every second kill waits for deliveries"
     assert min(written.repeats, written.ghosts, len(written.poison)) > 5
     found = [(dict(m.headers())["ce_source"].decode(), dict(m.headers())["ce_id"].decode()) for m in reader.seen]
     assert_once_in_order(found, written)
@@ -205,6 +208,6 @@ def test_ten_kills_of_a_table_route(
         found = database.execute("select source, id from ledger order by seen").fetchall()
 
     assert counts[-1] < len(written.good), "the last kill must hit a route that still has work"
-    assert len(set(counts)) > KILLS // 2, "the kills must fall between deliveries"
+    assert len(set(counts)) >= KILLS // 2, "every second kill waits for deliveries"
     assert_once_in_order([(source, identifier) for source, identifier in found], written)
     assert_clean(route, written)
