@@ -254,10 +254,7 @@ class Partition:
             return NONE if sequence == 0 else KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
         if not state.batches:
             return NONE
-        wanted = state.batches[-1][1] + 1
-        if sequence == wanted:
-            return NONE
-        return KafkaError.DUPLICATE_SEQUENCE_NUMBER if sequence < wanted else KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+        return NONE if sequence == state.batches[-1][1] + 1 else KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     def _store(self, records: Sequence[NewRecord], producer_id: int, epoch: int, *, transactional: bool) -> int:
         first = self.end

@@ -124,7 +124,7 @@ class Connection:
         self._ready_at = 0.0
         self._last_arrival = 0.0
         self._lag_s = network.world.rng.uniform(0.0, 0.05)
-        self._resumed_at = 0.0
+        self._resumed_at: dict[int, float] = {}
         self._waiting: dict[int, Answered] = {}
         self._number = 0
 
@@ -176,12 +176,17 @@ class Connection:
             self._world.trace(self.process.name, self.role, "request timed out")
             self._close(KafkaError._TIMED_OUT)
 
-    def _arrive(self, api: str, handle: Handle, number: int, life: int, answer_lost: bool) -> None:
-        if self._network.is_paused(self.broker):
-            # In the order of this connection, in any order among connections.
-            later = self._network.back_at[self.broker] + self._lag_s
-            self._resumed_at = max(self._resumed_at + 1e-6, later)
-            self._world.at(self._resumed_at - self._world.now, self._arrive, api, handle, number, life, answer_lost)
+    def _arrive(
+        self, api: str, handle: Handle, number: int, life: int, answer_lost: bool, waited: bool = False
+    ) -> None:
+        resumed_at = self._resumed_at.get(life, 0.0)
+        if self._network.is_paused(self.broker) or (not waited and self._world.now <= resumed_at):
+            # In the order of this connection, also for what comes right after a pause; in any order among connections.
+            resumed_at = max(resumed_at + 1e-6, self._network.back_at[self.broker] + self._lag_s)
+            self._resumed_at[life] = resumed_at
+            self._world.at(
+                resumed_at - self._world.now, self._arrive, api, handle, number, life, answer_lost, True
+            )
             return
         if life != self._life:
             self._world.trace(self.process.name, "stray", api)

@@ -371,7 +371,7 @@ class SimProducer(Client):
         base = -1
         if code == 0:
             code, base = answer
-        if code in (0, KafkaError.DUPLICATE_SEQUENCE_NUMBER):
+        if code == 0:
             lane.in_flight.remove(batch)
             for number, item in enumerate(batch.items):
                 self._report(item, None, Placed(lane.place, base + number))
