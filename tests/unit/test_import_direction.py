@@ -14,10 +14,10 @@ import relay
 ROOT: Final = Path(relay.__file__).parent
 LAYERS: Final = (
     {"message"},
-    {"monitor", "log", "capture", "transfer", "resources", "kafka"},
+    {"monitor", "log", "capture", "transfer", "resources", "kafka", "queue"},
     {"delivery"},
     {"run"},
-    {"cli", "audit", "bench", "chaos", "demo", "local"},
+    {"work", "spark", "cli", "audit", "bench", "chaos", "demo", "local"},
 )
 """Each layer imports itself and the ones before it."""
 LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.randomness", "relay.run.schedule"}
@@ -28,7 +28,7 @@ REPLACED: Final = {
     "relay.run.randomness": {"random", "secrets", "uuid"},
 }
 """What a simulation replaces as a whole, and the modules that are hidden behind it."""
-DECIDING: Final = {"message", "monitor", "log", "capture", "transfer", "resources", "delivery", "run"}
+DECIDING: Final = {"message", "monitor", "log", "capture", "transfer", "resources", "queue", "delivery", "run"}
 DRAWS: Final = {
     "relay.run.supervisor": "a process of its own that no simulation runs",
 }

@@ -1,0 +1,212 @@
+"""What a store of a queue must do: the same on every medium, proved by one contract suite.
+
+Rules that hold for every store:
+
+- A method is atomic: all it writes, or nothing, and its return means durable. Inside ``with transaction():`` this holds
+  for everything in the block together.
+- Every change of a state is a guarded write by `relay.queue.states`: False (or a shorter answer) means that the guard did
+  not hold and nothing changed for that message. Lists of answers have the order of what was asked.
+- An answer that was lost raises InDoubt; the caller reads again by ticket (`holds`), never assumes.
+- Times are wall milliseconds given by the caller: written down, and compared for expiry, delay and retry only.
+- One thread at a time uses a store object; several processes may open the same queue where ``shared`` is True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from relay.message.errors import RelayError, Retriable
+from relay.queue.message import MessageView, NewMessage, PutAnswer, Taken, Ticket
+from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState, SubscriberState
+
+
+class Refused(RelayError):
+    """The store does not accept this: too large, an unknown subscriber, a publisher that is not allowed. Nothing changed."""
+
+
+class StoreFull(Retriable):
+    """The medium or the queue's own bound is full; nothing changed, and it may be tried again later."""
+
+
+class StoreAway(Retriable):
+    """The store does not answer; nothing changed."""
+
+
+class Holder(NamedTuple):
+    """A worker that has taken messages; ``beats`` grows while it lives. ``deciding`` names the store of its outcomes."""
+
+    id: bytes
+    subscriber: str
+    beats: int
+    deciding: str | None
+
+
+class Child(NamedTuple):
+    """A message that is PUT and waits for the outcome of the attempt that made it."""
+
+    handle: int
+    attempt: str
+
+
+class Waiting(NamedTuple):
+    """How many messages of one subscriber are in each state."""
+
+    subscriber: str
+    counts: dict[SubscriberState, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages to list; None does not choose. ``since`` and ``until`` bound ``put_at``, milliseconds."""
+
+    state: PublisherState | None = None
+    subscriber: str | None = None
+    subscriber_state: SubscriberState | None = None
+    unusable: bool = False
+    publisher: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+
+class QueueStore(Protocol):
+    """One queue on one medium."""
+
+    settings: QueueSettings
+    shared: bool
+    uuid: str
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Make what is called inside one unit; an exception takes all of it back."""
+
+    def close(self) -> None:
+        """Free what the object holds; the queue stays."""
+
+    # What publishers do -------------------------------------------------------------------------------------------
+
+    def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
+        """Store messages in this order; handles grow. With ``reveal`` those without delay and attempt are REVEALED at once.
+
+        Raises Refused (naming the first message that is not acceptable, storing none), StoreFull, StoreAway.
+        """
+
+    def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:
+        """PUT -> REVEALED, to the audience or only to the subscribers named.
+
+        Of a REVEALED message it shows it to further subscribers; False if nothing changed. The delay is not waited for.
+        """
+
+    def reveal_due(self, now: int, limit: int) -> int:
+        """Reveal up to ``limit`` messages whose delay is over and that wait for no attempt; return how many."""
+
+    def withdraw(self, handles: Sequence[int], now: int) -> list[bool]:
+        """PUT or REVEALED -> UNAVAILABLE; whoever has not taken it gets it EXPIRED and JOURNALLED. Taken ones may end."""
+
+    def discard(self, handles: Sequence[int], now: int) -> list[bool]:
+        """PUT -> DELETED, only for recovery: a child of an aborted attempt."""
+
+    def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
+        """UNUSABLE or JOURNALLED -> AVAILABLE for this subscriber; the publisher's state goes JOURNALLED -> REVEALED.
+
+        False if it is neither, or was DONE and not ``even_done`` (an operator's word: a new effect).
+        """
+
+    def prioritise(self, handles: Sequence[int], priority: int) -> list[bool]:
+        """Set the priority of messages that are PUT or REVEALED."""
+
+    def edit(self, handle: int, value: bytes | None, who: str, reason: str, now: int) -> bool:
+        """Replace the value of a message that nobody has taken yet, with an audit entry in its headers; else False."""
+
+    # What subscribers do ------------------------------------------------------------------------------------------
+
+    def take(self, subscriber: str, holder: bytes, limit: int, now: int) -> list[Taken]:
+        """AVAILABLE -> GET -> FETCHED for up to ``limit`` messages, in the order in which they are to be processed.
+
+        A lane gives its messages in the order of their handles, without gap: while another holder has one of the lane
+        (in this subscriber's group), or the first of the lane waits for its retry, the lane gives nothing; and nothing
+        ahead of what this holder has already. Lanes go by the highest priority that waits in them, then by age.
+        In a pool the others are blocked. Expired messages are passed over. Raises Refused for an unknown subscriber.
+        """
+
+    def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
+        """FETCHED -> IN_PROCESS."""
+
+    def finish(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
+        """FETCHED or IN_PROCESS -> DONE -> JOURNALLED; the rest of a pool EXPIRED -> JOURNALLED; the next group in order is revealed.
+
+        The publisher's state becomes JOURNALLED when every subscriber's is.
+        """
+
+    def refuse(self, subscriber: str, causes: Sequence[tuple[Ticket, str]], now: int) -> list[bool]:
+        """GET, FETCHED, IN_PROCESS -> UNUSABLE -> JOURNALLED with a cause; the rest of a pool is free again."""
+
+    def free(
+        self,
+        subscriber: str,
+        tickets: Sequence[Ticket],
+        now: int,
+        *,
+        again_at: int | None = None,
+        failed: bool = False,
+    ) -> list[bool]:
+        """GET, FETCHED, IN_PROCESS -> AVAILABLE, not before ``again_at``; ``failed`` counts a failure. The rest of a pool is free again."""
+
+    def expire(self, now: int, limit: int) -> int:
+        """Give up to ``limit`` available messages that are past their time EXPIRED -> JOURNALLED; return how many deliveries."""
+
+    def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
+        """AVAILABLE -> EXPIRED -> JOURNALLED at a publisher's or subscriber's word ([53]); None: for all subscribers."""
+
+    # Holders and recovery -----------------------------------------------------------------------------------------
+
+    def enter(self, holder: Holder) -> None:
+        """Make a worker known before its first take."""
+
+    def beat(self, holder: bytes) -> bool:
+        """Count one more beat; False if the holder was recovered: it must stop."""
+
+    def leave(self, holder: bytes) -> bool:
+        """Forget a worker; False (and nothing done) while it holds messages."""
+
+    def holders(self) -> list[Holder]:
+        """Return every known worker of this queue."""
+
+    def held(self, holder: bytes) -> list[Ticket]:
+        """Return what a worker has not given back, by handle."""
+
+    def holds(self, subscriber: str, tickets: Sequence[Ticket]) -> list[SubscriberState | None]:
+        """Return the state each ticket's attempt has led to: TAKEN states and DONE, UNUSABLE; None: freed, or another attempt's."""
+
+    def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
+        """Write an attempt's outcome unless it has one, and return the one that stands: True is committed."""
+
+    def outcome(self, attempt: str) -> bool | None:
+        """Return an attempt's outcome, None if it has none yet."""
+
+    def children(self, limit: int) -> list[Child]:
+        """Return PUT messages that wait for an attempt's outcome, by handle."""
+
+    # What anybody may see -----------------------------------------------------------------------------------------
+
+    def view(self, handle: int, *, value: bool = True) -> MessageView | None:
+        """Return a message and all its states, altering nothing; also of a JOURNALLED one until it is trimmed."""
+
+    def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
+        """Return messages without their values, by handle, those above ``after``."""
+
+    def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
+        """Return how many messages are in each state, for publishers and for each subscriber; JOURNALLED may be an estimate."""
+
+    def waiting(self) -> int:
+        """Return how many messages are PUT or REVEALED: what the bound and load balancing go by; cheap."""
+
+    # The journal --------------------------------------------------------------------------------------------------
+
+    def journalled(self, now: int, limit: int) -> list[MessageView]:
+        """Return up to ``limit`` JOURNALLED, UNAVAILABLE or DELETED messages that are past the queue's retention, with values, oldest first."""
+
+    def trim(self, handles: Sequence[int]) -> int:
+        """Remove messages that are JOURNALLED, UNAVAILABLE or DELETED (others stay); return how many were removed."""
