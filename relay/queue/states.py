@@ -116,7 +116,7 @@ def after(state: State, event: Event) -> State:
         ]
         remedy = f"only of one that is {' or '.join(allowed)}" if allowed else "not from this side"
         raise IllegalTransition(f"cannot {event.value} a message that is {state.name}: {remedy}")
-    return cast(State, found)
+    return cast("State", found)
 
 
 def sources(event: Event, kind: type[PublisherState | SubscriberState]) -> tuple[int, ...]:
