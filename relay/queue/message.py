@@ -164,8 +164,3 @@ class MessageView:
     parents: tuple[Parent, ...]
     attempt: str | None
     subscribers: tuple[SubscriberView, ...]
-
-
-def attempt_id(queue_uuid: str, subscriber: str, ticket: Ticket) -> str:
-    """Return the name of one attempt at one message, unique for ever: children and outcomes carry it."""
-    return f"{queue_uuid}/{subscriber}/{ticket.handle}/{ticket.attempt}"

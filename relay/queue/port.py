@@ -102,6 +102,9 @@ class QueueStore(Protocol):
     def reveal_due(self, now: int, limit: int) -> int:
         """Reveal up to ``limit`` messages whose delay is over and that wait for no attempt; return how many."""
 
+    def accept(self, handles: Sequence[int], now: int) -> list[bool]:
+        """Forget the attempt of children, since it is committed: REVEALED at once, or when their delay is over."""
+
     def withdraw(self, handles: Sequence[int], now: int) -> list[bool]:
         """PUT or REVEALED -> UNAVAILABLE; whoever has not taken it gets it EXPIRED and JOURNALLED. Taken ones may end."""
 

@@ -17,7 +17,7 @@ LAYERS: Final = (
     {"monitor", "log", "capture", "transfer", "resources", "kafka", "queue"},
     {"delivery"},
     {"run"},
-    {"work", "spark", "cli", "audit", "bench", "chaos", "demo", "local"},
+    {"work", "spark", "jobs", "cli", "audit", "bench", "chaos", "demo", "local"},
 )
 """Each layer imports itself and the ones before it."""
 LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.randomness", "relay.run.schedule"}

@@ -1,0 +1,127 @@
+"""After a failure every store is brought to what the deciding store says; run again at any point it ends the same.
+
+Steps 1 to 5 of document 003, [66] to [70], with what design.md section 8 changes: an attempt's outcome decides about its
+children and parents, not the parents' states, and *aborted* is written before anything is freed or discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from relay.message.errors import Retriable
+from relay.queue.attempts import AttemptName, Outcomes
+from relay.queue.message import Ticket
+from relay.queue.port import Child, Filter, Holder, QueueStore
+from relay.queue.states import TAKEN, PublisherState
+from relay.run.crash import crash_point
+
+BATCH = 500
+
+
+@dataclass
+class Recovered:
+    """What a recovery did, in messages; ``stuck`` says in sentences what waits for a store that is away."""
+
+    freed: int = 0
+    finished: int = 0
+    revealed: int = 0
+    discarded: int = 0
+    left: int = 0
+    stuck: list[str] = field(default_factory=list)
+
+
+class Recovery:
+    """Recovers queues by name; ``deciding`` finds the store of an attempt's outcome by what its name calls it."""
+
+    def __init__(self, queues: Mapping[str, QueueStore], deciding: Mapping[str, Outcomes]) -> None:
+        self._queues = queues
+        self._deciding = deciding
+
+    def holder(self, queue: str, holder: Holder, now: int) -> Recovered:
+        """Give back, or finish, what a dead worker holds (step 5). Call it only when its lease has run out, or it said it ends.
+
+        With an outcome in another store nothing is freed before (aborted) was tried there; that store away: stuck.
+        """
+        done = Recovered()
+        store = self._queues[queue]
+        for ticket in store.held(holder.id):
+            committed = self._settled(store, queue, holder, ticket, done, now)
+            if committed is None:
+                continue
+            crash_point("recovery.outcome")
+            if committed:
+                done.finished += sum(store.finish(holder.subscriber, [ticket], now))
+            else:
+                done.freed += sum(store.free(holder.subscriber, [ticket], now))
+            crash_point("recovery.freed")
+        store.leave(holder.id)
+        return done
+
+    def children(self, queue: str, now: int) -> Recovered:
+        """Reveal or discard what a queue holds of attempts that have ended (steps 1 to 3)."""
+        done = Recovered()
+        store = self._queues[queue]
+        for child in store.children(BATCH):
+            committed = self._outcome_of(child, done, now)
+            if committed is None:
+                continue
+            crash_point("recovery.outcome")
+            if committed:
+                done.revealed += sum(store.accept([child.handle], now))
+            else:
+                done.discarded += sum(store.discard([child.handle], now))
+        return done
+
+    def publisher(self, queue: str, publisher: str, now: int) -> Recovered:
+        """Reveal what an earlier run of this publisher had put without a parent (steps 1, 2, 4), at the publisher's own start.
+
+        Nobody else does it: only the publisher knows that none of its name still decides. A delay is left to its time.
+        """
+        done = Recovered()
+        store = self._queues[queue]
+        after = 0
+        while found := store.find(Filter(state=PublisherState.PUT, publisher=publisher), after=after, limit=BATCH):
+            after = found[-1].handle
+            due = [one.handle for one in found if one.attempt is None and (one.reveal_at is None or one.reveal_at <= now)]
+            done.revealed += sum(store.reveal(due, now))
+            done.left += len(found) - len(due)
+        return done
+
+    def _settled(self, store: QueueStore, queue: str, holder: Holder, ticket: Ticket, done: Recovered, now: int) -> bool | None:
+        if holder.deciding is None or holder.deciding == f"queue:{queue}":
+            # Its decision is written with DONE: what is still taken was not decided, and a late one fails on the ticket.
+            return False
+        name = AttemptName(holder.deciding, queue, store.uuid, holder.subscriber, ticket)
+        return self._settle(name, done, now)
+
+    def _outcome_of(self, child: Child, done: Recovered, now: int) -> bool | None:
+        try:
+            name = AttemptName.decode(child.attempt)
+        except ValueError:
+            done.stuck.append(f"message {child.handle} waits for {child.attempt!r}, which is no attempt of a queue")
+            return None
+        parents = self._queues.get(name.queue)
+        if parents is None:
+            done.stuck.append(f"message {child.handle} waits for an attempt in queue {name.queue!r}, which is not configured here")
+            return None
+        try:
+            alive = parents.uuid == name.uuid and parents.holds(name.subscriber, [name.ticket])[0] in TAKEN
+        except Retriable as away:
+            done.stuck.append(f"message {child.handle} waits for queue {name.queue!r}: {away}")
+            return None
+        if alive:
+            done.left += 1
+            return None
+        return self._settle(name, done, now)
+
+    def _settle(self, name: AttemptName, done: Recovered, now: int) -> bool | None:
+        deciding = self._deciding.get(name.deciding)
+        if deciding is None:
+            done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which is not configured here")
+            return None
+        try:
+            return deciding.settle(name.encode(), committed=False, now=now)
+        except Retriable as away:
+            done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which does not answer: {away}")
+            return None
