@@ -84,7 +84,7 @@ def run(kafka: str, messages: int = 1_000_000) -> dict[str, Any]:
             plain = _measured("read", str(path), json.dumps([[*place, count] for place, count in written.items()]))
             ours = _measured("recover", str(path), "[]")
         finally:
-            topics.delete([monitor, config.deadletter_topic, config.control_topic, config.inquiries_topic])
+            topics.delete([monitor, config.deadletter_topic, config.control_topic, config.inquiries_topic, config.decisions_topic])
     shown = messages - messages // DEAD_WORKERS
     if (ours.settled, ours.index) != (DEAD_WORKERS, shown):
         raise CheckFailed(f"recovery settled {ours.settled} transactions and found {ours.index} of {shown} messages")

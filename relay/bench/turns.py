@@ -77,5 +77,5 @@ def relay_pace(
         try:
             return pace(command, filled, messages)
         finally:
-            owned = [config.deadletter_topic, config.control_topic, config.inquiries_topic]
+            owned = [config.deadletter_topic, config.control_topic, config.inquiries_topic, config.decisions_topic]
             topics.delete([config.monitor_topic("bench"), *owned])

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from relay.capture.decisions import unit_of
 from relay.capture.outcomes import decode_marker
 from relay.log.holds import Aborted, Decision, Hold, HoldBudget, PartitionHolds, Waiting
 from relay.message.envelope import (
@@ -237,7 +238,7 @@ class Intake:
             held.mark(marker.capture, Decision.COMMITTED, trusted=True, now=now)
         else:
             resource = held.resource_of(marker.capture)
-            trusted = resource is not None and resource.name not in self._askable
+            trusted = resource is not None and resource.name not in self._askable and unit_of(resource) is None
             held.mark(marker.capture, Decision.ABORTED, trusted=trusted, now=now, claims=marker.runs)
         if held.alarms != before and held.alarms.bit_count() == 1:
             # At 1, 2, 4, 8 and so on: whoever writes false markers must not fill the log as well.

@@ -15,6 +15,7 @@ from relay.delivery.topic import TopicDelivery
 from relay.kafka import settings
 from relay.kafka.appending import Appending
 from relay.kafka.control import ControlTopic
+from relay.kafka.decisions import DecisionLog
 from relay.kafka.group import GroupConsumer
 from relay.kafka.inquiries import InquiryTopic
 from relay.kafka.reading import PartitionReader
@@ -41,6 +42,7 @@ from relay.run.route_config import RouteConfig, TableDestination, TopicDestinati
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
 from relay.run.twins import Twins
+from relay.run.units import AskingUnits
 from relay.run.views import ViewKeeper
 from relay.run.worker import Bounds, RouteWorker
 from relay.transfer.cursor import TableCursor
@@ -206,8 +208,11 @@ def _resolving(
     worker_id: str,
     watermark: Callable[[LogPartition], int],
 ) -> Resolving:
-    """The resolver's thread has a book, and a control topic, of its own."""
-    asks = AskingWithBook(Resolver(resources), ControlBook(ports.control, worker_id))
+    """The resolver's thread has a book, a control topic and a reader of decisions of its own."""
+    units = AskingUnits(
+        Resolver(resources), lambda: DecisionLog(lambda committed: ports.reader(committed=committed), config.relay.name)
+    )
+    asks = AskingWithBook(units, ControlBook(ports.control, worker_id))
     inquiring = Inquiring(InquiryTopic(config.kafka, config.timing, config.inquiries_topic).put, worker_id)
     return Resolving(asks, watermark, inquiring.ask, hears_persons=True)
 

@@ -95,6 +95,7 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
         findings.fault(f"topic {config.inquiries_topic}", "", "does not exist", _MIGRATE)
     elif "delete" not in inquiries.settings.get("cleanup.policy", "delete"):
         _policy_fault(inquiries, "it must delete: a question older than its decision row must not be asked", findings)
+    _judge_decisions(config, facts, findings)
     dead = facts.get(config.deadletter_topic)
     if dead is None:
         findings.fault(f"topic {config.deadletter_topic}", "", "does not exist", _MIGRATE)
@@ -103,9 +104,25 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
     findings.checked.append(f"{len(named_topics(config))} topics")
 
 
+def _judge_decisions(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
+    """A message of a unit without a database waits for ever once its decision is gone."""
+    decisions = facts.get(config.decisions_topic)
+    if decisions is None:
+        findings.fault(f"topic {config.decisions_topic}", "", "does not exist", _MIGRATE)
+        return
+    if decisions.settings.get("cleanup.policy", "delete") != "delete":
+        _policy_fault(decisions, "it must be delete: a run's abort must stay beside another run's commit", findings)
+    retention = _number(decisions.settings, "retention.ms", _FOREVER)
+    for topic in sorted({topic for route in config.routes.values() for topic in route.from_} & facts.keys()):
+        kept = _number(facts[topic].settings, "retention.ms", _FOREVER)
+        if retention != _FOREVER and (kept == _FOREVER or kept > retention):
+            problem = f"{topic} keeps messages longer than their decisions are kept ({_days(retention)})"
+            findings.fault(f"topic {decisions.name} retention.ms", str(retention), problem, _MIGRATE)
+
+
 def named_topics(config: RelayConfig) -> list[str]:
     """Return every topic that the routes read, write or need."""
-    names = {config.control_topic, config.deadletter_topic, config.inquiries_topic}
+    names = {config.control_topic, config.deadletter_topic, config.inquiries_topic, config.decisions_topic}
     for route in config.routes.values():
         names.update(route.from_)
         names.add(config.monitor_topic(route.name))

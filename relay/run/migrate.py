@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,6 +35,8 @@ INQUIRIES_SETTINGS: Final = {
     "message.timestamp.type": "LogAppendTime",
 }
 """A publisher that starts reads the questions of a day; who still waits then has asked again."""
+DECISION_BYTES_MAX: Final = 16 * 1024**2
+"""A decision names every task of a batch and the partitions each has written to."""
 _CAUSE_HEADERS_BYTES: Final = 65_536
 """Room in a dead letter for what its cause headers add to the original message."""
 _MESSAGE_BYTES: Final = 1_048_588
@@ -94,6 +96,7 @@ def wanted_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers:
     plans.append(TopicPlan(config.deadletter_topic, most, replication, dead))
     plans.append(TopicPlan(config.control_topic, 1, replication, {**CONTROL_SETTINGS, **durable}))
     plans.append(TopicPlan(config.inquiries_topic, 1, replication, {**INQUIRIES_SETTINGS, **durable}))
+    plans.append(TopicPlan(config.decisions_topic, 1, replication, {**_decisions_settings(config, facts), **durable}))
     return plans
 
 
@@ -132,6 +135,27 @@ def _monitor_settings(config: RelayConfig) -> dict[str, str]:
         # Evidence must not age by the wrong clock of the worker that wrote it.
         "message.timestamp.type": "LogAppendTime",
     }
+
+
+def _decisions_settings(config: RelayConfig, facts: Mapping[str, TopicFacts]) -> dict[str, str]:
+    logs = {topic for route in config.routes.values() for topic in route.from_}
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": str(decisions_retention_ms(config, [facts[topic] for topic in sorted(logs)])),
+        "max.message.bytes": str(DECISION_BYTES_MAX),
+        "message.timestamp.type": "LogAppendTime",
+    }
+
+
+def decisions_retention_ms(config: RelayConfig, logs: Iterable[TopicFacts]) -> int:
+    """Return how long decisions must be kept, -1 for ever: as long as the log may hold a message that asks for one."""
+    longest = round(config.timing.monitor_retention * 1000)
+    for log in logs:
+        kept = int(log.settings.get("retention.ms") or longest)
+        if kept < 0:
+            return -1
+        longest = max(longest, kept + int(log.settings.get("segment.ms") or 0))
+    return longest
 
 
 def _deadletter_settings(config: RelayConfig, facts: Mapping[str, TopicFacts]) -> dict[str, str]:
@@ -180,7 +204,7 @@ def migrate(config: RelayConfig, *, new_identity: bool = False) -> Migration:
 def _plan_with(topics: Topics, config: RelayConfig, migration: Migration) -> None:
     names = {topic for route in config.routes.values() for topic in route.from_}
     names |= {config.monitor_topic(route) for route in config.routes}
-    names |= {config.deadletter_topic, config.control_topic, config.inquiries_topic}
+    names |= {config.deadletter_topic, config.control_topic, config.inquiries_topic, config.decisions_topic}
     plan_topics(config, topics.describe(names), topics.broker_count(), migration)
 
 

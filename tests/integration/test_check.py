@@ -75,11 +75,12 @@ def test_before_and_after_migrate(
         f"topic {relay_name}.deadletter",
         f"topic {relay_name}.control",
         f"topic {relay_name}.inquiries",
+        f"topic {relay_name}.decisions",
         "resources.shop",
     }
     assert migrated.exit_code == 0, migrated.output
     assert (after_code, after["faults"]) == (0, [])
-    assert after["checked"] == ["configuration", "1 broker", "7 topics", "resource shop"]
+    assert after["checked"] == ["configuration", "1 broker", "8 topics", "resource shop"]
     assert any("no synchronous standby" in note for note in after["notes"])
     assert not any("3.6" in note for note in after["notes"])
 

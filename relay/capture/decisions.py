@@ -1,0 +1,175 @@
+"""Captures without a database: a unit of work has one decision, which lists the attempts whose messages count.
+
+Each attempt draws a nonce of its own and its messages carry the capture id made of it, so holds and markers are those
+of any capture. A committed decision is final; an aborted one closes one run of the unit, and another may commit
+(design section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from relay.capture.resolver import Resolution, State
+from relay.message.envelope import ResourceName
+from relay.message.identity import capture_id
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord, codec
+
+PREFIX: Final = "decisions:"
+"""What a message names as its resource begins so; no configured resource's name has a colon."""
+NONCE_BYTES: Final = 16
+NO_PREVIOUS: Final = -1
+_COMMITTED: Final = "COMMITTED"
+_ABORTED: Final = "ABORTED"
+
+
+class Unit(NamedTuple):
+    """A piece of work that takes effect once, however often it is run; ``ordinal`` never descends within a writer."""
+
+    writer: str
+    name: str
+    ordinal: int = 0
+
+    def resource(self, run: str) -> ResourceName:
+        """Return what the messages of one run of this unit name as their resource."""
+        return ResourceName(PREFIX + self.name, run)
+
+
+def batch_unit(query: str, batch: int) -> Unit:
+    """Return the unit of a streaming query's micro-batch; the query decides its batches one after the other."""
+    return Unit(query, f"{query}/{batch}", batch)
+
+
+def named_unit(name: str) -> Unit:
+    """Return the unit of a batch write that its user has named."""
+    return Unit(name, name)
+
+
+def unit_of(resource: ResourceName) -> str | None:
+    """Return the unit's name if the decisions topic decides for this resource, else None."""
+    return resource.name.removeprefix(PREFIX) if resource.name.startswith(PREFIX) else None
+
+
+class Attempt(NamedTuple):
+    """One task's completed attempt: its secret, and the log partitions in which its messages lie, acknowledged."""
+
+    nonce: bytes
+    rows: int
+    places: tuple[LogPartition, ...]
+
+    @property
+    def capture(self) -> bytes:
+        """The capture id that its messages carry."""
+        return capture_id(self.nonce)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDecision:
+    """How one run of a unit ended. ``previous`` is the offset of the writer's decision before, ``at`` wall time in ms."""
+
+    unit: Unit
+    run: str
+    committed: bool
+    attempts: tuple[Attempt, ...] = ()
+    previous: int = NO_PREVIOUS
+    at: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many messages count."""
+        return sum(attempt.rows for attempt in self.attempts)
+
+
+def encode_decision(decision: UnitDecision) -> tuple[bytes, bytes]:
+    """Return key and value of a decision's record."""
+    unit = decision.unit
+    record = {
+        "writer": unit.writer,
+        "unit": unit.name,
+        "ordinal": unit.ordinal,
+        "run": decision.run,
+        "outcome": _COMMITTED if decision.committed else _ABORTED,
+        "attempts": [
+            {"nonce": one.nonce, "rows": one.rows, "places": _by_topic(one.places)}
+            for one in decision.attempts
+        ],
+        "previous": decision.previous,
+        "at": decision.at,
+    }
+    return unit.name.encode(), codec("decision").encode(record)
+
+
+def decode_decision(value: bytes | None) -> UnitDecision | None:
+    """Return the decision that a record holds; None for anything else."""
+    try:
+        record = codec("decision").decode(value or b"")
+    except UnknownRecord:
+        return None
+    attempts = tuple(
+        Attempt(
+            one["nonce"],
+            one["rows"],
+            tuple(
+                LogPartition(place["topic"], number)
+                for place in one["places"]
+                for number in place["partitions"]
+            ),
+        )
+        for one in record["attempts"]
+    )
+    unit = Unit(record["writer"], record["unit"], record["ordinal"])
+    committed = record["outcome"] == _COMMITTED
+    return UnitDecision(unit, record["run"], committed, attempts, record["previous"], record["at"])
+
+
+def standing(known: Iterable[UnitDecision], unit: Unit, run: str) -> UnitDecision | None:
+    """Return the decision that leaves this run nothing to decide: the unit's commit, else the run's own abort."""
+    closed = None
+    for decision in known:
+        if decision.unit.name == unit.name:
+            if decision.committed:
+                return decision
+            if decision.run == run:
+                closed = decision
+    return closed
+
+
+class UnitDecisions:
+    """Every decision read so far, for whoever holds messages. Of each unit only what answers a question is kept."""
+
+    def __init__(self) -> None:
+        self._committed: dict[str, bytes] = {}
+        self._closed: set[tuple[str, str]] = set()
+        self.contradictions = 0
+
+    def add(self, decision: UnitDecision) -> None:
+        """Take a decision in the order of the topic: the first commit of a unit stands."""
+        name = decision.unit.name
+        if not decision.committed:
+            self._closed.add((name, decision.run))
+        elif name in self._committed or (name, decision.run) in self._closed:
+            self.contradictions += 1
+        else:
+            self._committed[name] = b"".join(attempt.nonce for attempt in decision.attempts)
+
+    def resolve(self, capture: bytes, unit: str, run: str) -> Resolution:
+        """Say how the messages of one attempt ended. Absence of a decision says nothing, however long it lasts."""
+        nonces = self._committed.get(unit)
+        if nonces is None:
+            if (unit, run) in self._closed:
+                return Resolution(State.ABORTED, detail=f"run {run} of unit {unit} was closed")
+            return Resolution(State.UNDECIDED, detail=f"unit {unit} has no decision yet")
+        for first in range(0, len(nonces), NONCE_BYTES):
+            nonce = nonces[first : first + NONCE_BYTES]
+            if capture_id(nonce) == capture:
+                return Resolution(State.COMMITTED, nonce)
+        return Resolution(State.ABORTED, detail=f"unit {unit} was decided without this attempt")
+
+
+def _by_topic(places: Sequence[LogPartition]) -> list[dict[str, object]]:
+    topics: dict[str, list[int]] = {}
+    for place in places:
+        topics.setdefault(place.topic, []).append(place.partition)
+    return [{"topic": topic, "partitions": sorted(numbers)} for topic, numbers in topics.items()]

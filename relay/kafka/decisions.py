@@ -1,0 +1,191 @@
+"""The topic of decisions: written by one driver at a time, fenced by its writer's id; read by whoever holds messages.
+
+A decision's transaction is the only one of its producer instance, so no request of an earlier transaction can end it
+(KAFKA-17754); what its commit's answer leaves unknown is found out by reading again under a new, fenced instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from confluent_kafka import KafkaException
+
+from relay.capture.decisions import (
+    NO_PREVIOUS,
+    UnitDecision,
+    UnitDecisions,
+    decode_decision,
+    encode_decision,
+    standing,
+)
+from relay.kafka import settings
+from relay.kafka.failures import Action, action, sentence
+from relay.kafka.reading import PartitionReader
+from relay.kafka.settings import TimingLike
+from relay.kafka.transactions import TransactionalInstance
+from relay.message.errors import ConfigError, InDoubt, RecordRefused, Unreachable
+from relay.message.record import LogPartition
+from relay.run import clock, randomness
+from relay.run.crash import crash_point
+
+TRIES: Final = 8
+PAUSE_S: Final = 0.5
+FIRST_WINDOW: Final = 500
+WINDOW_GROWTH: Final = 8
+DEADLINE_S: Final = 30.0
+
+
+def decisions_partition(relay: str) -> LogPartition:
+    """Return where a relay's decisions are: one partition, whose order is the order of the decisions."""
+    return LogPartition(f"{relay}.decisions", 0)
+
+
+def writer_id(relay: str, writer: str) -> str:
+    """Return the transactional id under which one writer decides, so that a successor fences it."""
+    return f"{relay}.decide.{writer}"
+
+
+class DecisionWriter:
+    """Decides for the units of one writer. Raises Unreachable, ConfigError, InDoubt."""
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike, relay: str) -> None:
+        self._kafka = kafka
+        self._timing = timing
+        self._relay = relay
+        self._partition = decisions_partition(relay)
+
+    def decide(self, wanted: UnitDecision) -> UnitDecision:
+        """Write ``wanted`` unless its unit, or its run, is decided already; return the decision that stands.
+
+        1. Fence the writer's predecessor and end what it left open. 2. Take the high watermark, then read what the
+        writer has decided. 3. If nothing stands, append and commit. An unknown answer, or another driver's fencing,
+        starts again at 1: whoever decides first is right for both.
+        """
+        last: Exception | None = None
+        for attempt in range(TRIES):
+            if attempt:
+                clock.sleep(PAUSE_S * (attempt + randomness.jitter()))
+            try:
+                return self._decide_once(wanted)
+            except RecordRefused as refused:
+                raise ConfigError(
+                    f"the decision of unit {wanted.unit.name} does not fit into {self._partition.topic} ({refused}); raise "
+                    "its max.message.bytes, or write with fewer tasks (coalesce)"
+                ) from refused
+            except KafkaException as failure:
+                if action(failure) is Action.STOP:
+                    raise ConfigError(
+                        f"unit {wanted.unit.name} cannot be decided: {sentence(failure)}; correct the right or the credential"
+                    ) from failure
+                last = failure  # In doubt: found out by the next reading, under a fenced instance.
+            except (InDoubt, Unreachable) as failure:
+                last = failure  # In doubt, or not even begun: the same.
+        raise InDoubt(
+            f"whether unit {wanted.unit.name} is decided is unknown after {TRIES} tries ({sentence(last or InDoubt())}); run "
+            "it again when the brokers answer: it finds out first"
+        ) from last
+
+    def _decide_once(self, wanted: UnitDecision) -> UnitDecision:
+        name = writer_id(self._relay, wanted.unit.writer)
+        given = settings.producer(self._kafka, self._timing, name, log_level=0)
+        instance = TransactionalInstance(given, name, self._timing.transaction_timeout)
+        try:
+            instance.init()
+            crash_point("decide.fenced")
+            previous, known = self._known(wanted)
+            stands = standing(known, wanted.unit, wanted.run)
+            if stands is not None:
+                return stands
+            written = replace(wanted, previous=previous, at=clock.wall_ms())
+            instance.begin()
+            instance.produce(self._partition, *encode_decision(written))
+            instance.flush()
+            crash_point("decide.written")
+            instance.commit()
+            crash_point("decide.committed")
+            return written
+        finally:
+            instance.discard()
+
+    def known(self, wanted: UnitDecision) -> UnitDecision | None:
+        """Return the decision that stands, without fencing anybody: a hint, since one may be under way."""
+        return standing(self._known(wanted)[1], wanted.unit, wanted.run)
+
+    def _known(self, wanted: UnitDecision) -> tuple[int, list[UnitDecision]]:
+        """Return the offset of the writer's latest decision, and its decisions from this unit's ordinal on."""
+        given = settings.consumer(self._kafka, self._timing, writer_id(self._relay, "reader"), log_level=0)
+
+        def reader(*, committed: bool) -> PartitionReader:
+            return PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=DEADLINE_S)
+
+        with reader(committed=False) as uncommitted:
+            low, high = uncommitted.watermarks(self._partition)
+        with reader(committed=True) as committed:
+            latest = self._latest(committed, low, high, wanted.unit.writer)
+            if latest is None:
+                return NO_PREVIOUS, []
+            offset, decision = latest
+            found = [decision]
+            while found[-1].unit.ordinal >= wanted.unit.ordinal and found[-1].previous >= low:
+                before = found[-1].previous
+                earlier = [one for _, one in self._read(committed, before, before + 1)]
+                if not earlier:
+                    break
+                found += earlier
+            return offset, found
+
+    def _latest(
+        self, reader: PartitionReader, low: int, high: int, writer: str
+    ) -> tuple[int, UnitDecision] | None:
+        """Look backwards in growing windows: a writer at work has decided a short while ago."""
+        window, end = FIRST_WINDOW, high
+        while end > low:
+            first = max(low, end - window)
+            mine = [one for one in self._read(reader, first, end) if one[1].unit.writer == writer]
+            if mine:
+                return mine[-1]
+            end, window = first, window * WINDOW_GROWTH
+        return None
+
+    def _read(self, reader: PartitionReader, first: int, end: int) -> list[tuple[int, UnitDecision]]:
+        return [
+            (record.offset(), decision)
+            for records in reader.read({self._partition: (first, end)})
+            for record in records
+            if (decision := decode_decision(record.value())) is not None
+        ]
+
+
+class DecisionLog:
+    """Reads every decision once, in order, up to the high watermark of the moment. For one thread."""
+
+    def __init__(self, open_reader: Callable[[bool], PartitionReader], relay: str) -> None:
+        self._open = open_reader
+        self._partition = decisions_partition(relay)
+        self._readers: tuple[PartitionReader, PartitionReader] | None = None
+        self._read_to = 0
+        self._decisions = UnitDecisions()
+
+    def decisions(self) -> UnitDecisions:
+        """Return what is decided now. Raises Unreachable, or Stuck while a decision is still being made."""
+        if self._readers is None:
+            self._readers = (self._open(False), self._open(True))
+        uncommitted, committed = self._readers
+        low, high = uncommitted.watermarks(self._partition)
+        first = max(low, self._read_to)
+        for records in committed.read({self._partition: (first, high)}):
+            for record in records:
+                decision = decode_decision(record.value())
+                if decision is not None:
+                    self._decisions.add(decision)
+                self._read_to = record.offset() + 1
+        self._read_to = max(self._read_to, high)
+        return self._decisions
+
+    def close(self) -> None:
+        """Leave."""
+        for reader in self._readers or ():
+            reader.close()
+        self._readers = None

@@ -1,0 +1,131 @@
+"""Decisions on a real broker: one for each unit whoever races, found out after a crash, obeyed by workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit
+from relay.kafka import settings
+from relay.kafka.decisions import DecisionWriter, decisions_partition, writer_id
+from relay.kafka.transactions import TransactionalInstance
+from relay.message.envelope import CAPTURE, ID, RESOURCE, SOURCE, SPECVERSION, TYPE
+from relay.message.record import LogPartition
+from relay.run import crash, randomness
+from relay.run.timing import Timing
+from tests.conftest import MakeRoute, MakeTopic
+from tests.routes import TopicRoute, ids, read_all, wait_for
+
+DECIDER = """
+import sys
+from relay.capture.decisions import Attempt, UnitDecision, batch_unit
+from relay.kafka.decisions import DecisionWriter
+from relay.run.timing import Timing
+kafka, relay = sys.argv[1:]
+wanted = UnitDecision(batch_unit("q", 1), "killed", True, (Attempt(b"k" * 16, 1, ()),))
+DecisionWriter({"bootstrap.servers": kafka}, Timing(), relay).decide(wanted)
+"""
+
+
+@pytest.fixture
+def relay_name(make_topic: MakeTopic, kafka_admin: object) -> str:
+    from confluent_kafka.admin import NewTopic  # noqa: PLC0415
+
+    name = f"r{uuid4().hex[:8]}"
+    kafka_admin.create_topics([NewTopic(f"{name}.decisions", 1)])[f"{name}.decisions"].result(30)  # type: ignore[attr-defined]
+    return name
+
+
+def decision(unit: Unit, run: str, *, committed: bool = True) -> UnitDecision:
+    attempts = (Attempt(randomness.random_bytes(16), 1, (LogPartition("t", 0),)),) if committed else ()
+    return UnitDecision(unit, run, committed, attempts)
+
+
+def writer(kafka: str, relay: str) -> DecisionWriter:
+    return DecisionWriter({"bootstrap.servers": kafka}, Timing(), relay)
+
+
+def test_the_first_commit_of_a_unit_stands_and_an_abort_leaves_it_to_the_next_run(kafka: str, relay_name: str) -> None:
+    decides = writer(kafka, relay_name)
+    aborted = decides.decide(decision(batch_unit("q", 1), "a", committed=False))
+    refused = decides.decide(decision(batch_unit("q", 1), "a"))
+    mine = decides.decide(decision(batch_unit("q", 1), "b"))
+    late = decides.decide(decision(batch_unit("q", 1), "c"))
+    following = decides.decide(decision(batch_unit("q", 2), "b"))
+    others = decides.decide(decision(batch_unit("other", 1), "b"))
+    again = decides.decide(decision(batch_unit("q", 1), "d", committed=False))
+
+    assert refused == aborted
+    assert (mine.committed, mine.run) == (True, "b")
+    assert late == mine
+    assert again == mine
+    assert (following.previous >= 0, others.previous) == (True, -1)
+    assert len(read_all(kafka, f"{relay_name}.decisions", 1)) == 4
+
+
+@pytest.mark.parametrize("step", ["decide.fenced", "decide.written", "decide.committed"])
+def test_a_driver_that_dies_while_deciding_leaves_the_unit_decided_or_free(
+    kafka: str, relay_name: str, step: str
+) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", DECIDER, kafka, relay_name],
+        env={**os.environ, crash.VARIABLE: step}, timeout=60, check=False,
+    )  # fmt: skip
+    stands = writer(kafka, relay_name).decide(decision(batch_unit("q", 1), "next"))
+
+    assert killed.returncode == crash.EXIT_STATUS
+    assert stands.run == ("killed" if step == "decide.committed" else "next")
+    assert len(read_all(kafka, f"{relay_name}.decisions", 1)) == 1
+
+
+def test_a_zombie_that_decides_late_is_fenced(kafka: str, relay_name: str) -> None:
+    name = writer_id(relay_name, "q")
+    given = settings.producer({"bootstrap.servers": kafka}, Timing(), name)
+    zombie = TransactionalInstance(given, name, 10)
+    zombie.init()
+    zombie.begin()
+    zombie.produce(decisions_partition(relay_name), b"q/1", b"late")
+    zombie.flush()
+
+    stands = writer(kafka, relay_name).decide(decision(batch_unit("q", 1), "living"))
+
+    with pytest.raises(KafkaException):
+        zombie.commit()
+    assert stands.run == "living"
+    assert [record.key() for record in read_all(kafka, f"{relay_name}.decisions", 1)] == [b"q/1"]
+
+
+def append(route: TopicRoute, unit: Unit, run: str, attempt: Attempt, count: int, prefix: str) -> None:
+    producer = Producer({"bootstrap.servers": route.kafka, "enable.idempotence": True})
+    for number in range(count):
+        headers: list[tuple[str, str | bytes | None]] = [
+            (SPECVERSION, b"1.0"), (SOURCE, b"/spark/q"), (ID, f"{prefix}-{number}".encode()), (TYPE, b"t"),
+            (CAPTURE, attempt.capture.hex().encode()), (RESOURCE, unit.resource(run).encode()),
+        ]  # fmt: skip
+        producer.produce(route.log, value=b"{}", partition=0, headers=headers)
+    assert producer.flush(30) == 0
+
+
+def test_a_worker_reads_how_a_unit_ended_without_any_marker(make_route: MakeRoute) -> None:
+    route = make_route(partitions=1)
+    unit, following = batch_unit("q", 1), batch_unit("q", 2)
+    dead, counted, open_one = (Attempt(randomness.random_bytes(16), 5, ()) for _ in range(3))
+    append(route, unit, "a", dead, 5, "dead")
+    append(route, unit, "b", counted, 5, "counted")
+    append(route, following, "b", open_one, 5, "open")
+    route.start()
+    decides = writer(route.kafka, route.name)
+    decides.decide(UnitDecision(unit, "b", True, (counted,)))
+
+    wait_for(lambda: len(route.outputs()) == 5, what="the counted attempt's messages")
+    shown = ids(route.outputs())
+    decides.decide(UnitDecision(following, "b", True, (open_one,)))
+    wait_for(lambda: len(route.outputs()) == 10, what="the next unit's messages")
+
+    assert shown == [f"counted-{n}" for n in range(5)]
+    assert ids(route.outputs())[5:] == [f"open-{n}" for n in range(5)]

@@ -1,0 +1,129 @@
+"""Decisions of units without a database: the first commit stands, an abort closes one run, absence says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relay.capture.decisions import (
+    Attempt,
+    UnitDecision,
+    UnitDecisions,
+    batch_unit,
+    decode_decision,
+    encode_decision,
+    named_unit,
+    standing,
+    unit_of,
+)
+from relay.capture.resolver import Resolution, State
+from relay.message.envelope import ResourceName
+from relay.message.errors import Unreachable
+from relay.message.identity import capture_id
+from relay.message.record import LogPartition
+from relay.run.units import AskingUnits
+
+UNIT = batch_unit("q", 7)
+MINE, OTHER = b"m" * 16, b"o" * 16
+
+
+def attempt(nonce: bytes) -> Attempt:
+    return Attempt(nonce, 3, (LogPartition("orders", 0), LogPartition("orders", 2), LogPartition("bills", 1)))
+
+
+def commit(nonce: bytes, run: str = "a") -> UnitDecision:
+    return UnitDecision(UNIT, run, True, (attempt(nonce),))
+
+
+def folded(*decisions: UnitDecision) -> UnitDecisions:
+    made = UnitDecisions()
+    for decision in decisions:
+        made.add(decision)
+    return made
+
+
+def test_a_decision_is_read_as_it_was_written() -> None:
+    written = UnitDecision(UNIT, "a", True, (attempt(MINE), attempt(OTHER)), previous=12, at=99)
+
+    key, value = encode_decision(written)
+
+    assert key == b"q/7"
+    assert decode_decision(value) == written
+    assert decode_decision(b"else") is None
+    assert decode_decision(None) is None
+    assert written.rows == 6
+
+
+def test_a_unit_has_one_commit_and_a_run_one_abort() -> None:
+    abort = UnitDecision(UNIT, "a", False)
+
+    assert standing([], UNIT, "a") is None
+    assert standing([abort], UNIT, "b") is None
+    assert standing([abort], UNIT, "a") == abort
+    assert standing([commit(MINE), abort], UNIT, "a") == commit(MINE)
+    assert standing([commit(MINE)], batch_unit("q", 8), "a") is None
+
+
+def test_the_messages_of_an_attempt_end_as_the_decision_lists() -> None:
+    decided = folded(commit(MINE))
+
+    assert decided.resolve(capture_id(MINE), "q/7", "a") == Resolution(State.COMMITTED, MINE)
+    assert decided.resolve(capture_id(OTHER), "q/7", "b").state is State.ABORTED
+    assert decided.resolve(capture_id(OTHER), "q/8", "a").state is State.UNDECIDED
+
+
+def test_an_abort_closes_its_own_run_only() -> None:
+    decided = folded(UnitDecision(UNIT, "a", False))
+
+    assert decided.resolve(capture_id(MINE), "q/7", "a").state is State.ABORTED
+    assert decided.resolve(capture_id(OTHER), "q/7", "b").state is State.UNDECIDED
+
+
+def test_a_second_commit_changes_nothing_and_is_counted() -> None:
+    decided = folded(commit(MINE), commit(OTHER, "b"))
+
+    assert decided.contradictions == 1
+    assert decided.resolve(capture_id(MINE), "q/7", "a").state is State.COMMITTED
+    assert decided.resolve(capture_id(OTHER), "q/7", "b").state is State.ABORTED
+
+
+def test_the_resource_of_a_message_names_its_unit() -> None:
+    named = ResourceName.decode(named_unit("load/2026/11").resource("run").encode())
+
+    assert named is not None
+    assert unit_of(named) == "load/2026/11"
+    assert named.uuid == "run"
+    assert unit_of(ResourceName("shop", "uuid")) is None
+
+
+class Database:
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    def resolve(self, captures: Sequence[tuple[bytes, ResourceName]]) -> dict[bytes, Resolution]:
+        self.asked += [capture for capture, _ in captures]
+        return {capture: Resolution(State.COMMITTED) for capture, _ in captures}
+
+
+class Log:
+    def __init__(self, *decisions: UnitDecision) -> None:
+        self.found = folded(*decisions)
+        self.away = False
+
+    def decisions(self) -> UnitDecisions:
+        if self.away:
+            raise Unreachable("the brokers are away")
+        return self.found
+
+
+def test_only_units_are_asked_for_in_the_decisions_and_nothing_is_decided_when_those_cannot_be_read() -> None:
+    database, log = Database(), Log(commit(MINE))
+    asks = AskingUnits(database, lambda: log)  # type: ignore[arg-type,return-value]
+    asked = [(capture_id(MINE), UNIT.resource("a")), (b"d" * 16, ResourceName("shop", "uuid"))]
+
+    both = asks.resolve(asked)
+    log.away = True
+    away = asks.resolve(asked)
+
+    assert [both[capture].state for capture, _ in asked] == [State.COMMITTED, State.COMMITTED]
+    assert away[capture_id(MINE)].state is State.UNREACHABLE
+    assert database.asked == [b"d" * 16] * 2
