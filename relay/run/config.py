@@ -18,10 +18,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from relay.kafka.settings import redacted
 from relay.message.errors import ConfigError
 from relay.run.faults import Fault, Wrong, raise_if_any
+from relay.run.queue_config import QueueConfig
 from relay.run.route_config import (
     BatchLimits,
     InFlight,
     Name,
+    QueueDestination,
     RouteConfig,
     TableDestination,
     TopicDestination,
@@ -32,6 +34,8 @@ __all__ = [
     "BatchLimits",
     "InFlight",
     "KafkaSettings",
+    "QueueConfig",
+    "QueueDestination",
     "RelayConfig",
     "RelaySection",
     "ResourceConfig",
@@ -138,6 +142,7 @@ class RelayConfig(_Section):
     kafka: KafkaSettings
     resources: dict[str, ResourceConfig] = Field(default_factory=dict)
     routes: dict[str, RouteConfig] = Field(default_factory=dict)
+    queues: dict[str, QueueConfig] = Field(default_factory=dict)
     timing: Timing = Field(default_factory=Timing)
     path: Path
     notes: tuple[str, ...] = ()
@@ -166,6 +171,11 @@ class RelayConfig(_Section):
     def inquiries_topic(self) -> str:
         """Questions of relays that may not ask the publisher's database."""
         return f"{self.relay.name}.inquiries"
+
+    def queue_url(self, queue: str) -> str:
+        """Return the address of a queue's store; it may hold a secret."""
+        urls = {name: resource.url.get_secret_value() for name, resource in self.resources.items()}
+        return self.queues[queue].url(urls)
 
     def monitor_topic(self, route: str) -> str:
         """The compacted topic that holds the evidence of what the route delivered."""

@@ -15,25 +15,23 @@ from pydantic_core import ErrorDetails
 from relay.kafka.settings import refusals
 from relay.run.config import (
     KafkaSettings,
+    QueueConfig,
     RelayConfig,
     RelaySection,
     ResourceConfig,
     RouteConfig,
-    TableDestination,
     Timing,
-    TopicDestination,
 )
 from relay.run.faults import Fault, Wrong, shown
-from relay.run.route_config import destination_model, name_rule
+from relay.run.queue_rules import queue_faults
+from relay.run.route_config import Destined, destination_model, name_rule
 from relay.run.route_rules import RESERVED_ROUTES, route_faults
 from relay.run.substitution import Substitution
 from relay.run.timing import timing_faults
 
-SECTIONS: Final = ("relay", "kafka", "resources", "routes", "timing")
-_LATER: Final = {
-    "queues": ("this version does not have queues", "remove it; use a topic or a table as destination"),
-}
-_SQLITE: Final = "sqlite:///"
+SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "timing")
+_PATHS: Final = ("sqlite:///", "files:///", "log+sqlite:///")
+"""Addresses whose path is relative to the configuration's folder."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -70,8 +68,7 @@ class _Reading:
     def config(self, path: Path) -> RelayConfig | None:
         for section in self.given:
             if section not in SECTIONS:
-                problem, remedy = _LATER.get(section, ("not a section", f"use {', '.join(SECTIONS)}"))
-                self.faults.append(Fault(section, "", problem, remedy))
+                self.faults.append(Fault(section, "", "not a section", f"use {', '.join(SECTIONS)}"))
         relay = self._relay()
         kafka = self._kafka(allow_plaintext=relay is not None and relay.allow_plaintext)
         timing = self._timing()
@@ -80,6 +77,7 @@ class _Reading:
             resource = self._resource(name, table)
             if resource:
                 resources[name] = resource
+        queues = {name: self._queue(name, table) for name, table in self._tables("queues")}
         routes: dict[str, RouteConfig] = {}
         for name, table in self._tables("routes"):
             route = self._route(name, table)
@@ -88,7 +86,9 @@ class _Reading:
         given_resources = set(self._section("resources"))
         for route in routes.values():
             owner = relay.name if relay else None
-            self.faults.extend(route_faults(route, owner, given_resources, timing or Timing()))
+            self.faults.extend(route_faults(route, owner, given_resources, timing or Timing(), queues))
+        for queue in queues.values():
+            self.faults.extend(queue_faults(queue, given_resources) if queue else ())
         if self.faults or relay is None or timing is None:
             return None
         return RelayConfig(
@@ -96,6 +96,7 @@ class _Reading:
             kafka=kafka,
             resources=resources,
             routes=routes,
+            queues={name: queue for name, queue in queues.items() if queue},
             timing=timing,
             path=path,
             notes=tuple(self.notes),
@@ -135,7 +136,7 @@ class _Reading:
 
     def _resource(self, name: str, table: dict[str, Any]) -> ResourceConfig | None:
         self._check_name("resources", name)
-        table = {key: self._sqlite_path(value) for key, value in table.items()}
+        table = {key: self._absolute(value) for key, value in table.items()}
         found = self._model(ResourceConfig, f"resources.{name}", table)
         if found and found.migrate_url and found.kind != ResourceConfig(url=found.migrate_url).kind:
             key = f"resources.{name}.migrate_url"
@@ -143,11 +144,23 @@ class _Reading:
             self.faults.append(Fault(key, shown(key, ""), "another kind of database than url", remedy))
         return found
 
-    def _sqlite_path(self, value: Any) -> Any:
-        """Make the path of an SQLite address absolute."""
-        if isinstance(value, str) and value.startswith(_SQLITE) and len(value) > len(_SQLITE):
-            return f"{_SQLITE}{self.folder / value.removeprefix(_SQLITE)}"
+    def _absolute(self, value: Any) -> Any:
+        """Make the path of an embedded store's address absolute."""
+        for prefix in _PATHS:
+            if isinstance(value, str) and value.startswith(prefix) and len(value) > len(prefix):
+                return f"{prefix}{self.folder / value.removeprefix(prefix)}"
         return value
+
+    def _queue(self, name: str, table: dict[str, Any]) -> QueueConfig | None:
+        key = f"queues.{name}"
+        lawful = self._check_name("queues", name)
+        if "name" in table:
+            self.faults.append(Fault(f"{key}.name", "", "the name stands in the heading", "leave it out"))
+        given = {**table, "name": name if lawful else "x"}
+        if "store" in table:
+            given["store"] = self._absolute(table["store"])
+        found = self._model(QueueConfig, key, given)
+        return found if lawful else None
 
     def _route(self, name: str, table: dict[str, Any]) -> RouteConfig | None:
         key = f"routes.{name}"
@@ -163,7 +176,7 @@ class _Reading:
         found = self._model(RouteConfig, key, {**table, **stand_in})
         return found if to is not None and lawful else None
 
-    def _destination(self, key: str, given: Any) -> TopicDestination | TableDestination | None:
+    def _destination(self, key: str, given: Any) -> Destined | None:
         try:
             model = destination_model(given)
         except Wrong as wrong:
@@ -250,7 +263,7 @@ class _Reading:
         return found
 
 
-_UNION_TAGS: Final = ("TopicDestination", "TableDestination")
+_UNION_TAGS: Final = ("TopicDestination", "TableDestination", "QueueDestination")
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -36,7 +36,11 @@ POSITION_NOTE: Final = (
     "identity is the position in the log alone: protected against redelivery, "
     "not against a producer that sends the same message twice"
 )
-GUARANTEES: Final = {"topic": "exactly once for read_committed readers", "table": "exactly once"}
+GUARANTEES: Final = {
+    "topic": "exactly once for read_committed readers",
+    "table": "exactly once",
+    "queue": "exactly once into the queue",
+}
 
 
 def name_rule(value: str) -> str:
@@ -138,6 +142,25 @@ class TableDestination(_Section):
         return "table"
 
 
+class QueueDestination(_Section):
+    """A queue of this configuration; what a message asks of it stands in the message's headers."""
+
+    queue: Name
+
+    @property
+    def kind(self) -> Literal["queue"]:
+        """The word for statistics and reports."""
+        return "queue"
+
+    @property
+    def schema_(self) -> None:
+        """A queue takes values as they are."""
+        return
+
+
+Destined = TopicDestination | TableDestination | QueueDestination
+
+
 class BatchLimits(_Section):
     """What one delivery transaction holds at most; a batch is sent after ``linger_s`` at the latest."""
 
@@ -169,7 +192,7 @@ class RouteConfig(_Section):
     identity: Annotated[list[str], AfterValidator(_identity_rule)] = Field(
         default_factory=lambda: ["cloudevents", "position"]
     )
-    to: TopicDestination | TableDestination
+    to: Destined
     dedup: Literal["partition", "route"] = "partition"
     on_dead: Literal["continue", "stop"] = "continue"
     batch: BatchLimits = Field(default_factory=BatchLimits)
@@ -210,20 +233,27 @@ def sql_faults(sql: str, columns: dict[str, str]) -> list[tuple[str, str]]:
     return found
 
 
-def destination_model(value: Any) -> type[TopicDestination | TableDestination]:
+def destination_model(value: Any) -> type[Destined]:
     """Return which destination a ``to`` describes; Wrong if it is none of this version's."""
     if value is None:
         raise Wrong(
-            "no destination is named", 'write to = { topic = "..." } or { table = "...", resource = "..." }'
+            "no destination is named",
+            'write to = { topic = "..." }, { table = "...", resource = "..." } or { queue = "..." }',
         )
     if not isinstance(value, dict):
-        raise Wrong("not a destination", 'write { topic = "..." } or { table = "...", resource = "..." }')
+        raise Wrong(
+            "not a destination",
+            'write { topic = "..." }, { table = "...", resource = "..." } or { queue = "..." }',
+        )
+    if len({"topic", "table", "queue"} & value.keys()) > 1:
+        raise Wrong("a route has one destination", "make two routes, one for each destination")
     if "queue" in value:
-        raise Wrong("this version does not have queues", "use a topic or a table as destination")
-    if "topic" in value and "table" in value:
-        raise Wrong("a route has one destination", "make two routes, one for the topic and one for the table")
+        return QueueDestination
     if "topic" in value:
         return TopicDestination
     if "table" in value or "sql" in value:
         return TableDestination
-    raise Wrong("no destination is named", 'write { topic = "..." } or { table = "...", resource = "..." }')
+    raise Wrong(
+        "no destination is named",
+        'write { topic = "..." }, { table = "...", resource = "..." } or { queue = "..." }',
+    )

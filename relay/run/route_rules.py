@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from relay.run.config import is_owned_topic
 from relay.run.faults import Fault
+from relay.run.queue_config import QueueConfig
+from relay.run.queue_rules import queue_route_faults
 from relay.run.route_config import (
     TOPIC_CHARACTERS_MAX,
+    QueueDestination,
     RouteConfig,
     TableDestination,
+    TopicDestination,
     sql_faults,
 )
 from relay.run.timing import Timing
@@ -19,9 +23,13 @@ RESERVED_ROUTES = frozenset({"decide"})
 
 
 def route_faults(
-    route: RouteConfig, relay: str | None, resources: set[str], timing: Timing
+    route: RouteConfig,
+    relay: str | None,
+    resources: set[str],
+    timing: Timing,
+    queues: Mapping[str, QueueConfig | None],
 ) -> Iterator[Fault]:
-    """Yield every broken rule of one route; ``relay`` is None if its name is itself at fault."""
+    """Yield every broken rule of one route; ``relay`` is None if its name is itself at fault, a queue likewise."""
     key = f"routes.{route.name}"
     if relay is not None:
         yield from _topic_name_faults(route, relay, key)
@@ -32,9 +40,11 @@ def route_faults(
         yield Fault(f"{key}.identity", repr(route.identity), "an avro: rule needs a schema", remedy)
     if isinstance(route.to, TableDestination):
         yield from _table_faults(route.to, resources, f"{key}.to")
+    elif isinstance(route.to, QueueDestination):
+        yield from queue_route_faults(route, route.to, queues)
     elif route.dedup == "route":
-        remedy = 'use "partition", or a table as destination'
-        yield Fault(f"{key}.dedup", "'route'", "only a table can look through all partitions", remedy)
+        remedy = 'use "partition", or a table or queue as destination'
+        yield Fault(f"{key}.dedup", "'route'", "only a table or queue can look through all partitions", remedy)
 
 
 def _topic_name_faults(route: RouteConfig, relay: str, key: str) -> Iterator[Fault]:
@@ -45,7 +55,7 @@ def _topic_name_faults(route: RouteConfig, relay: str, key: str) -> Iterator[Fau
             yield Fault(
                 f"{key}.from", repr(topic), "a topic of the relay's own is not a log", "name a log topic"
             )
-    if isinstance(route.to, TableDestination):
+    if not isinstance(route.to, TopicDestination):
         return
     if route.to.topic in route.from_:
         problem = "the destination is one of the route's own inputs, so messages would go round for ever"
