@@ -32,6 +32,16 @@ class Outcomes(Protocol):
         """Write an attempt's outcome unless it has one, and return the one that stands: True is committed."""
 
 
+class PreparedTransactions(Protocol):
+    """What attempts left prepared in a further database, by the attempts' names."""
+
+    def pending(self) -> list[str]:
+        """Return the attempts that have a prepared transaction there."""
+
+    def finish(self, attempt: str, *, committed: bool) -> bool:
+        """Commit or roll back; False if that was done already."""
+
+
 class AttemptName(NamedTuple):
     """What an attempt is called wherever it left something; unique for ever.
 

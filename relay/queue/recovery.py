@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from relay.message.errors import Retriable
-from relay.queue.attempts import AttemptName, Outcomes
+from relay.message.errors import Retriable, Unreachable
+from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
-from relay.queue.port import Child, Filter, Holder, QueueStore
+from relay.queue.port import Filter, Holder, QueueStore
 from relay.queue.states import TAKEN, PublisherState
 from relay.run.crash import crash_point
 
@@ -63,7 +63,7 @@ class Recovery:
         done = Recovered()
         store = self._queues[queue]
         for child in store.children(BATCH):
-            committed = self._outcome_of(child, done, now)
+            committed = self._outcome_of(child.attempt, f"message {child.handle} of {queue}", done, now)
             if committed is None:
                 continue
             crash_point("recovery.outcome")
@@ -88,6 +88,19 @@ class Recovery:
             done.left += len(found) - len(due)
         return done
 
+    def prepared(self, resource: str, effects: PreparedTransactions, now: int) -> Recovered:
+        """Finish what attempts that have ended left prepared in a database, by their outcome; never by age."""
+        done = Recovered()
+        for attempt in effects.pending():
+            committed = self._outcome_of(attempt, f"a prepared transaction in resources.{resource}", done, now)
+            if committed is None:
+                continue
+            crash_point("recovery.outcome")
+            if effects.finish(attempt, committed=committed):
+                done.finished += committed
+                done.discarded += not committed
+        return done
+
     def _settled(self, store: QueueStore, queue: str, holder: Holder, ticket: Ticket, done: Recovered, now: int) -> bool | None:
         if holder.deciding is None or holder.deciding == f"queue:{queue}":
             # Its decision is written with DONE: what is still taken was not decided, and a late one fails on the ticket.
@@ -95,20 +108,21 @@ class Recovery:
         name = AttemptName(holder.deciding, queue, store.uuid, holder.subscriber, ticket)
         return self._settle(name, done, now)
 
-    def _outcome_of(self, child: Child, done: Recovered, now: int) -> bool | None:
+    def _outcome_of(self, attempt: str, what: str, done: Recovered, now: int) -> bool | None:
+        """Return how an attempt ended, None if it has not, or nobody can say now; its worker is taken for dead by its lease only."""
         try:
-            name = AttemptName.decode(child.attempt)
+            name = AttemptName.decode(attempt)
         except ValueError:
-            done.stuck.append(f"message {child.handle} waits for {child.attempt!r}, which is no attempt of a queue")
+            done.stuck.append(f"{what} waits for {attempt!r}, which is no attempt of a queue")
             return None
         parents = self._queues.get(name.queue)
         if parents is None:
-            done.stuck.append(f"message {child.handle} waits for an attempt in queue {name.queue!r}, which is not configured here")
+            done.stuck.append(f"{what} waits for an attempt in queue {name.queue!r}, which is not configured here")
             return None
         try:
             alive = parents.uuid == name.uuid and parents.holds(name.subscriber, [name.ticket])[0] in TAKEN
-        except Retriable as away:
-            done.stuck.append(f"message {child.handle} waits for queue {name.queue!r}: {away}")
+        except (Retriable, Unreachable) as away:
+            done.stuck.append(f"{what} waits for queue {name.queue!r}: {away}")
             return None
         if alive:
             done.left += 1
@@ -122,6 +136,6 @@ class Recovery:
             return None
         try:
             return deciding.settle(name.encode(), committed=False, now=now)
-        except Retriable as away:
+        except (Retriable, Unreachable) as away:
             done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which does not answer: {away}")
             return None

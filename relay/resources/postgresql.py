@@ -82,7 +82,7 @@ class PostgresqlResource:
             "keepalives_count": 3,
             "application_name": "relay",
         }
-        with _reaching(self.name):
+        with reaching(self.name):
             connection = psycopg.connect(autocommit=True, **{**wanted, **given})
             try:
                 for setting, seconds in settings.items():
@@ -102,7 +102,7 @@ class PostgresqlResource:
         connection = self.connect(idle_in_transaction_session_timeout=IDLE_LIMIT_S)
         try:
             uuid = _uuid(connection, self.name)
-            with _reaching(self.name):
+            with reaching(self.name):
                 for statement in _PREPARE:
                     connection.execute(statement)
         except BaseException:
@@ -118,7 +118,7 @@ class PostgresqlResource:
             idle_in_transaction_session_timeout=IDLE_LIMIT_S,
         )
         try:
-            with _reaching(self.name):
+            with reaching(self.name):
                 connection.execute("set default_transaction_isolation = 'read committed'")
         except BaseException:
             connection.close()
@@ -127,13 +127,13 @@ class PostgresqlResource:
 
     def create_tables(self) -> None:
         """Create what is missing of the relay's tables."""
-        with self.connect() as connection, _reaching(self.name):
+        with self.connect() as connection, reaching(self.name):
             for statement in schema.statements("postgresql"):
                 connection.execute(statement.encode())
 
     def renew_identity(self) -> str:
         """Give the database a new uuid and return it."""
-        with self.connect() as connection, _reaching(self.name):
+        with self.connect() as connection, reaching(self.name):
             connection.execute(schema.new_identity("postgresql").encode())
             return _uuid(connection, self.name)
 
@@ -310,7 +310,7 @@ class PostgresqlDecisions:
 
     def abort_if_undecided(self, capture: bytes) -> None:
         """Insert (capture, aborted) unless there is a row."""
-        with _reaching(self._name):
+        with reaching(self._name):
             self._connection.execute(
                 "insert into relay_capture (capture, outcome) values (%s, 'aborted') on conflict do nothing",
                 (capture,),
@@ -318,7 +318,7 @@ class PostgresqlDecisions:
 
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist."""
-        with _reaching(self._name):
+        with reaching(self._name):
             rows = self._connection.execute(
                 "select capture, outcome, nonce from relay_capture where capture = any(%s)", (list(captures),)
             ).fetchall()
@@ -326,7 +326,7 @@ class PostgresqlDecisions:
 
     def unmarked(self, limit: int) -> list[UnmarkedRow]:
         """Return committed captures that are not marked; it may read the whole table."""
-        with _reaching(self._name), self._connection.transaction():
+        with reaching(self._name), self._connection.transaction():
             self._connection.execute(
                 sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{_SCAN_TIMEOUT_S}s"))
             )
@@ -339,7 +339,7 @@ class PostgresqlDecisions:
 
     def mark(self, captures: Sequence[bytes]) -> None:
         """Note that the markers of these captures are acknowledged."""
-        with _reaching(self._name):
+        with reaching(self._name):
             self._connection.execute(
                 "update relay_capture set marked = true where capture = any(%s) and not marked",
                 (list(captures),),
@@ -347,7 +347,7 @@ class PostgresqlDecisions:
 
     def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
         """Return rows older than that which are aborted, or committed and marked."""
-        with _reaching(self._name):
+        with reaching(self._name):
             rows = self._connection.execute(
                 "select capture, partitions, extract(epoch from now() - created_at)::float8 from relay_capture"
                 " where created_at < now() - make_interval(secs => %s) and (marked or outcome = 'aborted') limit %s",
@@ -357,7 +357,7 @@ class PostgresqlDecisions:
 
     def trim(self, captures: Sequence[bytes]) -> None:
         """Delete rows whose time is over."""
-        with _reaching(self._name):
+        with reaching(self._name):
             self._connection.execute("delete from relay_capture where capture = any(%s)", (list(captures),))
 
     def close(self) -> None:
@@ -366,7 +366,7 @@ class PostgresqlDecisions:
 
 
 @contextmanager
-def _reaching(name: str) -> Iterator[None]:
+def reaching(name: str) -> Iterator[None]:
     """Turn a failed connection into Unreachable, a held row into RowLocked, missing tables or rights into ConfigError."""
     try:
         yield
@@ -388,7 +388,7 @@ def _reaching(name: str) -> Iterator[None]:
 
 
 def _uuid(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> str:
-    with _reaching(name):
+    with reaching(name):
         row = connection.execute("select uuid from relay_resource").fetchone()
     if row is None:
         raise ConfigError(f"resources.{name}: the database has no identity; run `relay migrate`")

@@ -59,6 +59,11 @@ _POSTGRESQL: Final = (
     state bytea not null,
     primary key (relay, route, topic_id, partition, publisher)
 ) with (fillfactor = 50)""",
+    """create table if not exists relay_attempt (
+    attempt text primary key,
+    committed boolean not null,
+    settled_at timestamptz not null default now()
+)""",
 )
 
 _SQLITE: Final = (
@@ -115,6 +120,11 @@ values (
     publisher blob not null,
     state blob not null,
     primary key (relay, route, topic_id, partition, publisher)
+)""",
+    """create table if not exists relay_attempt (
+    attempt text primary key,
+    committed integer not null,
+    settled_at integer not null default (unixepoch())
 )""",
 )
 

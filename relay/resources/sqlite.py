@@ -48,7 +48,7 @@ class SqliteResource:
         """Return a connection in autocommit; Unreachable if the file cannot be opened."""
         mode = "rwc" if create else "rw"
         address = f"{self.path.absolute().as_uri()}?mode={mode}"
-        with _reaching(self.name):
+        with reaching(self.name):
             connection = sqlite3.connect(
                 address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
             )
@@ -73,7 +73,7 @@ class SqliteResource:
     def create_tables(self) -> None:
         """Create the file, if need be, and what is missing of the relay's tables."""
         connection = self.connect(create=True)
-        with _reaching(self.name):
+        with reaching(self.name):
             for statement in schema.statements("sqlite"):
                 connection.execute(statement)
         connection.close()
@@ -81,7 +81,7 @@ class SqliteResource:
     def renew_identity(self) -> str:
         """Give the database a new uuid and return it."""
         connection = self.connect()
-        with _reaching(self.name):
+        with reaching(self.name):
             connection.execute(schema.new_identity("sqlite"))
         uuid = _uuid(connection, self.name)
         connection.close()
@@ -132,7 +132,7 @@ class SqliteSession:
             )
         self._writing = True
         try:
-            with _reaching(self._name):
+            with reaching(self._name):
                 self._connection.execute("begin immediate")
                 self._connection.execute(
                     "insert into relay_capture (capture, nonce, outcome) values (?, ?, 'committed')",
@@ -243,7 +243,7 @@ class SqliteDecisions:
 
     def abort_if_undecided(self, capture: bytes) -> None:
         """Insert (capture, aborted) unless there is a row."""
-        with _reaching(self._name):
+        with reaching(self._name):
             self._connection.execute(
                 "insert into relay_capture (capture, outcome) values (?, 'aborted') on conflict do nothing",
                 (capture,),
@@ -252,7 +252,7 @@ class SqliteDecisions:
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist."""
         found = {}
-        with _reaching(self._name):
+        with reaching(self._name):
             for capture in captures:
                 row = self._connection.execute(
                     "select outcome, nonce from relay_capture where capture = ?", (capture,)
@@ -263,7 +263,7 @@ class SqliteDecisions:
 
     def unmarked(self, limit: int) -> list[UnmarkedRow]:
         """Return committed captures that are not marked."""
-        with _reaching(self._name):
+        with reaching(self._name):
             rows = self._connection.execute(
                 "select capture, nonce, partitions from relay_capture"
                 " where not marked and outcome = 'committed' limit ?",
@@ -277,7 +277,7 @@ class SqliteDecisions:
 
     def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
         """Return rows older than that which are aborted, or committed and marked."""
-        with _reaching(self._name):
+        with reaching(self._name):
             rows = self._connection.execute(
                 "select capture, partitions, unixepoch() - created_at from relay_capture"
                 " where created_at < unixepoch() - ? and (marked or outcome = 'aborted') limit ?",
@@ -296,7 +296,7 @@ class SqliteDecisions:
         self._connection.close()
 
     def _each(self, statement: str, captures: Sequence[bytes]) -> None:
-        with _reaching(self._name):
+        with reaching(self._name):
             self._connection.execute("begin immediate")
             try:
                 self._connection.executemany(statement, [(capture,) for capture in captures])
@@ -307,7 +307,7 @@ class SqliteDecisions:
 
 
 @contextmanager
-def _reaching(name: str) -> Iterator[None]:
+def reaching(name: str) -> Iterator[None]:
     """Turn a held file into RowLocked, a missing table into ConfigError, anything operational into Unreachable."""
     try:
         yield
@@ -326,7 +326,7 @@ def _reaching(name: str) -> Iterator[None]:
 
 
 def _uuid(connection: sqlite3.Connection, name: str) -> str:
-    with _reaching(name):
+    with reaching(name):
         row = connection.execute("select uuid from relay_resource").fetchone()
     if row is None:
         raise ConfigError(f"resources.{name}: the database has no identity; run `relay migrate`")

@@ -24,6 +24,7 @@ OWN_TABLES: Final = {
     "relay_position": ("select", "insert", "update", "delete"),
     "relay_inbox": ("select", "insert", "update", "delete"),
     "relay_range": ("select", "insert", "update", "delete"),
+    "relay_attempt": ("select", "insert"),
 }
 """The relay's own tables and the rights that the worker's role needs on them; none of them is DDL."""
 

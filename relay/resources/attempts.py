@@ -1,0 +1,59 @@
+"""The outcomes of attempts that a resource decides: one row each, and whoever writes it first is right."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import psycopg
+
+from relay.resources.postgresql import reaching as reaching_postgresql
+from relay.resources.sqlite import reaching as reaching_sqlite
+
+
+class PostgresqlAttempts:
+    """Outcomes in PostgreSQL, on a connection of the caller's: inside its transaction, or each on its own in autocommit.
+
+    ``settle`` waits for an attempt whose decision is under way, as long as the connection's ``lock_timeout`` says.
+    """
+
+    def __init__(self, name: str, connection: psycopg.Connection[Any]) -> None:
+        self._name = name
+        self._connection = connection
+
+    def settle(self, attempt: str, *, committed: bool, now: int) -> bool:  # noqa: ARG002 - the server writes its own time
+        """Write the outcome unless there is one, and return the one that stands.
+
+        Raises RowLocked while the attempt's own transaction decides, Unreachable, ConfigError.
+        """
+        with reaching_postgresql(self._name):
+            self._connection.execute(
+                "insert into relay_attempt (attempt, committed) values (%s, %s) on conflict do nothing",
+                (attempt, committed),
+            )
+            # A statement of its own: one statement's snapshot does not see a row whose writer it has waited for.
+            row = self._connection.execute(
+                "select committed from relay_attempt where attempt = %s", (attempt,)
+            ).fetchone()
+        assert row is not None, "the row was just inserted, or stood in its way"
+        return bool(row[0])
+
+
+class SqliteAttempts:
+    """Outcomes in SQLite, on a connection of the caller's: inside its transaction, or each on its own in autocommit."""
+
+    def __init__(self, name: str, connection: sqlite3.Connection) -> None:
+        self._name = name
+        self._connection = connection
+
+    def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
+        """Write the outcome unless there is one, and return the one that stands; raises RowLocked, Unreachable."""
+        with reaching_sqlite(self._name):
+            self._connection.execute(
+                "insert into relay_attempt (attempt, committed, settled_at) values (?, ?, ?) on conflict do nothing",
+                (attempt, committed, now // 1000),
+            )
+            row = self._connection.execute(
+                "select committed from relay_attempt where attempt = ?", (attempt,)
+            ).fetchone()
+        return bool(row[0])

@@ -1,0 +1,111 @@
+"""Effects in a second PostgreSQL database: prepared first, finished by the outcome that the deciding store holds, never by age.
+
+Presumed abort (document 003, [65] to [79], and the PostgreSQL manual on PREPARE TRANSACTION): a prepared transaction
+whose attempt has no outcome is rolled back, after (aborted) was written where the attempt decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors
+
+from relay.message.errors import ConfigError, Unreachable
+from relay.resources.postgresql import reaching
+from relay.run.crash import crash_point
+
+_PREFIX: Final = "relay"
+_BYTES_MAX: Final = 199
+"""PostgreSQL's bound for the name of a prepared transaction."""
+
+
+def prepared_name(relay: str, resource: str, attempt: str) -> str:
+    """Return what an attempt's prepared transaction is called; raises ConfigError if PostgreSQL would refuse it."""
+    name = f"{_prefix(relay, resource)}{attempt}"
+    if len(name.encode()) > _BYTES_MAX:
+        raise ConfigError(f"the prepared transaction {name!r} is over {_BYTES_MAX} bytes; shorten the names of relay, resource, queue or subscriber")
+    return name
+
+
+def _prefix(relay: str, resource: str) -> str:
+    return f"{_PREFIX}:{relay}:{resource}:"
+
+
+class PreparedEffects:
+    """The prepared transactions of one relay in one database, on a connection in autocommit that no transaction uses."""
+
+    def __init__(self, relay: str, resource: str, connection: psycopg.Connection[Any]) -> None:
+        self._relay = relay
+        self._resource = resource
+        self._connection = connection
+
+    def check(self) -> None:
+        """Raise ConfigError unless the server allows prepared transactions (its default is none)."""
+        with reaching(self._resource):
+            row = self._connection.execute("show max_prepared_transactions").fetchone()
+        if row is None or int(row[0]) == 0:
+            raise ConfigError(
+                f"resources.{self._resource}: max_prepared_transactions is 0; set it to the number of handlers at once "
+                "and restart the server"
+            )
+
+    def pending(self) -> list[str]:
+        """Return the attempts that have a prepared transaction here, the oldest first; another relay's are not seen."""
+        prefix = _prefix(self._relay, self._resource)
+        with reaching(self._resource):
+            rows = self._connection.execute(
+                "select gid from pg_prepared_xacts where database = current_database() and starts_with(gid, %s)"
+                " order by prepared",
+                (prefix,),
+            ).fetchall()
+        return [str(gid).removeprefix(prefix) for (gid,) in rows]
+
+    def finish(self, attempt: str, *, committed: bool) -> bool:
+        """COMMIT or ROLLBACK PREPARED by the outcome that stands; False if it was finished already.
+
+        An answer that is lost raises Unreachable: finishing again is harmless.
+        """
+        name = prepared_name(self._relay, self._resource, attempt)
+        try:
+            with reaching(self._resource):
+                if committed:
+                    self._connection.tpc_commit(name)
+                else:
+                    self._connection.tpc_rollback(name)
+        except Unreachable as refused:
+            if isinstance(refused.__cause__, errors.UndefinedObject):
+                return False
+            raise
+        return True
+
+
+class EffectTransaction:
+    """One attempt's effects in a further database: begin, write, prepare; what follows is `PreparedEffects.finish`.
+
+    ``connection`` is the handler's, not in autocommit.
+    """
+
+    def __init__(self, relay: str, resource: str, attempt: str, connection: psycopg.Connection[Any]) -> None:
+        self._resource = resource
+        self._name = prepared_name(relay, resource, attempt)
+        self.connection = connection
+        with reaching(resource):
+            connection.tpc_begin(self._name)
+
+    def prepare(self) -> None:
+        """PREPARE TRANSACTION; after it the effects outlive this process.
+
+        Its answer lost raises Unreachable: the attempt is given up by (aborted), and recovery rolls back what may be there.
+        """
+        crash_point("prepared.preparing")
+        with reaching(self._resource):
+            self.connection.tpc_prepare()
+        crash_point("prepared.prepared")
+
+    def give_up(self) -> None:
+        """Roll back what is not prepared yet; a connection that does not answer is closed, which does the same."""
+        try:
+            self.connection.tpc_rollback()
+        except psycopg.Error:
+            self.connection.close()
