@@ -125,12 +125,16 @@ class QueueStore(Protocol):
 
     # What subscribers do ------------------------------------------------------------------------------------------
 
-    def take(self, subscriber: str, holder: bytes, limit: int, now: int) -> list[Taken]:
+    def take(
+        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+    ) -> list[Taken]:
         """AVAILABLE -> GET -> FETCHED for up to ``limit`` messages, in the order in which they are to be processed.
 
         A lane gives its messages in the order of their handles, without gap: while another holder has one of the lane
         (in this subscriber's group), or the first of the lane waits for its retry, the lane gives nothing; and nothing
-        ahead of what this holder has already. Lanes go by the highest priority that waits in them, then by age.
+        ahead of what this holder has already. Lanes go by the highest priority that waits in them; among lanes of one
+        priority the messages come by age, so that a long lane does not fill a short take. Lanes in ``without`` give
+        nothing: the taker has enough of them in hand.
         In a pool the others are blocked. Expired messages are passed over. Raises Refused for an unknown subscriber.
         """
 
