@@ -5,6 +5,8 @@ None outlives the run: each watches the lifeline. Ends that nobody brought about
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -112,6 +114,23 @@ class Crew:
                 if member.frozen and member.part is not None and name in (None, key):
                     member.frozen = False
                     member.part.send(signal.SIGCONT)
+
+    def let_write(self, name: str, *, may: bool) -> int | None:
+        """Refuse one every write to a file (EFBIG) or allow it again; return its pid, None if it does not run."""
+        with self._lock:
+            member = self._members.get(name)
+            if member is None or member.part is None or member.part.ended() is not None:
+                return None
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and its limit with it
+                _, most = resource.prlimit(member.part.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(member.part.pid, resource.RLIMIT_FSIZE, (most if may else 0, most))
+            return member.part.pid
+
+    def heard(self, words: bytes) -> int:
+        """Count how often the logs of those that are here hold these words."""
+        with self._lock:
+            logs = [self._log(name) for name in self._members]
+        return sum(log.read_bytes().count(words) for log in logs if log.exists())
 
     def leave(self, name: str, grace_s: float = GRACE_S) -> None:
         """Let one end for good: SIGTERM, and SIGKILL after so many seconds."""

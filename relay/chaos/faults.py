@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psycopg
 
-from relay.chaos import frame_proxy
+from relay.chaos import frame_proxy, skewed
 from relay.chaos.crew import Command, Crew
+from relay.chaos.disks import Disk
 from relay.chaos.frame_proxy import Caught, FrameProxy, Match, Request, api, end_txn
 from relay.chaos.nemesis import Fault, Kind
-from relay.chaos.stage import Stage
+from relay.chaos.stage import DATABASE_DISK, Stage, broker_disk
 from relay.local.process import RecordedProcess
 from relay.message.errors import CheckFailed, Unreachable
 from relay.run import clock, schedule
@@ -38,6 +41,8 @@ STORM_GRACE_S: Final = 15.0
 ANSWER_RESET_SHARE: Final = 0.6
 """Share of lost answers whose connection is reset too; else the client waits for its own timeout."""
 _POLL_S: Final = 0.05
+_NO_CHECKPOINT: Final = b"checkpoint not written"
+"""What a worker logs then."""
 
 
 class Missed(Exception):
@@ -67,17 +72,23 @@ class WorkerFaults:
 
     def __init__(
         self, crew: Crew, routes: Sequence[str], workers: int, command: Callable[[str, int], Command],
-        stopping: schedule.Event,
+        stopping: schedule.Event, *, clock_of: Callable[[str], Path], disk: Disk | None = None,
     ) -> None:  # fmt: skip
+        """``clock_of`` gives the file that a worker's clock follows, ``disk`` is the one that holds their state."""
         self._crew = crew
         self._routes = routes
         self._next = workers
         self._command = command
         self._stopping = stopping
+        self._clock_of = clock_of
+        self._disk = disk
+        self._filling = schedule.lock()
         self.deeds: dict[Kind, Deed] = {
             Kind.WORKER_KILL: self._kill,
             Kind.WORKER_FREEZE: self._freeze,
             Kind.STORM: self._storm,
+            Kind.CLOCK_JUMP: self._jump,
+            Kind.WORKER_DISK_FULL: self._fill,
         }
 
     def _kill(self, fault: Fault, begin: Begin) -> str:
@@ -108,6 +119,41 @@ class WorkerFaults:
             self._crew.leave(name, STORM_GRACE_S)
         return f"{STORM_ROUNDS} workers joined and left"
 
+    def _jump(self, fault: Fault, begin: Begin) -> str:
+        """Let a worker's wall clock jump, again and again, and in the end back to the truth."""
+        name = picked(self._crew.running(), fault.pick)
+        begin(name)
+        jumps_s = fault.jumps_s()
+        try:
+            for offset_s in jumps_s:
+                skewed.jump(self._clock_of(name), offset_s)
+                self._stopping.wait(fault.lasts_s / len(jumps_s))
+        finally:
+            skewed.jump(self._clock_of(name), 0)
+        return "wrong by " + ", ".join(f"{offset_s / 3600:+.2f} h" for offset_s in jumps_s)
+
+    def _fill(self, fault: Fault, begin: Begin) -> str:
+        """Leave the workers no room for their checkpoints."""
+        with _turn(self._filling):
+            if self._disk is None:
+                return self._limit(fault, begin)
+            begin("all workers")
+            before = self._crew.heard(_NO_CHECKPOINT)
+            self._disk.keep_full(fault.lasts_s, self._stopping)
+            return f"{max(0, self._crew.heard(_NO_CHECKPOINT) - before)} checkpoints could not be written"
+
+    def _limit(self, fault: Fault, begin: Begin) -> str:
+        """Where no disk may be filled, one worker is refused every write, also that of its log."""
+        name = picked(self._crew.running(), fault.pick)
+        if not hasattr(resource, "prlimit"):
+            raise Missed("limits of other processes are not permitted here")
+        if self._crew.let_write(name, may=False) is None:
+            raise Missed(f"{name} has just ended")
+        begin(name)
+        self._stopping.wait(fault.lasts_s)
+        self._crew.let_write(name, may=True)
+        return "by a limit on the size of its files"
+
 
 class StageFaults:
     """Strikes the demonstration's own services, publishers and connections; of brokers one at a time."""
@@ -124,6 +170,7 @@ class StageFaults:
             Kind.BROKER_BOUNCE: lambda fault, begin: self._bounce(fault, begin, signal.SIGTERM),
             Kind.BROKER_KILL: lambda fault, begin: self._bounce(fault, begin, signal.SIGKILL),
             Kind.BROKER_PAUSE: self._pause,
+            Kind.BROKER_DISK_FULL: self._fill_broker,
             Kind.LATE_COMMIT: self._late_commit,
             Kind.COMMIT_ANSWER_LOST: self._answer_lost(end_txn(committed=True, transactional_id=relays)),
             Kind.PRODUCE_LOST: self._request_lost(api(frame_proxy.PRODUCE)),
@@ -134,6 +181,7 @@ class StageFaults:
             Kind.BACKEND_END: self._end_backend,
             Kind.DATABASE_RESTART: lambda fault, begin: self._restart_database(fault, begin, crash=False),
             Kind.DATABASE_CRASH: lambda fault, begin: self._restart_database(fault, begin, crash=True),
+            Kind.DATABASE_DISK_FULL: self._fill_database,
         }
 
     def heal(self) -> None:
@@ -143,7 +191,7 @@ class StageFaults:
                 process.send(signal.SIGCONT)
             self._launch()
             self._wait_until_ready()
-            self._stage.postgres.start()
+            self._start_database()
 
     def thaw(self) -> None:
         """Let what is paused go on, so that it can be stopped; for an end before the end."""
@@ -164,10 +212,30 @@ class StageFaults:
             process.send(number)
             process.end(BROKER_END_S)
             self._stopping.wait(fault.lasts_s)
-            down = clock.monotonic()
-            self._launch()
-            self._wait_until_ready()
-            return f"answered {clock.monotonic() - down:.1f} s after its start"
+            return self._bring_back()
+
+    def _fill_broker(self, fault: Fault, begin: Begin) -> str:
+        """Leave a broker no room for its logs; when there is room again a person would start it again, so this does."""
+        with _turn(self._brokers):
+            node, process = picked(self._living(), fault.pick)
+            disk = self._disk(broker_disk(node))
+            begin(f"broker {node}")
+            disk.keep_full(fault.lasts_s, self._stopping)
+            ended = "lived on" if process.send(signal.SIGTERM) else "ended by itself"
+            process.end(BROKER_END_S)
+            return f"{ended}; {self._bring_back()}"
+
+    def _bring_back(self) -> str:
+        down = clock.monotonic()
+        self._launch()
+        self._wait_until_ready()
+        return f"answered {clock.monotonic() - down:.1f} s after its start"
+
+    def _disk(self, name: str) -> Disk:
+        disk = self._stage.disks.by_name.get(name)
+        if disk is None:
+            raise Missed("bounded file systems are not permitted here")
+        return disk
 
     def _pause(self, fault: Fault, begin: Begin) -> str:
         with _turn(self._brokers):
@@ -275,6 +343,26 @@ class StageFaults:
             self._stopping.wait(fault.lasts_s)
             self._stage.postgres.start()
         return ""
+
+    def _fill_database(self, fault: Fault, begin: Begin) -> str:
+        with _turn(self._database):
+            disk = self._disk(DATABASE_DISK)
+            process = self._stage.postgres.process()
+            begin("PostgreSQL")
+            disk.keep_full(fault.lasts_s, self._stopping)
+            lived = process is not None and process.is_alive()
+            self._start_database()
+        return "lived on" if lived else "ended by itself and was started again"
+
+    def _start_database(self) -> None:
+        limit = clock.monotonic() + BROKER_START_S
+        while True:
+            try:
+                return self._stage.postgres.start()
+            except (CheckFailed, Unreachable):
+                # Retry: one that was about to end for lack of room, or a busy machine.
+                if self._stopping.is_set() or clock.monotonic() > limit:
+                    raise
 
     def _session(self, pick: float) -> tuple[int, str]:
         """Return pid and name of a client's session."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import exp, log
 from random import Random
 from typing import Final, NamedTuple
 
@@ -25,10 +26,13 @@ class Kind(Enum):
     WORKER_KILL = "kill a worker"
     WORKER_FREEZE = "freeze a worker past its session"
     STORM = "workers come and go"
+    CLOCK_JUMP = "a worker's clock jumps"
+    WORKER_DISK_FULL = "the workers' disk is full"
     PUBLISHER_KILL = "kill a publisher"
     BROKER_BOUNCE = "bounce a broker cleanly"
     BROKER_KILL = "kill a broker"
     BROKER_PAUSE = "pause a broker"
+    BROKER_DISK_FULL = "a broker's disk is full"
     LATE_COMMIT = "a commit arrives late"
     COMMIT_ANSWER_LOST = "the answer to a commit is lost"
     PRODUCE_LOST = "a produce request is lost"
@@ -39,6 +43,7 @@ class Kind(Enum):
     BACKEND_END = "terminate a database session"
     DATABASE_RESTART = "restart the database"
     DATABASE_CRASH = "crash the database"
+    DATABASE_DISK_FULL = "the database's disk is full"
 
 
 class Nature(NamedTuple):
@@ -56,10 +61,14 @@ NATURES: Final[dict[Kind, Nature]] = {
     Kind.WORKER_KILL: Nature(Struck.WORKERS),
     Kind.WORKER_FREEZE: Nature(Struck.WORKERS, SESSION_S + 1, SESSION_S + 9),
     Kind.STORM: Nature(Struck.WORKERS, 6.0, 10.0),
+    Kind.CLOCK_JUMP: Nature(Struck.WORKERS, 6.0, 20.0),
+    # Checkpoints are written every 30 s, and when partitions are handed over.
+    Kind.WORKER_DISK_FULL: Nature(Struck.WORKERS, 20.0, 35.0),
     Kind.PUBLISHER_KILL: Nature(Struck.SOURCES),
     Kind.BROKER_BOUNCE: Nature(Struck.BROKERS, 0.5, 4.0),
     Kind.BROKER_KILL: Nature(Struck.BROKERS, 0.5, 4.0),
     Kind.BROKER_PAUSE: Nature(Struck.BROKERS, 2.0, 12.0),
+    Kind.BROKER_DISK_FULL: Nature(Struck.BROKERS, 1.0, 5.0),
     # Longer than the broker's answer to the repeat takes, shorter than a transaction may last.
     Kind.LATE_COMMIT: Nature(Struck.NETWORK, 0.2, 3.0),
     Kind.COMMIT_ANSWER_LOST: Nature(Struck.NETWORK),
@@ -71,6 +80,7 @@ NATURES: Final[dict[Kind, Nature]] = {
     Kind.BACKEND_END: Nature(Struck.DATABASE),
     Kind.DATABASE_RESTART: Nature(Struck.DATABASE, 0.2, 3.0),
     Kind.DATABASE_CRASH: Nature(Struck.DATABASE, 0.2, 3.0),
+    Kind.DATABASE_DISK_FULL: Nature(Struck.DATABASE, 1.0, 5.0),
 }
 ALL: Final = tuple(Kind)
 SAFE: Final = (Kind.WORKER_KILL, Kind.WORKER_FREEZE)
@@ -84,6 +94,11 @@ REST_S: Final = {Struck.BROKERS: 12.0, Struck.DATABASE: 3.0}
 """Of these one at a time: two absent brokers of three, and nobody can write. A broker takes seconds to start."""
 
 
+JUMPS: Final = 3
+JUMP_S: Final = (60.0, 10 * 86400.0)
+"""A clock jumps by a minute to ten days, each power of ten as likely as the next."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One accident: ``at_s`` after the beginning, ``pick`` in [0, 1) chooses among the targets there are then."""
@@ -92,6 +107,13 @@ class Fault:
     kind: Kind
     pick: float
     lasts_s: float
+
+    def jumps_s(self) -> list[float]:
+        """Return by how many seconds a clock is wrong after each of its jumps, ahead or behind, in turn."""
+        chance = Random(f"jumps/{self.pick}")  # noqa: S311 - repeatable on purpose
+        least, most = (log(limit) for limit in JUMP_S)
+        first = chance.choice((1, -1))
+        return [first * (-1) ** n * round(exp(chance.uniform(least, most))) for n in range(JUMPS)]
 
 
 def plan(seed: int, seconds: float, kinds: Sequence[Kind] = ALL, session_s: float = SESSION_S) -> list[Fault]:

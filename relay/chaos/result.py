@@ -15,7 +15,10 @@ EXAMPLES_MAX: Final = 3
 
 @dataclass
 class Result:
-    """What a run came to; ``ends`` are the ends of processes that the run did not bring about itself."""
+    """What a run came to; ``ends`` are the ends of processes that the run did not bring about itself.
+
+    ``disks`` says what a full disk was on this machine.
+    """
 
     seed: int
     seconds: float
@@ -26,6 +29,7 @@ class Result:
     reports: list[RouteReport] = field(default_factory=list)
     reader: Watched = field(default_factory=Watched)
     complaints: list[str] = field(default_factory=list)
+    disks: str = ""
 
     @property
     def ok(self) -> bool:
@@ -52,6 +56,7 @@ class Result:
             "routes": {report.route: report.document() for report in self.reports},
             "reader": vars(self.reader),
             "complaints": self.complaints,
+            "disks": self.disks,
         }
 
 

@@ -16,12 +16,13 @@ from relay.chaos import history as histories
 from relay.chaos import workload
 from relay.chaos.course import Course, Say
 from relay.chaos.crew import Command, Crew
+from relay.chaos.disks import Disk
 from relay.chaos.faults import Deed, StageFaults, WorkerFaults
 from relay.chaos.history import History
 from relay.chaos.nemesis import ALL, SAFE, Kind, plan
 from relay.chaos.result import Result, audit_complaints, compare, reader_complaints
 from relay.chaos.sights import Sights
-from relay.chaos.stage import CAPTURED, LEDGER, PLAIN, SHOWN, TO_TABLE, TO_TOPIC, Stage, build
+from relay.chaos.stage import CAPTURED, LEDGER, PLAIN, SHOWN, STATE_DISK, TO_TABLE, TO_TOPIC, Stage, build
 from relay.chaos.watching import Checks, MessageId, Watch
 from relay.kafka.topics import Topics
 from relay.message.errors import CheckFailed, RelayError
@@ -30,10 +31,13 @@ from relay.run import clock, schedule
 from relay.run.config import RelayConfig, TopicDestination
 from relay.run.lifeline import ParentEnd, parent_end
 
+CLOCKS: Final = "clocks"
 IDLE_S: Final = 5.0
 REST_S: Final = 240.0
 """How long the workers may take to come to rest: some recoveries, rebalances and timeouts after one another."""
 READ_S: Final = 60.0
+SOURCE_GRACE_S: Final = 60.0
+"""A publisher finds out what became of its last captures before it ends."""
 ROLES: Final = {
     "publisher-0": workload.CAPTURING,
     "publisher-1": workload.CAPTURING,
@@ -59,6 +63,8 @@ def demonstrate(directory: Path, order: Order, say: Say) -> Result:
     with ExitStack() as stack:
         stack.callback(stage.close)
         run = _Run(stage.config, directory, order, say, stack)
+        run.clocks_jump = True
+        run.history.tell("note", text=stage.disks.told)
         sources = Crew("source", stage.log, run.history, run.lifeline)
         stack.callback(sources.end, 0.0)
         faults = StageFaults(stage, sources, run.stopping)
@@ -68,12 +74,13 @@ def demonstrate(directory: Path, order: Order, say: Say) -> Result:
         run.start(dict.fromkeys(run.partitions((CAPTURED, PLAIN, SHOWN)), 0))
         for name, role in ROLES.items():
             sources.add(name, _publisher(stage.config, name, role, order.seed))
-        course = run.strike(ALL, faults.deeds, sources)
+        course = run.strike(ALL, faults.deeds, sources, stage.disks.by_name.get(STATE_DISK))
         faults.heal()
         say("everything is healed; the publishers end, and the workers run until idle")
-        sources.end()
+        sources.end(SOURCE_GRACE_S)
         run.rest()
         result = run.result(course, sources)
+        result.disks = stage.disks.told
         result.complaints += _against_database(stage, run.checks, result.reports)
         result.complaints += [f"the frame proxy failed: {error}" for proxy in stage.proxies for error in proxy.failures]
         return run.conclude(result)
@@ -97,6 +104,8 @@ class _Run:
     """What both kinds of run share: workers, reader, sights, history."""
 
     checks: Checks
+    clocks_jump = False
+    """Do the workers follow clocks of their own? Only those of a demonstration."""
 
     def __init__(self, config: RelayConfig, directory: Path, order: Order, say: Say, stack: ExitStack) -> None:
         self.config = config
@@ -109,6 +118,7 @@ class _Run:
         self._order = order
         self._say = say
         self._stack = stack
+        (directory / CLOCKS).mkdir(exist_ok=True)
         self._complaints: list[str] = []
         self._workers = Crew("worker", self._log, self.history, self.lifeline)
         stack.callback(self._workers.end, 0.0)
@@ -124,12 +134,15 @@ class _Run:
                 self._workers.add(f"{route}.{number}", self._worker(route, number))
         self._say(f"{self._order.workers} workers for each of {', '.join(self.config.routes)}")
 
-    def strike(self, kinds: Iterable[Kind], more: dict[Kind, Deed], sources: Crew | None) -> Course:
+    def strike(
+        self, kinds: Iterable[Kind], more: dict[Kind, Deed], sources: Crew | None, disk: Disk | None = None
+    ) -> Course:
         """Let the accidents happen."""
         seconds = self._order.minutes * 60
         own = WorkerFaults(
-            self._workers, list(self.config.routes), self._order.workers, self._worker, self.stopping
-        )
+            self._workers, list(self.config.routes), self._order.workers, self._worker, self.stopping,
+            clock_of=self._clock, disk=disk,
+        )  # fmt: skip
         planned = plan(self._order.seed, seconds, tuple(kinds), self.config.timing.session_timeout)
         course = Course(planned, {**own.deeds, **more}, self.history, self._say)
 
@@ -217,10 +230,15 @@ class _Run:
         return {place: marks[place.topic][place.partition][1] for place in places}
 
     def _worker(self, route: str, number: int, until_idle_s: float | None = None) -> Command:
-        words = [sys.executable, "-m", "relay.run.process", str(self.config.path), "--route", route]
+        skewed = ["relay.chaos.skewed", str(self._clock(f"{route}.{number}"))]
+        words = [sys.executable, "-m", *(skewed if self.clocks_jump else ["relay.run.process"])]
+        words += [str(self.config.path), "--route", route]
         words += ["--worker", str(number)]
         words += [] if until_idle_s is None else ["--until-idle", f"{until_idle_s:g}"]
         return lambda _runs: words
+
+    def _clock(self, name: str) -> Path:
+        return self._directory / CLOCKS / name
 
     def _log(self, name: str) -> Path:
         return self._directory / f"{name}.log"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psycopg
 
+from relay.chaos.disks import Disks, mount
 from relay.chaos.frame_proxy import FrameProxy
 from relay.chaos.nemesis import SESSION_S
 from relay.kafka.topics import TopicPlan, Topics
@@ -33,6 +34,11 @@ PARTITIONS: Final = 4
 BROKER: Final = BrokerSettings(heap="256m", jvm_flags=("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"))
 """Small ones that start soon: they are started again and again, and serve little."""
 PORT_TRIES: Final = 50
+DATABASE_DISK: Final = "postgres"
+STATE_DISK: Final = "state"
+SERVICE_BYTES: Final = 8 << 30
+"""Room for a day; what is not used takes none of the machine's."""
+STATE_BYTES: Final = 256 << 20
 
 CONFIG: Final = f"""\
 [relay]
@@ -88,7 +94,8 @@ class Stage:
     config: RelayConfig
     cluster: KafkaCluster
     postgres: PostgresServer
-    proxies: list[FrameProxy] = field(default_factory=list)
+    proxies: list[FrameProxy]
+    disks: Disks
 
     @property
     def url(self) -> str:
@@ -101,14 +108,16 @@ class Stage:
 
     def close(self) -> None:
         """Stop services and proxies; the data stays. A paused broker must be told to go on before."""
-        shut(self.directory, self.proxies)
+        shut(self.directory, self.proxies, self.disks)
 
 
 def build(directory: Path, brokers: int, tell: Tell) -> Stage:
     """Start the services in an empty directory and create what is needed there."""
     listen, advertise = consecutive_ports(2, brokers)
+    disks = mount(directory, _places(directory, brokers))
     proxies = [FrameProxy(f"{LOOPBACK}:{listen + n}", advertise + n) for n in range(brokers)]
     try:
+        tell(disks.told)
         services = LocalServices.up(
             directory, listen, f"{LOOPBACK}:{advertise}", brokers, settings=BROKER, tell=tell
         )
@@ -128,12 +137,25 @@ def build(directory: Path, brokers: int, tell: Tell) -> Stage:
             for statement in TABLES:
                 connection.execute(statement)
     except BaseException:
-        shut(directory, proxies)
+        shut(directory, proxies, disks)
         raise
-    return Stage(directory, config, cluster, PostgresServer(directory / "postgres"), proxies)
+    return Stage(directory, config, cluster, PostgresServer(directory / "postgres"), proxies, disks)
 
 
-def shut(directory: Path, proxies: list[FrameProxy]) -> None:
+def broker_disk(node_id: int) -> str:
+    """Return the name of a broker's disk."""
+    return f"broker-{node_id}"
+
+
+def _places(directory: Path, brokers: int) -> dict[str, tuple[Path, int]]:
+    """Return where each disk belongs, and its size: data only, so that logs can always be written."""
+    places = {broker_disk(n): (directory / "kafka" / str(n) / "data", SERVICE_BYTES) for n in range(1, brokers + 1)}
+    places[DATABASE_DISK] = (directory / "postgres" / "data", SERVICE_BYTES)
+    places[STATE_DISK] = (directory / "state", STATE_BYTES)
+    return places
+
+
+def shut(directory: Path, proxies: list[FrameProxy], disks: Disks) -> None:
     """Stop what runs in a directory."""
     services = LocalServices.find(directory)
     if services is not None:
@@ -141,6 +163,7 @@ def shut(directory: Path, proxies: list[FrameProxy]) -> None:
     for proxy in proxies:
         proxy.failures.clear()  # the result tells of them; here they would hide why everything ends
         proxy.close()
+    disks.close()
 
 
 def consecutive_ports(runs: int, length: int) -> list[int]:

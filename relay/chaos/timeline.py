@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -54,12 +55,12 @@ class Bar:
 
 @dataclass
 class Story:
-    """What the page shows of a history."""
+    """What the page shows of a history; ``missed`` counts by kind and reason."""
 
     bars: list[Bar] = field(default_factory=list)
     anomalies: list[tuple[float, str]] = field(default_factory=list)
     sights: list[Entry] = field(default_factory=list)
-    missed: int = 0
+    missed: Counter[tuple[str, str]] = field(default_factory=Counter)
     report: dict[str, Any] = field(default_factory=dict)
     end: float = 1.0
 
@@ -91,7 +92,7 @@ def _fault(found: Story, open_bars: dict[int, Bar], entry: Entry, at: float) -> 
         open_bars[number] = bar
         found.bars.append(bar)
     elif phase == "missed":
-        found.missed += 1
+        found.missed[str(entry["kind"]), str(entry.get("how") or "")] += 1
     elif number in open_bars:
         bar = open_bars.pop(number)
         bar.end, bar.how, bar.failed = at, str(entry.get("how") or ""), phase == "failed"
@@ -117,8 +118,10 @@ def _head(told: Story) -> Iterator[str]:
     yield f'<h1>relay chaos <span class="{"good" if clean else "bad"}">{word}</span></h1>'
     yield (
         f"<p>Seed {escape(str(seed))}, {told.end:.0f} s, {len(told.bars)} faults"
-        f"{f', {told.missed} without a target' if told.missed else ''}, {len(told.anomalies)} anomalies seen.</p>"
+        f"{f', {told.missed.total()} without a target' if told.missed else ''}, {len(told.anomalies)} anomalies seen.</p>"
     )
+    if report.get("disks"):
+        yield f"<p>{escape(str(report['disks']))}</p>"
     for complaint in report.get("complaints", ()):
         yield f'<p class="bad">{escape(str(complaint))}</p>'
 
@@ -242,6 +245,9 @@ def _tables(told: Story) -> Iterator[str]:
         for bar in told.bars
     ]
     yield from _table("Faults", ("n", "at, s", "lasted, s", "kind", "struck", "and"), rows)
+    if told.missed:
+        missed = [(kind, why, times) for (kind, why), times in sorted(told.missed.items())]
+        yield from _table("What did not happen", ("kind", "why", "times"), missed)
     if told.anomalies:
         yield from _table("Anomalies", ("at, s", "what"), [(f"{at:.1f}", what) for at, what in told.anomalies])
 

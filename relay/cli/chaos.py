@@ -12,6 +12,7 @@ from rich.console import Console
 
 from relay.chaos import history
 from relay.chaos.course import Say
+from relay.chaos.disks import IMAGES
 from relay.chaos.result import Result
 from relay.chaos.run import Order, demonstrate, strike
 from relay.chaos.timeline import page
@@ -23,7 +24,7 @@ from relay.run import clock
 from relay.run.config import load
 
 PAGE: Final = "timeline.html"
-SERVICES: Final = ("kafka", "postgres", "state")
+SERVICES: Final = ("kafka", "postgres", "state", "clocks", IMAGES)
 """What is thrown away after a clean demonstration; history, page and logs stay."""
 
 app = typer.Typer(add_completion=False)

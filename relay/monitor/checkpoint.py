@@ -110,6 +110,7 @@ class CheckpointFile:
 
     def _rewrite(self, index: DedupIndex, position: int, first: int) -> int:
         temporary = self._path.with_suffix(".new")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             header = _block(_FACTS, orjson.dumps(_identity_facts(self._identity, first)))
             _write(file, chain([header], _blocks(index.chunks(), index.topics, position)))
@@ -159,7 +160,11 @@ class CheckpointStore:
         budget: Budget,
         watermarks: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            # Go on: nothing in memory needs it, and each save tries again.
+            log.warning("no place for checkpoints", directory=directory.name, reason=error.strerror)
         self._directory = directory
         self._names = (relay, route, topic_id.hex())
         self._budget = budget

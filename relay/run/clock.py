@@ -18,7 +18,8 @@ def wall_ms() -> int:
 
 def wall_iso() -> str:
     """The wall time as RFC 3339 in UTC, as CloudEvents' ``time`` wants it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    now = datetime.fromtimestamp(wall_ms() / 1000, UTC)
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def sleep(seconds: float) -> None:

@@ -83,3 +83,38 @@ def test_a_frozen_one_does_not_count_as_running_and_ends_when_told(crew: Crew, t
     assert crew.is_empty
     with pytest.raises(ProcessLookupError):
         os.kill(started(tmp_path)[0], signal.SIG_DFL)
+
+
+def test_one_is_refused_every_write_until_it_is_allowed_again(crew: Crew, tmp_path: Path) -> None:
+    crew.add(
+        "r.0",
+        saying(
+            f"""
+import errno, pathlib
+said = pathlib.Path({str(tmp_path)!r})
+refused = False
+while True:
+    try:
+        (said / "file").write_bytes(b"x")
+    except OSError as error:
+        refused = refused or error.errno == errno.EFBIG
+    else:
+        if refused:
+            print("refused for a while", flush=True)
+            sys.exit(0)
+        (said / "written").touch()
+    time.sleep(0.01)
+"""
+        ),
+    )
+    wait_for(crew, (tmp_path / "written").exists)
+
+    assert crew.let_write("r.0", may=False) is not None
+    wait_for(crew, lambda: (tmp_path / "file").read_bytes() == b"")
+    assert crew.heard(b"refused for a while") == 0
+    crew.let_write("r.0", may=True)
+
+    log = tmp_path / "r.0.log"
+    wait_for(crew, lambda: crew.is_empty)
+    assert b"refused for a while" in log.read_bytes()
+    assert crew.let_write("r.0", may=True) is None

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from relay.chaos.nemesis import ALL, NATURES, REST_S, SAFE, Kind, Struck, plan
+from relay.chaos.nemesis import ALL, JUMP_S, NATURES, REST_S, SAFE, Kind, Struck, plan
 
 
 def test_the_plan_is_a_function_of_its_seed() -> None:
@@ -46,6 +46,25 @@ def test_a_freeze_lasts_longer_than_the_session_of_the_configuration() -> None:
 
     assert freezes
     assert all(31.0 <= fault.lasts_s <= 39.0 for fault in freezes)
+
+
+def test_a_clock_jumps_ahead_and_behind_by_minutes_to_days_as_the_seed_says() -> None:
+    jumps = [f.jumps_s() for seed in range(20) for f in plan(seed, 600) if f.kind is Kind.CLOCK_JUMP]
+
+    assert jumps == [f.jumps_s() for seed in range(20) for f in plan(seed, 600) if f.kind is Kind.CLOCK_JUMP]
+    for offsets in jumps:
+        assert all(before * after < 0 for before, after in pairwise(offsets))
+        assert all(JUMP_S[0] <= abs(offset) <= JUMP_S[1] for offset in offsets)
+    sizes = [abs(offset) for offsets in jumps for offset in offsets]
+    assert min(sizes) < 600
+    assert max(sizes) > 86400
+
+
+def test_no_disk_is_filled_and_no_clock_moved_on_somebodys_system() -> None:
+    demonstration_only = {Kind.CLOCK_JUMP, Kind.WORKER_DISK_FULL, Kind.BROKER_DISK_FULL, Kind.DATABASE_DISK_FULL}
+
+    assert demonstration_only <= set(ALL)
+    assert not demonstration_only & set(SAFE)
 
 
 def test_a_short_run_has_faults_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -50,7 +51,7 @@ def test_every_fault_of_the_history_is_a_bar_and_a_row() -> None:
     labels = [text.text for text in drawn(document).iter("text")]
     for kind in Kind:
         assert kind.value in labels
-        assert f"<td>{kind.value}</td>" in document
+        assert f"<td>{escape(kind.value)}</td>" in document
 
 
 def test_a_fault_lasts_from_its_begin_to_its_end_and_one_without_an_end_to_the_last_entry() -> None:
@@ -70,6 +71,15 @@ def test_what_missed_is_counted_and_not_drawn_and_what_failed_is_marked() -> Non
     assert set(bars(document)) == {"2"}
     assert "1 without a target" in document
     assert "failed" in bars(document)["2"].attrib["class"]
+
+
+def test_what_this_machine_does_not_permit_is_told_with_its_reason() -> None:
+    missed = [fault(n, n, "missed", Kind.BROKER_DISK_FULL, how="not permitted here") for n in (1, 2)]
+
+    document = page([*missed, {"t": 3, "word": "result", "report": {"ok": True, "disks": "disks: <none>"}}])
+
+    assert "<td>a broker&#x27;s disk is full</td><td>not permitted here</td><td>2</td>" in document
+    assert "disks: &lt;none&gt;" in document
 
 
 def test_throughput_lag_and_doubt_are_lines_and_anomalies_stand_out() -> None:
