@@ -7,7 +7,8 @@ Rules that hold for every store:
 - Every change of a state is a guarded write by `relay.queue.states`: False (or a shorter answer) means that the guard did
   not hold and nothing changed for that message. Lists of answers have the order of what was asked.
 - An answer that was lost raises InDoubt; the caller reads again by ticket (`holds`), never assumes.
-- Times are wall milliseconds given by the caller: written down, and compared for expiry, delay and retry only.
+- Times are wall milliseconds given by the caller: written down, and compared for expiry, delay and retry only. A time is
+  reached when it is not above ``now`` (``expires_at <= now`` is expired). ``now`` may go back: handles order, not times.
 - One thread at a time uses a store object; several processes may open the same queue where ``shared`` is True.
 """
 
@@ -61,7 +62,10 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which messages to list; None does not choose. ``since`` and ``until`` bound ``put_at``, milliseconds."""
+    """Which messages to list; None does not choose. ``since <= put_at < until``, milliseconds.
+
+    With ``subscriber`` the message is meant for it, and ``subscriber_state`` and ``unusable`` speak of it; else of anyone.
+    """
 
     state: PublisherState | None = None
     subscriber: str | None = None
@@ -90,13 +94,16 @@ class QueueStore(Protocol):
     def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
         """Store messages in this order; handles grow. With ``reveal`` those without delay and attempt are REVEALED at once.
 
-        Raises Refused (naming the first message that is not acceptable, storing none), StoreFull, StoreAway.
+        Raises Refused (naming the first message that is not acceptable, `relay.queue.receipt`, storing none), StoreFull (more
+        than ``waiting_max`` would wait), StoreAway. A repeat changes nothing of the first, whatever else it says.
         """
 
     def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:
         """PUT -> REVEALED, to the audience or only to the subscribers named.
 
         Of a REVEALED message it shows it to further subscribers; False if nothing changed. The delay is not waited for.
+        In an in_order audience "the audience" is the first group that has not journalled it whole; naming subscribers goes
+        beside the order. Raises Refused for a subscriber the queue does not know.
         """
 
     def reveal_due(self, now: int, limit: int) -> int:
@@ -106,22 +113,31 @@ class QueueStore(Protocol):
         """Forget the attempt of children, since it is committed: REVEALED at once, or when their delay is over."""
 
     def withdraw(self, handles: Sequence[int], now: int) -> list[bool]:
-        """PUT or REVEALED -> UNAVAILABLE; whoever has not taken it gets it EXPIRED and JOURNALLED. Taken ones may end."""
+        """PUT or REVEALED -> UNAVAILABLE; whoever has not taken it gets it EXPIRED and JOURNALLED.
+
+        Taken ones may end; one that is freed is EXPIRED and JOURNALLED in the same write. The state stays UNAVAILABLE.
+        """
 
     def discard(self, handles: Sequence[int], now: int) -> list[bool]:
-        """PUT -> DELETED, only for recovery: a child of an aborted attempt."""
+        """PUT -> DELETED, only of a child (it has an attempt), which recovery found aborted; EXPIRED and JOURNALLED for all."""
 
     def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
         """UNUSABLE or JOURNALLED -> AVAILABLE for this subscriber; the publisher's state goes JOURNALLED -> REVEALED.
 
-        False if it is neither, or was DONE and not ``even_done`` (an operator's word: a new effect).
+        False if it is neither, or was DONE and not ``even_done`` (an operator's word: a new effect); if the publisher's state
+        is neither REVEALED nor JOURNALLED; if the publisher has put a message with this id anew. The subscriber's times,
+        failures, cause and ``again_at`` start anew, its attempts go on counting; it is blocked while a member of its pool
+        has the message.
         """
 
     def prioritise(self, handles: Sequence[int], priority: int) -> list[bool]:
         """Set the priority of messages that are PUT or REVEALED."""
 
     def edit(self, handle: int, value: bytes | None, who: str, reason: str, now: int) -> bool:
-        """Replace the value of a message that nobody has taken yet, with an audit entry in its headers; else False."""
+        """Replace the value of a PUT or REVEALED message that nobody has ever taken, with `receipt.edited` as its last header.
+
+        Else False. Raises Refused if it would be too large.
+        """
 
     # What subscribers do ------------------------------------------------------------------------------------------
 
@@ -132,10 +148,12 @@ class QueueStore(Protocol):
 
         A lane gives its messages in the order of their handles, without gap: while another holder has one of the lane
         (in this subscriber's group), or the first of the lane waits for its retry, the lane gives nothing; and nothing
-        ahead of what this holder has already. Lanes go by the highest priority that waits in them; among lanes of one
-        priority the messages come by age, so that a long lane does not fill a short take. Lanes in ``without`` give
-        nothing: the taker has enough of them in hand.
-        In a pool the others are blocked. Expired messages are passed over. Raises Refused for an unknown subscriber.
+        ahead of what this holder has already: while the first that waits is older than that, the lane gives nothing.
+        A message that another member of the pool may still take holds its place in the lane for all members.
+        Lanes go by the highest priority that waits in them (unexpired, for this subscriber); among lanes of one priority
+        the messages come by handle, so that a long lane does not fill a short take. Lanes in ``without`` give nothing: the
+        taker has enough of them in hand. In a pool the others are blocked. Expired messages are passed over. Raises Refused
+        for an unknown subscriber, and for a holder that was not entered or was made to leave: it must stop.
         """
 
     def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
@@ -162,10 +180,16 @@ class QueueStore(Protocol):
         """GET, FETCHED, IN_PROCESS -> AVAILABLE, not before ``again_at``; ``failed`` counts a failure. The rest of a pool is free again."""
 
     def expire(self, now: int, limit: int) -> int:
-        """Give up to ``limit`` available messages that are past their time EXPIRED -> JOURNALLED; return how many deliveries."""
+        """AVAILABLE -> EXPIRED -> JOURNALLED for up to ``limit`` deliveries of REVEALED messages past their time; return how many.
+
+        Blocked ones and those not yet revealed to their subscriber as well.
+        """
 
     def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
-        """AVAILABLE -> EXPIRED -> JOURNALLED at a publisher's or subscriber's word ([53]); None: for all subscribers."""
+        """AVAILABLE -> EXPIRED -> JOURNALLED of REVEALED messages at a publisher's or subscriber's word ([53]); None: for all.
+
+        True where a delivery expired. Raises Refused for an unknown subscriber.
+        """
 
     # Holders and recovery -----------------------------------------------------------------------------------------
 
@@ -176,7 +200,7 @@ class QueueStore(Protocol):
         """Count one more beat; False if the holder was recovered: it must stop."""
 
     def leave(self, holder: bytes) -> bool:
-        """Forget a worker; False (and nothing done) while it holds messages."""
+        """Forget a worker; False (and nothing done) while it holds messages. True also of one that was forgotten before."""
 
     def holders(self) -> list[Holder]:
         """Return every known worker of this queue."""
@@ -213,7 +237,10 @@ class QueueStore(Protocol):
     # The journal --------------------------------------------------------------------------------------------------
 
     def journalled(self, now: int, limit: int) -> list[MessageView]:
-        """Return up to ``limit`` JOURNALLED, UNAVAILABLE or DELETED messages that are past the queue's retention, with values, oldest first."""
+        """Return up to ``limit`` JOURNALLED, UNAVAILABLE or DELETED messages that are past the queue's retention, with values, oldest first.
+
+        Not while a worker has one. The age counts from the state's time; bytes are `receipt.size_of`.
+        """
 
     def trim(self, handles: Sequence[int]) -> int:
-        """Remove messages that are JOURNALLED, UNAVAILABLE or DELETED (others stay); return how many were removed."""
+        """Remove messages that are JOURNALLED, UNAVAILABLE or DELETED and with no worker (others stay); return how many."""

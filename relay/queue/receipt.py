@@ -1,0 +1,72 @@
+"""What every store checks before it takes a message in, and how an edit is noted: the same on every medium, [90]."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from hashlib import blake2b
+from typing import Final
+
+import orjson
+
+from relay.queue.message import PRIORITY_MAX, Audience, NewMessage
+from relay.queue.port import Refused
+from relay.queue.settings import QueueSettings
+
+EDITED: Final = "relay_edited"
+"""The header that an edit adds: JSON with ``at`` (milliseconds), ``who``, ``reason``, ``before`` (BLAKE2b-16 of the value)."""
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return what counts against ``message_bytes`` and the retention in bytes."""
+    named = sum(len(name.encode()) + len(content or b"") for name, content in headers)
+    return len(key or b"") + len(value or b"") + named
+
+
+def audience_of(settings: QueueSettings, message: NewMessage) -> Audience:
+    """Return who is to get the message: its own audience or the queue's."""
+    return settings.audience if message.audience is None else message.audience
+
+
+def check(settings: QueueSettings, message: NewMessage) -> None:
+    """Raise Refused, naming the message and the remedy, if the queue does not accept it."""
+    named = f"message {message.id!r} of {message.publisher!r}"
+    if settings.publishers is not None and message.publisher not in settings.publishers:
+        raise Refused(f"{named} is refused: queue {settings.name!r} takes none of this publisher; add it to its publishers")
+    size = size_of(message.key, message.value, message.headers)
+    if size > settings.message_bytes:
+        raise Refused(f"{named} has {size} bytes, queue {settings.name!r} takes {settings.message_bytes}: raise its bound or send less")
+    check_priority(message.priority, named)
+    if message.audience is not None:
+        _check_audience(settings, message.audience, named)
+
+
+def check_priority(priority: int, named: str) -> None:
+    """Raise Refused if there is no such priority."""
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise Refused(f"{named} cannot have priority {priority}: give one from 0 to {PRIORITY_MAX}")
+
+
+def check_subscribers(settings: QueueSettings, subscribers: Collection[str]) -> None:
+    """Raise Refused, naming the first subscriber that the queue does not know."""
+    for subscriber in subscribers:
+        if settings.group_of(subscriber) is None:
+            known = ", ".join(repr(member) for group in settings.audience.groups for member in group.members)
+            raise Refused(f"queue {settings.name!r} has no subscriber {subscriber!r}: it knows {known}")
+
+
+def edited(before: bytes | None, who: str, reason: str, now: int) -> tuple[str, bytes]:
+    """Return the header that notes an edit; the value before is named by its digest only."""
+    digest = blake2b(before or b"", digest_size=16).hexdigest()
+    return EDITED, orjson.dumps({"at": now, "who": who, "reason": reason, "before": digest})
+
+
+def _check_audience(settings: QueueSettings, audience: Audience, named: str) -> None:
+    members = [member for group in audience.groups for member in group.members]
+    groups = [group.name for group in audience.groups]
+    if not groups or not all(group.members for group in audience.groups):
+        raise Refused(f"{named} is for nobody: name a subscriber in each group of its audience")
+    if len(set(members)) < len(members) or len(set(groups)) < len(groups):
+        raise Refused(f"{named} names a subscriber or a group twice: name each once")
+    check_subscribers(settings, members)
