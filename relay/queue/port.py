@@ -37,6 +37,10 @@ class StoreAway(Retriable):
     """The store does not answer; nothing changed."""
 
 
+class Retired(Retriable):
+    """The queue has moved to another store (`retire`); nothing changed, and it goes on over there."""
+
+
 class Holder(NamedTuple):
     """A worker that has taken messages; ``beats`` grows while it lives. ``deciding`` names the store of its outcomes."""
 
@@ -244,3 +248,21 @@ class QueueStore(Protocol):
 
     def trim(self, handles: Sequence[int]) -> int:
         """Remove messages that are JOURNALLED, UNAVAILABLE or DELETED and with no worker (others stay); return how many."""
+
+    # Moving to another store ----------------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Refuse every later write of any process with Retired, for good; what is being written is waited for.
+
+        Reading goes on, and what this section names. Once more: nothing happens.
+        """
+
+    def outcomes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, bool]]:
+        """Return attempts with their outcomes by name, those above ``after``; True is committed."""
+
+    def adopt(self, messages: Sequence[MessageView], *, uuid: str, outcomes: Sequence[tuple[str, bool]] = ()) -> None:
+        """Write messages of another store of this queue as they are, in one unit, and go by its ``uuid`` from now on.
+
+        Handles, states, times, attempts, failures, causes and holders are kept; a message that is here already is
+        replaced. Handles given later are above every adopted one.
+        """
