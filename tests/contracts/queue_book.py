@@ -1,0 +1,453 @@
+"""The reference: a queue kept as a plain book and read from end to end; every store must answer as this one does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from uuid import uuid4
+
+from relay.queue.message import MessageView, NewMessage, PutAnswer, Taken, Ticket
+from relay.queue.port import Child, Filter, Holder, Refused, StoreFull, Waiting
+from relay.queue.receipt import audience_of, check, check_priority, check_subscribers, edited, size_of
+from relay.queue.settings import QueueSettings
+from relay.queue.states import TAKEN, Event, IllegalTransition, PublisherState, SubscriberState
+from tests.contracts.queue_entry import Entry, Row, all_journalled
+
+P, S, E = PublisherState, SubscriberState, Event
+LIVE = (P.PUT, P.REVEALED)
+ENDED = (P.JOURNALLED, P.UNAVAILABLE, P.DELETED)
+
+
+class QueueBook:
+    """The in-memory reference store; nothing in it is fast."""
+
+    shared = False
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self.settings = settings
+        self.uuid = uuid4().hex
+        self._entries: dict[int, Entry] = {}
+        self._last = 0
+        self._holders: dict[bytes, Holder] = {}
+        self._outcomes: dict[str, bool] = {}
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        before = copy.deepcopy((self._entries, self._last, self._holders, self._outcomes))
+        try:
+            yield
+        except BaseException:
+            self._entries, self._last, self._holders, self._outcomes = before
+            raise
+
+    def close(self) -> None:
+        pass
+
+    # What publishers do -------------------------------------------------------------------------------------------
+
+    def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
+        with self.transaction():
+            for new in messages:
+                check(self.settings, new)
+            answers = [self._put(new, now, reveal) for new in messages]
+            if not all(answer.repeat for answer in answers) and self.waiting() > self.settings.waiting_max:
+                raise StoreFull(f"queue {self.settings.name!r} is full")
+            return answers
+
+    def _put(self, new: NewMessage, now: int, reveal: bool) -> PutAnswer:
+        first = self._live(new.publisher, new.id)
+        if first is not None:
+            return PutAnswer(first.handle, repeat=True)
+        self._last += 1
+        audience = audience_of(self.settings, new)
+        ttl = self.settings.ttl_ms if new.ttl_ms is None else new.ttl_ms
+        entry = Entry(
+            handle=self._last,
+            new=new,
+            in_order=audience.in_order,
+            rows=[Row(member, group.name) for group in audience.groups for member in group.members],
+            put_at=now,
+            value=new.value,
+            headers=new.headers,
+            priority=new.priority,
+            attempt=new.attempt,
+            reveal_at=now + new.delay_ms if new.delay_ms else None,
+            expires_at=None if ttl is None else now + ttl,
+        )
+        self._entries[entry.handle] = entry
+        if reveal and entry.reveal_at is None and entry.attempt is None:
+            self._show(entry, None, now)
+        return PutAnswer(entry.handle, repeat=False)
+
+    def _live(self, publisher: str, id_: str) -> Entry | None:
+        found = (entry for entry in self._entries.values() if entry.state in LIVE)
+        return next((entry for entry in found if (entry.new.publisher, entry.new.id) == (publisher, id_)), None)
+
+    def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:
+        check_subscribers(self.settings, to or ())
+        return self._each(handles, LIVE, lambda entry: self._show(entry, to, now))
+
+    def _show(self, entry: Entry, to: Collection[str] | None, now: int) -> bool:
+        rows = entry.turn() if to is None else [row for row in entry.rows if row.subscriber in to]
+        hidden = [row for row in rows if row.state is S.AVAILABLE and not row.revealed]
+        for row in hidden:
+            row.revealed = True
+        if hidden and entry.state is P.PUT:
+            entry.move(E.REVEAL, now)
+        return bool(hidden)
+
+    def reveal_due(self, now: int, limit: int) -> int:
+        waiting = [entry for entry in self._entries.values() if entry.state is P.PUT and entry.attempt is None]
+        due = [entry for entry in waiting if entry.reveal_at is not None and entry.reveal_at <= now]
+        return sum(self._show(entry, None, now) for entry in due[:limit])
+
+    def accept(self, handles: Sequence[int], now: int) -> list[bool]:
+        def forget(entry: Entry) -> bool:
+            if entry.attempt is None:
+                return False
+            entry.attempt = None
+            if entry.reveal_at is None or entry.reveal_at <= now:
+                self._show(entry, None, now)
+            return True
+
+        return self._each(handles, (P.PUT,), forget)
+
+    def withdraw(self, handles: Sequence[int], now: int) -> list[bool]:
+        return self._each(handles, LIVE, lambda entry: self._end(entry, E.WITHDRAW, now))
+
+    def discard(self, handles: Sequence[int], now: int) -> list[bool]:
+        return self._each(
+            handles, (P.PUT,), lambda entry: entry.attempt is not None and self._end(entry, E.DISCARD, now)
+        )
+
+    def _end(self, entry: Entry, event: Event, now: int) -> bool:
+        entry.move(event, now)
+        self._expire_rows(entry, entry.rows, now)
+        return True
+
+    def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
+        entry = self._entries.get(handle)
+        row = entry.row(subscriber) if entry else None
+        if entry is None or row is None or row.state is not S.JOURNALLED:
+            return False
+        if S.DONE in row.times and not even_done:
+            return False
+        if entry.state is P.JOURNALLED and self._live(entry.new.publisher, entry.new.id) is None:
+            entry.move(E.REPUBLISH, entry.times[P.REVEALED])
+            del entry.times[P.JOURNALLED]
+        elif entry.state is not P.REVEALED:
+            return False
+        row.move(E.REPUBLISH, now)
+        row.revealed, row.failures, row.again_at, row.cause = True, 0, None, None
+        row.times.clear()
+        return True
+
+    def prioritise(self, handles: Sequence[int], priority: int) -> list[bool]:
+        check_priority(priority, "a message")
+
+        def set_priority(entry: Entry) -> bool:
+            entry.priority = priority
+            return True
+
+        return self._each(handles, LIVE, set_priority)
+
+    def edit(self, handle: int, value: bytes | None, who: str, reason: str, now: int) -> bool:
+        def replace(entry: Entry) -> bool:
+            if any(row.attempt for row in entry.rows):
+                return False
+            headers = (*entry.headers, edited(entry.value, who, reason, now))
+            if size_of(entry.new.key, value, headers) > self.settings.message_bytes:
+                raise Refused(f"message {handle} would be too large")
+            entry.value, entry.headers = value, headers
+            return True
+
+        return self._each([handle], LIVE, replace)[0]
+
+    def _each(
+        self, handles: Sequence[int], states: tuple[PublisherState, ...], change: Callable[[Entry], bool]
+    ) -> list[bool]:
+        found = [self._entries.get(handle) for handle in handles]
+        return [entry is not None and entry.state in states and change(entry) for entry in found]
+
+    # What subscribers do ------------------------------------------------------------------------------------------
+
+    def take(
+        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+    ) -> list[Taken]:
+        check_subscribers(self.settings, [subscriber])
+        if holder not in self._holders:
+            raise Refused("this worker was not entered, or it was recovered: it must stop")
+        offered: list[tuple[int, int, Entry, Row]] = []
+        for lane, mine in self._lanes(subscriber, now).items():
+            waiting = [(entry, row) for entry, row in mine if row.state is S.AVAILABLE and row.revealed]
+            if waiting and lane[1] not in without:
+                priority = max(entry.priority for entry, _ in waiting)
+                given = self._given(lane, mine, holder, now)
+                offered += [(-priority, entry.handle, entry, row) for entry, row in given]
+        offered.sort(key=lambda offer: offer[:2])
+        return [self._hand_over(entry, row, holder, now) for _, _, entry, row in offered[:limit]]
+
+    def _lanes(self, subscriber: str, now: int) -> dict[tuple[str, bytes | int], list[tuple[Entry, Row]]]:
+        """Return what stands in the lanes of this subscriber's groups, by handle: what its group has or may take."""
+        lanes: dict[tuple[str, bytes | int], list[tuple[Entry, Row]]] = {}
+        for entry in self._entries.values():
+            row = entry.row(subscriber)
+            if row is None:
+                continue
+            open_to = entry.state is P.REVEALED and not entry.expired(now)
+            mates = [mate for mate in entry.rows if mate.group == row.group]
+            if any(
+                mate.state in TAKEN or (open_to and mate.state is S.AVAILABLE and mate.revealed) for mate in mates
+            ):
+                lane = (row.group, entry.handle if entry.new.lane is None else entry.new.lane)
+                lanes.setdefault(lane, []).append((entry, row))
+        return lanes
+
+    def _given(
+        self, lane: tuple[str, bytes | int], mine: list[tuple[Entry, Row]], holder: bytes, now: int
+    ) -> list[tuple[Entry, Row]]:
+        mates = [(entry.handle, mate) for entry, row in mine for mate in entry.rows if mate.group == lane[0]]
+        taken = [(handle, mate) for handle, mate in mates if mate.state in TAKEN]
+        if any(mate.holder != holder for _, mate in taken):
+            return []
+        newest = max((handle for handle, _ in taken), default=0)
+        given = []
+        for entry, row in mine:
+            if row.state in TAKEN:
+                continue
+            may = row.state is S.AVAILABLE and row.revealed and not entry.blocked(row)
+            if not may or entry.handle < newest or (row.again_at is not None and row.again_at > now):
+                break
+            given.append((entry, row))
+        return given
+
+    def _hand_over(self, entry: Entry, row: Row, holder: bytes, now: int) -> Taken:
+        row.move(E.GET, now)
+        row.move(E.FETCH, now)
+        row.attempt += 1
+        row.holder, row.again_at = holder, None
+        new = entry.new
+        return Taken(
+            Ticket(entry.handle, row.attempt),
+            new.publisher,
+            new.id,
+            new.key,
+            entry.value,
+            entry.headers,
+            new.subject,
+            new.lane,
+            entry.priority,
+            row.failures,
+            entry.put_at,
+            new.parents,
+        )
+
+    def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
+        return [self._with(subscriber, ticket, E.START, now) is not None for ticket in tickets]
+
+    def finish(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
+        return [self._finish(subscriber, ticket, now) for ticket in tickets]
+
+    def _finish(self, subscriber: str, ticket: Ticket, now: int) -> bool:
+        found = self._with(subscriber, ticket, E.FINISH, now)
+        if found is None:
+            return False
+        entry, row = found
+        row.holder = None
+        row.move(E.JOURNAL, now)
+        self._expire_rows(entry, [mate for mate in entry.rows if mate.group == row.group], now)
+        self._go_on(entry, now)
+        return True
+
+    def refuse(self, subscriber: str, causes: Sequence[tuple[Ticket, str]], now: int) -> list[bool]:
+        return [self._refuse(subscriber, ticket, cause, now) for ticket, cause in causes]
+
+    def _refuse(self, subscriber: str, ticket: Ticket, cause: str, now: int) -> bool:
+        found = self._with(subscriber, ticket, E.REFUSE, now)
+        if found is None:
+            return False
+        entry, row = found
+        row.holder, row.cause = None, cause
+        row.move(E.JOURNAL, now)
+        self._go_on(entry, now)
+        return True
+
+    def free(
+        self,
+        subscriber: str,
+        tickets: Sequence[Ticket],
+        now: int,
+        *,
+        again_at: int | None = None,
+        failed: bool = False,
+    ) -> list[bool]:
+        return [self._free(subscriber, ticket, now, again_at, failed) for ticket in tickets]
+
+    def _free(self, subscriber: str, ticket: Ticket, now: int, again_at: int | None, failed: bool) -> bool:
+        found = self._with(subscriber, ticket, E.FREE, now)
+        if found is None:
+            return False
+        entry, row = found
+        row.holder, row.again_at = None, again_at
+        row.failures += failed
+        if entry.state is P.UNAVAILABLE:
+            self._expire_rows(entry, [row], now)
+        return True
+
+    def _with(self, subscriber: str, ticket: Ticket, event: Event, now: int) -> tuple[Entry, Row] | None:
+        """Let the event happen to what the ticket holds; None, and nothing changed, where the guard does not hold."""
+        entry = self._entries.get(ticket.handle)
+        row = entry.row(subscriber) if entry else None
+        if entry is None or row is None or row.attempt != ticket.attempt or row.state not in TAKEN:
+            return None
+        try:
+            row.move(event, now)
+        except IllegalTransition:
+            return None
+        return entry, row
+
+    def expire(self, now: int, limit: int) -> int:
+        left = limit
+        for entry in self._entries.values():
+            if entry.state is P.REVEALED and entry.expired(now):
+                rows = [row for row in entry.rows if row.state is S.AVAILABLE][:left]
+                left -= self._expire_rows(entry, rows, now)
+                self._go_on(entry, now)
+        return limit - left
+
+    def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
+        check_subscribers(self.settings, [] if subscriber is None else [subscriber])
+
+        def expire(entry: Entry) -> bool:
+            rows = [row for row in entry.rows if subscriber in (None, row.subscriber)]
+            changed = self._expire_rows(entry, rows, now)
+            self._go_on(entry, now)
+            return changed > 0
+
+        return self._each(handles, (P.REVEALED,), expire)
+
+    def _expire_rows(self, entry: Entry, rows: Iterable[Row], now: int) -> int:
+        available = [row for row in rows if row.state is S.AVAILABLE]
+        for row in available:
+            row.move(E.EXPIRE, now)
+            row.move(E.JOURNAL, now)
+        return len(available)
+
+    def _go_on(self, entry: Entry, now: int) -> None:
+        """Reveal the next group in order; journal the message when every subscriber has."""
+        if entry.state is P.REVEALED and all_journalled(entry.rows):
+            entry.move(E.JOURNAL, now)
+        elif entry.in_order and all_journalled(entry.groups()[0]):
+            for row in entry.turn():
+                row.revealed = row.revealed or row.state is S.AVAILABLE
+
+    # Holders and recovery -----------------------------------------------------------------------------------------
+
+    def enter(self, holder: Holder) -> None:
+        self._holders[holder.id] = holder
+
+    def beat(self, holder: bytes) -> bool:
+        known = self._holders.get(holder)
+        if known is not None:
+            self._holders[holder] = known._replace(beats=known.beats + 1)
+        return known is not None
+
+    def leave(self, holder: bytes) -> bool:
+        if self.held(holder):
+            return False
+        self._holders.pop(holder, None)
+        return True
+
+    def holders(self) -> list[Holder]:
+        return list(self._holders.values())
+
+    def held(self, holder: bytes) -> list[Ticket]:
+        return [
+            Ticket(entry.handle, row.attempt)
+            for entry in self._entries.values()
+            for row in entry.rows
+            if row.state in TAKEN and row.holder == holder
+        ]
+
+    def holds(self, subscriber: str, tickets: Sequence[Ticket]) -> list[SubscriberState | None]:
+        return [self._holds(subscriber, ticket) for ticket in tickets]
+
+    def _holds(self, subscriber: str, ticket: Ticket) -> SubscriberState | None:
+        entry = self._entries.get(ticket.handle)
+        row = entry.row(subscriber) if entry else None
+        if row is None or row.attempt != ticket.attempt:
+            return None
+        if row.state in TAKEN:
+            return row.state
+        return next((state for state in (S.DONE, S.UNUSABLE) if state in row.times), None)
+
+    def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
+        return self._outcomes.setdefault(attempt, committed)
+
+    def outcome(self, attempt: str) -> bool | None:
+        return self._outcomes.get(attempt)
+
+    def children(self, limit: int) -> list[Child]:
+        waiting = [entry for entry in self._entries.values() if entry.state is P.PUT]
+        return [Child(entry.handle, entry.attempt) for entry in waiting if entry.attempt is not None][:limit]
+
+    # What anybody may see -----------------------------------------------------------------------------------------
+
+    def view(self, handle: int, *, value: bool = True) -> MessageView | None:
+        entry = self._entries.get(handle)
+        return None if entry is None else entry.view(value=value)
+
+    def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
+        found = [entry for entry in self._entries.values() if entry.handle > after and self._fits(entry, chosen)]
+        return [entry.view(value=False) for entry in found[:limit]]
+
+    def _fits(self, entry: Entry, chosen: Filter) -> bool:
+        rows = [row for row in entry.rows if chosen.subscriber in (None, row.subscriber)]
+        return (
+            bool(rows)
+            and chosen.state in (None, entry.state)
+            and chosen.publisher in (None, entry.new.publisher)
+            and (chosen.subscriber_state is None or any(row.state is chosen.subscriber_state for row in rows))
+            and (not chosen.unusable or any(S.UNUSABLE in row.times for row in rows))
+            and (chosen.since is None or entry.put_at >= chosen.since)
+            and (chosen.until is None or entry.put_at < chosen.until)
+        )
+
+    def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
+        states = [entry.state for entry in self._entries.values()]
+        subscribers = [member for group in self.settings.audience.groups for member in group.members]
+        found: dict[str, list[SubscriberState]] = {subscriber: [] for subscriber in subscribers}
+        for entry in self._entries.values():
+            for row in entry.rows:
+                found[row.subscriber].append(row.state)
+        return {state: states.count(state) for state in P}, [
+            Waiting(subscriber, {state: rows.count(state) for state in S}) for subscriber, rows in found.items()
+        ]
+
+    def waiting(self) -> int:
+        return sum(entry.state in LIVE for entry in self._entries.values())
+
+    # The journal --------------------------------------------------------------------------------------------------
+
+    def journalled(self, now: int, limit: int) -> list[MessageView]:
+        retain = self.settings.retain
+        ended = [entry for entry in self._entries.values() if entry.state in ENDED and not entry.with_a_worker()]
+        ended.sort(key=lambda entry: (entry.ended_at(), entry.handle))
+        past: list[Entry] = []
+        size = sum(size_of(entry.new.key, entry.value, entry.headers) for entry in ended)
+        for index, entry in enumerate(ended):
+            too_old = retain.age_ms is not None and entry.ended_at() + retain.age_ms <= now
+            too_many = retain.count is not None and len(ended) - index > retain.count
+            too_big = retain.bytes is not None and size > retain.bytes
+            if too_old or too_many or too_big:
+                past.append(entry)
+            size -= size_of(entry.new.key, entry.value, entry.headers)
+        return [entry.view(value=True) for entry in past[:limit]]
+
+    def trim(self, handles: Sequence[int]) -> int:
+        found = [self._entries.get(handle) for handle in handles]
+        gone = [entry for entry in found if entry and entry.state in ENDED and not entry.with_a_worker()]
+        for entry in gone:
+            del self._entries[entry.handle]
+        return len(gone)
