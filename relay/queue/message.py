@@ -73,7 +73,7 @@ class NewMessage:
 
 
 class PutAnswer(NamedTuple):
-    """``repeat``: a message of this publisher and id is there and not yet journalled; ``handle`` is the first one's."""
+    """``repeat``: a message of this publisher and id, no child, is PUT or REVEALED already; ``handle`` is the first one's."""
 
     handle: int
     repeat: bool

@@ -100,6 +100,9 @@ class QueueStore(Protocol):
 
         Raises Refused (naming the first message that is not acceptable, `relay.queue.receipt`, storing none), StoreFull (more
         than ``waiting_max`` would wait), StoreAway. A repeat changes nothing of the first, whatever else it says.
+
+        Children (messages with parents) are never repeats and never make one: two attempts at one parent put the same
+        child, and the first one's is discarded when the second's is shown. An attempt puts once, and names its parents.
         """
 
     def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:

@@ -37,6 +37,8 @@ def check(settings: QueueSettings, message: NewMessage) -> None:
     size = size_of(message.key, message.value, message.headers)
     if size > settings.message_bytes:
         raise Refused(f"{named} has {size} bytes, queue {settings.name!r} takes {settings.message_bytes}: raise its bound or send less")
+    if message.attempt is not None and not message.parents:
+        raise Refused(f"{named} has an attempt and no parents: a child names what it was made from")
     check_priority(message.priority, named)
     if message.audience is not None:
         _check_audience(settings, message.audience, named)

@@ -56,7 +56,7 @@ class QueueBook:
             return answers
 
     def _put(self, new: NewMessage, now: int, reveal: bool) -> PutAnswer:
-        first = self._live(new.publisher, new.id)
+        first = None if new.parents else self._live(new.publisher, new.id)
         if first is not None:
             return PutAnswer(first.handle, repeat=True)
         self._last += 1
@@ -81,7 +81,7 @@ class QueueBook:
         return PutAnswer(entry.handle, repeat=False)
 
     def _live(self, publisher: str, id_: str) -> Entry | None:
-        found = (entry for entry in self._entries.values() if entry.state in LIVE)
+        found = (entry for entry in self._entries.values() if entry.state in LIVE and not entry.new.parents)
         return next((entry for entry in found if (entry.new.publisher, entry.new.id) == (publisher, id_)), None)
 
     def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:
@@ -133,7 +133,7 @@ class QueueBook:
             return False
         if S.DONE in row.times and not even_done:
             return False
-        if entry.state is P.JOURNALLED and self._live(entry.new.publisher, entry.new.id) is None:
+        if entry.state is P.JOURNALLED and (entry.new.parents or self._live(entry.new.publisher, entry.new.id) is None):
             entry.move(E.REPUBLISH, entry.times[P.REVEALED])
             del entry.times[P.JOURNALLED]
         elif entry.state is not P.REVEALED:
