@@ -1,0 +1,289 @@
+"""Which message may run now: in each lane one after the other, in the order in which the queue gave them.
+
+Pure: no I/O, no clock, no threads; the shell calls it under one lock. A head that fails takes the rest of its lane back
+with it: those are freed before the head is, so that nobody ever gets a later message of the lane first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from relay.queue.message import Taken, Ticket
+
+LANE_WAITING_MAX: Final = 256
+"""So many messages of one lane wait here; what comes behind them stays in the queue, for the other lanes' sake."""
+TURNS_MAX: Final = 64
+"""After so many messages in a row a lane lets the others go first."""
+UNEXPLAINED_MAX: Final = 3
+"""A message that came back so often without a failure may be what kills its worker: it runs alone."""
+
+Lane = bytes | int
+"""A lane's bytes, or the handle of a message that has no lane."""
+
+
+class Outcome(Enum):
+    """What came of a message that ran."""
+
+    DONE = "done"
+    WRITTEN = "written"
+    UNUSABLE = "unusable"
+    FAILED = "failed"
+    BACK = "back"
+    SPLIT = "split"
+    LOST = "lost"
+
+
+class Ended(NamedTuple):
+    """The end of one run.
+
+    DONE is yet to be written; WRITTEN was, in the handler's own transaction. BACK: nothing happened, no failure. SPLIT:
+    one of the batch failed and nobody knows which: each runs again by itself. LOST: another worker has the message now.
+    """
+
+    taken: Taken
+    outcome: Outcome
+    cause: str = ""
+
+
+class Work(NamedTuple):
+    """What one handler runs at once. ``alone``: nothing else runs beside it, so a death is its doing."""
+
+    messages: tuple[Taken, ...]
+    alone: bool = False
+
+
+class Failure(NamedTuple):
+    """A message that waits for its next try; ``failures`` counts this one."""
+
+    ticket: Ticket
+    failures: int
+
+
+@dataclass(slots=True)
+class Writes:
+    """States to write, in this order and in one transaction."""
+
+    done: list[Ticket] = field(default_factory=list)
+    unusable: list[tuple[Ticket, str]] = field(default_factory=list)
+    back: list[Ticket] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    lanes: set[Lane] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self.done or self.unusable or self.back or self.failed)
+
+
+class Dispatch:
+    """The messages in one worker's hands. ``tries`` counts the first one; ``batch`` is how many run in one call."""
+
+    def __init__(self, concurrency: int, tries: int, *, batch: int = 1, ordered: bool = True) -> None:
+        self._concurrency = concurrency
+        self._tries = tries
+        self._batch = batch
+        self._ordered = ordered
+        self._waiting: dict[Lane, deque[Taken]] = {}
+        self._ready: deque[Lane] = deque()
+        self._turns: dict[Lane, int] = {}
+        self._running: dict[int, Lane] = {}
+        self._busy: dict[Lane, int] = {}
+        self._works = 0
+        self._alone = False
+        self._single: set[int] = set()
+        self._full: set[Lane] = set()
+        self._returning: set[Lane] = set()
+        self._writes = Writes()
+        self._count = 0
+        self.ended_count = 0
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages wait or run here."""
+        return self._count
+
+    @property
+    def running(self) -> int:
+        """How many messages run."""
+        return len(self._running)
+
+    @property
+    def ready(self) -> int:
+        """How many lanes have a message that could start."""
+        return len(self._ready)
+
+    def full_lanes(self) -> Collection[bytes]:
+        """Return the lanes of which enough waits here: take nothing of them."""
+        return [lane for lane in self._full if isinstance(lane, bytes)]
+
+    def add(self, taken: Sequence[Taken]) -> None:
+        """Accept what was taken, in the order of the take."""
+        for one in taken:
+            lane = self._lane(one)
+            if lane in self._returning:
+                # An earlier one of the lane is on its way back: this one must not overtake it.
+                self._writes.back.append(one.ticket)
+                continue
+            self._count += 1
+            waiting = self._waiting.get(lane)
+            if waiting is None:
+                self._waiting[lane] = deque((one,))
+                if lane not in self._busy:
+                    self._ready.append(lane)
+                continue
+            waiting.append(one)
+            if len(waiting) >= LANE_WAITING_MAX:
+                self._full.add(lane)
+
+    def next(self) -> Work | None:
+        """Return what may start now, None if nothing may: all hands are full, or every lane is busy."""
+        if not self._ready or self._alone or self._works >= self._concurrency:
+            return None
+        first = self._waiting[self._ready[0]][0]
+        if _is_suspect(first):
+            if self._works:
+                return None
+            self._alone = True
+            return self._start([self._pop(self._ready.popleft())], alone=True)
+        if self._batch == 1:
+            return self._start([self._pop(self._ready.popleft())])
+        return self._start(self._gather())
+
+    def ended(self, ends: Sequence[Ended]) -> None:
+        """Note how a `Work` ended; ``ends`` has all its messages, in its order."""
+        self._works -= 1
+        self._alone = False
+        for end in ends:
+            self._running.pop(end.taken.ticket.handle)
+        split = [end.taken for end in ends if end.outcome is Outcome.SPLIT]
+        self._single.update(one.ticket.handle for one in split)
+        for one in reversed(split):
+            self._waiting.setdefault(self._lane(one), deque()).appendleft(one)
+        for end in ends:
+            self._end(end)
+
+    def writes(self) -> Writes:
+        """Return what is to be written, and begin a new collection; tell `written` afterwards."""
+        writes, self._writes = self._writes, Writes()
+        return writes
+
+    def written(self, writes: Writes) -> None:
+        """Note that these are durable: their lanes may come again, but for those that failed meanwhile."""
+        self._returning = (self._returning - writes.lanes) | self._writes.lanes
+
+    def give_back(self) -> None:
+        """Let everything go that does not run; what runs ends in its time."""
+        for lane in list(self._waiting):
+            self._return_lane(lane)
+
+    def forget(self) -> None:
+        """Drop everything that waits, without a write: another worker has it."""
+        self._count -= sum(len(waiting) for waiting in self._waiting.values())
+        self._waiting.clear()
+        self._ready.clear()
+        self._full.clear()
+        self._writes = Writes()
+
+    def has(self, ticket: Ticket) -> bool:
+        """Tell whether a message is here, to wait or to run; for the rare case that an answer was lost."""
+        return ticket.handle in self._running or any(
+            one.ticket == ticket for waiting in self._waiting.values() for one in waiting
+        )
+
+    def _lane(self, one: Taken) -> Lane:
+        return one.lane if self._ordered and one.lane is not None else one.ticket.handle
+
+    def _start(self, messages: list[Taken], *, alone: bool = False) -> Work:
+        self._works += 1
+        for one in messages:
+            lane = self._lane(one)
+            self._running[one.ticket.handle] = lane
+            self._busy[lane] = self._busy.get(lane, 0) + 1
+        return Work(tuple(messages), alone)
+
+    def _pop(self, lane: Lane) -> Taken:
+        waiting = self._waiting[lane]
+        one = waiting.popleft()
+        if not waiting:
+            del self._waiting[lane]
+        if len(waiting) < LANE_WAITING_MAX:
+            self._full.discard(lane)
+        return one
+
+    def _gather(self) -> list[Taken]:
+        """Take whole lanes from the front until the batch is full; a suspect, or one that must run by itself, ends it."""
+        batch: list[Taken] = []
+        while self._ready and len(batch) < self._batch:
+            lane = self._ready[0]
+            if self._is_apart(self._waiting[lane][0]):
+                return batch or [self._pop(self._ready.popleft())]
+            self._ready.popleft()
+            while (
+                lane in self._waiting
+                and len(batch) < self._batch
+                and not self._is_apart(self._waiting[lane][0])
+            ):
+                batch.append(self._pop(lane))
+        return batch
+
+    def _is_apart(self, one: Taken) -> bool:
+        return one.ticket.handle in self._single or _is_suspect(one)
+
+    def _end(self, end: Ended) -> None:
+        lane, ticket = self._lane(end.taken), end.taken.ticket
+        self._busy[lane] -= 1
+        if not self._busy[lane]:
+            del self._busy[lane]
+        if end.outcome is not Outcome.SPLIT:
+            self._count -= 1
+            self.ended_count += 1
+            self._single.discard(ticket.handle)
+        self._note(end, lane)
+        if lane not in self._busy and lane in self._waiting:
+            self._go_on(lane)
+        elif lane not in self._busy:
+            self._turns.pop(lane, None)
+
+    def _note(self, end: Ended, lane: Lane) -> None:
+        ticket = end.taken.ticket
+        failures = end.taken.failures + 1
+        if end.outcome is Outcome.DONE:
+            self._writes.done.append(ticket)
+        elif end.outcome is Outcome.UNUSABLE or (end.outcome is Outcome.FAILED and failures >= self._tries):
+            self._writes.unusable.append((ticket, end.cause))
+        elif end.outcome is Outcome.FAILED:
+            self._return_lane(lane)
+            self._writes.failed.append(Failure(ticket, failures))
+        elif end.outcome in {Outcome.BACK, Outcome.LOST}:
+            self._return_lane(lane)
+            if end.outcome is Outcome.BACK:
+                self._writes.back.append(ticket)
+
+    def _go_on(self, lane: Lane) -> None:
+        """Let the lane's next message start: at once, or after the other lanes when it had many turns."""
+        turns = self._turns.get(lane, 0) + 1
+        if turns < TURNS_MAX:
+            self._turns[lane] = turns
+            self._ready.appendleft(lane)
+        else:
+            self._turns.pop(lane, None)
+            self._ready.append(lane)
+
+    def _return_lane(self, lane: Lane) -> None:
+        self._returning.add(lane)
+        self._writes.lanes.add(lane)
+        self._full.discard(lane)
+        rest = self._waiting.pop(lane, None)
+        if rest is None:
+            return
+        self._count -= len(rest)
+        self._writes.back.extend(one.ticket for one in rest)
+        if lane not in self._busy and lane in self._ready:
+            self._ready.remove(lane)
+
+
+def _is_suspect(one: Taken) -> bool:
+    return one.ticket.attempt - 1 - one.failures >= UNEXPLAINED_MAX

@@ -1,0 +1,263 @@
+"""Lanes, failures and suspects as a handler's worker sees them, against a small model of the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.queue.message import Taken, Ticket
+from relay.work.dispatch import LANE_WAITING_MAX, TURNS_MAX, Dispatch, Ended, Outcome, Work
+from relay.work.window import Window
+
+
+def message(handle: int, lane: bytes | None = b"a", attempt: int = 1, failures: int = 0) -> Taken:
+    return Taken(Ticket(handle, attempt), "p", str(handle), None, b"v", (), None, lane, 0, failures, 0, ())
+
+
+def handles(work: Work | None) -> list[int]:
+    return [] if work is None else [one.ticket.handle for one in work.messages]
+
+
+def end(dispatch: Dispatch, work: Work | None, outcome: Outcome, cause: str = "") -> None:
+    assert work is not None
+    dispatch.ended([Ended(one, outcome, cause) for one in work.messages])
+
+
+def test_one_message_of_a_lane_runs_at_a_time_and_lanes_run_beside_each_other() -> None:
+    dispatch = Dispatch(8, 5)
+    dispatch.add([message(1), message(2), message(3, b"b"), message(4, None), message(5, None)])
+
+    assert [handles(dispatch.next()) for _ in range(5)] == [[1], [3], [4], [5], []]
+
+
+def test_no_more_run_than_there_are_hands() -> None:
+    dispatch = Dispatch(2, 5)
+    dispatch.add([message(n, None) for n in range(3)])
+
+    assert [handles(dispatch.next()) for _ in range(3)] == [[0], [1], []]
+
+
+def test_a_head_that_fails_takes_the_rest_of_its_lane_back_and_those_go_first() -> None:
+    dispatch = Dispatch(2, 5)
+    dispatch.add([message(1), message(2), message(3), message(4, b"b")])
+    end(dispatch, dispatch.next(), Outcome.FAILED, "no")
+    writes = dispatch.writes()
+
+    assert [ticket.handle for ticket in writes.back] == [2, 3]
+    assert [(failure.ticket.handle, failure.failures) for failure in writes.failed] == [(1, 1)]
+    assert handles(dispatch.next()) == [4]
+
+
+def test_what_was_taken_while_its_lane_failed_does_not_overtake() -> None:
+    dispatch = Dispatch(2, 5)
+    dispatch.add([message(1)])
+    work = dispatch.next()
+    earlier = dispatch.writes()
+    end(dispatch, work, Outcome.FAILED)
+    dispatch.written(earlier)
+    dispatch.add([message(2)])
+
+    assert handles(dispatch.next()) == []
+    later = dispatch.writes()
+    assert [ticket.handle for ticket in later.back] == [2]
+    dispatch.written(later)
+    dispatch.add([message(1, attempt=2, failures=1)])
+    assert handles(dispatch.next()) == [1]
+
+
+def test_the_last_try_ends_unusable_with_its_cause_and_the_lane_goes_on() -> None:
+    dispatch = Dispatch(2, 3)
+    dispatch.add([message(1, attempt=3, failures=2), message(2)])
+    end(dispatch, dispatch.next(), Outcome.FAILED, "bad total")
+
+    assert dispatch.writes().unusable == [(Ticket(1, 3), "bad total")]
+    assert handles(dispatch.next()) == [2]
+
+
+def test_a_message_that_came_back_unexplained_runs_alone() -> None:
+    dispatch = Dispatch(4, 5)
+    dispatch.add([message(1, None), message(2, None, attempt=4), message(3, None)])
+    first = dispatch.next()
+
+    assert dispatch.next() is None
+    end(dispatch, first, Outcome.DONE)
+    suspect = dispatch.next()
+    assert suspect is not None
+    assert suspect.alone
+    assert dispatch.next() is None
+    end(dispatch, suspect, Outcome.DONE)
+    assert handles(dispatch.next()) == [3]
+
+
+def test_failures_explain_attempts() -> None:
+    dispatch = Dispatch(4, 9)
+    dispatch.add([message(1, None, attempt=6, failures=5)])
+    work = dispatch.next()
+
+    assert work is not None
+    assert not work.alone
+
+
+def test_a_long_lane_lets_the_others_go_first_now_and_then() -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([*[message(n) for n in range(TURNS_MAX + 5)], message(1000, b"b")])
+    order = []
+    for _ in range(TURNS_MAX + 2):
+        work = dispatch.next()
+        order += handles(work)
+        end(dispatch, work, Outcome.DONE)
+
+    assert 1000 in order
+    assert order.index(1000) == TURNS_MAX
+
+
+def test_enough_of_one_lane_is_not_taken_again() -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(n) for n in range(LANE_WAITING_MAX + 1)])
+    assert list(dispatch.full_lanes()) == [b"a"]
+    end(dispatch, dispatch.next(), Outcome.DONE)
+    end(dispatch, dispatch.next(), Outcome.DONE)
+
+    assert list(dispatch.full_lanes()) == []
+
+
+def test_a_batch_that_fails_runs_again_one_by_one_in_order() -> None:
+    dispatch = Dispatch(4, 5, batch=10)
+    dispatch.add([message(1), message(2), message(3, b"b")])
+    batch = dispatch.next()
+    assert handles(batch) == [1, 2, 3]
+    end(dispatch, batch, Outcome.SPLIT)
+
+    one, other = dispatch.next(), dispatch.next()
+    assert sorted([handles(one), handles(other)]) == [[1], [3]]
+    assert dispatch.next() is None
+    end(dispatch, one if handles(one) == [1] else other, Outcome.DONE)
+    assert handles(dispatch.next()) == [2]
+
+
+def test_giving_back_keeps_what_runs() -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(1), message(2), message(3, b"b")])
+    work = dispatch.next()
+    dispatch.give_back()
+
+    assert sorted(ticket.handle for ticket in dispatch.writes().back) == [2, 3]
+    assert dispatch.in_hand == 1
+    end(dispatch, work, Outcome.DONE)
+    assert dispatch.in_hand == 0
+
+
+class Model:
+    """A queue of one subscriber: gives each lane in order, nothing ahead of what is held or waits for its retry."""
+
+    def __init__(self, lanes: Sequence[bytes | None]) -> None:
+        self.lanes = dict(enumerate(lanes))
+        self.state = dict.fromkeys(self.lanes, "available")
+        self.attempts = dict.fromkeys(self.lanes, 0)
+        self.failures = dict.fromkeys(self.lanes, 0)
+        self.retry: set[int] = set()
+
+    def take(self, limit: int, without: Sequence[bytes]) -> list[Taken]:
+        found: list[Taken] = []
+        blocked: set[bytes] = set(without)
+        for handle, lane in self.lanes.items():
+            if self.state[handle] != "available" or len(found) >= limit:
+                continue
+            if lane is not None and lane in blocked:
+                continue
+            if handle in self.retry:
+                blocked |= {lane} if lane is not None else set()
+                continue
+            self.state[handle] = "taken"
+            self.attempts[handle] += 1
+            found.append(message(handle, lane, self.attempts[handle], self.failures[handle]))
+        return found
+
+    def write(self, dispatch: Dispatch) -> None:
+        writes = dispatch.writes()
+        for ticket in writes.done:
+            self._leave(ticket, "done")
+        for ticket, _ in writes.unusable:
+            self._leave(ticket, "unusable")
+        for ticket in writes.back:
+            self._leave(ticket, "available")
+        for failure in writes.failed:
+            self._leave(failure.ticket, "available")
+            self.failures[failure.ticket.handle] += 1
+            self.retry.add(failure.ticket.handle)
+        dispatch.written(writes)
+
+    def _leave(self, ticket: Ticket, state: str) -> None:
+        assert self.state[ticket.handle] == "taken"
+        assert self.attempts[ticket.handle] == ticket.attempt
+        self.state[ticket.handle] = state
+
+
+LANES = st.lists(st.sampled_from([b"a", b"b", b"c", None]), max_size=30)
+ENDS = st.sampled_from([Outcome.DONE] * 4 + [Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK, Outcome.SPLIT])
+
+
+STEPS = st.lists(st.sampled_from(["cycle", "next", "next", "end", "end inside", "due"]), max_size=60)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lanes=LANES, batch=st.sampled_from([1, 4]), steps=STEPS, ends=st.lists(ENDS, max_size=60))
+def test_every_message_ends_once_and_each_lane_in_its_order(
+    lanes: list[bytes | None], batch: int, steps: list[str], ends: list[Outcome]
+) -> None:
+    queue, dispatch = Model(lanes), Dispatch(3, 3, batch=batch)
+    running: list[Work] = []
+    finished: list[int] = []
+    for step in [*steps, *["due", "cycle", "next", "end"] * 200]:
+        if step in {"cycle", "end inside"}:
+            queue.write(dispatch)
+            taken = queue.take(5, list(dispatch.full_lanes()))
+            if step == "end inside" and running:
+                # A handler ends while the take is under way.
+                _finish(dispatch, running.pop(), ends, finished)
+            dispatch.add(taken)
+        elif step == "next" and (work := dispatch.next()) is not None:
+            running.append(work)
+        elif step == "end" and running:
+            _finish(dispatch, running.pop(0), ends, finished)
+        elif step == "due":
+            queue.retry.clear()
+        assert len(running) <= 3
+        lanes_now = [
+            lane for work in running for lane in {one.lane for one in work.messages} if lane is not None
+        ]
+        assert len(lanes_now) == len(set(lanes_now)), "one lane runs twice at once"
+    assert all(state in {"done", "unusable"} for state in queue.state.values()), queue.state
+
+    for lane in {lane for lane in lanes if lane is not None}:
+        ours = [handle for handle in finished if queue.lanes[handle] == lane]
+        assert ours == sorted(ours)
+    assert sorted(finished) == sorted(queue.lanes)
+
+
+def _finish(dispatch: Dispatch, work: Work, ends: list[Outcome], finished: list[int]) -> None:
+    outcome = ends.pop() if ends else Outcome.DONE
+    if outcome is Outcome.SPLIT and len(work.messages) == 1:
+        outcome = Outcome.DONE
+    if len(work.messages) > 1 and outcome in {Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK}:
+        outcome = Outcome.SPLIT
+    ended = {Outcome.DONE, Outcome.UNUSABLE}
+    finished += [
+        one.ticket.handle
+        for one in work.messages
+        if outcome in ended or (outcome is Outcome.FAILED and one.failures + 1 >= 3)
+    ]
+    end(dispatch, work, outcome)
+
+
+def test_the_window_follows_the_rate_between_its_bounds() -> None:
+    window = Window(64)
+    assert window.size == 128
+    for _ in range(50):
+        window.note(250, 0.02)
+    assert 3000 < window.size < 3200
+    for _ in range(50):
+        window.note(0, 0.02)
+    assert window.size == 128
