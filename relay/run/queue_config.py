@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from relay.queue.message import Audience, Group
+from relay.queue.modes import Mode, in_mode
 from relay.queue.settings import Balancing, QueueSettings, Retention
 from relay.run.faults import Wrong
 from relay.run.quantities import Bytes, Seconds
@@ -20,11 +21,8 @@ _EMBEDDED: Final = ("sqlite:///", "files:///", "log+sqlite:///")
 """Stores of one host: their path is relative to the configuration's folder."""
 _LOG: Final = "log+"
 _STORE: Final = re.compile(r"(?:log\+)?[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
-BALANCED_GROUP: Final = "all"
-"""The pool of all subscribers: what a message in the mode ``balance`` goes to."""
 PUBLISHER_CHARACTERS_MAX: Final = 1024
 
-Mode = Literal["combined", "publish-subscribe", "balance"]
 
 
 def _store_rule(value: str) -> str:
@@ -159,13 +157,3 @@ class QueueConfig(_Section):
             ),
             balancing=Balancing(self.balancing.on_above, self.balancing.off_below) if self.balancing else None,
         )
-
-
-def in_mode(audience: Audience, mode: Mode) -> Audience:
-    """Return the audience with every member for itself, all as one pool, or as it is ("combined")."""
-    members = [member for group in audience.groups for member in group.members]
-    if mode == "balance":
-        return Audience((Group(BALANCED_GROUP, tuple(members)),)) if len(members) > 1 else audience
-    if mode == "publish-subscribe":
-        return Audience(tuple(Group(member, (member,)) for member in members), audience.in_order)
-    return audience

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from relay.queue.modes import BALANCED_GROUP
 from relay.run.faults import Fault
-from relay.run.queue_config import BALANCED_GROUP, PUBLISHER_CHARACTERS_MAX, QueueConfig
+from relay.run.queue_config import PUBLISHER_CHARACTERS_MAX, QueueConfig
 from relay.run.route_config import QueueDestination, RouteConfig
 
 

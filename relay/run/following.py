@@ -1,0 +1,55 @@
+"""What persons want, as this process knows it: read whole at the start, followed within a fraction of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from relay.kafka import settings
+from relay.kafka.following import Following
+from relay.queue.desired import Desired
+from relay.run import clock
+from relay.run.config import RelayConfig
+
+PERIOD_S: Final = 0.2
+"""Well under the second within which workers obey."""
+START_DEADLINE_S: Final = 30.0
+
+
+class Records(Protocol):
+    """A compacted topic, read from its beginning and followed."""
+
+    def records(self) -> Iterable[tuple[bytes, bytes | None]]:
+        """Return what came since the last call; the first call returns all there is."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
+class DesiredFollower:
+    """For one thread, which calls `now` as often as it likes."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._desired = Desired()
+        self._read_at = float("-inf")
+
+    def now(self) -> Desired:
+        """Return what is wanted; the same object each time. Raises Unreachable if it was never read."""
+        if clock.monotonic() - self._read_at >= PERIOD_S:
+            for key, value in self._records.records():
+                self._desired.add(key, value)
+            self._read_at = clock.monotonic()
+        return self._desired
+
+    def close(self) -> None:
+        """Stop following."""
+        self._records.close()
+
+
+def follow(config: RelayConfig) -> DesiredFollower:
+    """Follow the relay's control topic; nothing is read before `DesiredFollower.now` is called."""
+    given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader")
+    return DesiredFollower(
+        Following(given, config.control_topic, clock=clock.monotonic, deadline_s=START_DEADLINE_S)
+    )
