@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from relay.capture.publisher import Capture
+    from relay.work.handler import Unusable, subscriber
 
 __version__ = "0.1.0"
-__all__ = ["Capture", "__version__"]
+__all__ = ["Capture", "Unusable", "__version__", "subscriber"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `Capture` on first use, so that importing the package stays light."""
+    """Load what is named on first use, so that importing the package stays light."""
     if name == "Capture":
         from relay.capture.publisher import Capture  # noqa: PLC0415 - that is the point
 
         return Capture
+    if name in {"Unusable", "subscriber"}:
+        from relay.work import handler  # noqa: PLC0415 - that is the point
+
+        return getattr(handler, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,65 @@
+"""What an application writes: a function for the messages of a queue, and which database its writes belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from relay.message.errors import ConfigError, RelayError
+
+BATCH_DEFAULT: Final = 100
+Function = Callable[..., None]
+
+
+class Unusable(RelayError):
+    """Raised by a handler: this message will never be of use, do not try it again; the text is the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A handler as declared. ``batch`` is how many messages one call gets, 0 for one message and no list.
+
+    Called directly, as a test does, it is the function itself.
+    """
+
+    queue: str
+    function: Function
+    resource: str | None
+    batch: int
+    order: Literal["queue", "none"]
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.__name__
+
+    def __call__(self, *arguments: Any) -> None:
+        """Run the function."""
+        self.function(*arguments)
+
+
+def subscriber(
+    queue: str,
+    *,
+    resource: str | None = None,
+    batch: bool | int = False,
+    order: Literal["queue", "none"] = "queue",
+) -> Callable[[Function], Handler]:
+    """Declare a function as handler of a queue; `relay work` runs it as the subscriber that it is told.
+
+    The function gets ``(message)``, or ``(message, db)`` where a ``resource`` of the configuration is named: what it
+    writes through ``db`` is committed together with the message's DONE, or not at all. With ``batch`` it gets
+    a list of messages, up to 100 or the number given. ``order="none"`` runs messages of one lane side by side.
+    Returning means done; raising means to try again later, `Unusable` never.
+    """
+    if batch is not True and batch is not False and batch < 1:
+        raise ConfigError(
+            f"@subscriber({queue!r}, batch={batch}): give True or how many messages one call gets"
+        )
+    size = BATCH_DEFAULT if batch is True else int(batch)
+
+    def _declare(function: Function) -> Handler:
+        return Handler(queue, function, resource, size, order)
+
+    return _declare

@@ -1,0 +1,58 @@
+"""Finds the handlers of an application: a module's name, or a file's path, with ``:name`` where there are several."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from relay.message.errors import ConfigError
+from relay.work.handler import Handler
+
+
+def load_handler(app: str, queue: str) -> Handler:
+    """Return the handler of ``queue`` in ``module``, ``module:name``, ``file.py`` or ``file.py:name``; raises ConfigError."""
+    where, _, name = app.partition(":")
+    module = _module(where)
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Handler)}
+    if name:
+        if name not in found:
+            raise ConfigError(
+                f"{app}: {where} has no handler called {name!r}; there is {', '.join(found) or 'none'}"
+            )
+        found = {name: found[name]}
+    ours = [handler for handler in found.values() if handler.queue == queue]
+    if len(ours) == 1:
+        return ours[0]
+    if not ours:
+        others = ", ".join(sorted({handler.queue for handler in found.values()})) or "no queue"
+        raise ConfigError(f'{app} handles {others}, not {queue!r}: write @subscriber("{queue}") there')
+    raise ConfigError(f"{app} has {len(ours)} handlers of {queue!r}: add :name to choose one")
+
+
+def _module(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        # An application beside the caller is found as `python -m` would find it.
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            return importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if error.name is None or not where.startswith(error.name):
+                raise
+            raise ConfigError(
+                f"{where}: there is no such module; give a module's name or the path of a .py file"
+            ) from None
+    path = Path(where).resolve()
+    if not path.is_file():
+        raise ConfigError(f"{where}: there is no such file; give the path of a .py file or a module's name")
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, "a .py file has a loader"
+    assert spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

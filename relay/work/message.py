@@ -1,0 +1,111 @@
+"""A message as a handler sees it, and what the handler wants published because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from relay.queue.message import NewMessage, Taken
+
+
+class Message:
+    """One message of a queue. ``children`` collects what `publish` was given; it shows only if this message is DONE."""
+
+    __slots__ = ("_taken", "children")
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self.children: list[tuple[str, NewMessage]] = []
+
+    @property
+    def handle(self) -> int:
+        """The number of the message in its queue."""
+        return self._taken.ticket.handle
+
+    @property
+    def id(self) -> str:
+        """The id that its publisher gave it."""
+        return self._taken.id
+
+    @property
+    def publisher(self) -> str:
+        """Who put it."""
+        return self._taken.publisher
+
+    @property
+    def key(self) -> bytes | None:
+        """Its key."""
+        return self._taken.key
+
+    @property
+    def value(self) -> bytes | None:
+        """Its payload, as it was put."""
+        return self._taken.value
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        """Its headers, in order; a name may repeat."""
+        return self._taken.headers
+
+    def header(self, name: str) -> bytes | None:
+        """Return the last header of this name, None if there is none."""
+        return next((value for found, value in reversed(self._taken.headers) if found == name), None)
+
+    @property
+    def subject(self) -> str | None:
+        """Its subject."""
+        return self._taken.subject
+
+    @property
+    def lane(self) -> bytes | None:
+        """Within what it is ordered; None: within nothing."""
+        return self._taken.lane
+
+    @property
+    def failures(self) -> int:
+        """How many tries have failed before this one."""
+        return self._taken.failures
+
+    def json(self) -> Any:
+        """Return the payload read as JSON; raises ValueError if it is none."""
+        return orjson.loads(self._taken.value or b"null")
+
+    def publish(
+        self,
+        queue: str,
+        value: bytes | str | Mapping[str, Any] | list[Any] | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        subject: str | None = None,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
+        delay_ms: int = 0,
+    ) -> None:
+        """Put a child into another queue if and only if this message becomes DONE; a mapping or list goes as JSON.
+
+        Its lane is ``key``, else this message's; its priority this message's unless one is given.
+        """
+        payload = (
+            value
+            if isinstance(value, bytes | None)
+            else value.encode()
+            if isinstance(value, str)
+            else orjson.dumps(value)
+        )
+        name = key.encode() if isinstance(key, str) else key
+        child = NewMessage(
+            publisher="",
+            id="",
+            value=payload,
+            key=name if name is not None else self._taken.key,
+            headers=tuple((headers or {}).items()),
+            subject=subject,
+            lane=name if name is not None else self._taken.lane,
+            priority=self._taken.priority if priority is None else priority,
+            ttl_ms=ttl_ms,
+            delay_ms=delay_ms,
+        )
+        self.children.append((queue, child))
