@@ -81,17 +81,18 @@ class PreparedEffects:
 
 
 class EffectTransaction:
-    """One attempt's effects in a further database: begin, write, prepare; what follows is `PreparedEffects.finish`.
+    """One attempt's effects in a further database: begin, write, prepare, and finish once the attempt is decided.
 
-    ``connection`` is the handler's, not in autocommit.
+    ``connection`` is the handler's, not in autocommit, and belongs to this until it is finished or given up. What a dead
+    process leaves prepared is finished by `PreparedEffects`.
     """
 
     def __init__(self, relay: str, resource: str, attempt: str, connection: psycopg.Connection[Any]) -> None:
-        self._resource = resource
-        self._name = prepared_name(relay, resource, attempt)
         self.connection = connection
+        self._resource = resource
+        name = prepared_name(relay, resource, attempt)
         with reaching(resource):
-            connection.tpc_begin(self._name)
+            connection.tpc_begin(name)
 
     def prepare(self) -> None:
         """PREPARE TRANSACTION; after it the effects outlive this process.
@@ -103,8 +104,14 @@ class EffectTransaction:
             self.connection.tpc_prepare()
         crash_point("prepared.prepared")
 
+    def finish(self) -> None:
+        """COMMIT PREPARED, after the attempt was decided; an answer that is lost raises Unreachable, and recovery does it again."""
+        crash_point("prepared.finishing")
+        with reaching(self._resource):
+            self.connection.tpc_commit()
+
     def give_up(self) -> None:
-        """Roll back what is not prepared yet; a connection that does not answer is closed, which does the same."""
+        """Roll back, prepared or not; a connection that does not answer is closed, and recovery does the rest."""
         try:
             self.connection.tpc_rollback()
         except psycopg.Error:
