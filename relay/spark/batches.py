@@ -1,0 +1,133 @@
+"""``capture_batch``: inside ``foreachBatch``, one capture through the JVM's Kafka sink, at that sink's speed.
+
+That sink repeats the rows of a retried task, so a batch must be repeatable: with an id column each row says who it is;
+without one the batch is put into a reliable checkpoint first, and its rows are numbered there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from pyspark.sql import functions as sql
+
+from relay.capture.decisions import NONCE_BYTES, Attempt, UnitDecision, batch_unit
+from relay.jobs.records import java_settings
+from relay.kafka.decisions import DecisionWriter
+from relay.message.errors import ConfigError
+from relay.message.record import LogPartition
+from relay.run import randomness
+from relay.run.crash import crash_point
+from relay.run.timing import Timing
+from relay.spark.columns import header_column
+from relay.spark.deciding import abort_unit, commit_unit
+from relay.spark.options import WriteOptions, check_kafka, check_topics
+from relay.spark.writing import QUERY_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_COLUMNS: Final = frozenset(
+    {"key", "value", "headers", "partition", "id", "source", "type", "subject", "time"}
+)
+_SINK: Final = {"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.compression.type": "lz4"}
+
+
+def capture_batch(
+    df: DataFrame,
+    batch_id: int,
+    *,
+    relay: str,
+    topic: str,
+    kafka: Mapping[str, str],
+    sink: Mapping[str, str] | None = None,
+    query: str | None = None,
+    source: str | None = None,
+    type: str = "relay.message",  # noqa: A002 - the attribute's name
+) -> bool:
+    """Write ``df`` as the capture of (query, batch); return False if that was done before, and then nothing is written.
+
+    Columns: value, and optionally key, headers, partition, id, source, type, subject, time. ``kafka`` has librdkafka's names, as
+    in the relay's configuration; ``sink`` further options of Spark's Kafka sink (``kafka.*`` with the JVM's names).
+    Without a column id the session needs a checkpoint directory. Raises ConfigError before any row is written,
+    CaptureError, InDoubt, Unreachable.
+    """
+    check_kafka(kafka)
+    options = WriteOptions(relay, dict(kafka), topic, source=source, type=type)
+    query = query or df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+    if not query:
+        raise ConfigError(
+            "capture_batch is not inside foreachBatch, so no query names the batch: give query=, a name that stays"
+        )
+    unit = batch_unit(query, batch_id)
+    partitions = check_topics(options, [topic])[topic]
+    _check(df)
+    run = str(UUID(bytes=randomness.uuid_bytes()))
+    known = DecisionWriter(kafka, Timing(), relay).known(UnitDecision(unit, run, committed=True))
+    if known is not None and known.committed:
+        return False
+    nonce = randomness.random_bytes(NONCE_BYTES)
+    attempt = Attempt(nonce, 0, tuple(LogPartition(topic, number) for number in range(partitions)))
+    rows = df if "id" in df.columns else _numbered(df, run)
+    try:
+        settings = {
+            **_SINK,
+            **{f"kafka.{key}": value for key, value in java_settings(kafka).items()},
+            **(sink or {}),
+        }
+        made = _records(rows, options, unit.writer, attempt.capture, unit.resource(run).encode())
+        made.write.format("kafka").options(**settings).option("topic", topic).save()
+        crash_point("spark.appended")
+    except BaseException:
+        # Abort: nothing is decided yet, so the rows of this run may not count; the query's next start runs it again.
+        abort_unit(options, unit, run, [attempt])
+        raise
+    return commit_unit(options, unit, run, [attempt]).run == run
+
+
+def _check(df: DataFrame) -> None:
+    for name in df.columns:
+        if name not in _COLUMNS:
+            raise ConfigError(
+                f"column {name}: not one that is written; leave it out, or put it into value (to_json). The columns are "
+                f"{', '.join(sorted(_COLUMNS))}"
+            )
+    if "value" not in df.columns:
+        raise ConfigError("column value is missing: it is the message (binary or string)")
+    if "id" not in df.columns and not df.sparkSession.sparkContext.getCheckpointDir():
+        raise ConfigError(
+            "the batch may not be repeatable: add a column id that names each row, or set a reliable checkpoint directory "
+            "(sparkContext.setCheckpointDir) so that it can be made so"
+        )
+
+
+def _numbered(df: DataFrame, run: str) -> DataFrame:
+    """Fix the batch in a reliable checkpoint, then name each row by (run, partition, row number)."""
+    fixed = df.checkpoint(eager=True)
+    number = sql.monotonically_increasing_id()  # the partition in its upper 31 bits, the row in its lower 33
+    return fixed.withColumn("id", sql.concat(sql.lit(f"{run}-"), number.cast("string")))
+
+
+def _records(df: DataFrame, options: WriteOptions, writer: str, capture: bytes, resource: bytes) -> DataFrame:
+    names = df.columns
+    attributes: dict[str, Column] = {
+        "ce_specversion": sql.lit("1.0"),
+        "ce_source": sql.lit(options.source or f"/spark/{writer}"),
+        "ce_type": sql.lit(options.type),
+        "ce_relaycapture": sql.lit(capture.hex()),
+        "ce_relayresource": sql.lit(resource.decode()),
+    }
+    for name in ("id", "source", "type", "subject", "time"):
+        if name in names:
+            attributes[f"ce_{name}"] = sql.col(name).cast("string")
+    headers = header_column(attributes)
+    if "headers" in names:
+        given = sql.coalesce(sql.col("headers"), sql.array().cast("array<struct<key:string,value:binary>>"))
+        headers = sql.concat(sql.filter(given, lambda pair: ~pair["key"].isin(list(attributes))), headers)
+    columns = [sql.col("value").cast("binary").alias("value"), headers.alias("headers")]
+    if "key" in names:
+        columns.append(sql.col("key").cast("binary").alias("key"))
+    if "partition" in names:
+        columns.append(sql.col("partition"))
+    return df.select(*columns)

@@ -1,0 +1,87 @@
+"""Rows for plain, at-least-once jobs: stable ids, so that repeats disappear in the relay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def kafka_columns(
+    df: DataFrame,
+    *,
+    id: str | Column,  # noqa: A002 - the attribute's name
+    source: str | Column,
+    type: str | Column,  # noqa: A002
+    value: str | Column = "value",
+    key: str | Column | None = None,
+    subject: str | Column | None = None,
+    time: str | Column | None = None,
+    content_type: str | Column | None = None,
+    topic: str | Column | None = None,
+    partitions: int | None = None,
+) -> DataFrame:
+    """Return key, value, headers (and topic, partition) for Spark's Kafka sink, as CloudEvents in binary mode.
+
+    ``id``, ``value``, ``key``, ``subject``, ``time`` and ``topic`` given as text are column names; ``source``, ``type`` and ``content_type``
+    given as text are meant literally. One id must always go to one partition: with ``partitions`` (the topic's count) the
+    key, else the id, places the row, as ``publish`` would. The relay then takes the first of each (source, id).
+    """
+    attributes = {
+        "ce_specversion": sql.lit("1.0"),
+        "ce_id": _column(id),
+        "ce_source": _literal(source),
+        "ce_type": _literal(type),
+        "ce_subject": _optional(subject),
+        "ce_time": None if time is None else _time(df, time),
+        "content-type": None if content_type is None else _literal(content_type),
+    }
+    placed = _column(id) if key is None else _column(key)
+    columns = [
+        (_column(id) if key is None else _column(key)).cast("binary").alias("key"),
+        _column(value).cast("binary").alias("value"),
+        header_column({name: column for name, column in attributes.items() if column is not None}).alias(
+            "headers"
+        ),
+    ]
+    if topic is not None:
+        columns.append(_column(topic).alias("topic"))
+    if partitions is not None:
+        columns.append(
+            sql.pmod(sql.crc32(placed.cast("binary")), sql.lit(partitions)).cast("int").alias("partition")
+        )
+    return df.select(*columns)
+
+
+def header_column(headers: dict[str, Column]) -> Column:
+    """Return the column that Spark's Kafka sink takes as headers; a header whose value is null is left out."""
+    pairs = [
+        sql.struct(sql.lit(name).alias("key"), value.cast("binary").alias("value"))
+        for name, value in headers.items()
+    ]
+    return sql.filter(sql.array(*pairs), lambda pair: pair["value"].isNotNull())
+
+
+def _column(given: str | Column) -> Column:
+    return sql.col(given) if isinstance(given, str) else given
+
+
+def _literal(given: str | Column) -> Column:
+    return sql.lit(given) if isinstance(given, str) else given
+
+
+def _optional(given: str | Column | None) -> Column | None:
+    return None if given is None else _column(given).cast("string")
+
+
+def _time(df: DataFrame, given: str | Column) -> Column:
+    column = _column(given)
+    kind = df.select(column.alias("time")).schema["time"].dataType.simpleString()
+    if kind != "timestamp":
+        return column.cast("string")
+    return sql.date_format(
+        sql.to_utc_timestamp(column, sql.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
+    )

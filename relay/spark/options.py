@@ -1,0 +1,111 @@
+"""The options of ``format("relay")``: named as those of Spark's Kafka sink, checked whole before any row is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from relay.kafka.settings import is_secret, refusals
+from relay.kafka.topics import Topics
+from relay.message.errors import ConfigError
+from relay.run.timing import Timing
+
+KAFKA_PREFIX: Final = "kafka."
+TIMEOUT_S: Final = 120.0
+"""How long a task waits for its rows to be acknowledged; no database holds locks meanwhile."""
+_OWN: Final = frozenset(
+    {"relay", "topic", "source", "type", "unit", "contenttype", "timeout", "allowplaintext"}
+)
+_OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Where to write, and what each row is called that does not say so itself. Printing it hides what is secret."""
+
+    relay: str
+    kafka: Mapping[str, str]
+    topic: str | None = None
+    source: str | None = None
+    type: str = "relay.message"
+    unit: str | None = None
+    content_type: str | None = None
+    timeout_s: float = TIMEOUT_S
+
+    def __repr__(self) -> str:
+        return f"WriteOptions(relay={self.relay!r}, topic={self.topic!r}, unit={self.unit!r})"
+
+    @property
+    def decisions_topic(self) -> str:
+        """Where the units of this relay are decided."""
+        return f"{self.relay}.decisions"
+
+
+def read_options(given: Mapping[str, str]) -> WriteOptions:
+    """Return the options; ConfigError names the first that is unknown, missing or refused, with the remedy."""
+    options = {key.lower(): value for key, value in given.items()}
+    kafka = {
+        key.removeprefix(KAFKA_PREFIX): value
+        for key, value in options.items()
+        if key.startswith(KAFKA_PREFIX)
+    }
+    for key in options:
+        if key not in _OWN | _OF_SPARK and not key.startswith(KAFKA_PREFIX):
+            raise ConfigError(
+                f'option("{key}", ..): format("relay") has no such option; it has relay, topic, source, type, unit, '
+                "contentType, timeout, allowPlaintext and kafka.* (names of librdkafka)"
+            )
+    if not options.get("relay"):
+        raise ConfigError(
+            'option("relay", NAME) is missing: give the name of the relay, [relay] name in its configuration'
+        )
+    check_kafka(kafka, allow_plaintext=options.get("allowplaintext", "false").lower() == "true")
+    return WriteOptions(
+        relay=options["relay"],
+        kafka=kafka,
+        topic=options.get("topic") or None,
+        source=options.get("source") or None,
+        type=options.get("type") or WriteOptions.type,
+        unit=options.get("unit") or None,
+        content_type=options.get("contenttype") or None,
+        timeout_s=_seconds(options.get("timeout")),
+    )
+
+
+def check_kafka(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> None:
+    """Raise ConfigError for the first client setting that the relay refuses."""
+    for refusal in refusals(kafka, allow_plaintext=allow_plaintext):
+        value = "" if is_secret(refusal.key) else f" = {kafka.get(refusal.key, '')}"
+        raise ConfigError(f"kafka.{refusal.key}{value}: {refusal.problem}; {refusal.remedy}")
+
+
+def check_topics(options: WriteOptions, names: Iterable[str]) -> dict[str, int]:
+    """Return the partition count of each topic; ConfigError for one that is absent or compacted, Unreachable."""
+    wanted = sorted({*names, options.decisions_topic})
+    with Topics(options.kafka, Timing()) as topics:
+        facts = topics.describe(wanted)
+    if options.decisions_topic not in facts:
+        raise ConfigError(
+            f"topic {options.decisions_topic} does not exist: there is no relay {options.relay!r} on these brokers; run "
+            "`relay migrate`, or correct the option relay"
+        )
+    for name in wanted:
+        if name not in facts:
+            raise ConfigError(f"topic {name!r} does not exist; create it before writing to it")
+        if "compact" in facts[name].settings.get("cleanup.policy", "delete"):
+            raise ConfigError(
+                f"topic {name}: compaction could drop a committed message in favour of an aborted one; set "
+                "cleanup.policy=delete"
+            )
+    return {name: facts[name].partitions for name in wanted}
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        seconds = TIMEOUT_S if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise ConfigError(f'option("timeout", "{text}"): give seconds from 1 to 3600')
+    return seconds
