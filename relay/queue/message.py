@@ -164,3 +164,4 @@ class MessageView:
     parents: tuple[Parent, ...]
     attempt: str | None
     subscribers: tuple[SubscriberView, ...]
+    in_order: bool = False

@@ -50,12 +50,12 @@ def check_priority(priority: int, named: str) -> None:
         raise Refused(f"{named} cannot have priority {priority}: give one from 0 to {PRIORITY_MAX}")
 
 
-def check_subscribers(settings: QueueSettings, subscribers: Collection[str]) -> None:
+def check_subscribers(settings: QueueSettings, subscribers: Collection[str], named: str = "what was asked") -> None:
     """Raise Refused, naming the first subscriber that the queue does not know."""
     for subscriber in subscribers:
         if settings.group_of(subscriber) is None:
             known = ", ".join(repr(member) for group in settings.audience.groups for member in group.members)
-            raise Refused(f"queue {settings.name!r} has no subscriber {subscriber!r}: it knows {known}")
+            raise Refused(f"{named} is for {subscriber!r}, whom queue {settings.name!r} does not know: it knows {known}")
 
 
 def edited(before: bytes | None, who: str, reason: str, now: int) -> tuple[str, bytes]:
@@ -71,4 +71,4 @@ def _check_audience(settings: QueueSettings, audience: Audience, named: str) -> 
         raise Refused(f"{named} is for nobody: name a subscriber in each group of its audience")
     if len(set(members)) < len(members) or len(set(groups)) < len(groups):
         raise Refused(f"{named} names a subscriber or a group twice: name each once")
-    check_subscribers(settings, members)
+    check_subscribers(settings, members, named)

@@ -5,18 +5,33 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 from relay.queue.message import MessageView, NewMessage, PutAnswer, Taken, Ticket
-from relay.queue.port import Child, Filter, Holder, Refused, StoreFull, Waiting
+from relay.queue.port import Child, Filter, Holder, Refused, Retired, StoreFull, Waiting
 from relay.queue.receipt import audience_of, check, check_priority, check_subscribers, edited, size_of
 from relay.queue.settings import QueueSettings
 from relay.queue.states import TAKEN, Event, IllegalTransition, PublisherState, SubscriberState
 from tests.contracts.queue_entry import Entry, Row, all_journalled
 
 P, S, E = PublisherState, SubscriberState, Event
+Command = TypeVar("Command", bound=Callable[..., Any])
 LIVE = (P.PUT, P.REVEALED)
 ENDED = (P.JOURNALLED, P.UNAVAILABLE, P.DELETED)
+
+
+def writes(method: Command) -> Command:
+    """Refuse the command once the queue has moved to another store."""
+
+    @wraps(method)
+    def guarded(self: QueueBook, *args: object, **over: object) -> object:
+        if self.retired:
+            raise Retired(f"queue {self.settings.name!r} has moved to another store")
+        return method(self, *args, **over)
+
+    return cast("Command", guarded)
 
 
 class QueueBook:
@@ -28,6 +43,7 @@ class QueueBook:
         self.settings = settings
         self.uuid = uuid4().hex
         self._entries: dict[int, Entry] = {}
+        self.retired = False
         self._last = 0
         self._holders: dict[bytes, Holder] = {}
         self._outcomes: dict[str, bool] = {}
@@ -46,6 +62,7 @@ class QueueBook:
 
     # What publishers do -------------------------------------------------------------------------------------------
 
+    @writes
     def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
         with self.transaction():
             for new in messages:
@@ -82,8 +99,11 @@ class QueueBook:
 
     def _live(self, publisher: str, id_: str) -> Entry | None:
         found = (entry for entry in self._entries.values() if entry.state in LIVE and not entry.new.parents)
-        return next((entry for entry in found if (entry.new.publisher, entry.new.id) == (publisher, id_)), None)
+        return next(
+            (entry for entry in found if (entry.new.publisher, entry.new.id) == (publisher, id_)), None
+        )
 
+    @writes
     def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:
         check_subscribers(self.settings, to or ())
         return self._each(handles, LIVE, lambda entry: self._show(entry, to, now))
@@ -97,11 +117,15 @@ class QueueBook:
             entry.move(E.REVEAL, now)
         return bool(hidden)
 
+    @writes
     def reveal_due(self, now: int, limit: int) -> int:
-        waiting = [entry for entry in self._entries.values() if entry.state is P.PUT and entry.attempt is None]
+        waiting = [
+            entry for entry in self._entries.values() if entry.state is P.PUT and entry.attempt is None
+        ]
         due = [entry for entry in waiting if entry.reveal_at is not None and entry.reveal_at <= now]
         return sum(self._show(entry, None, now) for entry in due[:limit])
 
+    @writes
     def accept(self, handles: Sequence[int], now: int) -> list[bool]:
         def forget(entry: Entry) -> bool:
             if entry.attempt is None:
@@ -113,9 +137,11 @@ class QueueBook:
 
         return self._each(handles, (P.PUT,), forget)
 
+    @writes
     def withdraw(self, handles: Sequence[int], now: int) -> list[bool]:
         return self._each(handles, LIVE, lambda entry: self._end(entry, E.WITHDRAW, now))
 
+    @writes
     def discard(self, handles: Sequence[int], now: int) -> list[bool]:
         return self._each(
             handles, (P.PUT,), lambda entry: entry.attempt is not None and self._end(entry, E.DISCARD, now)
@@ -126,6 +152,7 @@ class QueueBook:
         self._expire_rows(entry, entry.rows, now)
         return True
 
+    @writes
     def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
         entry = self._entries.get(handle)
         row = entry.row(subscriber) if entry else None
@@ -133,7 +160,9 @@ class QueueBook:
             return False
         if S.DONE in row.times and not even_done:
             return False
-        if entry.state is P.JOURNALLED and (entry.new.parents or self._live(entry.new.publisher, entry.new.id) is None):
+        if entry.state is P.JOURNALLED and (
+            entry.new.parents or self._live(entry.new.publisher, entry.new.id) is None
+        ):
             entry.move(E.REPUBLISH, entry.times[P.REVEALED])
             del entry.times[P.JOURNALLED]
         elif entry.state is not P.REVEALED:
@@ -143,6 +172,7 @@ class QueueBook:
         row.times.clear()
         return True
 
+    @writes
     def prioritise(self, handles: Sequence[int], priority: int) -> list[bool]:
         check_priority(priority, "a message")
 
@@ -152,6 +182,7 @@ class QueueBook:
 
         return self._each(handles, LIVE, set_priority)
 
+    @writes
     def edit(self, handle: int, value: bytes | None, who: str, reason: str, now: int) -> bool:
         def replace(entry: Entry) -> bool:
             if any(row.attempt for row in entry.rows):
@@ -172,6 +203,7 @@ class QueueBook:
 
     # What subscribers do ------------------------------------------------------------------------------------------
 
+    @writes
     def take(
         self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
     ) -> list[Taken]:
@@ -198,7 +230,8 @@ class QueueBook:
             open_to = entry.state is P.REVEALED and not entry.expired(now)
             mates = [mate for mate in entry.rows if mate.group == row.group]
             if any(
-                mate.state in TAKEN or (open_to and mate.state is S.AVAILABLE and mate.revealed) for mate in mates
+                mate.state in TAKEN or (open_to and mate.state is S.AVAILABLE and mate.revealed)
+                for mate in mates
             ):
                 lane = (row.group, entry.handle if entry.new.lane is None else entry.new.lane)
                 lanes.setdefault(lane, []).append((entry, row))
@@ -243,9 +276,11 @@ class QueueBook:
             new.parents,
         )
 
+    @writes
     def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
         return [self._with(subscriber, ticket, E.START, now) is not None for ticket in tickets]
 
+    @writes
     def finish(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
         return [self._finish(subscriber, ticket, now) for ticket in tickets]
 
@@ -260,6 +295,7 @@ class QueueBook:
         self._go_on(entry, now)
         return True
 
+    @writes
     def refuse(self, subscriber: str, causes: Sequence[tuple[Ticket, str]], now: int) -> list[bool]:
         return [self._refuse(subscriber, ticket, cause, now) for ticket, cause in causes]
 
@@ -273,6 +309,7 @@ class QueueBook:
         self._go_on(entry, now)
         return True
 
+    @writes
     def free(
         self,
         subscriber: str,
@@ -307,6 +344,7 @@ class QueueBook:
             return None
         return entry, row
 
+    @writes
     def expire(self, now: int, limit: int) -> int:
         left = limit
         for entry in self._entries.values():
@@ -316,6 +354,7 @@ class QueueBook:
                 self._go_on(entry, now)
         return limit - left
 
+    @writes
     def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
         check_subscribers(self.settings, [] if subscriber is None else [subscriber])
 
@@ -344,15 +383,18 @@ class QueueBook:
 
     # Holders and recovery -----------------------------------------------------------------------------------------
 
+    @writes
     def enter(self, holder: Holder) -> None:
         self._holders[holder.id] = holder
 
+    @writes
     def beat(self, holder: bytes) -> bool:
         known = self._holders.get(holder)
         if known is not None:
             self._holders[holder] = known._replace(beats=known.beats + 1)
         return known is not None
 
+    @writes
     def leave(self, holder: bytes) -> bool:
         if self.held(holder):
             return False
@@ -382,11 +424,15 @@ class QueueBook:
             return row.state
         return next((state for state in (S.DONE, S.UNUSABLE) if state in row.times), None)
 
+    @writes
     def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
         return self._outcomes.setdefault(attempt, committed)
 
     def outcome(self, attempt: str) -> bool | None:
         return self._outcomes.get(attempt)
+
+    def outcomes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, bool]]:
+        return [(name, self._outcomes[name]) for name in sorted(self._outcomes) if name > after][:limit]
 
     def children(self, limit: int) -> list[Child]:
         waiting = [entry for entry in self._entries.values() if entry.state is P.PUT]
@@ -399,7 +445,9 @@ class QueueBook:
         return None if entry is None else entry.view(value=value)
 
     def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
-        found = [entry for entry in self._entries.values() if entry.handle > after and self._fits(entry, chosen)]
+        found = [
+            entry for entry in self._entries.values() if entry.handle > after and self._fits(entry, chosen)
+        ]
         return [entry.view(value=False) for entry in found[:limit]]
 
     def _fits(self, entry: Entry, chosen: Filter) -> bool:
@@ -422,7 +470,8 @@ class QueueBook:
             for row in entry.rows:
                 found[row.subscriber].append(row.state)
         return {state: states.count(state) for state in P}, [
-            Waiting(subscriber, {state: rows.count(state) for state in S}) for subscriber, rows in found.items()
+            Waiting(subscriber, {state: rows.count(state) for state in S})
+            for subscriber, rows in found.items()
         ]
 
     def waiting(self) -> int:
@@ -432,7 +481,9 @@ class QueueBook:
 
     def journalled(self, now: int, limit: int) -> list[MessageView]:
         retain = self.settings.retain
-        ended = [entry for entry in self._entries.values() if entry.state in ENDED and not entry.with_a_worker()]
+        ended = [
+            entry for entry in self._entries.values() if entry.state in ENDED and not entry.with_a_worker()
+        ]
         ended.sort(key=lambda entry: (entry.ended_at(), entry.handle))
         past: list[Entry] = []
         size = sum(size_of(entry.new.key, entry.value, entry.headers) for entry in ended)
@@ -445,9 +496,24 @@ class QueueBook:
             size -= size_of(entry.new.key, entry.value, entry.headers)
         return [entry.view(value=True) for entry in past[:limit]]
 
+    @writes
     def trim(self, handles: Sequence[int]) -> int:
         found = [self._entries.get(handle) for handle in handles]
         gone = [entry for entry in found if entry and entry.state in ENDED and not entry.with_a_worker()]
         for entry in gone:
             del self._entries[entry.handle]
         return len(gone)
+
+    # Moving to another store --------------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        self.retired = True
+
+    def adopt(
+        self, messages: Sequence[MessageView], *, uuid: str, outcomes: Sequence[tuple[str, bool]] = ()
+    ) -> None:
+        self.uuid = uuid
+        self._outcomes.update(outcomes)
+        self._entries.update({view.handle: Entry.adopted(view) for view in messages})
+        self._entries = dict(sorted(self._entries.items()))
+        self._last = max(self._last, *self._entries)

@@ -31,6 +31,14 @@ class Row:
         if self.state is not S.AVAILABLE:
             self.times[self.state] = now
 
+    @classmethod
+    def adopted(cls, view: SubscriberView) -> Row:
+        """Return the row that a view shows."""
+        times = {S[name.upper()]: time for name, time in view.times._asdict().items() if time is not None}
+        return cls(
+            times=times, **{name: getattr(view, name) for name in cls.__dataclass_fields__.keys() - {"times"}}
+        )
+
     def view(self, *, blocked: bool) -> SubscriberView:
         return SubscriberView(
             subscriber=self.subscriber,
@@ -85,6 +93,21 @@ class Entry:
     def expired(self, now: int) -> bool:
         return self.expires_at is not None and self.expires_at <= now
 
+    @classmethod
+    def adopted(cls, view: MessageView) -> Entry:
+        """Return the entry that a view shows."""
+        known = {"publisher", "id", "value", "key", "headers", "subject", "lane", "parents"}
+        times = (None, view.revealed_at, view.unavailable_at, view.journalled_at, view.deleted_at)
+        return cls(
+            new=NewMessage(**{name: getattr(view, name) for name in known}),
+            rows=[Row.adopted(row) for row in view.subscribers],
+            times={state: time for state, time in zip(P, times, strict=True) if time is not None},
+            **{
+                name: getattr(view, name)
+                for name in cls.__dataclass_fields__.keys() - {"new", "rows", "times"}
+            },
+        )
+
     def blocked(self, row: Row) -> bool:
         mates = (mate for mate in self.rows if mate.group == row.group and mate is not row)
         return row.state is S.AVAILABLE and any(mate.state in TAKEN for mate in mates)
@@ -117,6 +140,7 @@ class Entry:
             parents=self.new.parents,
             attempt=self.attempt,
             subscribers=tuple(row.view(blocked=self.blocked(row)) for row in self.rows),
+            in_order=self.in_order,
         )
 
 
