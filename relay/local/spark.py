@@ -19,6 +19,8 @@ from relay.message.errors import ConfigError
 SPARK: Final = "4.0.0"
 """The newest version whose Kafka connector resolves with all its dependencies."""
 CONNECTOR: Final = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK}"
+MEMORY: Final = {"audit": "3g", "archive": "2g", "correlate": "2g"}
+"""What the driver may take, which with a local master does all the work; the other jobs have 1 GB."""
 _NOISE: Final = (
     "WARNING: Using incubator modules"  # the JVM's remark about a module that Spark itself asks for
 )
@@ -57,7 +59,7 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     command = (
         str(home / "bin" / "spark-submit"),
         *("--jars", ",".join(str(jar) for jar in connector)),
-        *("--driver-memory", "1g", "--driver-java-options", options),
+        *("--driver-memory", MEMORY.get(name, "1g"), "--driver-java-options", options),
         *("--conf", "spark.ui.enabled=false", "--conf", "spark.ui.showConsoleProgress=false"),
         str(known[name]),
         *arguments,

@@ -1,0 +1,484 @@
+"""The audit of one route on Spark: what is read first bounds what is read later, as in ``relay verify``.
+
+Positions and the destination's ends are taken before the log's end, so that a message that arrives meanwhile is at
+worst *unseen* and never a phantom. Only facts travel; what is kept on the driver is small (captures without a
+marker, begins and seals, windows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.audit import readers, tables
+from relay.audit.checker import EXAMPLES_MAX, Findings, Offender
+from relay.audit.evidence import Evidence
+from relay.audit.ledger import Outcome, Place
+from relay.audit.verify import Offence, RouteReport
+from relay.jobs import facts, judging
+from relay.jobs.facts import Ends, Rules
+from relay.jobs.records import Broker, Range, located, read
+from relay.jobs.session import reaching
+from relay.jobs.windows import Window, Windows, spread
+from relay.kafka.scan import Scan
+from relay.kafka.topics import TopicFacts, Topics
+from relay.message.envelope import ResourceName
+from relay.message.errors import ConfigError, RelayError
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord
+from relay.monitor import entries
+from relay.monitor.entries import InputRange
+from relay.monitor.resolution import Kind, Resolutions, Told
+from relay.run import clock
+from relay.run.config import RelayConfig, RouteConfig, TopicDestination
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SMALL: Final = 500_000
+"""So many digests (about 20 MB) are sent to every task instead of being shuffled."""
+CAPTURES_ASKED: Final = 10_000
+_VERDICTS: Final = {
+    **{verdict: ("lost", why, "log.pos") for verdict, why in judging.LOST_WORDS.items()},
+    "in_doubt": ("in_doubt", "its delivery was begun and nothing says how it ended", "log.pos"),
+    "unseen": ("unseen", "not delivered yet", "log.pos"),
+    "phantom": ("phantoms", "no captured message has this identity", "effect.pos"),
+    "phantom_aborted": ("phantoms", "its capture was aborted", "effect.pos"),
+}
+"""What a verdict counts as, in which words, and where the offender lies."""
+_ODD: Final = {
+    "conflict": ("have another content", "the first wins"),
+    "elsewhere": (
+        "lie in another partition than their first",
+        'a producer must send one id to one partition, or the route set dedup = "route"',
+    ),
+}
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where an audit reads from."""
+
+    spark: SparkSession
+    java: Mapping[str, str]
+    broker: Broker
+    topics: Topics
+    scan: Scan
+
+
+@dataclass
+class WindowedReport:
+    """A route's report, and the same counts by time window."""
+
+    report: RouteReport
+    windows: list[Window]
+
+    def document(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return {**self.report.document(), "windows": [window.document() for window in self.windows]}
+
+
+@dataclass
+class _Monitor:
+    """What the monitor's small records say; its pages are read only for those who need them."""
+
+    ranges: dict[LogPartition, Range] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
+    ends: Ends = field(default_factory=Ends)
+    instances: set[bytes] = field(default_factory=set)
+
+
+class RouteAudit:
+    """One route; ``report`` reads and concludes in the order that bounds each reading by the one before."""
+
+    def __init__(self, config: RelayConfig, route: RouteConfig, sources: Sources, step: Step) -> None:
+        self._config, self._route, self._sources = config, route, sources
+        self._tell = step
+        self._notes: list[str] = []
+        self._uuids: dict[str, str] = {}
+        self._outputs: list[LogPartition] = []
+        self._partitions: list[LogPartition] = []
+        self._facts = sources.topics.describe(self._names(), settings=False)
+        for name in route.from_:
+            self._need(name, "the log")
+        if any(rule.startswith("avro:") for rule in route.identity):
+            raise ConfigError(
+                f"routes.{route.name}.identity = {route.identity}: avro: identities cannot be audited"
+            )
+        ids = {name: self._facts[name].topic_id for name in route.from_}
+        self._rules = Rules(tuple(route.identity), route.order, ids)
+
+    def report(self, *, allow_lag: bool, window_s: int | None = None) -> WindowedReport:
+        """Read everything and conclude; counts are also given by window of ``window_s`` seconds (None: chosen)."""
+        started = clock.monotonic()
+        route, to = self._route, self._route.to
+        if not isinstance(to, TopicDestination):
+            raise ConfigError(
+                f"routes.{route.name}: this job audits topic routes; use `relay verify` for tables"
+            )
+        with ExitStack() as stack, reaching(f"the audit of route {route.name}"):
+            resolutions = self._resolutions()
+            self._step("monitor")
+            monitor = self._monitor(route.name)
+            effects, dead, standing = self._before(monitor, to)
+            log, lows, self._partitions = self._log()
+            self._step("log")
+            self._kept_log = self._kept(log, stack)
+            sides = self._decided(self._stores(stack), resolutions)
+            met = self._kept(judging.meet([*sides, judging.sided(effects, judging.EFFECT), dead]), stack)
+            self._step("meeting of log and destination")
+            standing = judging.Standing(
+                self._partitions, standing.positions, lows, standing.dead_expired, monitor.evidence.open_ranges(),
+                self._said_delivered(resolutions, lows),
+            )  # fmt: skip
+            judged = judging.judge(met, self._entered(met, monitor), standing)
+            findings, windows = self._conclude(met, judged, standing, window_s)
+            offences = self._named(findings)
+        findings.notes += self._notes
+        report = RouteReport(
+            route.name, f"topic {to.topic}", route.guarantee, findings, offences, clock.monotonic() - started,
+            allow_lag, ordered=route.order != "none",
+        )  # fmt: skip
+        return WindowedReport(report, windows)
+
+    def _step(self, words: str) -> None:
+        self._tell(f"{self._route.name}: {words}")
+
+    def _monitor(self, route: str) -> _Monitor:
+        """Read what the monitor's begins, seals and keys say, before the destination."""
+        name = self._config.monitor_topic(route)
+        known = self._sources.topics.describe([name], settings=False)
+        if name not in known:
+            self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
+            return _Monitor()
+        found = _Monitor(self._ranges(known[name]))
+        records = self._read(found.ranges)
+        small = records.where("substring(key, 1, 1) in (X'62', X'73', X'74')").select(
+            "partition", "offset", "key", "value"
+        )
+        broken = 0
+        for row in small.orderBy("partition", "offset").collect():
+            try:
+                entry = entries.decode(bytes(row.key), bytes(row.value) if row.value is not None else None)
+            except UnknownRecord:
+                broken += 1
+                continue
+            if entry is not None:
+                found.evidence.take(row.partition, entry)
+                found.ends.take(entry)
+        if broken:
+            self._notes.append(f"{broken} records of {name} cannot be read")
+        pages = (
+            records.where("substring(key, 1, 1) = X'65'")
+            .selectExpr("substring(key, 2, 16) as instance")
+            .distinct()
+        )
+        found.instances = found.evidence.instances | {bytes(row.instance) for row in pages.collect()}
+        return found
+
+    def _before(
+        self, monitor: _Monitor, to: TopicDestination
+    ) -> tuple[DataFrame, DataFrame, judging.Standing]:
+        """Take the positions first, then the ends of what they promise: dead letters and outputs."""
+        config, route = self._config, self._route
+        partitions = [
+            LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)
+        ]
+        positions = self._sources.scan.committed(config.group_id(route.name), partitions)
+        outputs = self._ranges(self._need(to.topic, "the destination"))
+        dead, expired = self._dead()
+        effects = facts.output_effects(
+            self._read(outputs), list(outputs), self._rules, self._foreign(monitor, to)
+        )
+        self._outputs = list(outputs)
+        return effects, dead, judging.Standing(partitions, positions, {}, dead_expired=expired)
+
+    def _dead(self) -> tuple[DataFrame, bool]:
+        name = self._config.deadletter_topic
+        ranges = self._ranges(self._facts[name]) if name in self._facts else {}
+        if not any(first < end for first, end in ranges.values()):
+            empty = self._sources.spark.createDataFrame([], "digest binary")
+            return judging.sided(empty, judging.PUT_ASIDE), any(first for first, _end in ranges.values())
+        found = facts.dead_letters(self._read(ranges), self._route.name)
+        return judging.sided(found, judging.PUT_ASIDE), any(first for first, _end in ranges.values())
+
+    def _log(self) -> tuple[DataFrame, dict[LogPartition, int], list[LogPartition]]:
+        """Return the facts of the log from where the route started."""
+        ranges: dict[LogPartition, Range] = {}
+        for name in self._route.from_:
+            ranges |= self._ranges(self._facts[name])
+        lows = {partition: first for partition, (first, _end) in ranges.items()}
+        for partition, start in self._starts().items():
+            if partition in ranges and ranges[partition][0] < start:
+                ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
+        partitions = list(ranges)
+        return facts.log_facts(self._read(ranges), partitions, self._rules), lows, partitions
+
+    def _decided(self, stores: Mapping[str, tables.Store], resolutions: Resolutions) -> list[DataFrame]:
+        """Divide the messages by how their captures ended; each part is one side of the meeting."""
+        messages = self._kept_log.where(f"kind = {facts.MESSAGE}")
+        markers = self._kept_log.where(f"kind in ({facts.COMMITTED}, {facts.ABORTED})")
+        free = judging.sided(messages.where("capture is null"), judging.CAPTURED)
+        if self._kept_log.where("capture is not null").isEmpty():
+            return [free]
+        held = messages.where("capture is not null")
+        marked = markers.groupBy("capture").agg({"kind": "min"}).withColumnRenamed("min(kind)", "marked")
+        outcomes = self._outcomes(held, marked, stores, resolutions)
+        decided = held.join(marked, "capture", "left").join(outcomes, "capture", "left")
+        ended = decided.selectExpr(
+            "*", f"case when marked = {facts.COMMITTED} then 'committed' else outcome end as ended"
+        )
+        return [
+            free,
+            judging.sided(ended.where("ended = 'committed'"), judging.CAPTURED),
+            judging.sided(ended.where("ended = 'aborted'"), judging.TAKEN_BACK),
+            judging.sided(ended.where("ended is null"), judging.UNDECIDED),
+        ]
+
+    def _outcomes(
+        self, held: DataFrame, marked: DataFrame, stores: Mapping[str, tables.Store], resolutions: Resolutions
+    ) -> DataFrame:
+        """Decide the captures without a valid committed marker, as ``relay verify`` does: row, person, then hint."""
+        asked = (
+            held.groupBy("capture").agg({"resource": "min"}).withColumnRenamed("min(resource)", "resource")
+        )
+        unmarked = asked.join(marked, "capture", "left").where(
+            f"marked is null or marked <> {facts.COMMITTED}"
+        )
+        found: list[tuple[bytes, str | None]] = []
+        pending: list[Any] = []
+        for row in unmarked.toLocalIterator():
+            pending.append(row)
+            if len(pending) == CAPTURES_ASKED:
+                found += self._ask(pending, stores, resolutions)
+                pending = []
+        found += self._ask(pending, stores, resolutions)
+        return self._sources.spark.createDataFrame(found, "capture binary, outcome string")
+
+    def _ask(
+        self, rows: list[Any], stores: Mapping[str, tables.Store], resolutions: Resolutions
+    ) -> list[tuple[bytes, str | None]]:
+        by_resource: dict[str, list[bytes]] = {}
+        hinted: set[bytes] = set()
+        for row in rows:
+            name = ResourceName.decode(bytes(row.resource or b""))
+            if name is None:
+                continue
+            if name.name not in self._config.resources:
+                hinted |= {bytes(row.capture)} if row.marked == facts.ABORTED else set()
+            elif self._uuids.get(name.name) == name.uuid:
+                by_resource.setdefault(name.name, []).append(bytes(row.capture))
+        decided: dict[bytes, Outcome] = {}
+        for resource, captures in by_resource.items():
+            decided |= stores[resource].captures(captures)
+        ended = []
+        for row in rows:
+            capture = bytes(row.capture)
+            outcome = (
+                decided.get(capture)
+                or _told(resolutions, capture)
+                or (Outcome.ABORTED if capture in hinted else None)
+            )
+            ended.append((capture, outcome.value if outcome else None))
+        return ended
+
+    def _entered(self, met: DataFrame, monitor: _Monitor) -> DataFrame | None:
+        """Ask the monitor about what the log and the destination do not explain; None where that is nothing."""
+        wanted = judging.unexplained(met)
+        count = wanted.count()
+        if not count or not monitor.ranges:
+            return None
+        self._step(f"monitor, for {count:,} messages")
+        rows = facts.page_rows(self._read(monitor.ranges), list(monitor.ranges), monitor.ends)
+        return judging.deciding_entries(rows, wanted, small=count <= SMALL).cache()
+
+    def _conclude(
+        self, met: DataFrame, judged: DataFrame, standing: judging.Standing, window_s: int | None
+    ) -> tuple[Findings, list[Window]]:
+        """Count by window, add what only a second look shows, and keep the first offenders of each kind."""
+        findings, windows = Findings(), spread(judged, window_s)
+        if self._route.order != "none" and windows.total("delivered"):
+            self._step("order")
+            self._order(findings, met, windows)
+        if any(window.odd for window in windows):
+            self._conflicts(findings, met, windows)
+        for name in judging.COUNTED:
+            setattr(findings, name, windows.total(name))
+        findings.dead_letters = met.where("dead").count()
+        self._examples(findings, judged)
+        for partition, low in standing.lows.items():
+            position = standing.positions.get(partition, low)
+            if position < low:
+                why = f"the route stands there, but the log begins at {low}: up to that, it was left undelivered"
+                findings.blame(
+                    "lost", Place(partition.topic, partition.partition, position), why, low - position
+                )
+        return findings, list(windows)
+
+    def _order(self, findings: Findings, met: DataFrame, windows: Windows) -> None:
+        late = judging.lapses(met).cache()
+        for row in late.groupBy(windows.column().alias("window")).count().collect():
+            windows.at(int(row["window"])).counts["reordered"] = int(row["count"])
+        for row in late.orderBy("pos").limit(EXAMPLES_MAX).collect():
+            _, after = located(row.after, self._partitions)
+            self._example(
+                findings,
+                "reordered",
+                row.pos,
+                self._partitions,
+                f"delivered after offset {after} of its lane",
+            )
+        moved = judging.wandering_lanes(met)
+        if moved:
+            findings.notes.append(
+                f"{moved} lanes lie in more than one output partition: their order cannot be seen across them (was "
+                "the topic grown?)"
+            )
+
+    def _conflicts(self, findings: Findings, met: DataFrame, windows: Windows) -> None:
+        messages = self._kept_log.where(f"kind = {facts.MESSAGE}")
+        odd = judging.conflicts(met, messages).cache()
+        per_window = odd.groupBy(windows.column().alias("window")).agg(
+            {"conflict": "count_if", "elsewhere": "count_if"}
+        )
+        for row in per_window.collect():
+            windows.at(int(row["window"])).counts["conflicts"] = int(row["count_if(conflict)"])
+        for name, words in _ODD.items():
+            first = odd.where(name).orderBy("pos").limit(1).collect()
+            if first:
+                count, place = odd.where(name).count(), self._place(first[0].pos, self._partitions)
+                findings.notes.append(f"{count} repeats {words[0]} (such as {place}): {words[1]}")
+
+    def _examples(self, findings: Findings, judged: DataFrame) -> None:
+        """Keep the first few offenders of each kind by their place."""
+        for verdict, (kind, why, where) in _VERDICTS.items():
+            if getattr(findings, kind):
+                for row in (
+                    judged.where(judged.verdict == verdict)
+                    .orderBy(where)
+                    .limit(EXAMPLES_MAX)
+                    .select(where)
+                    .collect()
+                ):
+                    self._example(
+                        findings, kind, row[0], self._outputs if "effect" in where else self._partitions, why
+                    )
+        more = (("duplicates", "effects > 1", "a second effect"),
+                ("altered", "effects > 0 and log.content <> effect.content", "key or value differ from the log's"))  # fmt: skip
+        for kind, condition, why in more:
+            if getattr(findings, kind):
+                where = "last_effect" if kind == "duplicates" else "effect.pos"
+                rows = (
+                    judged.where(f"log is not null and {condition}")
+                    .orderBy(where)
+                    .limit(EXAMPLES_MAX)
+                    .selectExpr(where)
+                )
+                for row in rows.collect():
+                    self._example(findings, kind, row[0], self._outputs, why)
+        if findings.in_doubt:
+            undecided = (
+                judged.where("undecided is not null and log is null")
+                .orderBy("undecided.pos")
+                .limit(EXAMPLES_MAX)
+            )
+            for row in undecided.select("undecided.pos").collect():
+                self._example(findings, "in_doubt", row[0], self._partitions, "its capture is undecided")
+
+    def _example(
+        self, findings: Findings, kind: str, pos: int, partitions: list[LogPartition], why: str
+    ) -> None:
+        if sum(offender.kind == kind for offender in findings.offenders) < EXAMPLES_MAX:
+            findings.offenders.append(Offender(kind, self._place(pos, partitions), why))
+
+    @staticmethod
+    def _place(pos: int, partitions: list[LogPartition]) -> Place:
+        partition, offset = located(pos, partitions)
+        return Place(partition.topic, partition.partition, offset)
+
+    def _named(self, findings: Findings) -> list[Offence]:
+        offences = []
+        for kind, place, why in findings.offenders:
+            assert isinstance(place, Place)
+            name, source = readers.describe(self._sources.scan, place.topic, place.partition, place.offset)
+            offences.append(Offence(kind, str(place), name, source, why))
+        return offences
+
+    def _foreign(self, own: _Monitor, to: TopicDestination) -> set[bytes]:
+        """Return the producer instances of other routes that write into the same output topic."""
+        found: set[bytes] = set()
+        for other in self._config.routes.values():
+            if other.name != self._route.name and getattr(other.to, "topic", None) == to.topic:
+                found |= self._monitor(other.name).instances
+        return found - own.instances
+
+    def _starts(self) -> dict[LogPartition, int]:
+        if self._config.control_topic not in self._facts:
+            return {}
+        control = self._ranges(self._facts[self._config.control_topic])
+        return readers.starts(self._sources.scan.read(control), self._route.name, self._rules.topic_ids)
+
+    def _resolutions(self) -> Resolutions:
+        if self._config.control_topic not in self._facts:
+            return Resolutions()
+        return readers.resolutions(
+            self._sources.scan.read(self._ranges(self._facts[self._config.control_topic]))
+        )
+
+    def _said_delivered(self, resolutions: Resolutions, places: Iterable[LogPartition]) -> list[InputRange]:
+        said = resolutions.of_route(Kind.DELIVERY, self._route.name, places)
+        obeyed = [one for one in said if one.told is Told.COMMIT and resolutions.is_obeyed(one)]
+        return [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in obeyed]
+
+    def _stores(self, stack: ExitStack) -> dict[str, tables.Store]:
+        """Open every resource; one that is away leaves its captures undecided, which is said."""
+        stores: dict[str, tables.Store] = {}
+        for name, resource in self._config.resources.items():
+            try:
+                store = tables.open_store(name, resource)
+                stack.callback(store.close)
+                self._uuids[name] = store.uuid()
+            except RelayError as error:
+                self._notes.append(str(error))  # in doubt: what no marker decides stays undecided
+            else:
+                stores[name] = store
+        return stores
+
+    def _names(self) -> list[str]:
+        config, to = self._config, self._route.to
+        own = [config.monitor_topic(self._route.name), config.deadletter_topic, config.control_topic]
+        return [*self._route.from_, *own, *([to.topic] if isinstance(to, TopicDestination) else [])]
+
+    def _need(self, name: str, what: str) -> TopicFacts:
+        if name not in self._facts:
+            raise ConfigError(
+                f"routes.{self._route.name}: topic {name}, {what}, does not exist; run `relay migrate`"
+            )
+        return self._facts[name]
+
+    def _ranges(self, known: TopicFacts) -> dict[LogPartition, Range]:
+        marks = self._sources.topics.watermarks(known.name, range(known.partitions))
+        return {LogPartition(known.name, partition): marks[partition] for partition in sorted(marks)}
+
+    def _read(self, ranges: Mapping[LogPartition, Range]) -> DataFrame:
+        self._sources.broker.wait_until_stable(ranges)
+        tasks = 2 * self._sources.spark.sparkContext.defaultParallelism
+        return read(self._sources.spark, self._sources.java, ranges, tasks=tasks)
+
+    def _kept(self, frame: DataFrame, stack: ExitStack) -> DataFrame:
+        """Keep a frame that is asked several times on the executors' disks, until the report is made."""
+        from pyspark import StorageLevel  # noqa: PLC0415 - see the package
+
+        kept = frame.persist(StorageLevel.DISK_ONLY)
+        stack.callback(kept.unpersist)
+        return kept
+
+
+def _told(resolutions: Resolutions, capture: bytes) -> Outcome | None:
+    resolution = resolutions.capture(capture)
+    if resolution is None or not resolutions.is_obeyed(resolution):
+        return None
+    return Outcome.COMMITTED if resolution.told is Told.COMMIT else Outcome.ABORTED

@@ -1,0 +1,328 @@
+"""Records become facts: the project's own decoders run in Python over Arrow batches, everything else in the JVM.
+
+Digests are those of ``relay.message.identity``, monitor pages and markers are read by the codecs of ``schemas/``,
+so that this audit and ``relay verify`` mean the same message by the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from relay.jobs.records import OFFSETS, place
+from relay.message import identity
+from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord, codec
+from relay.monitor import entries
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import Column, DataFrame
+
+    Batches = Iterable[pyarrow.RecordBatch]
+
+MESSAGE: Final = 0
+COMMITTED: Final = 1
+ABORTED: Final = 2
+BROKEN_MARKER: Final = 3
+"""What a record of the log is: a message, or a marker that proves a commit, hints at an abort, or proves nothing."""
+
+ROUTE_HEADER: Final = "__relay.errors.route"
+_RULED: Final = "ruled_"
+FACTS: Final = "pos long, at timestamp, content long, lane long, capture binary, resource binary, digest binary, kind byte"
+EFFECTS: Final = "pos long, at timestamp, content long, digest binary"
+PAGE_ROWS: Final = (
+    "digest binary, entry_order long, outcome short, log_topic string, log_partition int, log_offset long,"
+    " destination long, transaction string"
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What decides identity and lane of a route's messages; it travels to the executors."""
+
+    identity: tuple[str, ...]
+    order: str
+    topic_ids: Mapping[str, bytes]
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The headers that the identity rules read, apart from id and source."""
+        return tuple(rule.partition(":")[2] for rule in self.identity if rule.startswith("header:"))
+
+    @property
+    def reads_value(self) -> bool:
+        """Does a rule read the value?"""
+        return any(rule.startswith("json:") for rule in self.identity)
+
+
+def log_facts(records: DataFrame, partitions: Sequence[LogPartition], rules: Rules) -> DataFrame:
+    """Return a fact for each record of the log: messages with digest and lane, markers with what they prove."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    header = _headers()
+    topic = sql.col("topic").cast("binary")
+    source = sql.coalesce(_filled(header[SOURCE]), topic)
+    lane = {"publisher": source, "key": sql.coalesce("key", sql.lit(b""))}.get(rules.order, sql.lit(b""))
+    marker = header[CAPTURE].isNotNull() & (header[TYPE].cast("string") == OUTCOME_TYPE)
+    capture = header[CAPTURE].cast("string")
+    marker_value = sql.when(marker, sql.col("value"))
+    chosen = records.select(
+        place(partitions).alias("pos"),
+        sql.col("timestamp").alias("at"),
+        _content().alias("content"),
+        sql.xxhash64("topic", "partition", lane).alias("lane"),
+        sql.when(capture.rlike("^[0-9a-fA-F]{32}$"), sql.unhex(capture)).alias("capture"),
+        header[RESOURCE].alias("resource"),
+        sql.when(marker, sql.col("key")).alias("marker_key"),
+        (sql.coalesce(marker_value, sql.lit(b"")) if not rules.reads_value else sql.col("value")).alias(
+            "value"
+        ),
+        marker.alias("marker"),
+        *_identifying(header, rules),
+    )
+    return chosen.mapInArrow(_facts_of(rules), FACTS)
+
+
+def output_effects(
+    records: DataFrame, partitions: Sequence[LogPartition], rules: Rules, foreign: Iterable[bytes]
+) -> DataFrame:
+    """Return an effect for each record of an output topic, without those of other routes' producer instances."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    header = _headers()
+    strangers = [instance.hex() for instance in foreign]
+    if strangers:
+        writer = sql.coalesce(header[OUT_INSTANCE].cast("string"), sql.lit(""))
+        records = records.where(~writer.isin(strangers))
+    chosen = records.select(
+        place(partitions).alias("pos"),
+        sql.col("timestamp").alias("at"),
+        _content().alias("content"),
+        header[OUT_DIGEST].cast("string").alias("own"),
+        *([sql.col("value")] if rules.reads_value else []),
+        *_identifying(header, rules),
+    )
+    return chosen.mapInArrow(_effects_of(rules), EFFECTS)
+
+
+def dead_letters(records: DataFrame, route: str) -> DataFrame:
+    """Return the digests of a route's dead letters, each once."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    key = sql.coalesce(sql.col("key"), sql.lit(b""))
+    named = sql.when(key.cast("string").rlike("^([0-9a-fA-F]{2})*$"), sql.unhex(key.cast("string")))
+    mine = records.where(_headers()[ROUTE_HEADER].cast("string") == route)
+    return mine.select(sql.coalesce(named, key).alias("digest")).distinct()
+
+
+def page_rows(records: DataFrame, partitions: Sequence[LogPartition], ends: Ends) -> DataFrame:
+    """Return the rows of the monitor's pages that count, each with its order in the monitor."""
+
+    pages = records.where("substring(key, 1, 1) = X'65' and value is not null")
+    return pages.select(place(partitions).alias("pos"), "key", "value").mapInArrow(_rows_of(ends), PAGE_ROWS)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How the sealed transactions of a monitor ended, as far as begins and seals tell; small, and kept whole."""
+
+    begun: dict[bytes, int] = field(default_factory=dict)
+    sealed: dict[bytes, int] = field(default_factory=dict)
+    settled: set[tuple[bytes, int]] = field(default_factory=set)
+
+    def take(self, entry: entries.Entry) -> None:
+        """Note a begin, a seal or a settle seal."""
+        if isinstance(entry, entries.Begin):
+            self.begun[entry.instance] = max(entry.n, self.begun.get(entry.instance, -1))
+        elif isinstance(entry, entries.Seal):
+            self.sealed[entry.instance] = max(entry.n, self.sealed.get(entry.instance, -1))
+        elif isinstance(entry, entries.SettleSeal):
+            self.settled.add((entry.instance, entry.n))
+
+    def proves(self, page: entries.Page) -> bool:
+        """Does this page count: by itself, or since its transaction was sealed or followed by a later one?"""
+        if page.proof is not entries.Proof.SEALED:
+            return True
+        if (page.instance, page.n) in self.settled:
+            return False
+        return page.n <= self.sealed.get(page.instance, -1) or page.n < self.begun.get(page.instance, -1)
+
+
+def _headers() -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    return sql.map_from_entries("headers")
+
+
+def _filled(column: Column) -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    return sql.when(sql.length(column) > 0, column)
+
+
+def _content() -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    empty = sql.lit(b"")
+    return sql.crc32(sql.concat(sql.coalesce("key", empty), sql.coalesce("value", empty)))
+
+
+def _identifying(header: Column, rules: Rules) -> list[Column]:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    found = [
+        sql.col("topic"),
+        sql.col("partition"),
+        sql.col("offset"),
+        header[ID].alias("id"),
+        header[SOURCE].alias("source"),
+    ]
+    return found + [header[name].alias(f"{_RULED}{number}") for number, name in enumerate(rules.headers)]
+
+
+def _identified(
+    batch: pyarrow.RecordBatch,
+    rules: Rules,
+    fallback: Callable[[int, str, int, int], bytes],
+    *,
+    several: bool,
+) -> list[bytes]:
+    """Return each row's digest by the first rule that finds something, else by ``fallback(row, topic, partition, offset)``.
+
+    ``several``: a record without a source may come from more than one log topic, so that no rule may be asked.
+    """
+    applied = identity.rules(rules.identity)
+    topics, partitions, offsets, identifiers, sources = (
+        batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "id", "source")
+    )
+    extra = [
+        (name, batch.column(f"{_RULED}{number}").to_pylist()) for number, name in enumerate(rules.headers)
+    ]
+    values = batch.column("value").to_pylist() if rules.reads_value else [None] * batch.num_rows
+    only = next(iter(rules.topic_ids))
+    names = {topic: (topic if topic in rules.topic_ids else only).encode() for topic in set(topics)}
+    digests: list[bytes] = []
+    for row, (topic, identifier, source) in enumerate(zip(topics, identifiers, sources, strict=True)):
+        fields = {ID: identifier, SOURCE: source}
+        for name, found in extra:
+            if found[row] is not None:
+                fields[name] = found[row]
+        digest = None
+        if not several or source is not None:
+            for rule in applied:
+                digest = rule(fields, names[topic], values[row])
+                if digest is not None:
+                    break
+        digests.append(digest if digest is not None else fallback(row, topic, partitions[row], offsets[row]))
+    return digests
+
+
+def _facts_of(rules: Rules) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
+    def facts(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow  # noqa: PLC0415 - on the executor
+
+        def by_position(_row: int, topic: str, partition: int, offset: int) -> bytes:
+            return identity.position_digest(rules.topic_ids[topic], partition, offset)
+
+        for batch in batches:
+            digests = _identified(batch, rules, by_position, several=False)
+            captures = batch.column("capture").to_pylist()
+            kinds = [MESSAGE] * batch.num_rows
+            markers = batch.column("marker").to_pylist()
+            if True in markers:
+                keys, values = batch.column("marker_key").to_pylist(), batch.column("value").to_pylist()
+                for row in (row for row, marker in enumerate(markers) if marker):
+                    kinds[row], captures[row] = _outcome(keys[row], values[row])
+            kept = [batch.column(name) for name in ("pos", "at", "content", "lane")]
+            yield pyarrow.RecordBatch.from_arrays(
+                [
+                    *kept,
+                    pyarrow.array(captures, pyarrow.binary()),
+                    batch.column("resource"),
+                    pyarrow.array(digests, pyarrow.binary()),
+                    pyarrow.array(kinds, pyarrow.int8()),
+                ],
+                ["pos", "at", "content", "lane", "capture", "resource", "digest", "kind"],
+            )
+
+    return facts
+
+
+def _outcome(key: bytes | None, value: bytes | None) -> tuple[int, bytes | None]:
+    """Read a marker: a committed one counts only if its nonce is the capture's, since anyone may write to the log."""
+    try:
+        record = codec("outcome").decode(value or b"")
+    except UnknownRecord:
+        return BROKEN_MARKER, None
+    capture: bytes = record["capture"]
+    if capture != key:
+        return BROKEN_MARKER, None
+    if record["outcome"] == "ABORTED":
+        return ABORTED, capture
+    proven = record["nonce"] and identity.capture_id(record["nonce"]) == capture
+    return (COMMITTED, capture) if proven else (BROKEN_MARKER, None)
+
+
+def _effects_of(rules: Rules) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
+    def effects(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow  # noqa: PLC0415 - on the executor
+
+        for batch in batches:
+            own = batch.column("own").to_pylist()
+
+            def by_relay(
+                row: int, topic: str, partition: int, offset: int, own: list[str | None] = own
+            ) -> bytes:
+                try:
+                    return bytes.fromhex(own[row] or "x")
+                except ValueError:
+                    return identity.digest(b"?", f"{topic}/{partition}/{offset}".encode())
+
+            digests = _identified(batch, rules, by_relay, several=len(rules.topic_ids) > 1)
+            kept = [batch.column(name) for name in ("pos", "at", "content")]
+            yield pyarrow.RecordBatch.from_arrays(
+                [*kept, pyarrow.array(digests, pyarrow.binary())], ["pos", "at", "content", "digest"]
+            )
+
+    return effects
+
+
+def _rows_of(ends: Ends) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
+    def rows(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            for pos, key, value in zip(
+                *(batch.column(name).to_pylist() for name in ("pos", "key", "value")), strict=True
+            ):
+                try:
+                    page = entries.decode(key, value)
+                except UnknownRecord:
+                    continue  # counted on the driver
+                if isinstance(page, entries.Page) and ends.proves(page):
+                    yield _arrow_rows(pos, page)
+
+    return rows
+
+
+def _arrow_rows(pos: int, page: entries.Page) -> pyarrow.RecordBatch:
+    import numpy as np  # noqa: PLC0415 - on the executor; comes with Arrow's users
+    import pyarrow  # noqa: PLC0415 - on the executor
+
+    rows, width = page.rows, identity.DIGEST_BYTES
+    digests = [page.digests[i * width : (i + 1) * width] for i in range(rows)]
+    known = -1 if page.recovery is not None else page.n
+    return pyarrow.RecordBatch.from_pydict(
+        {
+            "digest": pyarrow.array(digests, pyarrow.binary()),
+            # A page has at most 4,096 rows, so the row fits below the offset; a digest stays in one partition.
+            "entry_order": np.arange(rows, dtype=np.int64) + ((pos & OFFSETS) << 12),
+            "outcome": np.frombuffer(page.outcomes, np.uint8).astype(np.int16),
+            "log_topic": [page.topic] * rows,
+            "log_partition": np.full(rows, page.partition, np.int32),
+            "log_offset": np.array(page.offsets, np.int64),
+            "destination": np.array(page.destinations or [-1] * rows, np.int64),
+            "transaction": [f"{page.instance.hex()}/{page.n}" if known >= 0 else None] * rows,
+        }
+    )

@@ -1,0 +1,249 @@
+"""Every message is judged where its facts meet: one shuffle by digest, then counts by time window.
+
+The rules are those of ``relay.audit.checker``: of several records of one identity the first counts, an effect beyond
+the first is a duplicate, one after a later message of its lane is reordered, one of no captured message a phantom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from relay.jobs.records import OFFSETS, PLACE_SHIFT
+from relay.message.record import LogPartition
+from relay.monitor.entries import DEAD, NOT_DELIVERED, SKIPPED, InputRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+CAPTURED: Final = 0
+EFFECT: Final = 1
+TAKEN_BACK: Final = 2
+UNDECIDED: Final = 3
+PUT_ASIDE: Final = 4
+"""What a fact is about a digest: a message that counts, an effect, a message of an aborted or of an undecided
+capture, a dead letter."""
+
+LOST_WORDS: Final = {
+    "lost_dead": "recorded as dead, but there is no dead letter of it",
+    "lost_entered": "recorded as delivered, but it has no effect",
+    "lost_passed": "passed by the route, but it has no effect",
+}
+COUNTED: Final = (
+    "captured", "delivered", "lost", "duplicates", "reordered", "phantoms", "aborted", "in_doubt", "dead_letters",
+    "conflicts", "unseen", "altered", "expired", "skipped", "repeats", "told",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the route itself says; positions and lows by log partition, in the order of the log's places."""
+
+    partitions: Sequence[LogPartition]
+    positions: Mapping[LogPartition, int]
+    lows: Mapping[LogPartition, int]
+    dead_expired: bool
+    open_ranges: Sequence[InputRange] = field(default_factory=list)
+    told: Sequence[InputRange] = field(default_factory=list)
+
+
+def sided(facts: DataFrame, side: int) -> DataFrame:
+    """Return facts as one side of the union by digest."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    types = {"pos": "long", "at": "timestamp", "content": "long", "lane": "long"}
+    have = [sql.col(n) if n in facts.columns else sql.lit(None).cast(t).alias(n) for n, t in types.items()]
+    return facts.select(sql.lit(side).cast("byte").alias("side"), "digest", *have)
+
+
+def meet(sides: Iterable[DataFrame]) -> DataFrame:
+    """Return one row for each digest: its first record in the log, its effects, and what else is known of it."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    first, *rest = sides
+    for other in rest:
+        first = first.unionByName(other)
+    log, effect = sql.col("side") == CAPTURED, sql.col("side") == EFFECT
+    number = sql.shiftright("pos", PLACE_SHIFT)
+    by_digest = first.repartition("digest").sortWithinPartitions("digest").groupBy("digest")
+    found = by_digest.agg(
+        sql.min(sql.when(log, sql.struct("pos", "at", "content", "lane"))).alias("log"),
+        sql.count_if(log).alias("records"),
+        (sql.min(sql.when(log, sql.col("content"))) != sql.max(sql.when(log, sql.col("content")))).alias(
+            "differs"
+        ),
+        (sql.min(sql.when(log, number)) != sql.max(sql.when(log, number))).alias("scattered"),
+        sql.min(sql.when(effect, sql.struct("pos", "at", "content"))).alias("effect"),
+        sql.max(sql.when(effect, sql.col("pos"))).alias("last_effect"),
+        sql.count_if(effect).alias("effects"),
+        sql.min(sql.when(sql.col("side") == TAKEN_BACK, sql.struct("pos", "at"))).alias("aborted"),
+        sql.min(sql.when(sql.col("side") == UNDECIDED, sql.struct("pos", "at"))).alias("undecided"),
+        sql.coalesce(sql.bool_or(sql.col("side") == PUT_ASIDE), sql.lit(False)).alias("dead"),
+    )
+    return found.withColumn("at", sql.coalesce("log.at", "effect.at", "aborted.at", "undecided.at"))
+
+
+def unexplained(met: DataFrame) -> DataFrame:
+    """Return the digests about which the monitor must be asked: messages without effect, effects without message."""
+    missing = "log is not null and effects = 0 and not dead"
+    unknown = "log is null and effects > 0 and aborted is null and undecided is null"
+    return met.where(f"({missing}) or ({unknown})").select("digest")
+
+
+def deciding_entries(rows: DataFrame, wanted: DataFrame, *, small: bool) -> DataFrame:
+    """Return the latest entry of each wanted digest that shows an outcome."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    asked = sql.broadcast(wanted) if small else wanted
+    latest = rows.join(asked, "digest", "left_semi").groupBy("digest")
+    entry = sql.struct("entry_order", "outcome", "log_topic", "log_partition", "log_offset").alias("entry")
+    return latest.agg(sql.max(entry).alias("entry")).where(sql.col("entry.outcome") != NOT_DELIVERED)
+
+
+def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> DataFrame:
+    """Add to each row its ``verdict``: ``right``, or what is wrong with a missing message or an unknown effect."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    if entered is None:
+        nothing = "struct<entry_order:long,outcome:short,log_topic:string,log_partition:int,log_offset:long>"
+        known = met.withColumn("entry", sql.lit(None).cast(nothing))
+    else:
+        known = met.join(entered, "digest", "left")
+    outcome = sql.col("entry.outcome")
+    number, offset = sql.shiftright("log.pos", PLACE_SHIFT), sql.col("log.pos").bitwiseAND(OFFSETS)
+    position = _by_partition(number, standing.partitions, standing.positions)
+    missing = (
+        sql.when(sql.col("dead") | ((outcome == DEAD) & standing.dead_expired), "put_aside")
+        .when(outcome == SKIPPED, "skipped")
+        .when(outcome == DEAD, "lost_dead")
+        .when(outcome.isNotNull() & _lies_in(number, offset, standing.partitions, standing.told), "told")
+        .when(outcome.isNotNull(), "lost_entered")
+        .when(offset < position, "lost_passed")
+        .when(_lies_in(number, offset, standing.partitions, standing.open_ranges), "in_doubt")
+        .otherwise("unseen")
+    )
+    unknown = (
+        sql.when(sql.col("undecided").isNotNull(), "undecided")
+        .when(sql.col("aborted").isNotNull(), "phantom_aborted")
+        .when(_is_expired(standing.lows), "expired")
+        .otherwise("phantom")
+    )
+    verdict = (
+        sql.when(sql.col("log").isNotNull() & (sql.col("effects") > 0), "right")
+        .when(sql.col("log").isNotNull(), missing)
+        .when(sql.col("effects") > 0, unknown)
+        .otherwise("none")
+    )
+    return known.withColumn("verdict", verdict)
+
+
+def lapses(met: DataFrame) -> DataFrame:
+    """Return the messages whose first effect came after that of a later message of their lane, with the later offset."""
+    from pyspark.sql import Window  # noqa: PLC0415 - see the package
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    delivered = met.where("log is not null and effects > 0").select(
+        sql.col("log.pos").alias("pos"),
+        sql.col("log.at").alias("at"),
+        sql.col("log.lane").alias("lane"),
+        sql.shiftright("effect.pos", PLACE_SHIFT).alias("home"),
+        sql.col("effect.pos").alias("effect_pos"),
+    )
+    before = (
+        Window.partitionBy("home", "lane").orderBy("effect_pos").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    ordered = delivered.withColumn("after", sql.max("pos").over(before))
+    return ordered.where(sql.col("pos") < sql.col("after"))
+
+
+def wandering_lanes(met: DataFrame) -> int:
+    """Return how many lanes have effects in more than one output partition: their order cannot be seen."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    home = sql.shiftright("effect.pos", PLACE_SHIFT)
+    lanes = met.where("log is not null and effects > 0").groupBy("log.lane")
+    return lanes.agg((sql.min(home) != sql.max(home)).alias("moved")).where("moved").count()
+
+
+def conflicts(met: DataFrame, facts: DataFrame) -> DataFrame:
+    """Return the records beyond a digest's first that differ in content, or lie in another partition."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    odd = met.where("differs or scattered").select("digest", "log")
+    first = sql.shiftright("log.pos", PLACE_SHIFT)
+    return facts.join(odd, "digest").select(
+        "pos",
+        "at",
+        (sql.col("content") != sql.col("log.content")).alias("conflict"),
+        (sql.shiftright("pos", PLACE_SHIFT) != first).alias("elsewhere"),
+    )
+
+
+def counts(judged: DataFrame, window: Column) -> DataFrame:
+    """Return the counts of each time window, with the delays from log to destination in milliseconds."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    log, effects = sql.col("log").isNotNull(), sql.col("effects")
+    delivered = log & (effects > 0)
+    verdict = sql.col("verdict")
+    phantom = verdict.startswith("phantom")
+    undecided = sql.col("undecided").isNotNull() & ~log
+    altered = delivered & (sql.col("log.content") != sql.col("effect.content"))
+    delay = sql.when(delivered, sql.unix_millis("effect.at") - sql.unix_millis("log.at"))
+    wanted = {
+        "captured": sql.count_if(log),
+        "delivered": sql.count_if(delivered),
+        "lost": sql.count_if(verdict.startswith("lost")),
+        "duplicates": sql.sum(sql.when(delivered, effects - 1).otherwise(0)),
+        "phantoms": sql.sum(sql.when(phantom, effects).otherwise(0)),
+        "aborted": sql.count_if(sql.col("aborted").isNotNull() & ~log),
+        "in_doubt": sql.count_if(undecided) + sql.count_if(verdict == "in_doubt"),
+        "dead_letters": sql.count_if("dead"),
+        "unseen": sql.count_if(verdict == "unseen"),
+        "altered": sql.count_if(altered),
+        "expired": sql.sum(sql.when(verdict == "expired", effects).otherwise(0)),
+        "skipped": sql.count_if(verdict == "skipped"),
+        "repeats": sql.sum(sql.when(log, sql.col("records") - 1).otherwise(0)),
+        "told": sql.count_if(verdict == "told"),
+        "scattered": sql.count_if("scattered"),
+        "differs": sql.count_if("differs"),
+        "delays": sql.percentile_approx(delay, [0.5, 0.99], 200),
+    }
+    return judged.groupBy(window.alias("window")).agg(*(made.alias(name) for name, made in wanted.items()))
+
+
+def _by_partition(
+    number: Column, partitions: Sequence[LogPartition], values: Mapping[LogPartition, int]
+) -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    found = sql.array(*(sql.lit(values.get(one, 0)).cast("long") for one in partitions))
+    return sql.try_element_at(found, number.cast("int") + 1)
+
+
+def _lies_in(
+    number: Column, offset: Column, partitions: Sequence[LogPartition], ranges: Iterable[InputRange]
+) -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    places = {(one.topic, one.partition): index for index, one in enumerate(partitions)}
+    inside = sql.lit(False)
+    for one in ranges:
+        index = places.get((one.topic, one.partition))
+        if index is not None:
+            inside |= (number == index) & (offset >= one.first) & (offset < one.next)
+    return inside
+
+
+def _is_expired(lows: Mapping[LogPartition, int]) -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    topic, partition, offset = (sql.col(f"entry.log_{name}") for name in ("topic", "partition", "offset"))
+    expired = sql.lit(False)
+    for place, low in lows.items():
+        if low > 0:
+            expired |= (
+                (topic == place.topic) & (partition == place.partition) & (offset >= 0) & (offset < low)
+            )
+    return sql.coalesce(expired, sql.lit(False))

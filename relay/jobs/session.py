@@ -1,0 +1,151 @@
+"""A job starts Spark only where everything that it needs is there; else it says what is missing, before any row."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.run import schedule
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK: Final = "4.0."
+JAVA_LEAST: Final = 17
+KAFKA_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+AVRO_CLASS: Final = "org.apache.spark.sql.avro.AvroFileFormat"
+SHOWN_EVERY_S: Final = 2.0
+_OWN: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # of a repeated header the last one counts
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+}
+
+
+def parser(name: str, about: str) -> ArgumentParser:
+    """Return the parser of a job's own arguments, with those that every job has."""
+    made = ArgumentParser(
+        prog=f"relay spark {name}", description=about, formatter_class=RawDescriptionHelpFormatter
+    )
+    made.add_argument("--master", default="local[*]", help="where Spark runs (default: %(default)s)")
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    return made
+
+
+def run(name: str, job: Callable[[], int]) -> int:
+    """Run a job and return its exit code; every expected failure is one sentence on standard error."""
+    try:
+        return job()
+    except RelayError as error:
+        say(f"{name}: {error}", sys.stderr)
+        return error.exit_code
+
+
+def start(name: str, master: str, *, needs: Sequence[str] = (KAFKA_CLASS,), **settings: str) -> SparkSession:
+    """Start Spark and return the session. ConfigError says what is wrong or missing, with the remedy.
+
+    ``needs`` are Java classes; ``settings`` have ``__`` for each dot. Addresses are this machine's only with a local
+    master; elsewhere spark-submit's own settings hold.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - the job's help must not wait for it
+
+    own = dict(_OWN) if master.startswith("local") else {k: v for k, v in _OWN.items() if "driver" not in k}
+    builder = SparkSession.builder.master(master).appName(f"relay-{name}")
+    for key, value in (own | {key.replace("__", "."): value for key, value in settings.items()}).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    examine(spark, needs)
+    return spark
+
+
+def examine(spark: Any, needs: Sequence[str]) -> None:
+    """Refuse a Spark or a Java of another version, a missing connector, and a missing pyarrow."""
+    if not spark.version.startswith(SPARK):
+        raise ConfigError(
+            f"Spark is {spark.version}, but the connectors in use are for {SPARK}x: pip install pyspark=={SPARK}0."
+        )
+    jvm = spark._jvm  # noqa: SLF001 - the only way to ask the JVM
+    java = int(jvm.java.lang.Runtime.version().feature())
+    if java < JAVA_LEAST:
+        raise ConfigError(f"Java is {java}, but Spark needs {JAVA_LEAST}: set JAVA_HOME to a newer one.")
+    for name in needs:
+        if not _has_class(jvm, name):
+            what = {KAFKA_CLASS: "Kafka", AVRO_CLASS: "Avro"}.get(name, name)
+            raise ConfigError(
+                f"Spark has no {what} connector: run the job as `relay spark NAME`, which brings its jars, or give "
+                "spark-submit --packages."
+            )
+    try:
+        import pyarrow  # noqa: F401, PLC0415 - only asked for
+    except ImportError:
+        raise ConfigError("pyarrow is not installed: pip install 'transactional-relay[local]'.") from None
+
+
+def _has_class(jvm: Any, name: str) -> bool:
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
+
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        jvm.java.lang.Class.forName(name, False, loader)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+@contextmanager
+def reaching(doing: str) -> Iterator[None]:
+    """Turn a failure inside Spark into one sentence with the innermost Java exception; no payload is in it."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        inner = error.java_exception
+        while inner.getCause() is not None:
+            inner = inner.getCause()
+        words = str(inner.getMessage() or "").strip().splitlines()
+        raise Unreachable(
+            f"{doing} failed: {inner.getClass().getSimpleName()}: {(words or ['no reason given'])[-1][:300]}; "
+            "the job may be run again."
+        ) from error
+
+
+@contextmanager
+def progress(spark: SparkSession, name: str) -> Iterator[Callable[[str], None]]:
+    """Show which step runs and how many of its tasks are done, every two seconds; yields ``step(words)``."""
+    over, step = schedule.event(), {"words": "starting"}
+
+    def watch() -> None:
+        shown = ""
+        while not over.wait(SHOWN_EVERY_S):
+            line = f"{name}: {step['words']}{_tasks(spark)}"
+            if line != shown:
+                say(line, sys.stderr)
+                shown = line
+
+    thread = schedule.start_thread("relay-job-progress", watch)
+    try:
+        yield lambda words: step.update(words=words)
+    finally:
+        over.set()
+        thread.join()
+
+
+def _tasks(spark: SparkSession) -> str:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    total = sum(stage.numTasks for stage in stages if stage)
+    done = sum(stage.numCompletedTasks for stage in stages if stage)
+    return f" ({done} of {total} tasks)" if total else ""
+
+
+def say(sentence: str, stream: Any = None) -> None:
+    """Print a line at once: the output is usually a pipe."""
+    print(sentence, file=stream or sys.stdout, flush=True)

@@ -1,0 +1,95 @@
+"""Audits a relay at any scale: log, outcomes, monitor and destination are held against each other on Spark.
+
+It counts what ``relay verify`` counts, by the same rules and under the same names, and also by time window; the
+report is JSON and a page with charts. Run it with ``relay spark audit CONFIG --help``.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from relay.jobs import session
+from relay.jobs.auditing import RouteAudit, Sources
+from relay.jobs.page import page
+from relay.jobs.records import Broker, java_settings
+from relay.kafka.scan import Scan
+from relay.kafka.topics import Topics
+from relay.message.errors import ConfigError
+from relay.run.config import RelayConfig, load
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job: 0 all is right, 1 it is not, 2 wrong words or parts, 3 unreachable."""
+    options = _parse(arguments)
+    return session.run("audit", lambda: _audit(options))
+
+
+def _parse(arguments: Sequence[str]) -> Namespace:
+    parser = session.parser("audit", __doc__ or "")
+    parser.add_argument("config", help="the configuration, such as relay.toml")
+    parser.add_argument("--route", action="append", default=[], help="only this route; may be repeated")
+    parser.add_argument(
+        "--allow-lag", action="store_true", help="messages not delivered yet do not fail the check"
+    )
+    parser.add_argument(
+        "--window", type=int, metavar="SECONDS", help="width of the time windows (default: chosen)"
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the JSON report here as well")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page with charts here")
+    parser.add_argument(
+        "--shuffle-partitions", type=int, default=32, help="tasks of a shuffle (default: %(default)s)"
+    )
+    return parser.parse_args(arguments)
+
+
+def _audit(options: Namespace) -> int:
+    if options.window is not None and options.window < 1:
+        raise ConfigError(f"--window {options.window}: give a width of at least one second")
+    config = load(Path(options.config))
+    unknown = [name for name in options.route if name not in config.routes]
+    if unknown:
+        raise ConfigError(
+            f"--route {unknown[0]}: there is no such route; there are: {', '.join(config.routes)}"
+        )
+    java = java_settings(config.kafka)
+    settings = {"spark__sql__shuffle__partitions": str(options.shuffle_partitions)}
+    spark = session.start("audit", options.master, **settings)
+    with (
+        Topics(config.kafka, config.timing) as topics,
+        Scan(config.kafka, config.timing, f"{config.relay.name}.verify") as scan,
+        session.progress(spark, "audit") as step,
+    ):
+        sources = Sources(spark, java, Broker(spark, java), topics, scan)
+        found = [
+            RouteAudit(config, config.routes[name], sources, step).report(
+                allow_lag=options.allow_lag, window_s=options.window
+            )
+            for name in options.route or config.routes
+        ]
+    routes = {one.report.route: one.document() for one in found}
+    _write(options, config, routes)
+    if not options.json:
+        for one in found:
+            session.say(("right: " if one.report.ok else "WRONG: ") + one.report.sentence)
+    return 0 if all(one.report.ok for one in found) else 1
+
+
+def _write(options: Namespace, config: RelayConfig, routes: dict[str, dict[str, Any]]) -> None:
+    document = {"ok": all(route["ok"] for route in routes.values()), "routes": routes}
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2, default=str).decode()
+    if options.report:
+        options.report.write_text(text + "\n", "utf-8")
+    if options.html:
+        options.html.write_text(page(f"Audit of {config.relay.name}", routes), "utf-8")
+    if options.json:
+        session.say(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""The audit job finds what plain clients planted, and says of it what `relay verify` says, number for number."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.audit.verify import COUNTS, MORE_COUNTS
+from relay.local import spark
+from relay.message import identity
+from relay.monitor.entries import Begin, InputRange, Page, Proof, Seal
+from tests.integration.audit_site import Site, digest, wrong
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run the job; return its exit code, its JSON report (empty if it gave none) and all that it said."""
+    job = spark.submission("audit", [*arguments, "--json", "--shuffle-partitions", "2"])
+    done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=200)
+    start = done.stdout.find("{\n")
+    report = json.loads(done.stdout[start:]) if start >= 0 else {}
+    return done.returncode, report, done.stdout + done.stderr
+
+
+def agree(site: Site, *arguments: str) -> dict[str, Any]:
+    """Run both; every count must be the same. Return the job's report of the route."""
+    code, report, said = run(str(site.config.path), *arguments)
+    verified = site.audit()
+    assert report, said
+    route: dict[str, Any] = report["routes"]["main"]
+    names = (*COUNTS, *MORE_COUNTS)
+    assert {name: route[name] for name in names} == {name: getattr(verified.findings, name) for name in names}
+    assert {(one["kind"], one["place"], one["id"]) for one in route["offenders"]} == {
+        (one.kind, one.place, one.id) for one in verified.offences
+    }
+    assert code == (0 if verified.ok else 1), said
+    return route
+
+
+def page_of(site: Site, numbers: list[int], instance: bytes, outcomes: bytes | None = None) -> Page:
+    return Page(
+        "w", instance, 1, Proof.SEALED, None, site.log, 0, b"".join(map(digest, numbers)), bytes(8 * len(numbers)),
+        numbers, outcomes or bytes(len(numbers)),
+    )  # fmt: skip
+
+
+def test_every_planted_fault_is_found_by_name_and_window(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    site = make_site()
+    for number in range(12):
+        site.write(site.log, number, partition=number // 10)
+    site.write(site.log, 3, value="other")  # a conflict
+    site.write(site.log, 2, partition=1)  # a repeat in another partition
+    # 2 before 1; 0 twice; 5 lost; 6 dead; 7 passed, recorded and not there; 8 skipped; 9 to come; 77 never sent
+    for number in (0, 2, 1, 3, 0, 4, 77, 10, 11):
+        site.write(site.output, number, value="spoilt" if number == 4 else None)
+    site.dead(digest(6))
+    site.dead(digest(5), route="another")
+    instance = os.urandom(16)
+    site.record(Begin("w", "t", instance, 1, -1, [InputRange(site.log, 0, 0, 9)], []))
+    site.record(page_of(site, [0, 1, 7, 8], instance, bytes([0, 0, 0, 2])), Seal("w", instance, 1))
+    site.stand_at(9, 2)
+    html = tmp_path / "audit.html"
+
+    route = agree(site, "--window", "3600", "--html", str(html))
+
+    kinds = (
+        "lost",
+        "duplicates",
+        "reordered",
+        "phantoms",
+        "altered",
+        "unseen",
+        "dead_letters",
+        "skipped",
+        "conflicts",
+    )
+    assert {kind: route[kind] for kind in kinds} == {
+        "lost": 2, "duplicates": 1, "reordered": 1, "phantoms": 1, "altered": 1, "unseen": 1, "dead_letters": 1,
+        "skipped": 1, "conflicts": 1,
+    }  # fmt: skip
+    for kind in ("captured", "lost", "duplicates", "reordered", "phantoms", "conflicts"):
+        assert sum(window[kind] for window in route["windows"]) == route[kind], kind
+    text = html.read_text("utf-8")
+    assert "<svg" in text
+    assert "m77" in text
+    assert "http" not in text.replace("http-equiv", "")  # nothing is loaded from anywhere
+
+
+def test_captures_and_what_no_page_proves(make_site: Callable[..., Site], shop: str) -> None:
+    from tests.integration.audit_site import TOPIC_ROUTE  # noqa: PLC0415 - the route of this test alone
+
+    site = make_site(TOPIC_ROUTE, shop)
+    committed, forged, aborted, unknown = (os.urandom(16) for _ in range(4))
+    for number, nonce in enumerate((committed, forged, aborted, unknown)):
+        resource = "elsewhere/1" if nonce is not unknown else "shop/another-uuid"
+        capture = identity.capture_id(nonce).hex()
+        site.write(site.log, number, ce_relaycapture=capture, ce_relayresource=resource)
+    site.mark(identity.capture_id(committed), committed)
+    site.mark(identity.capture_id(forged), os.urandom(16))
+    site.mark(identity.capture_id(aborted), None)
+    site.write(site.log, 4)  # begun, and nothing says how it ended
+    site.write(site.log, 5)  # in a page of a transaction that was settled: counts for nothing
+    begun, settled = os.urandom(16), os.urandom(16)
+    site.record(Begin("w", "t", begun, 1, -1, [InputRange(site.log, 0, 7, 8)], []))
+    site.record(page_of(site, [5], settled))
+    for number in (0, 2):
+        site.write(site.output, number)
+    site.stand_at(7, 0)
+
+    route = agree(site)
+
+    assert (route["captured"], route["aborted"], route["in_doubt"], route["phantoms"]) == (3, 1, 3, 1)
+    assert route["unseen"] == 1
+
+
+def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path: Path) -> None:
+    site = make_site()
+    away = tmp_path / "away.toml"
+    away.write_text(site.config.path.read_text().replace(site.kafka, "127.0.0.1:1"))
+    absent = tmp_path / "absent.toml"
+    absent.write_text(site.config.path.read_text().replace(site.log, "no-such-topic"))
+
+    assert run(str(site.config.path), "--route", "other")[0] == 2
+    code, _, said = run(str(absent))
+    assert code == 2, said
+    assert "topic no-such-topic, the log, does not exist; run `relay migrate`" in said
+    code, _, said = run(str(away))
+    assert code == 3, said
+    assert "Traceback" not in said
