@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import fastavro
 import orjson
@@ -37,6 +37,13 @@ class Mapped(NamedTuple):
     rows: list[Any]
     good: Sequence[int]
     faults: dict[int, MessageRejected]
+
+
+class BatchMapping(Protocol):
+    """Maps batches into what an effect writes; any thread may call it."""
+
+    def map(self, messages: Sequence[LogMessage], finish: Finish) -> Mapped:
+        """Map messages; those that cannot be, and those with a fault already, are left out."""
 
 
 class _Opened:

@@ -6,7 +6,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import date
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from relay.delivery.copy_text import json_text, moment, plain
 from relay.delivery.table import RowFault, TablePlan
@@ -21,6 +21,16 @@ _RETRY: Final = (
 )
 # What the sqlite3 module itself refuses: an integer beyond 64 bits, a text that is no UTF-8, a type it does not know.
 REFUSED_VALUES: Final = (OverflowError, UnicodeEncodeError, sqlite3.InterfaceError)
+
+
+class RowEffect(Protocol):
+    """One way of writing rows."""
+
+    def finish(self, columns: list[list[Any]]) -> list[Any]:
+        """Return the rows of a run of mapped columns in the form that ``apply`` takes."""
+
+    def apply(self, connection: sqlite3.Connection, rows: Sequence[Any]) -> None:
+        """Write rows; an error leaves some of them to be rolled back."""
 
 
 class SqliteEffect:

@@ -24,7 +24,8 @@ Row = TypeVar("Row")
 class TablePlan:
     """What a cursor needs of its route; see the configuration for the meaning of each word.
 
-    ``mode`` is insert, upsert (on the columns ``key``) or sql (``sql`` with ``%(column)s`` parameters).
+    ``mode`` is insert, upsert (on the columns ``key``) or sql (``sql`` with ``%(column)s`` parameters); with ``queue``
+    the effect is not a table's, and mode and columns do not count.
     """
 
     relay: str
@@ -37,10 +38,13 @@ class TablePlan:
     sql: str | None = None
     schema: Path | None = None
     stop_on_dead: bool = False
+    queue: str = ""
 
     @property
     def where(self) -> str:
         """What errors call the destination."""
+        if self.queue:
+            return f"queue {self.queue!r}"
         return f"table {self.table!r} of resource {self.resource!r}" if self.table else f"resource {self.resource!r}"
 
 

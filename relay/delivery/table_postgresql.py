@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from relay.delivery import postgresql_inbox, table_ranges
-from relay.delivery.mapping import TableMapping
+from relay.delivery.mapping import BatchMapping, TableMapping
 from relay.delivery.postgresql_effects import Connection, Effect, effect, qualified
 from relay.delivery.postgresql_failures import judge
 from relay.delivery.table import (
@@ -88,6 +88,7 @@ _HOLD: Final = """
 select position from {position} where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s
     and partition = %(partition)s and epoch = %(epoch)s and worker = %(worker)s for update
 """
+_UNDO_ROWS: Final = "rollback to savepoint relay_rows; release savepoint relay_rows"
 _STATEMENTS: Final = {
     "claim": _CLAIM,
     "move": _MOVE,
@@ -133,11 +134,20 @@ class _PreparedText(Prepared):
 class PostgresqlCursor:
     """The ``TableCursor`` of a PostgreSQL database; it connects when first used, and again after a failure."""
 
-    def __init__(self, url: str, plan: TablePlan, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        plan: TablePlan,
+        limits: Limits | None = None,
+        *,
+        mapping: BatchMapping | None = None,
+        effects: Callable[[Connection], Effect] | None = None,
+    ) -> None:
         self._resource = PostgresqlResource(plan.resource, url, (limits or Limits()).lock_timeout_s)
         self._plan = plan
         self._limits = limits or Limits()
-        self._mapping = TableMapping(plan.columns, plan.schema)
+        self._mapping = mapping or TableMapping(plan.columns, plan.schema)
+        self._effects = effects or partial(effect, plan=plan)
         self._names = {"relay": plan.relay, "route": plan.route}
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
@@ -362,8 +372,11 @@ class PostgresqlCursor:
         except psycopg.Error as error:
             failure = judge(error, self._plan)
             if isinstance(failure, RowFault):
-                connection.execute("rollback to savepoint relay_rows; release savepoint relay_rows")
+                connection.execute(_UNDO_ROWS)
             raise failure from None
+        except RowFault:
+            connection.execute(_UNDO_ROWS)
+            raise
         connection.execute("release savepoint relay_rows")
 
     def _trim_in(self, connection: Connection, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
@@ -442,7 +455,7 @@ class PostgresqlCursor:
             self._statements = {
                 name: sql.SQL(text).format(**places).as_bytes(connection) for name, text in _STATEMENTS.items()
             }
-            self._effect = effect(connection, plan)
+            self._effect = self._effects(connection)
         except psycopg.Error as error:
             connection.close()
             failure = judge(error, plan)

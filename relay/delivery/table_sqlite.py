@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from relay.delivery.mapping import TableMapping
-from relay.delivery.sqlite_effects import REFUSED_VALUES, SqliteEffect, judge
+from relay.delivery.mapping import BatchMapping, TableMapping
+from relay.delivery.sqlite_effects import REFUSED_VALUES, RowEffect, SqliteEffect, judge
 from relay.delivery.table import (
     INBOX_ROWS,
     TRIM_ROWS,
@@ -80,19 +81,28 @@ delete from relay_inbox where applied in (
 class _PreparedRows(Prepared):
     """A batch with the effect that formed its rows."""
 
-    effect: SqliteEffect
+    effect: RowEffect
 
 
 class SqliteCursor:
     """The ``TableCursor`` of an SQLite file; it opens the file when first used, and again after a failure."""
 
-    def __init__(self, url: str, plan: TablePlan, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        plan: TablePlan,
+        limits: Limits | None = None,
+        *,
+        mapping: BatchMapping | None = None,
+        effects: Callable[[sqlite3.Connection], RowEffect] | None = None,
+    ) -> None:
         self._limits = limits or Limits()
         self._resource = SqliteResource(
             plan.resource, url.removeprefix("sqlite:///"), self._limits.lock_timeout_s
         )
         self._plan = plan
-        self._mapping = TableMapping(plan.columns, plan.schema)
+        self._mapping = mapping or TableMapping(plan.columns, plan.schema)
+        self._effects = effects or partial(SqliteEffect, plan=plan)
         self._names = (plan.relay, plan.route)
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
@@ -101,7 +111,7 @@ class SqliteCursor:
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: sqlite3.Connection | None = None
         self._replacing = schedule.lock()
-        self._effect: SqliteEffect | None = None
+        self._effect: RowEffect | None = None
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition and read its position, in one transaction."""
@@ -256,13 +266,13 @@ class SqliteCursor:
         connection.executemany(_KILL, [(answer.applied[i],) for i in refused])
         return {**mapped.faults, **refused}
 
-    def _attempt(self, connection: sqlite3.Connection, by: SqliteEffect, rows: Sequence[Any]) -> None:
+    def _attempt(self, connection: sqlite3.Connection, by: RowEffect, rows: Sequence[Any]) -> None:
         """Write rows behind a savepoint; RowFault leaves nothing of them."""
         connection.execute("savepoint relay_rows")
         try:
             by.apply(connection, rows)
-        except (sqlite3.Error, *REFUSED_VALUES) as error:
-            failure = judge(error, self._plan)
+        except (sqlite3.Error, *REFUSED_VALUES, RowFault) as error:
+            failure = error if isinstance(error, RowFault) else judge(error, self._plan)
             if isinstance(failure, RowFault):
                 if not connection.in_transaction:
                     raise Stopped(
@@ -336,7 +346,7 @@ class SqliteCursor:
             return self._connection
         connection = self._resource.connect(self._limits.lock_timeout_s)
         try:
-            self._effect = SqliteEffect(connection, self._plan)
+            self._effect = self._effects(connection)
         except sqlite3.Error as error:
             connection.close()
             raise judge(error, self._plan) from None

@@ -25,6 +25,8 @@ INCARNATION: Final = "ce_relayincarnation"
 PRIORITY: Final = "ce_relaypriority"
 PARENTS: Final = "ce_relayparents"
 MODE: Final = "ce_relaymode"
+AUDIENCE: Final = "ce_relayaudience"
+DELAY: Final = "ce_relaydelay"
 
 OUT_INSTANCE: Final = "relay_instance"
 OUT_N: Final = "relay_n"

@@ -97,7 +97,7 @@ class Audit(NamedTuple):
     id: str
     queue: str
     action: str
-    count: int
+    changed: int
     subject: str
     who: str
     reason: str

@@ -7,7 +7,9 @@ from typing import Any
 
 from relay.capture.resolver import Resolver
 from relay.delivery.destination import Destination
-from relay.delivery.table import Limits, TablePlan
+from relay.delivery.queue_effects import HeldPublishers
+from relay.delivery.queue_route import QueueDelivery
+from relay.delivery.table import TablePlan
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.delivery.table_route import TableDelivery
 from relay.delivery.table_sqlite import SqliteCursor
@@ -35,10 +37,12 @@ from relay.run import clock, randomness, status_record
 from relay.run.asking import AskingWithBook, Inquiring
 from relay.run.book import ControlBook
 from relay.run.config import RelayConfig
+from relay.run.following import follow
 from relay.run.progress import Progress
+from relay.run.queue_cursor import cursor_limits, queue_cursor
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
-from relay.run.route_config import RouteConfig, TableDestination, TopicDestination
+from relay.run.route_config import QueueDestination, RouteConfig, TableDestination, TopicDestination
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
 from relay.run.twins import Twins
@@ -240,34 +244,59 @@ def _destination(
             limits=_range_limits(route),
             horizon_s=config.timing.dedup_horizon,
         )
-    return _table(config, route, ports, topics, worker_id)
+    if isinstance(route.to, QueueDestination):
+        return _queue(config, route, ports, topics, worker_id)
+    cursor = _cursor(config, route, route.to)
+    return TableDelivery(*_table_parts(config, ports, cursor), **_table_names(config, route, topics, worker_id))
 
 
-def _table(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str) -> Destination:
+def _queue(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str) -> Destination:
+    assert isinstance(route.to, QueueDestination)
+    name = route.to.queue
+    follower = follow(config)
+    publishers = HeldPublishers()
+    store = follower.now().store_of(name, config.queues[name].store)
+    cursor = queue_cursor(config, route, follower, publishers, lambda: _topic_ids(topics, route.from_))
+    return QueueDelivery(
+        *_table_parts(config, ports, cursor),
+        queue=name,
+        store=store,
+        desired=follower.now,
+        publishers=publishers,
+        **_table_names(config, route, topics, worker_id),
+    )
+
+
+def _topic_ids(topics: Topics, names: list[str]) -> dict[str, bytes]:
+    return {name: facts.topic_id for name, facts in topics.describe(names, settings=False).items()}
+
+
+def _table_parts(config: RelayConfig, ports: RoutePorts, cursor: TableCursor) -> tuple[Any, ...]:
+    timing = config.timing
+    timers = ResendTimers(timing.resend_after, timing.resend_max, randomness.jitter)
+    sending = Sending(cursor, timers, clock.monotonic)
+    return ports, cursor, sending, lambda: Appending(settings.producer(config.kafka, timing))
+
+
+def _table_names(config: RelayConfig, route: RouteConfig, topics: Topics, worker_id: str) -> dict[str, Any]:
     to = route.to
-    assert isinstance(to, TableDestination)
+    assert not isinstance(to, TopicDestination)
     found = topics.describe([config.deadletter_topic], settings=False)
     if config.deadletter_topic not in found:
         raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
     timing = config.timing
-    cursor = _cursor(config, route, to)
-    timers = ResendTimers(timing.resend_after, timing.resend_max, randomness.jitter)
-    return TableDelivery(
-        ports,
-        cursor,
-        Sending(cursor, timers, clock.monotonic),
-        lambda: Appending(settings.producer(config.kafka, timing)),
-        route=route.name,
-        target=to.table or to.resource,
-        group_id=config.group_id(route.name),
-        worker_id=worker_id,
-        monitor_topic=config.monitor_topic(route.name),
-        deadletter_topic=config.deadletter_topic,
-        deadletter_partitions=found[config.deadletter_topic].partitions,
-        keep_inbox_s=timing.dedup_horizon if route.dedup == "route" else None,
-        limits=_range_limits(route),
-        horizon_s=timing.dedup_horizon,
-    )
+    return {
+        "route": route.name,
+        "target": to.queue if isinstance(to, QueueDestination) else to.table or to.resource,
+        "group_id": config.group_id(route.name),
+        "worker_id": worker_id,
+        "monitor_topic": config.monitor_topic(route.name),
+        "deadletter_topic": config.deadletter_topic,
+        "deadletter_partitions": found[config.deadletter_topic].partitions,
+        "keep_inbox_s": timing.dedup_horizon if route.dedup == "route" else None,
+        "limits": _range_limits(route),
+        "horizon_s": timing.dedup_horizon,
+    }
 
 
 def _range_limits(route: RouteConfig) -> RangeLimits:
@@ -287,11 +316,7 @@ def _cursor(config: RelayConfig, route: RouteConfig, to: TableDestination) -> Ta
         schema=to.schema_,
         stop_on_dead=route.on_dead == "stop",
     )
-    timing = config.timing
-    limits = Limits(
-        statement_timeout_s=timing.statement_timeout,
-        idle_in_transaction_s=min(timing.idle_in_transaction, timing.session_timeout),
-    )
+    limits = cursor_limits(config)
     resource = config.resources[to.resource]
     url = resource.url.get_secret_value()
     if resource.kind == "postgresql":

@@ -1,0 +1,113 @@
+"""How messages take effect in a queue: put by the delivery transaction itself, on its own connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from relay.delivery.queue_mapping import Putting
+from relay.delivery.table import RowFault
+from relay.message.errors import MessageRejected
+from relay.queue.message import Audience, MessageView, NewMessage
+from relay.queue.modes import Balance, pooled
+from relay.queue.port import Filter, QueueStore, Refused
+from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState
+from relay.run import clock
+
+_REVEALED_AT_ONCE: Final = 1000
+
+
+@dataclass(slots=True)
+class HeldPublishers:
+    """Publishers whose messages are put and not revealed, by the word of a person ([41] to [43]).
+
+    ``resumed`` have messages to reveal before anything new of them is put; the number tells one resumption from the
+    next. ``written`` are those that the transaction under way has revealed.
+    """
+
+    held: frozenset[str] = frozenset()
+    resumed: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    _count: int = 0
+
+    def now(self, held: frozenset[str]) -> None:
+        """Go by who is held from now on."""
+        for publisher in self.held - held:
+            self._count += 1
+            self.resumed[publisher] = self._count
+        self.held = held
+
+    def committed(self) -> None:
+        """What was written is durable: it need not be revealed again."""
+        for publisher, number in self.written.items():
+            if self.resumed.get(publisher) == number:
+                del self.resumed[publisher]
+        self.written = {}
+
+
+class QueueEffect:
+    """Puts a run of messages; ``bind`` gives the store that writes on a connection."""
+
+    def __init__(
+        self,
+        connection: Any,
+        bind: Callable[[Any], QueueStore],
+        queue: QueueSettings,
+        balance: Balance,
+        publishers: HeldPublishers,
+    ) -> None:
+        self._store = bind(connection)
+        self._queue = queue
+        self._balance = balance
+        self._publishers = publishers
+
+    def finish(self, columns: list[list[Any]]) -> list[Any]:
+        """Rows come from the mapping as they are."""
+        return columns
+
+    def apply(self, connection: Any, rows: Sequence[Putting]) -> None:  # noqa: ARG002 - bound when it was made
+        """Put messages in their order; RowFault if the queue refuses one, StoreFull if it has no room now."""
+        now = clock.wall_ms()
+        audience = self._balanced()
+        resumed = dict(self._publishers.resumed)
+        for publisher in resumed:
+            self._reveal_kept(publisher, now)
+        self._publishers.written = resumed
+        ready = [_timed(row, now, self._queue.ttl_ms, audience) for row in rows]
+        try:
+            if self._publishers.held:
+                held = [message for message in ready if message.publisher in self._publishers.held]
+                ready = [message for message in ready if message.publisher not in self._publishers.held]
+                self._store.put(held, now, reveal=False)
+            self._store.put(ready, now)
+        except Refused as refusal:
+            raise RowFault(MessageRejected("apply", "refused", str(refusal))) from None
+
+    def _balanced(self) -> Audience | None:
+        if self._balance.is_wanted and self._balance.seen(self._store.waiting()):
+            return pooled(self._queue.audience)
+        return None
+
+    def _reveal_kept(self, publisher: str, now: int) -> None:
+        """Reveal what was put while the publisher was held, in its order, before what comes now."""
+        after = 0
+        chosen = Filter(state=PublisherState.PUT, publisher=publisher)
+        while found := self._store.find(chosen, after=after, limit=_REVEALED_AT_ONCE):
+            self._store.reveal([view.handle for view in found if waits_for_word(view)], now)
+            after = found[-1].handle
+
+
+def waits_for_word(view: MessageView) -> bool:
+    """Whether a message that is PUT waits for neither a time nor an attempt, only for somebody's word."""
+    return view.state is PublisherState.PUT and view.attempt is None and view.reveal_at is None
+
+
+def _timed(row: Putting, now: int, longest_ms: int | None, audience: Audience | None) -> NewMessage:
+    """Return the message with its time to live from now on, at most the queue's, and the audience of the hour."""
+    message = row.message
+    if row.expires_at is not None:
+        ttl_ms = max(0, row.expires_at - now)
+        message = replace(message, ttl_ms=ttl_ms if longest_ms is None else min(ttl_ms, longest_ms))
+    return replace(message, audience=audience) if audience is not None and message.audience is None else message

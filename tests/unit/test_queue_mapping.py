@@ -1,0 +1,135 @@
+"""A message of the log becomes a queue's message; what its headers ask for is believed within the queue's bounds only."""
+
+from __future__ import annotations
+
+from relay.delivery.queue_effects import HeldPublishers
+from relay.delivery.queue_mapping import QueueMapping
+from relay.message.errors import MessageRejected
+from relay.message.identity import content_digest, digest
+from relay.message.record import LogMessage
+from relay.queue.message import Audience, Group, NewMessage, Place
+from relay.queue.modes import Balance, in_mode, pooled
+from relay.queue.settings import Balancing, QueueSettings
+
+AUDIENCE = Audience((Group("approval", ("approval",)), Group("clerks", ("ann", "bob"))))
+QUEUE = QueueSettings("credit", AUDIENCE)
+
+
+def message(*headers: tuple[str, bytes], offset: int = 7, key: bytes | None = b"k") -> LogMessage:
+    given = dict([("ce_id", b"m-1"), ("ce_source", b"/till"), *headers])
+    identity = digest(b"c", given["ce_source"], given["ce_id"])
+    return LogMessage(
+        "orders", 2, offset, key, b"v", list(given.items()), identity, content_digest(key, b"v"), b"/till", None, 0
+    )
+
+
+def mapped(*headers: tuple[str, bytes], queue: QueueSettings = QUEUE, **over: object) -> NewMessage:
+    found = QueueMapping(queue, lambda: {"orders": b"\x01\x02"}).map([message(*headers, **over)], tuple)  # type: ignore[arg-type]
+    assert found.faults == {}
+    (row,) = found.rows
+    return row.message
+
+
+def fault(*headers: tuple[str, bytes]) -> MessageRejected:
+    found = QueueMapping(QUEUE, dict).map([message(*headers)], tuple)  # type: ignore[arg-type]
+    assert found.rows == []
+    return found.faults[0]
+
+
+def test_a_message_keeps_who_sent_it_and_where_the_log_has_it() -> None:
+    found = mapped(("ce_subject", b"order 42"))
+
+    assert (found.publisher, found.id, found.key, found.value) == ("/till", "m-1", b"k", b"v")
+    assert (found.subject, found.lane, found.priority, found.delay_ms) == ("order 42", b"/till", 4, 0)
+    assert found.place == Place("orders", "0102", 2, 7)
+    assert found.audience is None
+    assert ("ce_id", b"m-1") in found.headers
+
+
+def test_the_lane_is_the_queues_order() -> None:
+    by_key = QueueSettings("credit", AUDIENCE, order="key")
+
+    assert mapped(queue=by_key).lane == b"kk"
+    assert mapped(queue=by_key, key=None).lane == b" /till"
+    assert mapped(queue=QueueSettings("credit", AUDIENCE, order="none")).lane is None
+
+
+def test_an_id_that_is_not_the_routes_identity_is_not_the_queues() -> None:
+    strange = message()._replace(digest=b"\x07" * 16)
+
+    (row,) = QueueMapping(QUEUE, dict).map([strange], tuple).rows  # type: ignore[arg-type]
+
+    assert row.message.id == "07" * 16
+
+
+def test_headers_ask_for_priority_delay_expiry_and_mode() -> None:
+    found = QueueMapping(QUEUE, dict).map(  # type: ignore[arg-type]
+        [
+            message(
+                ("ce_relaypriority", b"9"),
+                ("ce_relaydelay", b"1500"),
+                ("ce_expirytime", b"1970-01-01T00:01:00Z"),
+                ("ce_relaymode", b"balance"),
+            )
+        ],
+        tuple,  # type: ignore[arg-type]
+    )
+    (row,) = found.rows
+
+    assert (row.message.priority, row.message.delay_ms, row.expires_at) == (9, 1500, 60_000)
+    assert row.message.audience == Audience((Group("all", ("approval", "ann", "bob")),))
+
+
+def test_a_message_names_its_subscribers_and_their_order() -> None:
+    found = mapped(("ce_relayaudience", b"bob, approval"), ("ce_relaymode", b"in-order"))
+
+    assert found.audience == Audience((Group("bob", ("bob",)), Group("approval", ("approval",))), in_order=True)
+
+
+def test_what_a_header_asks_for_beyond_the_bounds_is_a_dead_letter_and_never_guessed() -> None:
+    assert fault(("ce_relaypriority", b"10")).code == "bad_header"
+    assert fault(("ce_relaypriority", b"-1")).code == "bad_header"
+    assert fault(("ce_relaydelay", b"99999999999")).code == "bad_header"
+    assert fault(("ce_expirytime", b"2026-11-21T10:00:00")).code == "bad_header"
+    assert fault(("ce_expirytime", b"tomorrow")).code == "bad_header"
+    assert fault(("ce_relaymode", b"everywhere")).code == "bad_mode"
+    assert fault(("ce_relayaudience", b"approval,eve")).code == "bad_audience"
+    assert fault(("ce_source", b"\xff")).code == "not_text"
+
+
+def test_one_bad_message_spoils_only_itself() -> None:
+    found = QueueMapping(QUEUE, dict).map([message(), message(("ce_relaypriority", b"x")), message()], tuple)  # type: ignore[arg-type]
+
+    assert (found.good, len(found.rows), list(found.faults)) == ([0, 2], 2, [1])
+
+
+def test_modes_make_one_pool_or_everybody_for_himself() -> None:
+    everybody = Audience(tuple(Group(name, (name,)) for name in ("approval", "ann", "bob")))
+
+    assert in_mode(AUDIENCE, "publish-subscribe") == everybody
+    assert in_mode(AUDIENCE, "combined") == AUDIENCE
+    assert in_mode(AUDIENCE, "balance") == pooled(AUDIENCE)
+
+
+def test_balancing_goes_on_above_its_threshold_and_off_below_the_lower_one() -> None:
+    balance = Balance(Balancing(on_above=100, off_below=10))
+
+    assert [balance.seen(n) for n in (100, 101, 50, 10, 9, 50, 101)] == [False, True, True, True, False, False, True]
+    assert not Balance(None).seen(10**9)
+
+
+def test_a_resumed_publisher_is_revealed_until_that_is_durable() -> None:
+    publishers = HeldPublishers()
+    publishers.now(frozenset({"a", "b"}))
+    publishers.now(frozenset({"b"}))
+    publishers.written = dict(publishers.resumed)
+    publishers.now(frozenset({"a", "b"}))
+    publishers.now(frozenset())
+    publishers.committed()
+
+    assert set(publishers.resumed) == {"a", "b"}, "it was held once more since that transaction"
+
+    publishers.written = dict(publishers.resumed)
+    publishers.committed()
+
+    assert publishers.resumed == {}
