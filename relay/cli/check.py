@@ -9,6 +9,7 @@ import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
 from relay.run.check import CheckReport, check
+from relay.run.config import QueueDestination
 
 app = typer.Typer(add_completion=False)
 
@@ -49,5 +50,7 @@ def _print(report: CheckReport) -> None:
 
 
 def _destination(to: object) -> str:
+    if isinstance(to, QueueDestination):
+        return f"queue {to.queue}"
     topic = getattr(to, "topic", None)
     return f"topic {topic}" if topic else f"table {getattr(to, 'table', '')} ({getattr(to, 'resource', '')})"

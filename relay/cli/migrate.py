@@ -57,6 +57,12 @@ def _print(migration: Migration, would: str) -> None:
         print_line(f"-- resource {name}")
         for statement in ddl:
             print_line(f"{statement.strip().rstrip(';')};")
+    for name, ddl in migration.queues.items():
+        print_line(f"-- queue {name}")
+        for statement in ddl:
+            print_line(f"{statement.strip().rstrip(';')};")
+    for name, uuid in migration.queue_identities.items():
+        print_line(f"queue {name} is {uuid}")
     for name, uuid in migration.identities.items():
         print_line(f"resource {name} is {uuid}")
     if not (migration.create or migration.grow or migration.alter):

@@ -132,6 +132,18 @@ class ResourceConfig(_Section):
         scheme = self.url.get_secret_value().partition("://")[0]
         return "sqlite" if _KINDS[scheme] == "sqlite" else "postgresql"
 
+    @property
+    def worker_role(self) -> str | None:
+        """The role that needs rights, if another one creates the tables."""
+        if self.kind != "postgresql" or self.migrate_url is None:
+            return None
+        # The driver takes a while to load, and only a PostgreSQL address needs it.
+        from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+        worker = conninfo_to_dict(self.url.get_secret_value()).get("user")
+        owner = conninfo_to_dict(self.migrate_url.get_secret_value()).get("user")
+        return str(worker) if worker and worker != owner else None
+
 
 class RelayConfig(_Section):
     """A whole, valid configuration. The names of everything the relay owns are made here."""

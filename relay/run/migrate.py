@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
 from relay.kafka.topics import TopicFacts, TopicPlan, Topics
 from relay.message.errors import ConfigError
@@ -16,6 +15,7 @@ from relay.resources import open_resource
 from relay.resources.schema import statements
 from relay.run.check_table import OWN_TABLES, away
 from relay.run.config import RelayConfig, ResourceConfig
+from relay.run.queue_tables import create_queues, statements_of
 
 _REPLICATION_MAX: Final = 3
 _HOUR_MS: Final = 3_600_000
@@ -52,6 +52,8 @@ class Migration:
     alter: dict[str, dict[str, str]] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
+    queues: dict[str, list[str]] = field(default_factory=dict)
+    queue_identities: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return the migration for programs."""
@@ -69,6 +71,8 @@ class Migration:
             "alter": self.alter,
             "tables": self.tables,
             "identities": self.identities,
+            "queues": self.queues,
+            "queue_identities": self.queue_identities,
         }
 
 
@@ -175,6 +179,8 @@ def plan(config: RelayConfig) -> Migration:
         _plan_with(topics, config, migration)
     for name, resource in config.resources.items():
         migration.tables[name] = [*statements(resource.kind), *(_grants_text(resource))]
+    for name, queue in config.queues.items():
+        migration.queues[name] = statements_of(config, queue)
     return migration
 
 
@@ -198,6 +204,7 @@ def migrate(config: RelayConfig, *, new_identity: bool = False) -> Migration:
             opened.renew_identity()
         migration.identities[name] = opened.identity().uuid
         _grant(name, resource)
+    migration.queue_identities = create_queues(config)
     return migration
 
 
@@ -206,15 +213,6 @@ def _plan_with(topics: Topics, config: RelayConfig, migration: Migration) -> Non
     names |= {config.monitor_topic(route) for route in config.routes}
     names |= {config.deadletter_topic, config.control_topic, config.inquiries_topic, config.decisions_topic}
     plan_topics(config, topics.describe(names), topics.broker_count(), migration)
-
-
-def _worker_role(resource: ResourceConfig) -> str | None:
-    """Return the role that needs rights, if another one creates the tables."""
-    if resource.kind != "postgresql" or resource.migrate_url is None:
-        return None
-    worker = conninfo_to_dict(resource.url.get_secret_value()).get("user")
-    owner = conninfo_to_dict(resource.migrate_url.get_secret_value()).get("user")
-    return str(worker) if worker and worker != owner else None
 
 
 def _grants(role: str) -> list[sql.Composed]:
@@ -227,13 +225,13 @@ def _grants(role: str) -> list[sql.Composed]:
 
 
 def _grants_text(resource: ResourceConfig) -> list[str]:
-    role = _worker_role(resource)
+    role = resource.worker_role
     return [grant.as_string(None) for grant in _grants(role)] if role else []
 
 
 def _grant(name: str, resource: ResourceConfig) -> None:
     """Let the worker's role use the tables; it gets no right to change them."""
-    role = _worker_role(resource)
+    role = resource.worker_role
     if role is None or resource.migrate_url is None:
         return
     url = resource.migrate_url.get_secret_value()
