@@ -32,6 +32,7 @@ class Outcome(Enum):
     WRITTEN = "written"
     UNUSABLE = "unusable"
     FAILED = "failed"
+    AWAY = "away"
     BACK = "back"
     SPLIT = "split"
     LOST = "lost"
@@ -40,8 +41,9 @@ class Outcome(Enum):
 class Ended(NamedTuple):
     """The end of one run.
 
-    DONE is yet to be written; WRITTEN was, in the handler's own transaction. BACK: nothing happened, no failure. SPLIT:
-    one of the batch failed and nobody knows which: each runs again by itself. LOST: another worker has the message now.
+    DONE is yet to be written; WRITTEN was, in the handler's own transaction. AWAY: its database did not let it, so it is
+    tried again later and no failure is counted. BACK: nothing happened, or nobody knows, and the guarded write tells.
+    SPLIT: one of the batch failed and nobody knows which: each runs again by itself. LOST: another worker has it now.
     """
 
     taken: Taken
@@ -57,10 +59,11 @@ class Work(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A message that waits for its next try; ``failures`` counts this one."""
+    """A message that waits for its next try; ``failures`` includes this one if it is ``counted``."""
 
     ticket: Ticket
     failures: int
+    counted: bool = True
 
 
 @dataclass(slots=True)
@@ -109,6 +112,11 @@ class Dispatch:
     def running(self) -> int:
         """How many messages run."""
         return len(self._running)
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._writes)
 
     @property
     def ready(self) -> int:
@@ -257,6 +265,9 @@ class Dispatch:
         elif end.outcome is Outcome.FAILED:
             self._return_lane(lane)
             self._writes.failed.append(Failure(ticket, failures))
+        elif end.outcome is Outcome.AWAY:
+            self._return_lane(lane)
+            self._writes.failed.append(Failure(ticket, end.taken.failures, counted=False))
         elif end.outcome in {Outcome.BACK, Outcome.LOST}:
             self._return_lane(lane)
             if end.outcome is Outcome.BACK:

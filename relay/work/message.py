@@ -11,66 +11,66 @@ from relay.queue.message import NewMessage, Taken
 
 
 class Message:
-    """One message of a queue. ``children`` collects what `publish` was given; it shows only if this message is DONE."""
+    """One message of a queue; ``taken`` is what the store gave. ``children`` collects what `publish` was given; it shows only if this message is DONE."""
 
-    __slots__ = ("_taken", "children")
+    __slots__ = ("children", "taken")
 
     def __init__(self, taken: Taken) -> None:
-        self._taken = taken
+        self.taken = taken
         self.children: list[tuple[str, NewMessage]] = []
 
     @property
     def handle(self) -> int:
         """The number of the message in its queue."""
-        return self._taken.ticket.handle
+        return self.taken.ticket.handle
 
     @property
     def id(self) -> str:
         """The id that its publisher gave it."""
-        return self._taken.id
+        return self.taken.id
 
     @property
     def publisher(self) -> str:
         """Who put it."""
-        return self._taken.publisher
+        return self.taken.publisher
 
     @property
     def key(self) -> bytes | None:
         """Its key."""
-        return self._taken.key
+        return self.taken.key
 
     @property
     def value(self) -> bytes | None:
         """Its payload, as it was put."""
-        return self._taken.value
+        return self.taken.value
 
     @property
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
         """Its headers, in order; a name may repeat."""
-        return self._taken.headers
+        return self.taken.headers
 
     def header(self, name: str) -> bytes | None:
         """Return the last header of this name, None if there is none."""
-        return next((value for found, value in reversed(self._taken.headers) if found == name), None)
+        return next((value for found, value in reversed(self.taken.headers) if found == name), None)
 
     @property
     def subject(self) -> str | None:
         """Its subject."""
-        return self._taken.subject
+        return self.taken.subject
 
     @property
     def lane(self) -> bytes | None:
         """Within what it is ordered; None: within nothing."""
-        return self._taken.lane
+        return self.taken.lane
 
     @property
     def failures(self) -> int:
         """How many tries have failed before this one."""
-        return self._taken.failures
+        return self.taken.failures
 
     def json(self) -> Any:
         """Return the payload read as JSON; raises ValueError if it is none."""
-        return orjson.loads(self._taken.value or b"null")
+        return orjson.loads(self.taken.value or b"null")
 
     def publish(
         self,
@@ -100,11 +100,11 @@ class Message:
             publisher="",
             id="",
             value=payload,
-            key=name if name is not None else self._taken.key,
+            key=name if name is not None else self.taken.key,
             headers=tuple((headers or {}).items()),
             subject=subject,
-            lane=name if name is not None else self._taken.lane,
-            priority=self._taken.priority if priority is None else priority,
+            lane=name if name is not None else self.taken.lane,
+            priority=self.taken.priority if priority is None else priority,
             ttl_ms=ttl_ms,
             delay_ms=delay_ms,
         )

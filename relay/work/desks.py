@@ -1,0 +1,301 @@
+"""Connections to a handler's database: few, lent to one run at a time, each with one transaction that is begun when it is needed.
+
+Nothing is begun before the handler's first statement, so a handler that only waits holds neither a lock nor a connection.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import psycopg
+
+from relay.message.errors import InDoubt, RelayError, Retriable
+from relay.queue.attempts import Outcomes
+from relay.queue.port import QueueStore
+from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
+from relay.run import schedule
+
+
+class EffectsInDoubt(InDoubt):
+    """COMMIT was sent to the handler's database and its answer was lost."""
+
+
+class DatabaseAway(Retriable):
+    """The handler's database refuses for a reason of its own (away, busy, a deadlock): nothing happened, try later."""
+
+
+class TransactionTaken(RelayError):
+    """The handler ended the transaction that is not its own: its writes stand, or fell, without its message's DONE."""
+
+
+class Desk(Protocol):
+    """One connection with what is bound to it. ``stores`` are the queues in this database, by name."""
+
+    stores: Mapping[str, QueueStore]
+    outcomes: Outcomes
+
+    def begin(self) -> None:
+        """Begin a transaction; raises DatabaseAway."""
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one statement of the handler and return the driver's cursor; raises the driver's errors."""
+
+    def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+        """Run one statement for each of many parameters."""
+
+    def is_away(self, error: BaseException) -> bool:
+        """Tell whether an error is the database's doing, and not the handler's."""
+
+    def commit(self) -> None:
+        """Commit; raises EffectsInDoubt, DatabaseAway (surely not committed) or TransactionTaken."""
+
+    def rollback(self) -> None:
+        """Roll back; never raises. A connection that does not answer is closed, which rolls back too."""
+
+    @property
+    def usable(self) -> bool:
+        """May another transaction begin on it?"""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+Bind = Callable[[Any], Mapping[str, QueueStore]]
+"""Makes the stores of the queues in a database, bound to a connection of it."""
+
+
+class PostgresqlDesk:
+    """A connection to PostgreSQL."""
+
+    def __init__(self, name: str, connection: psycopg.Connection[Any], bind: Bind) -> None:
+        self._connection = connection
+        self.stores = bind(connection)
+        self.outcomes: Outcomes = PostgresqlAttempts(name, connection)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        try:
+            self._connection.execute("begin")
+        except psycopg.Error as error:
+            raise DatabaseAway("the handler's database does not answer") from error
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one statement."""
+        return self._connection.execute(query, params)
+
+    def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+        """Run one statement for each of many parameters."""
+        cursor = self._connection.cursor()
+        cursor.executemany(query, params)
+        return cursor
+
+    def is_away(self, error: BaseException) -> bool:
+        """Tell whether the connection broke, or the server asks to try again."""
+        again = (
+            psycopg.errors.SerializationFailure,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.LockNotAvailable,
+        )
+        return isinstance(error, again) or (isinstance(error, psycopg.Error) and self._connection.closed)
+
+    def commit(self) -> None:
+        """Commit."""
+        status = self._connection.info.transaction_status
+        if status is psycopg.pq.TransactionStatus.IDLE:
+            raise TransactionTaken(
+                "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
+            )
+        try:
+            answer = self._connection.execute("commit").statusmessage
+        except psycopg.OperationalError as error:
+            if not self._connection.closed and error.sqlstate:
+                raise DatabaseAway("the handler's database refused the commit") from error
+            raise EffectsInDoubt("the answer to the handler's COMMIT was lost") from error
+        except psycopg.Error as error:
+            if self._connection.closed:
+                raise EffectsInDoubt("the answer to the handler's COMMIT was lost") from error
+            raise
+        if answer != "COMMIT":
+            raise DatabaseAway("a statement had failed, so the handler's transaction was rolled back")
+
+    def rollback(self) -> None:
+        """Roll back."""
+        try:
+            self._connection.execute("rollback")
+        except psycopg.Error:
+            self._connection.close()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and idle."""
+        idle = psycopg.pq.TransactionStatus.IDLE
+        return not self._connection.closed and self._connection.info.transaction_status is idle
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+class SqliteDesk:
+    """A connection to an SQLite file; ``gate`` lets the threads of this process write one after the other."""
+
+    def __init__(self, name: str, connection: sqlite3.Connection, bind: Bind, gate: schedule.Lock) -> None:
+        self._connection = connection
+        self._gate = gate
+        self._open = False
+        self.stores = bind(connection)
+        self.outcomes: Outcomes = SqliteAttempts(name, connection)
+
+    def begin(self) -> None:
+        """Begin a transaction that may write."""
+        self._gate.acquire()
+        self._open = True
+        try:
+            self._connection.execute("begin immediate")
+        except sqlite3.Error as error:
+            self._leave()
+            raise DatabaseAway("the handler's database file is held by another writer") from error
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one statement."""
+        return self._connection.execute(query, () if params is None else params)
+
+    def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+        """Run one statement for each of many parameters."""
+        return self._connection.executemany(query, params)
+
+    def is_away(self, error: BaseException) -> bool:
+        """Tell whether the file was busy or could not be written."""
+        codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        return (
+            isinstance(error, sqlite3.OperationalError)
+            and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in codes
+        )
+
+    def commit(self) -> None:
+        """Commit; a commit that fails while the transaction stays open did not happen."""
+        if not self._connection.in_transaction:
+            raise TransactionTaken(
+                "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
+            )
+        try:
+            self._connection.execute("commit")
+        except sqlite3.OperationalError as error:
+            if self._connection.in_transaction:
+                raise DatabaseAway("the handler's database file could not be written") from error
+            raise EffectsInDoubt("the handler's COMMIT failed while it was written") from error
+        self._leave()
+
+    def rollback(self) -> None:
+        """Roll back."""
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("rollback")
+        except sqlite3.Error:
+            self._connection.close()
+        self._leave()
+
+    @property
+    def usable(self) -> bool:
+        """Whether no transaction is open on it."""
+        return not self._open
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _leave(self) -> None:
+        if self._open:
+            self._open = False
+            self._gate.release()
+
+
+class Desks:
+    """Lends desks; at most ``limit`` connections are open, and who wants one more waits."""
+
+    def __init__(self, make: Callable[[], Desk], limit: int) -> None:
+        self._make = make
+        self._free = schedule.fifo()
+        for _ in range(limit):
+            self._free.put(None)
+        self.limit = limit
+
+    def borrow(self) -> Desk:
+        """Return a desk with a transaction begun; raises DatabaseAway, Unreachable or ConfigError."""
+        desk: Desk | None = self._free.get()
+        try:
+            if desk is None or not desk.usable:
+                if desk is not None:
+                    desk.close()
+                desk = None
+                desk = self._make()
+            desk.begin()
+        except BaseException:
+            self._free.put(None)
+            if desk is not None:
+                desk.close()
+            raise
+        return desk
+
+    def give_back(self, desk: Desk) -> None:
+        """Take a desk back whose transaction has ended."""
+        if not desk.usable:
+            desk.close()
+        self._free.put(desk if desk.usable else None)
+
+    def close(self) -> None:
+        """Close what is not lent now."""
+        while True:
+            try:
+                desk: Desk | None = self._free.get_nowait()
+            except schedule.Empty:
+                return
+            if desk is not None:
+                desk.close()
+
+
+class Database:
+    """What a handler writes with: its first statement borrows a desk, and the relay ends the transaction."""
+
+    __slots__ = ("_desks", "desk")
+
+    def __init__(self, desks: Desks) -> None:
+        self._desks = desks
+        self.desk: Desk | None = None
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one statement and return the driver's cursor; placeholders are the driver's."""
+        return self.begun().execute(query, params)
+
+    def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+        """Run one statement for each of many parameters."""
+        return self.begun().executemany(query, params)
+
+    def begun(self) -> Desk:
+        """Return the desk, with a transaction begun."""
+        if self.desk is None:
+            self.desk = self._desks.borrow()
+        return self.desk
+
+    def commit(self) -> None:
+        """End the transaction; raises what the desk's commit raises, and nothing is held any more then."""
+        if self.desk is not None:
+            try:
+                self.desk.commit()
+            except BaseException:
+                self.rollback()
+                raise
+            self._done()
+
+    def rollback(self) -> None:
+        """Take everything back."""
+        if self.desk is not None:
+            self.desk.rollback()
+            self._done()
+
+    def _done(self) -> None:
+        assert self.desk is not None, "asked for above"
+        desk, self.desk = self.desk, None
+        self._desks.give_back(desk)

@@ -1,0 +1,295 @@
+"""One run of a handler: its function, then the one commit that decides, and nothing of it unless that commit holds.
+
+1. The function runs; its writes stay in the open transaction, its children are collected.
+2. Children for other databases are put, hidden under the attempt's name.
+3. The deciding database commits: the handler's writes, DONE (or the attempt's outcome), children that live there.
+4. Children elsewhere are shown.
+
+A death before 3 leaves nothing but hidden children, a death after it nothing but children to be shown: recovery does both.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from relay.message.errors import InDoubt, RelayError, Retriable, Unreachable
+from relay.queue.attempts import (
+    AttemptAborted,
+    AttemptName,
+    PutChildren,
+    accept_children,
+    commit_here,
+    discard_children,
+    put_children,
+)
+from relay.queue.message import NewMessage, Parent, Taken
+from relay.queue.port import QueueStore, Refused
+from relay.run import clock, schedule
+from relay.run.crash import crash_point
+from relay.work.desks import Database, DatabaseAway, Desk, Desks, EffectsInDoubt
+from relay.work.dispatch import Ended, Outcome, Work
+from relay.work.handler import Handler, Unusable
+from relay.work.hands import all_ended
+from relay.work.message import Message
+
+Children = dict[str, list[NewMessage]]
+FIND_OUT_S: Final = 30.0
+"""So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker works: its queue and subscriber, the queues it may reach, what decides.
+
+    ``deciding`` is ``queue:NAME`` or ``resource:NAME``. The threads share the objects in ``stores``, so each of them has its
+    lock; whoever holds a transaction of the handler's database never waits for the lock of a queue in that database.
+    """
+
+    queue: str
+    subscriber: str
+    deciding: str
+    stores: Mapping[str, QueueStore]
+    locks: Mapping[str, schedule.Lock]
+
+    @property
+    def store(self) -> QueueStore:
+        """The queue's own store."""
+        return self.stores[self.queue]
+
+    def attempt(self, taken: Taken) -> str:
+        """Return the name of this attempt."""
+        return AttemptName(self.deciding, self.queue, self.store.uuid, self.subscriber, taken.ticket).encode()
+
+    def parent(self, taken: Taken) -> Parent:
+        """Return how a child names this message."""
+        return Parent(self.queue, taken.ticket.handle, self.subscriber)
+
+
+class Runner:
+    """Runs works of one handler, each in the thread that calls it. ``desks`` None: the handler has no database."""
+
+    def __init__(self, handler: Handler, place: Place, desks: Desks | None) -> None:
+        self._handler = handler
+        self._place = place
+        self._desks = desks
+        self.children = 0
+
+    def __call__(self, work: Work) -> Sequence[Ended]:
+        """Run a work to its end; raises InDoubt only if nobody answers what became of it."""
+        messages = [Message(one) for one in work.messages]
+        database = Database(self._desks) if self._desks is not None else None
+        try:
+            self._call(messages, database)
+        except Unusable as verdict:
+            _take_back(database)
+            return self._all_failed(work, Outcome.UNUSABLE, str(verdict))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
+            away = isinstance(error, DatabaseAway | Unreachable) or _is_away(database, error)
+            _take_back(database)
+            if away:
+                return all_ended(work, Outcome.AWAY)
+            return self._all_failed(work, Outcome.FAILED, _cause(error))
+        return self._decide(work, messages, database)
+
+    def _call(self, messages: list[Message], database: Database | None) -> None:
+        given: Any = messages if self._handler.batch else messages[0]
+        if database is None:
+            self._handler(given)
+        else:
+            self._handler(given, database)
+        crash_point("work.ran")
+
+    def _all_failed(self, work: Work, outcome: Outcome, cause: str) -> list[Ended]:
+        return all_ended(work, outcome if len(work.messages) == 1 else Outcome.SPLIT, cause)
+
+    def _decide(self, work: Work, messages: list[Message], database: Database | None) -> Sequence[Ended]:
+        children = any(message.children for message in messages)
+        if not children and (database is None or database.desk is None):
+            return all_ended(work, Outcome.DONE)
+        try:
+            if database is not None:
+                return self._decide_in_database(work, messages, database)
+            return self._decide_in_queue(work, messages)
+        except EffectsInDoubt:
+            return self._find_out(work)
+        except Exception as error:  # noqa: BLE001 - also a child that is refused, a constraint checked at COMMIT
+            return self._undecided(work, error)
+        finally:
+            _take_back(database)
+
+    def _undecided(self, work: Work, error: Exception) -> Sequence[Ended]:
+        if isinstance(error, AttemptAborted):
+            # Somebody took this worker for dead: everything was taken back.
+            return self._all_failed(work, Outcome.LOST, "")
+        if isinstance(error, InDoubt):
+            # The queue's own answer: the guarded write that gives the message back tells.
+            return all_ended(work, Outcome.BACK)
+        if isinstance(error, Retriable | Unreachable):
+            return all_ended(work, Outcome.AWAY)
+        return self._all_failed(work, Outcome.FAILED, _cause(error))
+
+    def _decide_in_database(self, work: Work, messages: list[Message], database: Database) -> Sequence[Ended]:
+        desk = database.begun()
+        near, far = _sorted(messages, desk.stores)
+        put = self._put_far(far)
+        try:
+            now = clock.wall_ms()
+            for taken, children in near:
+                for queue, new in self._named(taken, children).items():
+                    parents = (self._place.parent(taken),)
+                    desk.stores[queue].put([replace(one, parents=parents) for one in new], now)
+            self._write_outcome(desk, work, [taken for taken, _ in far], now)
+            crash_point("work.deciding")
+            database.commit()
+        except EffectsInDoubt:
+            # In doubt: the children stay hidden until the attempt's outcome is known.
+            raise
+        except BaseException:
+            database.rollback()
+            self._discard(put)
+            raise
+        crash_point("work.decided")
+        self._accept(put)
+        self.children += sum(len(message.children) for message in messages)
+        return all_ended(work, Outcome.WRITTEN if self._place.queue in desk.stores else Outcome.DONE)
+
+    def _write_outcome(self, desk: Desk, work: Work, with_children: list[Taken], now: int) -> None:
+        """Write DONE where the queue is in this database, else every attempt's outcome; raises AttemptAborted."""
+        place = self._place
+        own = desk.stores.get(place.queue)
+        if own is None:
+            for taken in work.messages:
+                commit_here(desk.outcomes, place.attempt(taken), now)
+            return
+        if not all(own.finish(place.subscriber, [one.ticket for one in work.messages], now)):
+            raise AttemptAborted("another worker has the message")
+        for taken in with_children:
+            commit_here(own, place.attempt(taken), now)
+
+    def _decide_in_queue(self, work: Work, messages: list[Message]) -> Sequence[Ended]:
+        _, far = _sorted(messages, {})
+        put = self._put_far(far)
+        place, now = self._place, clock.wall_ms()
+        try:
+            with place.locks[place.queue], place.store.transaction():
+                if not all(place.store.finish(place.subscriber, [one.ticket for one in work.messages], now)):
+                    raise AttemptAborted("another worker has the message")
+                for taken, _ in far:
+                    commit_here(place.store, place.attempt(taken), now)
+                crash_point("work.deciding")
+        except InDoubt:
+            # In doubt: the children stay hidden until the attempt's outcome is known.
+            raise
+        except BaseException:
+            self._discard(put)
+            raise
+        crash_point("work.decided")
+        self._accept(put)
+        self.children += sum(len(message.children) for message in messages)
+        return all_ended(work, Outcome.WRITTEN)
+
+    def _find_out(self, work: Work) -> Sequence[Ended]:
+        """After a lost answer of the handler's database: DONE if it says so, else the guarded write tells."""
+        if self._place.deciding == f"queue:{self._place.queue}":
+            return all_ended(work, Outcome.BACK)
+        ends = []
+        for taken in work.messages:
+            committed = self._outcome(self._place.attempt(taken))
+            ends.append(Ended(taken, Outcome.DONE if committed else Outcome.BACK))
+        return ends
+
+    def _outcome(self, attempt: str) -> bool:
+        """Write (aborted) unless an outcome stands, in a transaction of its own; raises InDoubt if nobody answers."""
+        assert self._desks is not None, "a resource decides"
+        limit = clock.monotonic() + FIND_OUT_S
+        while True:
+            database = Database(self._desks)
+            try:
+                stands = database.begun().outcomes.settle(attempt, committed=False, now=clock.wall_ms())
+                database.commit()
+            except (Retriable, Unreachable, InDoubt):
+                # Retry: settling twice is harmless.
+                _take_back(database)
+                if clock.monotonic() > limit:
+                    raise
+                clock.sleep(0.5)
+            else:
+                return stands
+
+    def _put_far(self, far: list[tuple[Taken, Children]]) -> list[PutChildren]:
+        place, put = self._place, []
+        for taken, children in far:
+            for queue, new in self._named(taken, children).items():
+                if queue not in place.stores:
+                    raise Refused(f"queue {queue!r} is not configured: add [queues.{queue}]")
+                with place.locks[queue]:
+                    parents = [place.parent(taken)]
+                    put += put_children(
+                        place.attempt(taken), parents, {queue: new}, place.stores, clock.wall_ms()
+                    )
+        return put
+
+    def _named(self, taken: Taken, children: Children) -> Children:
+        """Give the children publisher and id, the same in every attempt at their parent."""
+        place, number = self._place, 0
+        named: Children = {}
+        for queue, new in children.items():
+            named[queue] = []
+            for one in new:
+                number += 1
+                name = f"{place.store.uuid}.{taken.ticket.handle}.{number}"
+                named[queue].append(replace(one, publisher=f"{place.queue}/{place.subscriber}", id=name))
+        return named
+
+    def _accept(self, put: list[PutChildren]) -> None:
+        with suppress(Retriable, InDoubt):  # decided already: recovery shows what this does not reach
+            for one in put:
+                with self._place.locks[one.queue]:
+                    accept_children([one], self._place.stores, clock.wall_ms())
+
+    def _discard(self, put: list[PutChildren]) -> None:
+        with suppress(Retriable, InDoubt):  # aborted already: recovery takes back what this does not reach
+            for one in put:
+                with self._place.locks[one.queue]:
+                    discard_children([one], self._place.stores, clock.wall_ms())
+
+
+def _sorted(
+    messages: list[Message], here: Mapping[str, QueueStore]
+) -> tuple[list[tuple[Taken, Children]], list[tuple[Taken, Children]]]:
+    """Part the children into those whose queues are in the deciding database and the others, by parent."""
+    near: list[tuple[Taken, Children]] = []
+    far: list[tuple[Taken, Children]] = []
+    for message in messages:
+        for side, is_near in ((near, True), (far, False)):
+            chosen: Children = {}
+            for queue, child in message.children:
+                if (queue in here) is is_near:
+                    chosen.setdefault(queue, []).append(child)
+            if chosen:
+                side.append((message.taken, chosen))
+    return near, far
+
+
+def _take_back(database: Database | None) -> None:
+    if database is not None:
+        database.rollback()
+
+
+def _is_away(database: Database | None, error: BaseException) -> bool:
+    return database is not None and database.desk is not None and database.desk.is_away(error)
+
+
+def _cause(error: BaseException) -> str:
+    """Return what failed and where, without the error's text: it may hold a payload or a secret, but for our own errors."""
+    if isinstance(error, RelayError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return type(error).__name__
+    last = frames[-1]
+    return f"{type(error).__name__} in {last.name}, line {last.lineno}"

@@ -1,0 +1,138 @@
+"""Writes what came of messages, many in one transaction, and takes the next ones in the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from relay.message.errors import InDoubt
+from relay.queue.message import Taken, Ticket
+from relay.queue.port import QueueStore
+from relay.queue.states import SubscriberState
+from relay.run import clock, randomness, schedule
+from relay.work.backoff import Backoff
+from relay.work.dispatch import Dispatch, Writes
+
+
+@dataclass(slots=True)
+class Report:
+    """What a worker did, in messages; ``overtaken`` are those that another worker had taken over meanwhile."""
+
+    taken: int = 0
+    done: int = 0
+    unusable: int = 0
+    failed: int = 0
+    returned: int = 0
+    children: int = 0
+    overtaken: int = 0
+    recovered: int = 0
+
+
+class States:
+    """One subscriber's states in one store, written by one holder. Call it with the store's lock held.
+
+    A write whose answer is lost is written once more: tickets make that harmless. What the lost transaction had taken is
+    then given back, since nobody knows its contents.
+    """
+
+    def __init__(
+        self, store: QueueStore, subscriber: str, holder: bytes, backoff: Backoff, report: Report
+    ) -> None:
+        self._store = store
+        self._subscriber = subscriber
+        self._holder = holder
+        self._backoff = backoff
+        self._report = report
+        self._again: Writes | None = None
+        self._in_doubt = False
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether an earlier cycle could not write, or does not know whether it did."""
+        return self._in_doubt or bool(self._again)
+
+    def pending(self, fresh: Writes) -> Writes:
+        """Return what is to be written: ``fresh``, after what an earlier cycle could not write."""
+        earlier, self._again = self._again, None
+        return fresh if earlier is None else _joined(earlier, fresh)
+
+    def write_and_take(self, writes: Writes, room: int, without: Collection[bytes]) -> list[Taken]:
+        """Write and take up to ``room`` messages as one unit; raises what the store raises, and keeps ``writes`` for then."""
+        now = clock.wall_ms()
+        taken: list[Taken] = []
+        counted = Report()
+        try:
+            with self._store.transaction():
+                self._write(writes, now, counted)
+                if room > 0:
+                    taken = self._store.take(self._subscriber, self._holder, room, now, without=without)
+                    if taken:
+                        self._store.start(self._subscriber, [one.ticket for one in taken], now)
+        except InDoubt:
+            # In doubt: find out by writing once more, see `resync`.
+            self._again, self._in_doubt = writes, True
+            raise
+        except Exception:
+            self._again = writes
+            raise
+        self._count(counted, len(taken))
+        return taken
+
+    def resync(self, dispatch: Dispatch, lock: schedule.Lock) -> None:
+        """After a lost answer: give back what this holder has according to the store, and nobody here knows of."""
+        if not self._in_doubt:
+            return
+        known = self._again or Writes()
+        written = {
+            *known.done,
+            *known.back,
+            *(t for t, _ in known.unusable),
+            *(f.ticket for f in known.failed),
+        }
+        with lock:
+            lost = [t for t in self._store.held(self._holder) if t not in written and not dispatch.has(t)]
+        if lost:
+            self._report.returned += sum(self._store.free(self._subscriber, lost, clock.wall_ms()))
+        self._in_doubt = False
+
+    def _write(self, writes: Writes, now: int, counted: Report) -> None:
+        counted.done += self._finish(writes.done, now)
+        if writes.unusable:
+            counted.unusable += sum(self._store.refuse(self._subscriber, writes.unusable, now))
+        if writes.back:
+            counted.returned += sum(self._store.free(self._subscriber, writes.back, now))
+        for failure in writes.failed:
+            again_at = now + self._backoff.pause_ms(failure.failures, randomness.jitter())
+            answer = self._store.free(
+                self._subscriber, [failure.ticket], now, again_at=again_at, failed=failure.counted
+            )
+            counted.failed += sum(answer)
+
+    def _finish(self, tickets: Sequence[Ticket], now: int) -> int:
+        if not tickets:
+            return 0
+        answers = self._store.finish(self._subscriber, tickets, now)
+        if all(answers):
+            return len(answers)
+        # No: another worker took it over, or this very write stood already and its answer was lost.
+        refused = [ticket for ticket, yes in zip(tickets, answers, strict=True) if not yes]
+        held = self._store.holds(self._subscriber, refused)
+        self._report.overtaken += sum(state is not SubscriberState.DONE for state in held)
+        return sum(answers) + sum(state is SubscriberState.DONE for state in held)
+
+    def _count(self, counted: Report, taken: int) -> None:
+        self._report.taken += taken
+        self._report.done += counted.done
+        self._report.unusable += counted.unusable
+        self._report.failed += counted.failed
+        self._report.returned += counted.returned
+
+
+def _joined(first: Writes, second: Writes) -> Writes:
+    return Writes(
+        first.done + second.done,
+        first.unusable + second.unusable,
+        first.back + second.back,
+        first.failed + second.failed,
+        first.lanes | second.lanes,
+    )

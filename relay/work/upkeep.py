@@ -1,0 +1,151 @@
+"""What a worker does now and then beside handling: it beats, shows what is due, and decides for workers that died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from relay.message.errors import RelayError, Retriable
+from relay.queue.attempts import AttemptName, Outcomes
+from relay.queue.message import Ticket
+from relay.queue.port import Holder, QueueStore
+from relay.queue.recovery import Recovery
+from relay.run import clock, randomness
+from relay.work.backoff import Backoff
+from relay.work.leases import Leases
+from relay.work.mark import dead_mark
+
+BEATS_PER_LEASE: Final = 6
+LOOK_S: Final = 1.0
+DUE_MAX: Final = 1000
+KILLED: Final = "its handler ended the worker's process, or did not end in time"
+
+
+class HolderForgotten(RelayError):
+    """Others took this worker for dead and gave its messages away: it must stop at once."""
+
+
+class Upkeep:
+    """One worker's duties in its queue, on the worker's main thread. ``now`` is seconds on the monotonic clock.
+
+    ``queues`` and ``deciding`` are what recovery may reach; ``lent`` hands out a deciding resource while it is used.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        queues: Mapping[str, QueueStore],
+        deciding: Callable[[ExitStack], Mapping[str, Outcomes]],
+        own: Holder,
+        marks: Path,
+        lease_s: float,
+        backoff: Backoff,
+    ) -> None:
+        self._queue = queue
+        self._queues = queues
+        self._store = queues[queue]
+        self._deciding = deciding
+        self._own = own
+        self._marks = marks
+        self._leases = Leases(lease_s, own.id)
+        self._beat_s = lease_s / BEATS_PER_LEASE
+        self._look_s = min(LOOK_S, self._beat_s)
+        self._backoff = backoff
+        self._beat_at = 0.0
+        self._look_at = 0.0
+        self.recovered = 0
+        self._log: Any = structlog.get_logger("relay.work")
+
+    def once(self, now: float) -> None:
+        """Do what is due; raises HolderForgotten, and what the store raises."""
+        if now >= self._beat_at:
+            if not self._store.beat(self._own.id):
+                raise HolderForgotten(
+                    "this worker was silent for a whole lease and others have its messages: it ends"
+                )
+            self._beat_at = now + self._beat_s
+        if now >= self._look_at:
+            self._look_at = now + self._look_s
+            wall = clock.wall_ms()
+            self._store.reveal_due(wall, DUE_MAX)
+            self._store.expire(wall, DUE_MAX)
+            self.recover(now)
+
+    def recover(self, now: float) -> None:
+        """Decide about what dead workers left: those proven dead on this host, and those silent for a whole lease."""
+        holders = self._store.holders()
+        silent = {holder.id for holder in self._leases.silent(holders, now)}
+        others = [holder for holder in holders if holder.id != self._own.id]
+        with ExitStack() as lent:
+            recovery: Recovery | None = None
+            for holder in others:
+                mark = dead_mark(self._marks, holder.id)
+                if mark is None and holder.id not in silent:
+                    continue
+                recovery = recovery or Recovery(self._queues, self._deciding(lent))
+                gone = False
+                try:
+                    if mark is not None and mark.blamed is not None:
+                        self._blame(holder, mark.blamed)
+                    gone = self._holder(recovery, holder)
+                finally:
+                    if mark is not None:
+                        mark.close(remove=gone)
+            if self._store.children(1):
+                recovery = recovery or Recovery(self._queues, self._deciding(lent))
+                for sentence in recovery.children(self._queue, clock.wall_ms()).stuck:
+                    self._log.warning("child waits", reason=sentence)
+
+    def _holder(self, recovery: Recovery, holder: Holder) -> bool:
+        """Give back or finish what it held, all of it in one write; True if nothing is left of it."""
+        if holder.deciding in {None, f"queue:{self._queue}"}:
+            # Its decisions are written with DONE: what is still held was not decided.
+            with self._store.transaction():
+                freed = sum(self._store.free(holder.subscriber, self._store.held(holder.id), clock.wall_ms()))
+                self._store.leave(holder.id)
+            self.recovered += freed
+            self._log.info("recovered a dead worker", freed=freed, finished=0)
+            return True
+        with self._store.transaction():
+            done = recovery.holder(self._queue, holder, clock.wall_ms())
+        self.recovered += done.freed + done.finished
+        for sentence in done.stuck:
+            self._log.warning("stuck", reason=sentence)
+        if not done.stuck:
+            self._log.info("recovered a dead worker", freed=done.freed, finished=done.finished)
+        return not done.stuck
+
+    def _blame(self, holder: Holder, ticket: Ticket) -> None:
+        """Count a failure of the message that its worker died with, unless it was decided before."""
+        view = self._store.view(ticket.handle, value=False)
+        mine = (
+            [] if view is None else [one for one in view.subscribers if one.subscriber == holder.subscriber]
+        )
+        if not mine or mine[0].attempt != ticket.attempt or ticket not in self._store.held(holder.id):
+            return
+        now = clock.wall_ms()
+        if holder.deciding not in {None, f"queue:{self._queue}"}:
+            name = AttemptName(str(holder.deciding), self._queue, self._store.uuid, holder.subscriber, ticket)
+            with ExitStack() as lent:
+                outcomes = self._deciding(lent).get(name.deciding)
+                if outcomes is None or outcomes.settle(name.encode(), committed=False, now=now):
+                    return
+        failures = mine[0].failures + 1
+        if failures >= self._store.settings.tries:
+            self._store.refuse(holder.subscriber, [(ticket, KILLED)], now)
+            return
+        # The rest of its lane first, and the message itself at the end, so that nobody gets a later one before it.
+        with self._store.transaction():
+            rest = [one for one in self._store.held(holder.id) if one != ticket]
+            if holder.deciding in {None, f"queue:{self._queue}"}:
+                self._store.free(holder.subscriber, rest, now)
+            again_at = now + self._backoff.pause_ms(failures, randomness.jitter())
+            self._store.free(holder.subscriber, [ticket], now, again_at=again_at, failed=True)
+
+    def away(self, error: Retriable) -> None:
+        """Say that the store did not do something; it is tried again."""
+        self._log.warning("the queue's store does not take it for now", kind=type(error).__name__)
