@@ -1,0 +1,100 @@
+"""A streaming query of a job: its batches are shown as they end, and its failure is one sentence, not a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.jobs.session import say
+from relay.message.errors import ConfigError, RelayError, Unreachable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+WAIT_S: Final = 2
+Batch = Callable[["DataFrame", int], object]
+
+
+class Following:
+    """Runs one streaming query, until it has taken what is there or, with ``trigger_s``, until it is stopped."""
+
+    def __init__(self, name: str, *, checkpoint: Path, trigger_s: float | None, shown: Any = None) -> None:
+        self._name = name
+        self._checkpoint = checkpoint
+        self._trigger_s = trigger_s
+        self._shown = shown
+        self._failure: RelayError | None = None
+        self._last_batch = -1
+        self.rows = 0
+        self.batches = 0
+        self.ends: dict[str, dict[str, int]] = {}
+        """Topic -> partition -> the offset after the last that was taken; of Kafka sources only."""
+
+    def capture(self, frame: DataFrame, batch: Batch) -> None:
+        """Hand each micro-batch to ``batch``; raises what it raised, or Unreachable."""
+
+        def guarded(rows: DataFrame, number: int) -> None:
+            try:
+                batch(rows, number)
+            except RelayError as error:
+                self._failure = error
+                raise
+
+        self.write(frame.writeStream.foreachBatch(guarded))
+
+    def write(self, writer: DataStreamWriter) -> None:
+        """Start the query and follow it to its end."""
+        writer = writer.option("checkpointLocation", str(self._checkpoint)).queryName(self._name)
+        if self._trigger_s is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{self._trigger_s:g} seconds")
+        query = writer.start()
+        try:
+            self._follow(query)
+        except KeyboardInterrupt:
+            say(f"{self._name}: stopping", self._shown)
+        finally:
+            query.stop()
+
+    def _follow(self, query: StreamingQuery) -> None:
+        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - see the package
+
+        try:
+            while not query.awaitTermination(WAIT_S):
+                self._show(query)
+            self._show(query)
+        except StreamingQueryException as error:
+            # A failure round a capture's commit is raised as it was: that one knows whether it aborts or is in doubt.
+            if self._failure is not None:
+                raise self._failure from error
+            raise _sentence(self._name, str(error)) from error
+
+    def _show(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            number, rows = int(progress["batchId"]), int(progress["numInputRows"])
+            for source in progress["sources"]:
+                self._note_ends(source.get("endOffset"))
+            if number > self._last_batch and rows:
+                self._last_batch = number
+                self.rows += rows
+                self.batches += 1
+                say(f"{self._name}: batch {number}: {rows:,} rows, {self.rows:,} in all", self._shown)
+
+    def _note_ends(self, ends: Any) -> None:
+        if isinstance(ends, dict):
+            for topic, offsets in ends.items():
+                if isinstance(offsets, dict):
+                    self.ends[topic] = {str(p): int(offset) for p, offset in offsets.items()}
+
+
+def _sentence(name: str, text: str) -> RelayError:
+    """Name the cause in a failure of Spark: what a row or a file says wrongly is the user's, the rest may pass."""
+    causes = [line.strip() for line in text.splitlines() if line.startswith("Caused by:") or "[" in line[:40]]
+    words = (causes[-1] if causes else text.strip().splitlines()[0]).removeprefix("Caused by: ")[:300]
+    if any(kind in text for kind in ("MALFORMED", "CSV", "FAILED_READ_FILE", "schema", "SCHEMA")):
+        return ConfigError(f"query {name}: the data does not fit: {words}; correct the file or give --schema")
+    return Unreachable(f"query {name} failed: {words}; the job may be run again")

@@ -1,0 +1,197 @@
+"""Captures files, a table or a stream of files into the log: each batch whole or not at all, each row exactly once.
+
+A directory of CSV, JSON or Parquet files is read as a stream: what is there now, or with --follow also what comes.
+The checkpoint says which files were taken; a batch that is run again after a crash is recognised by its decision.
+Run it with ``relay spark capture CONFIG --help``.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from relay.jobs import session
+from relay.jobs.following import Following
+from relay.jobs.records import Broker, java_settings
+from relay.message.errors import ConfigError
+from relay.run.config import RelayConfig, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILES = ("csv", "json", "parquet")
+POSTGRESQL = "org.postgresql.Driver"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job: 0 captured, 1 refused by a check, 2 wrong words, data or parts, 3 unreachable."""
+    options = _parse(arguments)
+    return session.run("capture", lambda: _run(options))
+
+
+def _parse(arguments: Sequence[str]) -> Namespace:
+    parser = session.parser("capture", __doc__ or "")
+    parser.add_argument("config", help="the configuration, such as relay.toml")
+    parser.add_argument(
+        "input", help="a directory of files, or with --format jdbc the database's jdbc: address"
+    )
+    parser.add_argument("--topic", required=True, help="the log topic")
+    parser.add_argument("--format", choices=(*FILES, "jdbc"), default="csv", help="default: %(default)s")
+    parser.add_argument(
+        "--name", required=True, help="what this import is called; the same name never captures twice"
+    )
+    parser.add_argument(
+        "--id", required=True, metavar="COLUMNS", help="columns, by commas, that name a row for good"
+    )
+    parser.add_argument("--key", metavar="COLUMN", help="places the row; rows of one key keep their order")
+    parser.add_argument(
+        "--order-by", metavar="COLUMNS", default="", help="the order of the rows of one key in a batch"
+    )
+    parser.add_argument(
+        "--source", help="the publisher (default: /spark/NAME); {COLUMN} puts a column's value in"
+    )
+    parser.add_argument("--type", default="relay.message", help="the messages' type (default: %(default)s)")
+    parser.add_argument("--time", metavar="COLUMN", help="when it happened, as text or timestamp")
+    parser.add_argument(
+        "--schema", help="columns with their types; else they are found in the files that are there"
+    )
+    parser.add_argument("--null", default="", help="what stands for no value in CSV (default: nothing)")
+    parser.add_argument("--table", help="with --format jdbc: the table or a query in brackets")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
+    )
+    parser.add_argument(
+        "--follow", type=float, metavar="SECONDS", help="go on, looking for new files this often"
+    )
+    parser.add_argument("--files-per-batch", type=int, metavar="N", help="at most so many files in one batch")
+    return parser.parse_args(arguments)
+
+
+def _run(options: Namespace) -> int:
+    config = load(Path(options.config))
+    java = java_settings(config.kafka)
+    needs = [session.KAFKA_CLASS, *([POSTGRESQL] if options.input.startswith("jdbc:postgresql:") else [])]
+    spark = session.start("capture", options.master, needs=needs)
+    partitions = Broker(spark, java).partitions(options.topic)
+    rows = _read_table(spark, options) if options.format == "jdbc" else _read_files(spark, options)
+    messages = _messages(rows, options, partitions)
+    checkpoint = options.checkpoint or config.relay.state / "spark" / f"capture-{options.name}"
+    shown = sys.stderr if options.json else None
+    following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow, shown=shown)
+    if options.format == "jdbc":
+        captured = _capture(messages, 0, config, options)
+        count = messages.count() if captured else 0
+    else:
+        following.capture(messages, lambda batch, number: _capture(batch, number, config, options))
+        count = following.rows
+    report = {"topic": options.topic, "rows": count, "batches": following.batches or int(count > 0)}
+    said = f"{count:,} rows were captured into {options.topic} (of those that are there, none twice)"
+    session.say(orjson.dumps(report).decode() if options.json else said)
+    return 0
+
+
+def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> bool:
+    """Write one batch as one capture; False if it was captured before."""
+    from relay.spark import capture_batch  # noqa: PLC0415 - needs PySpark, which --help does not
+
+    written: bool = capture_batch(
+        _placed(batch, options), number, relay=config.relay.name, topic=options.topic, kafka=config.kafka,
+        query=f"capture-{options.name}", type=options.type,
+    )  # fmt: skip
+    return written
+
+
+def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
+    """Return the stream of the directory's files; ConfigError where their columns cannot be known."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - needs PySpark
+
+    if not Path(options.input).exists() and "://" not in options.input:
+        raise ConfigError(f"{options.input}: there is no such directory; create it or correct the path")
+    settings: dict[str, Any] = (
+        {"header": "true", "enforceSchema": "false", "mode": "FAILFAST"} if options.format == "csv" else {}
+    )
+    if options.format == "csv" and options.null:
+        settings["nullValue"] = options.null
+    if options.format == "json":
+        settings["mode"] = "FAILFAST"
+    schema = options.schema
+    if schema is None:
+        try:
+            schema = (
+                spark.read.options(**settings, inferSchema="true")
+                .format(options.format)
+                .load(options.input)
+                .schema
+            )
+        except AnalysisException as error:
+            raise ConfigError(
+                f"{options.input}: no {options.format} files are there whose columns could be read; give --schema"
+            ) from error
+    if options.files_per_batch:
+        settings["maxFilesPerTrigger"] = options.files_per_batch
+    return spark.readStream.schema(schema).options(**settings).format(options.format).load(options.input)
+
+
+def _read_table(spark: SparkSession, options: Namespace) -> DataFrame:
+    if not options.table or options.follow:
+        raise ConfigError("--format jdbc needs --table, and takes the table once: leave --follow out")
+    with session.reaching(f"reading {options.table}"):
+        return spark.read.format("jdbc").option("url", options.input).option("dbtable", options.table).load()
+
+
+def _messages(rows: DataFrame, options: Namespace, partitions: int) -> DataFrame:
+    """Return the columns of a capture, and those that only place and order its rows."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    names = {
+        name
+        for given in (options.id, options.order_by, options.key, options.time)
+        if given
+        for name in given.split(",")
+    }
+    for name in sorted(names - set(rows.columns)):
+        raise ConfigError(f"column {name}: the data has none of that name; it has {', '.join(rows.columns)}")
+    identifier = sql.concat_ws("-", *(sql.col(name).cast("string") for name in options.id.split(",")))
+    key = sql.col(options.key).cast("string") if options.key else identifier
+    return rows.select(
+        sql.to_json(sql.struct(*rows.columns), {"ignoreNullFields": "false"}).alias("value"),
+        key.cast("binary").alias("key"),
+        identifier.alias("id"),
+        _source(options, rows.columns).alias("source"),
+        *([sql.col(options.time).cast("string").alias("time")] if options.time else []),
+        sql.pmod(sql.crc32(key.cast("binary")), sql.lit(partitions)).cast("int").alias("partition"),
+        *(
+            sql.col(name).alias(f"order_{n}")
+            for n, name in enumerate(filter(None, options.order_by.split(",")))
+        ),
+    )
+
+
+def _source(options: Namespace, columns: Sequence[str]) -> Any:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    text = options.source or f"/spark/{options.name}"
+    before, brace, rest = text.partition("{")
+    column, _, after = rest.partition("}")
+    if not brace:
+        return sql.lit(text)
+    if column not in columns:
+        raise ConfigError(f"--source {text}: the data has no column {column}; it has {', '.join(columns)}")
+    return sql.concat(sql.lit(before), sql.col(column).cast("string"), sql.lit(after))
+
+
+def _placed(batch: DataFrame, options: Namespace) -> DataFrame:
+    """Let one task hold all of a partition, in the order that was asked for, so that no second writer interleaves."""
+    order = [name for name in batch.columns if name.startswith("order_")]
+    if not options.key and not order:
+        return batch
+    return batch.repartition("partition").sortWithinPartitions("partition", *order).drop(*order)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
