@@ -1,0 +1,154 @@
+"""A unit's attempts and its decision on a real broker, as Spark's tasks and driver make them, without Spark itself."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from relay.capture.decisions import Unit, batch_unit
+from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.spark import writing
+from relay.spark.deciding import abort_unit, commit_unit, mark
+from relay.spark.options import WriteOptions, check_topics
+from relay.spark.writing import Appended, append_rows, attempts_of
+from tests.conftest import MakeRoute, MakeTopic
+from tests.routes import TopicRoute, read_all, wait_for
+
+UNIT = batch_unit("query", 3)
+
+
+@pytest.fixture
+def route(make_route: MakeRoute) -> TopicRoute:
+    return make_route(partitions=2)
+
+
+def options(route: TopicRoute, topic: str | None = None) -> WriteOptions:
+    return WriteOptions(route.name, {"bootstrap.servers": route.kafka}, topic=topic or route.log)
+
+
+def rows(*values: str) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pydict({"key": list(values), "value": list(values)})])
+
+
+def attempt(route: TopicRoute, run: str, *values: str, unit: Unit = UNIT) -> Appended:
+    return append_rows(options(route), unit, run, rows(*values))
+
+
+def shown(route: TopicRoute) -> list[str]:
+    return sorted(record.value().decode() for record in route.outputs())
+
+
+def test_only_the_attempts_that_the_decision_lists_show(route: TopicRoute) -> None:
+    lost = attempt(route, "run", "a", "b")
+    kept = attempt(route, "run", "a", "b", "c")
+    speculative = attempt(route, "run", "c")
+    route.start()
+
+    stands = commit_unit(options(route), UNIT, "run", attempts_of([kept, None]))
+
+    assert stands.rows == 3
+    wait_for(lambda: len(route.outputs()) >= 3, what="the counted rows")
+    assert lost.attempt is not None
+    assert speculative.attempt is not None
+    assert route.finish(number=1) == 0
+    assert shown(route) == ["a", "b", "c"]
+
+
+def test_a_rerun_finds_the_decision_and_its_rows_do_not_count(route: TopicRoute) -> None:
+    first, zombie = attempt(route, "run", "a"), attempt(route, "zombie", "a")
+    commit_unit(options(route), UNIT, "run", attempts_of([first]))
+
+    rerun = attempt(route, "later", "a")
+    late = commit_unit(options(route), UNIT, "zombie", attempts_of([zombie]))
+
+    assert rerun.attempt is None, "the first batch of a run asks, and appends nothing for a decided unit"
+    assert late.run == "run"
+    assert route.finish() == 0
+    assert shown(route) == ["a"]
+
+
+def test_a_closed_run_never_counts_and_the_next_one_does(route: TopicRoute) -> None:
+    failed = attempt(route, "run", "a")
+    abort_unit(options(route), UNIT, "run", attempts_of([failed, None]))
+    with pytest.raises(CaptureError, match="was closed before it was done"):
+        commit_unit(options(route), UNIT, "run", attempts_of([failed]))
+
+    again = attempt(route, "next", "a")
+    commit_unit(options(route), UNIT, "next", attempts_of([again]))
+
+    assert route.finish() == 0
+    assert shown(route) == ["a"]
+
+
+def test_an_abort_after_an_unknown_commit_leaves_the_commit(route: TopicRoute) -> None:
+    done = attempt(route, "run", "a")
+    commit_unit(options(route), UNIT, "run", attempts_of([done]))
+
+    stands = abort_unit(options(route), UNIT, "run", attempts_of([done]))
+
+    assert stands.committed
+    assert route.finish() == 0
+    assert shown(route) == ["a"]
+
+
+def test_an_empty_rerun_ends_what_an_earlier_run_left(route: TopicRoute) -> None:
+    attempt(route, "run", "a")
+    empty = append_rows(options(route), UNIT, "next", iter([]))
+
+    commit_unit(options(route), UNIT, "next", attempts_of([empty]))
+
+    assert empty.attempt is None
+    assert route.finish() == 0
+    assert shown(route) == []
+
+
+def test_without_markers_the_decision_alone_is_enough_and_markers_may_come_twice(
+    route: TopicRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = attempt(route, "run", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("relay.spark.deciding.mark", lambda *_: None)
+        stands = commit_unit(options(route), UNIT, "run", attempts_of([done]))
+    assert len(read_all(route.kafka, route.log, 2)) == 1
+
+    route.start()
+    wait_for(lambda: shown(route) == ["a"], what="the row")
+    mark(options(route), stands, [])
+    mark(options(route), stands, [])
+
+    assert route.finish(number=1) == 0
+    assert shown(route) == ["a"]
+
+
+def test_what_is_missing_is_said_before_any_row(route: TopicRoute, make_topic: MakeTopic) -> None:
+    with pytest.raises(ConfigError, match="topic 'absent' does not exist"):
+        append_rows(options(route, "absent"), UNIT, "run", rows("a"))
+    with pytest.raises(ConfigError, match=r"there is no relay 'nobody' on these brokers; run `relay migrate`"):
+        check_topics(WriteOptions("nobody", {"bootstrap.servers": route.kafka}, topic=route.log), [route.log])
+    compacted = make_topic(1, config={"cleanup.policy": "compact"})
+    with pytest.raises(ConfigError, match="compaction could drop"):
+        append_rows(options(route, compacted), UNIT, "run", rows("a"))
+    with pytest.raises(Unreachable, match="no broker answers"):
+        check_topics(WriteOptions("shop", {"bootstrap.servers": "127.0.0.1:1"}), ["orders"])
+    assert read_all(route.kafka, route.log, 2) == []
+
+
+def test_a_record_that_the_broker_refuses_fails_its_attempt(route: TopicRoute) -> None:
+    large = pa.RecordBatch.from_pydict({"value": [secrets.token_bytes(2_000_000)]})
+
+    with pytest.raises(CaptureError, match=r"max\.message\.bytes"):
+        append_rows(options(route), UNIT, "run", iter([large]))
+
+
+def test_only_the_first_batch_of_a_run_asks_for_decisions(route: TopicRoute, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    known = writing.DecisionWriter.known
+    monkeypatch.setattr(writing.DecisionWriter, "known", lambda self, wanted: asked.append(wanted) or known(self, wanted))
+
+    attempt(route, "one-run", "a")
+    attempt(route, "one-run", "b", unit=batch_unit("query", 4))
+
+    assert len(asked) == 1

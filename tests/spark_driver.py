@@ -1,0 +1,100 @@
+"""A Spark driver for tests, run as a process of its own: writes text files through the relay, dies where it is told.
+
+Tasks and commits run in Python workers, which get their environment where the format is registered: registering it
+again with another crash point makes the next workers die there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from relay.run.crash import VARIABLE
+
+
+def main(arguments: dict[str, Any]) -> None:
+    """Run what ``arguments`` name and print one line of JSON for each step."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    builder = SparkSession.builder.master("local[2,4]").appName("relay-test")
+    own = {
+        "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC", "spark.driver.memory": "512m",
+        "spark.jars": ",".join(arguments.get("jars", [])), "spark.log.level": "ERROR",
+    }  # fmt: skip
+    for key, value in own.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    tell(ready=os.getpid(), java=spark.sparkContext._gateway.proc.pid)
+    {"batch": batch, "stream": stream, "foreach": foreach}[arguments["what"]](spark, arguments)
+    spark.stop()
+
+
+def batch(spark: Any, arguments: dict[str, Any]) -> None:
+    """Make each of the named writes, and tell how it ended."""
+    from relay.spark import register  # noqa: PLC0415
+
+    register(spark)
+    for write in arguments["writes"]:
+        frame = spark.read.text(arguments["files"]).selectExpr(*write["columns"])
+        try:
+            frame.write.format("relay").options(**write["options"]).mode("append").save()
+        except Exception as error:  # noqa: BLE001 - the test looks at the words
+            tell(failed=str(error))
+        else:
+            tell(done=True)
+
+
+def stream(spark: Any, arguments: dict[str, Any]) -> None:
+    """Run the query to the end of its files once for each crash point, and at last with none."""
+    from relay.spark import register  # noqa: PLC0415
+
+    for step in arguments["steps"]:
+        environment = spark.sparkContext.environment
+        environment.pop(VARIABLE, None)
+        if step:
+            environment[VARIABLE] = step
+        register(spark)
+        frame = _lines(spark, arguments).selectExpr("value as key", *arguments["columns"])
+        query = (
+            frame.writeStream.format("relay").options(**arguments["options"])
+            .option("checkpointLocation", arguments["checkpoint"]).trigger(availableNow=True).start()
+        )  # fmt: skip
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - the test looks at the words
+            tell(step=step, failed=str(error)[-300:])
+        else:
+            tell(step=step, batches=(query.lastProgress or {"batchId": -1})["batchId"] + 1)
+
+
+def foreach(spark: Any, arguments: dict[str, Any]) -> None:
+    """Capture each batch through the JVM's sink; die after the rows of one, and at last with none."""
+    from relay.spark import capture_batch  # noqa: PLC0415
+
+    spark.sparkContext.setCheckpointDir(arguments["checkpoint"] + "-batches")
+
+    def capture(frame: Any, batch_id: int) -> None:
+        capture_batch(frame, batch_id, **arguments["capture"])
+
+    query = (
+        _lines(spark, arguments).selectExpr("value as key", *arguments["columns"]).writeStream.foreachBatch(capture)
+        .option("checkpointLocation", arguments["checkpoint"]).trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    tell(batches=(query.lastProgress or {"batchId": -1})["batchId"] + 1)
+
+
+def _lines(spark: Any, arguments: dict[str, Any]) -> Any:
+    return spark.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"]).repartition(2)
+
+
+def tell(**facts: Any) -> None:
+    """Print facts for the test."""
+    print("fact " + json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,141 @@
+"""Rows of Spark become CloudEvents, each in a partition that its key decides; what does not fit is refused first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from relay.capture.message import partition_of
+from relay.message.errors import ConfigError
+from relay.message.record import LogPartition
+from relay.spark.options import WriteOptions, read_options
+from relay.spark.rows import Labels, RowEncoder, check_schema
+
+OPTIONS = WriteOptions("shop", {"bootstrap.servers": "127.0.0.1:1"}, topic="orders")
+LABELS = Labels(b"c" * 16, b"decisions:q/1/run", b"/spark/q", 1)
+
+
+def encoded(columns: dict[str, Any], options: WriteOptions = OPTIONS) -> tuple[RowEncoder, list[Any]]:
+    encoder = RowEncoder(options, LABELS, {"orders": 4, "bills": 2}.__getitem__)
+    return encoder, list(encoder.records(pa.RecordBatch.from_pydict(columns)))
+
+
+def test_a_row_becomes_a_cloud_event_of_its_attempt() -> None:
+    encoder, records = encoded({"key": ["a", None], "value": ["x", "y"]})
+
+    topic, partition, key, value, headers = records[0]
+    assert (topic, partition, key, value) == ("orders", partition_of(b"a", 4), b"a", b"x")
+    assert dict(headers) == {
+        "ce_specversion": b"1.0", "ce_source": b"/spark/q", "ce_type": b"relay.message",
+        "ce_id": LABELS.capture.hex().encode() + b"-0",
+        "ce_relaycapture": LABELS.capture.hex().encode(), "ce_relayresource": b"decisions:q/1/run",
+    }  # fmt: skip
+    assert records[1][1] == 1
+    assert (encoder.rows, encoder.places) == (2, {LogPartition("orders", partition_of(b"a", 4)), LogPartition("orders", 1)})
+
+
+def test_ids_go_on_from_batch_to_batch() -> None:
+    encoder, first = encoded({"value": ["x", "y"]})
+    second = list(encoder.records(pa.RecordBatch.from_pydict({"value": ["z"]})))
+
+    assert [dict(row[4])["ce_id"].rpartition(b"-")[2] for row in first + second] == [b"0", b"1", b"2"]
+
+
+def test_columns_decide_before_options_and_a_gap_falls_back() -> None:
+    _, records = encoded(
+        {
+            "value": [b"x", b"y"], "topic": ["bills", None], "partition": pa.array([1, None], pa.int32()),
+            "key": [b"k", b"k"], "id": ["1", "2"], "type": ["paid", None], "subject": [None, "s"],
+        }
+    )  # fmt: skip
+
+    assert [row[:2] for row in records] == [("bills", 1), ("orders", partition_of(b"k", 4))]
+    assert [dict(row[4])["ce_type"] for row in records] == [b"paid", b"relay.message"]
+    assert [dict(row[4]).get("ce_subject") for row in records] == [None, b"s"]
+    assert [dict(row[4])["ce_id"] for row in records] == [b"1", b"2"]
+
+
+def test_a_rows_own_headers_cannot_steer_the_relay() -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows = [[("ce_relaycapture", b"f"), ("ce_id", b"own"), ("traceparent", b"t")], None]
+    headers = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in rows], kind)
+
+    _, records = encoded({"value": ["x", "y"], "headers": headers})
+    _, firm = encoded({"value": ["x", "y"], "headers": headers, "id": ["1", "2"]})
+
+    assert dict(records[0][4])["ce_relaycapture"] == LABELS.capture.hex().encode()
+    assert dict(records[0][4])["ce_id"] == b"own"
+    assert dict(records[0][4])["traceparent"] == b"t"
+    assert dict(firm[0][4])["ce_id"] == b"1"
+
+
+def test_a_time_is_written_in_utc() -> None:
+    moment = pa.array([1_357_000_200_000_000], pa.timestamp("us", "America/New_York"))
+
+    _, records = encoded({"value": ["x"], "time": moment})
+
+    assert dict(records[0][4])["ce_time"] == b"2013-01-01T00:30:00.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"value": ["x"], "partition": pa.array([4], pa.int32())}, "partition is 4, but topic orders has 4"),
+        ({"value": ["x"], "id": pa.array([None], pa.string())}, "column id is null"),
+    ],
+)
+def test_a_row_that_cannot_be_placed_or_named_is_refused(columns: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        encoded(columns)
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ("key string", "column value is missing"),
+        ("value double", "column value is double; cast it to binary or string"),
+        ("value string, total int", "column total: not one that is written"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_a_sentence(schema: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_schema(_schema(schema), OPTIONS)
+
+
+def test_without_option_and_column_there_is_no_topic() -> None:
+    with pytest.raises(ConfigError, match="no topic is given"):
+        check_schema(_schema("value string"), WriteOptions("shop", {}))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"topci": "orders"}, "no such option"),
+        ({"topic": "orders"}, r'option\("relay", NAME\) is missing'),
+        ({"relay": "shop"}, "no broker is named"),
+        ({"relay": "shop", "kafka.bootstrap.servers": "127.0.0.1:1", "kafka.acks": "0"}, "the guarantee depends on it"),
+        ({"relay": "shop", "kafka.bootstrap.servers": "other:9092"}, "not encrypted"),
+        ({"relay": "shop", "kafka.bootstrap.servers": "127.0.0.1:1", "timeout": "soon"}, "seconds from 1 to 3600"),
+    ],
+)
+def test_an_option_that_cannot_be_is_a_sentence(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_options(given)
+
+
+def test_options_do_not_print_a_password() -> None:
+    made = read_options({"relay": "shop", "kafka.bootstrap.servers": "127.0.0.1:1", "kafka.sasl.username": "u",
+                         "kafka.sasl.password": "canary", "kafka.security.protocol": "sasl_ssl"})  # fmt: skip
+
+    assert "canary" not in repr(made)
+
+
+def _schema(text: str) -> StructType:
+    kinds = {"string": "string", "int": "integer", "double": "double"}
+    fields = [one.split() for one in text.split(", ")]
+    return StructType.fromJson(
+        {"type": "struct", "fields": [{"name": n, "type": kinds[k], "nullable": True, "metadata": {}} for n, k in fields]}
+    )
