@@ -71,6 +71,7 @@ class Group:
         self.pending: dict[int, dict[LogPartition, tuple[int, str, int, int]]] = {}
         self.on_fall: list[Callable[[LogPartition, int, bool], None]] = []
         self._writers: dict[LogPartition, tuple[int, int] | None] = {}
+        self._epochs: dict[int, int] = {}
         self._commits = 0
         self._stored_by: dict[LogPartition, int] = {}
         self._world = world
@@ -140,18 +141,22 @@ class Group:
             refused = self._refusal(name, generation)
             if refused:
                 return refused
-        self._commits += 1
         producer_id, epoch = writer
+        if epoch < self._epochs.get(producer_id, epoch):
+            return KafkaError.INVALID_PRODUCER_EPOCH  # the partition of the offsets topic knows a newer one
+        self._epochs[producer_id] = epoch
+        self._commits += 1
         pending = self.pending.setdefault(producer_id, {})
         for partition, (offset, note) in offsets.items():
             pending[partition] = (offset, note, self._commits, epoch)
         return NONE
 
-    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+    def end_transaction(self, producer_id: int, epoch: int, *, commit: bool) -> None:
         """The marker: pending offsets count now, or never did; of two commits the later one stays."""
-        for partition, (offset, note, number, epoch) in self.pending.pop(producer_id, {}).items():
+        self._epochs[producer_id] = max(epoch, self._epochs.get(producer_id, epoch))
+        for partition, (offset, note, number, by) in self.pending.pop(producer_id, {}).items():
             if commit:
-                self._store(partition, offset, note, number, (producer_id, epoch))
+                self._store(partition, offset, note, number, (producer_id, by))
 
     def fetch(self, partitions: list[LogPartition]) -> tuple[int, dict[LogPartition, tuple[int, str]]]:
         """OffsetFetch of stable offsets."""
@@ -261,6 +266,6 @@ class Groups:
             found = self.by_name[name] = Group(self._world, self._topics, name)
         return found
 
-    def end_transaction(self, group: str, producer_id: int, *, commit: bool) -> None:
+    def end_transaction(self, group: str, producer_id: int, epoch: int, *, commit: bool) -> None:
         """A marker for a group's offsets."""
-        self.group(group).end_transaction(producer_id, commit=commit)
+        self.group(group).end_transaction(producer_id, epoch, commit=commit)

@@ -153,7 +153,7 @@ class Transactions:
 
     def _mark(self, transactional_id: str, entry: Entry, place: Place, commit: bool, waiting: set[Place]) -> None:
         if isinstance(place, OffsetsOf):
-            self._groups.end_transaction(place.group, entry.producer_id, commit=commit)
+            self._groups.end_transaction(place.group, entry.producer_id, entry.epoch, commit=commit)
         else:
             self._topics.partition(place).end_transaction(entry.producer_id, entry.epoch, commit=commit)  # type: ignore[arg-type]
         waiting.discard(place)
