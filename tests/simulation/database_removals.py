@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import relay.capture.resolver
@@ -12,10 +12,13 @@ import relay.delivery.table_route
 from relay.capture.block import CaptureBlock
 from relay.delivery.table import Acknowledged
 from relay.delivery.table_route import TableDelivery
+from relay.delivery.table_sqlite import SqliteCursor
 from relay.kafka.appender import Receipt
-from relay.message.errors import CaptureError
+from relay.message.errors import CaptureError, InDoubt, RelayError, Retriable, Unreachable
+from relay.message.record import LogPartition
 from relay.monitor.index import DedupIndex
 from relay.resources.port import AnswerLost, DecisionRow, Decisions
+from relay.transfer.sending import Sending
 from tests.simulation.database_cursor import POSITIONS, SimulatedCursor
 from tests.simulation.databases import Backend, Row
 
@@ -31,6 +34,44 @@ def no_epoch_guard() -> list[Change]:
         return backend.get(POSITIONS, key)
 
     return [(SimulatedCursor, "_held", held)]
+
+
+def trimmed_when_fenced() -> list[Change]:
+    """Whoever trims an inbox does not look whether the partition is still its own."""
+
+    def trim(self: SqliteCursor, partition: LogPartition, below: int) -> bool:
+        self._trims[partition] = max(below, self._trims.get(partition, 0))
+        with self._transaction() as connection:
+            done = self._trim_in(connection, {partition: below})
+        self._forget_trims(done)
+        return partition in self._trims
+
+    return [(SqliteCursor, "trim", trim)]
+
+
+def two_batches_in_flight() -> list[Change]:
+    """What lies behind a batch without an answer does not wait for it."""
+
+    def one(self: Sending, series: int, positions: Mapping[LogPartition, int], prepared: Any) -> None:
+        with self._cursor_in_use:
+            if series != self._series:
+                return
+            try:
+                answer: Any = self._cursor.deliver(positions, prepared)
+            except (InDoubt, Retriable, Unreachable):
+                self._work.put((series, positions, prepared))
+                return
+            except RelayError as final:
+                answer = final
+            self._answers.put((series, answer))
+            self._wake.set()
+
+    return [(Sending, "_one", one)]
+
+
+def timer_never_resends() -> list[Change]:
+    """No answer in time means nothing: only a connection that breaks has its batch sent again."""
+    return [(Sending, "tend", lambda self, _: None)]
 
 
 def older_copy_trusted() -> list[Change]:
@@ -90,7 +131,7 @@ def capture_headers_left() -> list[Change]:
 DATABASE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
-        no_epoch_guard, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
+        no_epoch_guard, trimmed_when_fenced, two_batches_in_flight, timer_never_resends, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
         dead_letters_not_repeated, resolver_without_insert, lost_answer_is_aborted, reports_not_awaited,
         capture_headers_left,
     )

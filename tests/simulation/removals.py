@@ -19,6 +19,7 @@ from relay.delivery.topic import TopicDelivery
 from relay.delivery.topic_recovery import TopicRecovery
 from relay.kafka.group import GroupConsumer
 from relay.kafka.transactions import TransactionalInstance
+from relay.log.holds import PartitionHolds
 from relay.message.errors import TwinDetected
 from relay.monitor.entries import Entry, Page, Proof, Seal, encode
 from relay.monitor.evidence import Evidence
@@ -71,6 +72,24 @@ def ordinary_settle_seal() -> list[Change]:
     from relay.monitor import recovery  # noqa: PLC0415
 
     return [(topic_recovery, "SettleSeal", made), (recovery, "SettleSeal", made)]
+
+
+def no_void_entries() -> list[Change]:
+    """A settlement takes no entry back; only its seal says that the entries of the torn transaction are false."""
+    from relay.monitor import recovery  # noqa: PLC0415
+
+    settled = recovery.settle
+
+    def without_voids(*args: Any, **names: Any) -> recovery.Settlement:
+        done = settled(*args, **names)
+        return replace(done, pages=[page for page in done.pages if page.proof is not Proof.VOID])
+
+    return [(topic_recovery, "settle", without_voids), (recovery, "settle", without_voids)]
+
+
+def false_entries_left() -> list[Change]:
+    """A settlement neither takes false entries back nor writes a seal of its own kind."""
+    return [*ordinary_settle_seal(), *no_void_entries()]
 
 
 def no_claim() -> list[Change]:
@@ -260,6 +279,12 @@ def overtaken_is_lost() -> list[Change]:
     return [(topic_recovery, "_start", start)]
 
 
+def asked_before_the_scan() -> list[Change]:
+    """An overdue capture is asked for at once, though its marker may lie further on in the log."""
+    scan_to = PartitionHolds.scan_to
+    return [(PartitionHolds, "scan_to", lambda self, _high, now: scan_to(self, 0, now))]
+
+
 def last_announcement_obeyed() -> list[Change]:
     """Whoever announced itself last counts as the living twin."""
 
@@ -281,7 +306,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         no_seal, unsealed_trusted, no_verification, ordinary_settle_seal, no_claim, begin_not_flushed,
         offsets_before_flush, instance_kept, not_fenced, stable_end_read, no_sift, offsets_skipped, stale_membership,
         no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step, overtaken_is_lost,
-        last_announcement_obeyed, positions_said_once,
+        last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
     )
 }  # fmt: skip
 
