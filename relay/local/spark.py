@@ -53,7 +53,7 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
         raise ConfigError(f"There is no Spark job {name!r}; there are: {', '.join(known) or 'none'}.")
     home = _spark_home()
     java = find_java()
-    connector = [jar for jar in jars.resolve([CONNECTOR], tell) if not _ships_with_spark(jar, home)]
+    connector = connector_jars(tell)
     logging = known[name].with_name("log4j2.properties")
     options = f"-Dlog4j2.configurationFile={logging.as_uri()} -XX:+UseSerialGC"
     command = (
@@ -74,6 +74,12 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     if java.executable.parent.name == "bin":
         environment["JAVA_HOME"] = str(java.executable.resolve().parent.parent)
     return Submission(command, environment)
+
+
+def connector_jars(tell: jars.Tell = lambda _: None) -> list[Path]:
+    """Return the Kafka connector's jars, less those that Spark has itself. Raises as ``submission``."""
+    home = _spark_home()
+    return [jar for jar in jars.resolve([CONNECTOR], tell) if not _ships_with_spark(jar, home)]
 
 
 def run(job: Submission) -> int:
