@@ -1,0 +1,30 @@
+"""Where queues are kept: one port, several media, chosen by the address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relay.message.errors import ConfigError
+from relay.queue.port import QueueStore
+from relay.queue.settings import QueueSettings
+
+
+def open_store(settings: QueueSettings, url: str, *, state: Path | None = None) -> QueueStore:
+    """Open a queue's store, and the queue in it if it is new.
+
+    ``sqlite:///path.db`` and ``postgresql://...``; a path that is not absolute begins in ``state``, the relay's directory.
+    Raises ConfigError for another kind of address, StoreAway if the store does not answer.
+    """
+    if url.startswith("sqlite:///"):
+        from relay.queue.stores.sqlite import open_sqlite  # noqa: PLC0415 - load the driver in use only
+
+        path = Path(url.removeprefix("sqlite:///"))
+        return open_sqlite(settings, path if state is None else state / path)
+    if url.startswith(("postgresql://", "postgres://")):
+        from relay.queue.stores.postgresql import open_postgresql  # noqa: PLC0415 - load the driver in use only
+
+        return open_postgresql(settings, url)
+    scheme = url.partition(":")[0]
+    raise ConfigError(
+        f"queues.{settings.name}.store begins with {scheme!r}; write sqlite:///path.db or postgresql://user@host/database"
+    )

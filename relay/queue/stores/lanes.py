@@ -1,0 +1,81 @@
+"""Which of the messages that wait may be taken now: lanes, without gap and by handle; pure, the same for every SQL store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+Lane = tuple[int, int]
+"""A group's number and `lane_number`."""
+
+
+class Candidate(NamedTuple):
+    """A delivery that waits for its subscriber. ``lane`` None: no order."""
+
+    handle: int
+    group: int
+    lane: int | None
+    rank: int
+    again_at: int | None
+    expires_at: int | None
+
+
+def lane_number(lane: bytes) -> int:
+    """Return 64 bits for a lane: two lanes of one number wait for each other needlessly, and nothing worse."""
+    return int.from_bytes(blake2b(lane, digest_size=8).digest(), "big", signed=True)
+
+
+@dataclass(slots=True)
+class Closed:
+    """What keeps lanes shut for one holder: whole lanes, and lanes from a handle on."""
+
+    lanes: set[Lane] = field(default_factory=set)
+    numbers: frozenset[int] = frozenset()
+    """Lanes of every group: the taker leaves them out."""
+    newest: dict[Lane, int] = field(default_factory=dict)
+    """The newest message of a lane that this holder has: what is older must wait until it is given back."""
+    places: dict[Lane, int] = field(default_factory=dict)
+    """The oldest message of a lane that keeps its place, though this subscriber may not take it now."""
+
+    @classmethod
+    def without(cls, lanes: Collection[bytes]) -> Closed:
+        """Begin with the lanes that a taker leaves out."""
+        return cls(numbers=frozenset(map(lane_number, lanes)))
+
+    def hold(self, group: int, lane: int, handle: int, *, own: bool) -> None:
+        """Note that a message is in a worker's hands."""
+        if own:
+            self.newest[group, lane] = max(handle, self.newest.get((group, lane), handle))
+        else:
+            self.lanes.add((group, lane))
+
+    def place(self, group: int, lane: int, handle: int) -> None:
+        """Note that a message keeps its place."""
+        self.places[group, lane] = min(handle, self.places.get((group, lane), handle))
+
+    def admit(self, candidates: Iterable[Candidate], limit: int, now: int) -> list[int]:
+        """Return the handles that may be taken, up to ``limit``; those of a lane must come by handle.
+
+        What is said here of a lane holds for further calls too: a lane that stopped stays shut.
+        """
+        given: list[int] = []
+        lanes, numbers, newest, places = self.lanes, self.numbers, self.newest, self.places
+        for handle, group, number, _, again_at, expires_at in candidates:
+            if expires_at is not None and expires_at <= now:
+                continue
+            waits = again_at is not None and again_at > now
+            if number is not None:
+                lane = (group, number)
+                if lane in lanes or number in numbers:
+                    continue
+                if waits or handle < newest.get(lane, 0) or handle > places.get(lane, handle):
+                    lanes.add(lane)
+                    continue
+            elif waits:
+                continue
+            given.append(handle)
+            if len(given) == limit:
+                break
+        return given

@@ -1,0 +1,117 @@
+"""What every part of a queue in a database stands on: its numbers there, and what follows when a delivery is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from relay.queue.message import Audience
+from relay.queue.port import Refused, Retired
+from relay.queue.receipt import check_subscribers
+from relay.queue.settings import QueueSettings
+from relay.queue.stores import sql_text as sql
+from relay.queue.stores.sql_schema import Shape
+from relay.queue.stores.sql_session import Row, Session
+from relay.queue.stores.sql_values import Seat, seats
+from relay.run import randomness
+
+
+class SqlBase:
+    """A queue in a database, reached by a session."""
+
+    def __init__(self, settings: QueueSettings, session: Session) -> None:
+        self.settings = settings
+        self.session = session
+        with session.unit():
+            session.count(sql.ADD_QUEUE, {"name": settings.name, "uuid": randomness.uuid_bytes().hex()})
+            self._queue, self.uuid = session.run(sql.FIND_QUEUE, {"name": settings.name})[0]
+            self._subscribers = self._numbers(
+                sql.ADD_SUBSCRIBER,
+                sql.FIND_SUBSCRIBERS,
+                [member for group in settings.audience.groups for member in group.members],
+            )
+            self._seats = self._seats_in(settings.audience)
+        self._sole = len(self._subscribers) == 1
+
+    def close(self) -> None:
+        """Close the connection if it is the queue's own; the queue stays."""
+        self.session.close()
+
+    def guard(self) -> None:
+        """Raise Retired if the queue has moved; every write begins with this."""
+        if self._run(sql.GUARD)[0][0]:
+            raise Retired(f"queue {self.settings.name!r} has moved to another store: write there")
+
+    def _run(self, text: str, **parameters: Any) -> list[Row]:
+        return self.session.run(text, {"queue": self._queue, **parameters})
+
+    def _write(self, text: str, **parameters: Any) -> int:
+        return self.session.count(text, {"queue": self._queue, **parameters})
+
+    def _numbers(self, add: str, find: str, names: Iterable[str]) -> dict[str, int]:
+        known = dict(self._run(find))
+        for name in names:
+            if name not in known:
+                self._write(add, name=name)
+        return dict(self._run(find))
+
+    def _seats_in(self, audience: Audience) -> list[Seat]:
+        """Return an audience in numbers, and let its groups be known.
+
+        Not remembered from one call to the next: the transaction that made a group known may be taken back.
+        """
+        groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, [group.name for group in audience.groups])
+        found = seats(audience, self._subscribers, groups)
+        for seat in found:
+            self._write(sql.ADD_MEMBER, sub=seat.subscriber, grp=seat.group)
+        return found
+
+    def _subscriber(self, name: str) -> int:
+        check_subscribers(self.settings, [name])
+        return self._subscribers[name]
+
+    def _lock_open(self, handles: Sequence[int]) -> dict[int, Row]:
+        """Return what of these is PUT or REVEALED, and keep it so: handle, state, attempt, reveal_at."""
+        return {row[0]: row for row in self._run(sql.LOCK_OPEN, handles=list(handles))}
+
+    def _rephase(self, handles: Sequence[int]) -> None:
+        """Let the indexes know what became of these deliveries and of their mates in pools."""
+        if handles:
+            self._write(sql.REPHASE, handles=list(handles))
+
+    def _go_on(self, rows: Sequence[Row], now: int) -> None:
+        """Journal what every subscriber has journalled, and reveal the next group in order; rows are (handle, shape)."""
+        handles = [row[0] for row in rows]
+        if not handles:
+            return
+        over = self._close_journalled(handles, now)
+        ordered = [handle for handle, shape in rows if shape & Shape.ORDERED and handle not in over]
+        if ordered:
+            shown = {row[0] for row in self._run(sql.NEXT_TURN, handles=ordered)}
+            self._rephase(sorted(shown))
+
+    def _close_journalled(self, handles: list[int], now: int) -> set[int]:
+        over = {row[0] for row in self._run(sql.JOURNAL, handles=handles)}
+        if over:
+            self.session.tally(self._queue, -len(over), len(over))
+            if not self._sole:
+                self._write(sql.JOURNALLED_AT, handles=sorted(over), now=now)
+        return over
+
+
+def once(asked: Iterable[int], changed: Iterable[int]) -> list[bool]:
+    """Answer for each one asked whether it changed; of a handle asked twice only the first did."""
+    left = set(changed)
+    answers = []
+    for handle in asked:
+        answers.append(handle in left)
+        left.discard(handle)
+    return answers
+
+
+def too_large(settings: QueueSettings, size: int) -> Refused:
+    """Say that an edited message exceeds the queue's bound."""
+    return Refused(
+        f"the edited message would have {size} bytes, queue {settings.name!r} takes {settings.message_bytes}:"
+        " raise its bound or write less"
+    )

@@ -1,0 +1,110 @@
+"""How a queue in a database moves to another store, and takes in what another store had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relay.queue.message import PRIORITY_MAX, MessageView, SubscriberView
+from relay.queue.states import PublisherState
+from relay.queue.stores import sql_text as sql
+from relay.queue.stores.lanes import lane_number
+from relay.queue.stores.sql_base import SqlBase
+from relay.queue.stores.sql_schema import Phase, Shape
+from relay.queue.stores.sql_session import Row
+from relay.queue.stores.sql_values import headers_text, parents_text
+
+_LIVE = (PublisherState.PUT, PublisherState.REVEALED)
+_ENDED = (PublisherState.UNAVAILABLE, PublisherState.DELETED)
+
+
+class Moving(SqlBase):
+    """Both ends of a move."""
+
+    def retire(self) -> None:
+        """Refuse every later write, for good; PostgreSQL waits for writers, who share the queue's row."""
+        with self.session.unit():
+            self._write(sql.RETIRE)
+
+    def outcomes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, bool]]:
+        """Return attempts with their outcomes, by name."""
+        return [(name, bool(committed)) for name, committed in self._run(sql.OUTCOMES, after=after, limit=limit)]
+
+    def adopt(self, messages: Sequence[MessageView], *, uuid: str, outcomes: Sequence[tuple[str, bool]] = ()) -> None:
+        """Write messages of another store as they are."""
+        with self.session.unit():
+            handles = [message.handle for message in messages]
+            there = self._run(sql.VIEW, handles=handles, value=0)
+            self._count([PublisherState(row[3]) for row in there], -1)
+            for text in (sql.CLOSE, sql.TRIM_DELIVERIES, sql.TRIM_MESSAGES):
+                self._write(text, handles=handles)
+            self.session.many(sql.ADOPT_MESSAGE, [self._message_row(message) for message in messages])
+            live = [message for message in messages if message.state in _LIVE]
+            self.session.many(sql.ARRIVE_OPEN, [self._open_row(message) for message in live])
+            self.session.many(sql.ADOPT_DELIVERY, [row for m in messages for row in self._delivery_rows(m)])
+            self._rephase(handles)
+            self._count([message.state for message in messages], 1)
+            if handles:
+                self.session.raise_handles(self._queue, max(handles))
+            for attempt, committed in outcomes:
+                self._write(sql.SETTLE, attempt=attempt, committed=int(committed), now=0)
+            self._write(sql.RENAME, uuid=uuid)
+        self.uuid = uuid
+
+    def _count(self, states: Sequence[PublisherState], sign: int) -> None:
+        live = sum(state in _LIVE for state in states)
+        self.session.tally(self._queue, sign * live, sign * (len(states) - live))
+
+    def _message_row(self, view: MessageView) -> Row:
+        return (
+            view.handle,
+            self._queue,
+            view.put_at,
+            view.revealed_at,
+            view.reveal_at,
+            view.expires_at,
+            view.priority,
+            view.attempt,
+            view.publisher,
+            view.id,
+            view.key,
+            view.value,
+            headers_text(view.headers) if view.headers else None,
+            view.subject,
+            view.lane,
+            parents_text(view.parents) if view.parents else None,
+            int(view.state) if view.state in _ENDED else 0,
+            view.unavailable_at,
+            view.deleted_at,
+            view.journalled_at,
+        )
+
+    def _open_row(self, view: MessageView) -> Row:
+        reveal_at = view.reveal_at if view.state is PublisherState.PUT else None
+        return (view.handle, self._queue, int(view.state), reveal_at, view.publisher, view.id, view.attempt)
+
+    def _delivery_rows(self, view: MessageView) -> list[Row]:
+        names = list(dict.fromkeys(row.group for row in view.subscribers))
+        groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, names)
+        ordered = Shape.ORDERED if self._in_order(view, names) else 0
+        lane = None if view.lane is None else lane_number(view.lane)
+        found = []
+        for position, row in enumerate(view.subscribers):
+            pool = Shape.POOL if sum(other.group == row.group for other in view.subscribers) > 1 else 0
+            number = self._subscribers[row.subscriber]
+            self._write(sql.ADD_MEMBER, sub=number, grp=groups[row.group])
+            # The phase follows from the rest when all rows are there.
+            head = (view.handle, number, self._queue, groups[row.group], lane, PRIORITY_MAX - view.priority)
+            place = (int(Phase.HIDDEN), pool | ordered, names.index(row.group), position)
+            found.append((*head, *place, *_delivery_values(row), view.expires_at))
+        return found
+
+    def _in_order(self, view: MessageView, names: list[str]) -> bool:
+        """Tell whether groups see it one after another: as the queue is set, or where one of them still waits for its turn."""
+        waits = any(not row.revealed for row in view.subscribers) and view.state is PublisherState.REVEALED
+        asked = self.settings.audience
+        return len(names) > 1 and (waits or (asked.in_order and names == [group.name for group in asked.groups]))
+
+
+def _delivery_values(row: SubscriberView) -> Row:
+    counts = (int(row.state), int(row.revealed), row.attempt, row.failures)
+    return (*counts, *row.times, row.holder, row.again_at, row.cause)

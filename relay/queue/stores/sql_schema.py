@@ -1,0 +1,205 @@
+"""The tables of queues in SQLite and PostgreSQL: one narrow row for each subscriber's state, payloads apart and never rewritten.
+
+- ``relay_queue_open`` has a row while a message is PUT or REVEALED, so that finishing deletes a narrow row and never
+  touches the payload; a message without one is JOURNALLED, or what ``relay_queue_message.state`` says.
+- ``relay_queue_delivery.phase`` is what the indexes know of a delivery. No index has ``state``, so that IN_PROCESS
+  is a heap-only update in PostgreSQL; all indexes on what waits are partial, and journalled messages cost nothing.
+- Keys begin with the handle: a store that adopts another's messages keeps their handles, which are a queue's own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from enum import IntEnum
+from typing import Any, Final
+
+import psycopg
+
+
+class Phase(IntEnum):
+    """Where a delivery stands for `take`; the numbers are stored, never change one."""
+
+    READY = 0
+    """May be taken when its lane lets it."""
+    RETRY = 1
+    """Waits for its ``again_at`` and keeps its place in the lane."""
+    PLACE = 2
+    """Not shown to this member, but another member of the pool may take it: it keeps its place in the lane."""
+    HIDDEN = 3
+    """Not revealed to it, or another member of the pool has it."""
+    TAKEN = 4
+    PASSED = 5
+    """Journalled for this member, but another one of the pool may still take it: it keeps its place in the lane."""
+    OVER = 6
+
+
+class Shape:
+    """Bits of ``relay_queue_delivery.shape``: what else is to be done when a delivery moves."""
+
+    POOL: Final = 1
+    ORDERED: Final = 2
+
+
+_TABLES: Final = (
+    """create table if not exists relay_queue (
+    id {serial},
+    name text not null unique,
+    uuid text not null,
+    retired smallint not null default 0,
+    last bigint not null default 0,
+    waiting bigint not null default 0,
+    over bigint not null default 0
+)""",
+    """create table if not exists relay_queue_subscriber (
+    id {serial},
+    queue integer not null,
+    name text not null,
+    unique (queue, name)
+)""",
+    """create table if not exists relay_queue_group (
+    id {serial},
+    queue integer not null,
+    name text not null,
+    unique (queue, name)
+)""",
+    """create table if not exists relay_queue_member (
+    sub integer not null,
+    grp integer not null,
+    primary key (sub, grp)
+)""",
+    """create table if not exists relay_queue_message (
+    handle bigint not null,
+    queue integer not null,
+    state smallint not null default 0,
+    put_at bigint not null,
+    revealed_at bigint,
+    unavailable_at bigint,
+    deleted_at bigint,
+    journalled_at bigint,
+    reveal_at bigint,
+    expires_at bigint,
+    priority smallint not null,
+    attempt text,
+    publisher text not null,
+    id text not null,
+    key {bytes},
+    value {bytes},
+    headers text,
+    subject text,
+    lane {bytes},
+    parents text,
+    primary key (handle, queue)
+) {clustered}""",
+    """create index if not exists relay_queue_message_ended on relay_queue_message (queue, state)
+    where state <> 0""",
+    """create table if not exists relay_queue_open (
+    handle bigint not null,
+    queue integer not null,
+    state smallint not null,
+    reveal_at bigint,
+    publisher text {collate} not null,
+    id text {collate} not null,
+    attempt text,
+    primary key (handle, queue)
+) {clustered}""",
+    "create unique index if not exists relay_queue_open_id on relay_queue_open (id, publisher, queue)",
+    """create index if not exists relay_queue_open_due on relay_queue_open (queue, reveal_at)
+    where state = 1 and attempt is null and reveal_at is not null""",
+    """create index if not exists relay_queue_open_child on relay_queue_open (queue, handle)
+    where state = 1 and attempt is not null""",
+    """create table if not exists relay_queue_delivery (
+    handle bigint not null,
+    sub integer not null,
+    queue integer not null,
+    grp integer not null,
+    lane bigint,
+    rank smallint not null,
+    phase smallint not null,
+    state smallint not null default 0,
+    shape smallint not null default 0,
+    turn smallint not null default 0,
+    pos smallint not null default 0,
+    revealed smallint not null,
+    blocked smallint not null default 0,
+    attempt integer not null default 0,
+    failures integer not null default 0,
+    expires_at bigint,
+    again_at bigint,
+    get_at bigint,
+    fetched_at bigint,
+    in_process_at bigint,
+    done_at bigint,
+    unusable_at bigint,
+    expired_at bigint,
+    journalled_at bigint,
+    holder {bytes},
+    cause text,
+    primary key (handle, sub)
+) {narrow}""",
+    """create index if not exists relay_queue_delivery_ready on relay_queue_delivery (sub, rank, handle)
+    where phase = 0""",
+    """create index if not exists relay_queue_delivery_lane on relay_queue_delivery (sub, lane, handle)
+    where phase = 0 and lane is not null""",
+    """create index if not exists relay_queue_delivery_place on relay_queue_delivery (sub, phase, again_at)
+    where phase in (1, 2, 3, 5)""",
+    "create index if not exists relay_queue_delivery_taken on relay_queue_delivery (grp, handle) where phase = 4",
+    """create index if not exists relay_queue_delivery_expiry on relay_queue_delivery (queue, expires_at)
+    where phase < 4 and expires_at is not null""",
+    """create table if not exists relay_queue_holder (
+    queue integer not null,
+    id {bytes} not null,
+    subscriber text not null,
+    beats bigint not null,
+    deciding text,
+    primary key (queue, id)
+)""",
+    """create table if not exists relay_queue_attempt (
+    queue integer not null,
+    attempt text {collate} not null,
+    committed smallint not null,
+    at bigint not null,
+    primary key (attempt, queue)
+)""",
+)
+_POSTGRESQL_ONLY: Final = (
+    "create sequence if not exists relay_queue_handle",
+    # One row for each write instead of one counter that all writers would wait for; summed up now and then.
+    """create table if not exists relay_queue_tally (
+    queue integer not null,
+    waiting bigint not null,
+    over bigint not null
+)""",
+    "create index if not exists relay_queue_tally_queue on relay_queue_tally (queue)",
+)
+_SQLITE_WORDS: Final = {
+    "serial": "integer primary key",
+    "bytes": "blob",
+    "collate": "",
+    "clustered": "without rowid",
+    "narrow": "without rowid",
+}
+_POSTGRESQL_WORDS: Final = {
+    "serial": "integer generated always as identity primary key",
+    "bytes": "bytea",
+    "collate": 'collate "C"',
+    "clustered": "",
+    # Room in the page: a delivery is written four times.
+    "narrow": "with (fillfactor = 60)",
+}
+
+
+def statements(kind: str) -> tuple[str, ...]:
+    """Return what creates the tables, in its order; each may be run again."""
+    words = _SQLITE_WORDS if kind == "sqlite" else _POSTGRESQL_WORDS
+    further = () if kind == "sqlite" else _POSTGRESQL_ONLY
+    return tuple(text.format(**words) for text in _TABLES) + further
+
+
+def create(connection: sqlite3.Connection | psycopg.Connection[Any]) -> None:
+    """Create what is missing: for `relay migrate`. The connection's transaction, if any, decides."""
+    if isinstance(connection, sqlite3.Connection):
+        for statement in statements("sqlite"):
+            connection.execute(statement)
+        return
+    for statement in statements("postgresql"):
+        connection.execute(statement.encode())

@@ -1,0 +1,227 @@
+"""What subscribers and their workers do to messages in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from relay.queue.message import Taken, Ticket
+from relay.queue.port import Child, Holder, Refused
+from relay.queue.receipt import check_subscribers
+from relay.queue.states import TAKEN, Event, PublisherState, SubscriberState, sources
+from relay.queue.stores import sql_text as sql
+from relay.queue.stores.sql_base import SqlBase, once
+from relay.queue.stores.sql_schema import Shape
+from relay.queue.stores.sql_session import Row, unit
+from relay.queue.stores.sql_taking import Choice
+from relay.queue.stores.sql_values import taken
+
+_TAKEN = frozenset(map(int, TAKEN))
+_MAY_START = frozenset(sources(Event.START, SubscriberState))
+_MAY_FINISH = frozenset(sources(Event.FINISH, SubscriberState))
+_MAY_REFUSE = frozenset(sources(Event.REFUSE, SubscriberState))
+_MAY_FREE = frozenset(sources(Event.FREE, SubscriberState))
+
+
+class Subscribing(SqlBase):
+    """The subscribers' side. Whoever takes locks its groups until the unit ends, so take in a unit of its own."""
+
+    @unit
+    def take(
+        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+    ) -> list[Taken]:
+        """Take what the lanes give."""
+        number = self._subscriber(subscriber)
+        if not self._run(sql.KNOWN_HOLDER, holder=holder):
+            raise Refused("this worker was not entered, or it was recovered: it must stop")
+        self.session.lock_groups(number)
+        chosen = Choice(self.session, number, holder, limit, now, without).handles()
+        if not chosen:
+            return []
+        rows = self._run(sql.TAKE, sub=number, handles=chosen, holder=holder, now=now)
+        pools = [row[0] for row in rows if row[3] & Shape.POOL]
+        self._rephase(sorted(pools))
+        mine = {row[0]: row for row in rows}
+        content = {row[0]: row for row in self._run(sql.READ_TAKEN, handles=list(mine))}
+        return [taken(content[handle], mine[handle][1], mine[handle][2]) for handle in chosen if handle in mine]
+
+    def _tickets(self, number: int | None, tickets: Sequence[Ticket], states: frozenset[int]) -> list[Row]:
+        """Return (handle, attempt, shape) of the tickets that are valid in one of these states."""
+        if number is None:
+            return []
+        asked = set(tickets)
+        found = self._run(sql.TICKETS, sub=number, handles=[ticket.handle for ticket in tickets])
+        return [
+            (handle, attempt, shape)
+            for handle, attempt, state, shape in found
+            if state in states and (handle, attempt) in asked
+        ]
+
+    @unit
+    def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
+        """FETCHED -> IN_PROCESS."""
+        number = self._subscribers.get(subscriber)
+        rows = self._tickets(number, tickets, _MAY_START)
+        self._write(sql.START, sub=number, handles=[row[0] for row in rows], now=now)
+        return _answers(tickets, rows)
+
+    @unit
+    def finish(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
+        """DONE and JOURNALLED; the rest of a pool expires."""
+        number = self._subscribers.get(subscriber)
+        self._lock_shared(tickets)
+        rows = self._tickets(number, tickets, _MAY_FINISH)
+        handles = [row[0] for row in rows]
+        self._write(sql.FINISH, sub=number, handles=handles, now=now)
+        pools = [handle for handle, _, shape in rows if shape & Shape.POOL]
+        if pools:
+            self._write(sql.EXPIRE_MATES, sub=number, handles=pools, now=now)
+            self._rephase(pools)
+        self._go_on([(handle, shape) for handle, _, shape in rows], now)
+        return _answers(tickets, rows)
+
+    @unit
+    def refuse(self, subscriber: str, causes: Sequence[tuple[Ticket, str]], now: int) -> list[bool]:
+        """UNUSABLE and JOURNALLED; the rest of a pool is free again."""
+        number = self._subscribers.get(subscriber)
+        tickets = [ticket for ticket, _ in causes]
+        self._lock_shared(tickets)
+        rows = self._tickets(number, tickets, _MAY_REFUSE)
+        why = dict(reversed(causes))
+        for handle, attempt, _ in rows:
+            cause = why[Ticket(handle, attempt)]
+            self._write(sql.REFUSE, sub=number, handle=handle, cause=cause, now=now)
+        self._rephase([handle for handle, _, shape in rows if shape & Shape.POOL])
+        self._go_on([(handle, shape) for handle, _, shape in rows], now)
+        return _answers(tickets, rows)
+
+    @unit
+    def free(
+        self,
+        subscriber: str,
+        tickets: Sequence[Ticket],
+        now: int,
+        *,
+        again_at: int | None = None,
+        failed: bool = False,
+    ) -> list[bool]:
+        """Give back; a withdrawn message ends instead."""
+        number = self._subscribers.get(subscriber)
+        still_open = self._lock_open([ticket.handle for ticket in tickets])
+        rows = self._tickets(number, tickets, _MAY_FREE)
+        handles = [row[0] for row in rows]
+        self._write(sql.FREE, sub=number, handles=handles, again_at=again_at, failed=int(failed))
+        withdrawn = [handle for handle in handles if handle not in still_open]
+        self._run(sql.EXPIRE_ONE, sub=number, handles=withdrawn, now=now)
+        self._rephase(handles)
+        if handles:
+            self.session.tell(self.settings.name)
+        return _answers(tickets, rows)
+
+    @unit
+    def expire(self, now: int, limit: int) -> int:
+        """End what is past its time."""
+        found = self._run(sql.FIND_EXPIRED, now=now, limit=limit)
+        self._lock_open(sorted({handle for handle, _ in found}))
+        by_subscriber: dict[int, list[int]] = {}
+        for handle, number in found:
+            by_subscriber.setdefault(number, []).append(handle)
+        rows: list[Row] = []
+        for number, handles in sorted(by_subscriber.items()):
+            rows += self._run(sql.EXPIRE_ONE, sub=number, handles=handles, now=now)
+        self._after_expiry(rows, now)
+        return len(rows)
+
+    @unit
+    def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
+        """End what nobody has taken, at a person's word."""
+        check_subscribers(self.settings, [] if subscriber is None else [subscriber])
+        locked = self._lock_open(handles)
+        revealed = [handle for handle, row in sorted(locked.items()) if row[1] == PublisherState.REVEALED]
+        if subscriber is None:
+            rows = self._run(sql.EXPIRE_ALL, handles=revealed, now=now)
+        else:
+            rows = self._run(sql.EXPIRE_ONE, sub=self._subscribers[subscriber], handles=revealed, now=now)
+        self._after_expiry(rows, now)
+        return once(handles, [row[0] for row in rows])
+
+    def _after_expiry(self, rows: Sequence[Row], now: int) -> None:
+        self._rephase(sorted({handle for handle, shape in rows if shape & Shape.POOL}))
+        self._go_on(rows, now)
+
+    def _lock_shared(self, tickets: Sequence[Ticket]) -> None:
+        """Where a message has several subscribers, the last of them to end must see the others: one after another."""
+        if not self._sole:
+            self._lock_open([ticket.handle for ticket in tickets])
+
+    # Holders and outcomes -----------------------------------------------------------------------------------------
+
+    @unit
+    def enter(self, holder: Holder) -> None:
+        """Make a worker known."""
+        self._write(sql.ENTER, **holder._asdict())
+
+    @unit
+    def beat(self, holder: bytes) -> bool:
+        """Count one more beat."""
+        return self._write(sql.BEAT, holder=holder) > 0
+
+    @unit
+    def leave(self, holder: bytes) -> bool:
+        """Forget a worker that holds nothing."""
+        if self._run(sql.HELD, holder=holder):
+            return False
+        self._write(sql.LEAVE, holder=holder)
+        return True
+
+    def holders(self) -> list[Holder]:
+        """Return every known worker."""
+        return [Holder(*row) for row in self._run(sql.HOLDERS)]
+
+    def held(self, holder: bytes) -> list[Ticket]:
+        """Return what a worker has."""
+        return [Ticket(*row) for row in self._run(sql.HELD, holder=holder)]
+
+    def holds(self, subscriber: str, tickets: Sequence[Ticket]) -> list[SubscriberState | None]:
+        """Return what became of attempts."""
+        number = self._subscribers.get(subscriber)
+        if number is None:
+            return [None] * len(tickets)
+        found = {row[0]: row for row in self._run(sql.HOLDS, sub=number, handles=[t.handle for t in tickets])}
+        return [_held_state(found.get(ticket.handle), ticket.attempt) for ticket in tickets]
+
+    @unit
+    def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
+        """Write an outcome unless there is one; return the one that stands."""
+        self._write(sql.SETTLE, attempt=attempt, committed=int(committed), now=now)
+        return bool(self._run(sql.OUTCOME, attempt=attempt)[0][0])
+
+    def outcome(self, attempt: str) -> bool | None:
+        """Return an attempt's outcome."""
+        rows = self._run(sql.OUTCOME, attempt=attempt)
+        return bool(rows[0][0]) if rows else None
+
+    def children(self, limit: int) -> list[Child]:
+        """Return what waits for an attempt's outcome."""
+        return [Child(*row) for row in self._run(sql.CHILDREN, limit=limit)]
+
+
+def _answers(tickets: Sequence[Ticket], rows: Sequence[Row]) -> list[bool]:
+    if len(rows) == len(tickets):
+        return [True] * len(tickets)
+    left = {(handle, attempt) for handle, attempt, _ in rows}
+    answers = []
+    for ticket in tickets:
+        answers.append(ticket in left)
+        left.discard(ticket)
+    return answers
+
+
+def _held_state(row: Row | None, attempt: int) -> SubscriberState | None:
+    if row is None or row[1] != attempt:
+        return None
+    _, _, state, done_at, unusable_at = row
+    if state in _TAKEN:
+        return SubscriberState(state)
+    if done_at is not None:
+        return SubscriberState.DONE
+    return SubscriberState.UNUSABLE if unusable_at is not None else None

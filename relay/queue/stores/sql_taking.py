@@ -1,0 +1,94 @@
+"""What one take gives: whole levels of priority, each by handle, as far as its lanes are open."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from relay.queue.stores import sql_text as sql
+from relay.queue.stores.lanes import Candidate, Closed, Lane
+from relay.queue.stores.sql_schema import Phase
+from relay.queue.stores.sql_session import Session
+
+PAGE_MAX: Final = 4096
+LEVEL_MAX: Final = 20_000
+"""Messages of one priority whose lanes are known to a take. Beyond them age among lanes of that priority is not exact."""
+_ABOVE_ALL: Final = -1
+
+
+class Choice:
+    """The messages that one take gives to one holder; read inside the unit that takes them."""
+
+    def __init__(
+        self, session: Session, subscriber: int, holder: bytes, limit: int, now: int, without: Collection[bytes]
+    ) -> None:
+        self._session = session
+        self._given = {"sub": subscriber, "now": now}
+        self._holder = holder
+        self._limit = limit
+        self._now = now
+        self._closed = Closed.without(without)
+        self._ranks: dict[Lane, int] = {}
+        """The best rank of what keeps its place in a lane for this subscriber and would wait there again."""
+
+    def handles(self) -> list[int]:
+        """Return the handles in the order in which they are to be processed."""
+        self._session.count(sql.WAKE, self._given)
+        first, last = self._session.run(sql.RANKS, self._given)[0]
+        if first is None:
+            return []
+        self._shut()
+        if first == last and not any(rank < first for rank in self._ranks.values()):
+            return self._closed.admit(self._by_rank(first), self._limit, self._now)
+        return self._by_level()
+
+    def _shut(self) -> None:
+        for group, lane, handle, holder in self._session.run(sql.HELD_LANES, self._given):
+            self._closed.hold(group, lane, handle, own=holder == self._holder)
+        for group, lane, handle, rank, phase in self._session.run(sql.PLACES, self._given):
+            self._closed.place(group, lane, handle)
+            if phase == Phase.RETRY:
+                self._ranks[group, lane] = min(rank, self._ranks.get((group, lane), rank))
+
+    def _by_rank(self, rank: int) -> Iterator[Candidate]:
+        """Yield what waits by rank and handle: by handle, if there is one rank only."""
+        place, size = {"rank": rank, "handle": _ABOVE_ALL}, self._limit
+        while page := self._session.run(sql.READY_PAGE, {**self._given, **place, "limit": size}):
+            yield from (Candidate(*row) for row in page)
+            if len(page) < size:
+                return
+            place, size = {"rank": page[-1][3], "handle": page[-1][0]}, min(4 * size, PAGE_MAX)
+
+    def _by_level(self) -> list[int]:
+        found: list[int] = []
+        seen: set[Lane] = set()
+        for rank in range(10):
+            lanes = self._lanes_at(rank) - seen
+            seen |= lanes
+            missing = self._limit - len(found)
+            found += self._closed.admit(self._level(rank, lanes), missing, self._now)
+            if len(found) == self._limit:
+                break
+        return found
+
+    def _lanes_at(self, rank: int) -> set[Lane]:
+        """Return the lanes in which this rank waits, unexpired."""
+        place = {"rank": rank, "limit": LEVEL_MAX}
+        found = {(group, lane) for group, lane in self._session.run(sql.READY_LEVEL, {**self._given, **place})}
+        return found | {lane for lane, best in self._ranks.items() if best == rank}
+
+    def _level(self, rank: int, lanes: set[Lane]) -> Iterator[Candidate]:
+        """Yield what waits in these lanes, and without a lane at this rank, by handle."""
+        numbers = sorted({number for _, number in lanes})
+        place, size = {"rank": rank, "lanes": numbers, "handle": _ABOVE_ALL}, self._limit
+        while True:
+            asked = {**self._given, **place, "limit": size}
+            page = self._session.run(sql.READY_ALONE, asked)
+            if lanes:
+                page = sorted(page + self._session.run(sql.READY_LANES, asked))[:size]
+            yield from (
+                Candidate(*row) for row in page if row[2] is None or (row[1], row[2]) in lanes
+            )
+            if len(page) < size:
+                return
+            place, size = {**place, "handle": page[-1][0]}, min(4 * size, PAGE_MAX)

@@ -1,0 +1,320 @@
+"""The statements of a queue, one text for SQLite and PostgreSQL.
+
+``:name`` is a parameter, ``in {name}`` asks for one of a list, ``$WORD`` is the number of a state or phase, and
+``<lock>`` locks the rows found where several may write at once. Rows that several writers meet are locked in the order
+of their handles, first in ``relay_queue_open``.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.stores.sql_schema import Phase
+
+_NUMBERS: Final = {
+    **{f"P_{state.name}": int(state) for state in PublisherState},
+    **{f"S_{state.name}": int(state) for state in SubscriberState},
+    **{phase.name: int(phase) for phase in Phase},
+}
+_LIST: Final = re.compile(r"in \{(\w+)\}")
+_PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
+TEXT_LISTS: Final = frozenset({"ids"})
+"""Lists of text; the others are of integers."""
+
+
+@cache
+def _numbered(text: str) -> str:
+    return re.sub(r"\$(\w+)", lambda found: str(_NUMBERS[found[1]]), text)
+
+
+def sqlite_text(text: str) -> str:
+    """Return a statement as SQLite reads it: lists arrive as JSON, and nothing is locked apart from the file."""
+    return _LIST.sub(r"in (select value from json_each(:\1))", _numbered(text)).replace("<lock>", "").replace("<share>", "")
+
+
+def postgresql_text(text: str) -> bytes:
+    """Return a statement as psycopg reads it: lists arrive as array literals."""
+
+    def any_of(found: re.Match[str]) -> str:
+        return f"= any(%({found[1]})s::{'text' if found[1] in TEXT_LISTS else 'bigint'}[])"
+
+    listed = _LIST.sub(any_of, _numbered(text)).replace("<lock>", "for update").replace("<share>", "for share")
+    return _PARAMETER.sub(r"%(\1)s", listed).encode()
+
+
+MESSAGE_COLUMNS: Final = (
+    "handle, queue, put_at, revealed_at, reveal_at, expires_at, priority, attempt, publisher, id, key, value, headers,"
+    " subject, lane, parents"
+)
+OPEN_COLUMNS: Final = "handle, queue, state, reveal_at, publisher, id, attempt"
+DELIVERY_COLUMNS: Final = "handle, sub, queue, grp, lane, rank, phase, shape, turn, pos, revealed, expires_at"
+
+
+def _insert(table: str, columns: str) -> str:
+    marks = ", ".join("?" for _ in columns.split(","))
+    return f"insert into {table} ({columns}) values ({marks})"  # noqa: S608 - both are constants of this module
+
+
+ARRIVE_MESSAGE: Final = _insert("relay_queue_message", MESSAGE_COLUMNS)
+ARRIVE_OPEN: Final = _insert("relay_queue_open", OPEN_COLUMNS)
+ARRIVE_DELIVERY: Final = _insert("relay_queue_delivery", DELIVERY_COLUMNS)
+
+# The queue, its subscribers and groups ------------------------------------------------------------------------------
+
+ADD_QUEUE: Final = "insert into relay_queue (name, uuid) values (:name, :uuid) on conflict do nothing"
+FIND_QUEUE: Final = "select id, uuid from relay_queue where name = :name"
+ADD_SUBSCRIBER: Final = (
+    "insert into relay_queue_subscriber (queue, name) values (:queue, :name) on conflict do nothing"
+)
+ADD_GROUP: Final = "insert into relay_queue_group (queue, name) values (:queue, :name) on conflict do nothing"
+ADD_MEMBER: Final = "insert into relay_queue_member (sub, grp) values (:sub, :grp) on conflict do nothing"
+FIND_SUBSCRIBERS: Final = "select name, id from relay_queue_subscriber where queue = :queue"
+FIND_GROUPS: Final = "select name, id from relay_queue_group where queue = :queue"
+# The row is shared by all who write, and locked by who retires the queue.
+GUARD: Final = "select retired from relay_queue where id = :queue <share>"
+RETIRE: Final = "update relay_queue set retired = 1 where id = :queue"
+
+# What publishers do -------------------------------------------------------------------------------------------------
+
+FIND_LIVE: Final = "select publisher, id, handle from relay_queue_open where queue = :queue and id in {ids}"
+LOCK_OPEN: Final = """select handle, state, attempt, reveal_at from relay_queue_open
+where queue = :queue and handle in {handles} order by handle <lock>"""
+SHOW_TURN: Final = """update relay_queue_delivery as d set revealed = 1
+where queue = :queue and handle in {handles} and state = 0 and revealed = 0 and (shape < 2 or turn = (
+    select min(e.turn) from relay_queue_delivery e
+    where e.handle = d.handle and e.queue = d.queue and e.state <> $S_JOURNALLED
+)) returning handle"""
+SHOW_SOME: Final = """update relay_queue_delivery set revealed = 1
+where queue = :queue and handle in {handles} and state = 0 and revealed = 0 and sub in {subs} returning handle"""
+REVEAL_OPEN: Final = "update relay_queue_open set state = $P_REVEALED where queue = :queue and handle in {handles}"
+REVEAL_MESSAGE: Final = (
+    "update relay_queue_message set revealed_at = :now where queue = :queue and handle in {handles}"
+)
+# A member of a pool sees what its mates have; every other delivery is decided by its own columns.
+REPHASE: Final = """update relay_queue_delivery as d set
+    blocked = case when state = 0 and exists (
+        select 1 from relay_queue_delivery t
+        where t.handle = d.handle and t.grp = d.grp and t.sub <> d.sub and t.state in (1, 2, 3)
+    ) then 1 else 0 end,
+    phase = case
+        when state in (1, 2, 3) then $TAKEN
+        when coalesce((
+            select o.state from relay_queue_open o where o.handle = d.handle and o.queue = d.queue
+        ), 0) <> $P_REVEALED then case when state = $S_JOURNALLED then $OVER else $HIDDEN end
+        when state = 0 and exists (
+            select 1 from relay_queue_delivery t
+            where t.handle = d.handle and t.grp = d.grp and t.sub <> d.sub and t.state in (1, 2, 3)
+        ) then $HIDDEN
+        when (state = $S_JOURNALLED or revealed = 0) and exists (
+            select 1 from relay_queue_delivery m
+            where m.handle = d.handle and m.grp = d.grp and m.sub <> d.sub and m.state = 0 and m.revealed = 1
+        ) then case when state = $S_JOURNALLED then $PASSED else $PLACE end
+        when state = $S_JOURNALLED then $OVER
+        when revealed = 0 then $HIDDEN
+        when again_at is not null then $RETRY
+        else $READY
+    end
+where queue = :queue and handle in {handles}"""
+FIND_DUE: Final = """select handle from relay_queue_open
+where queue = :queue and state = $P_PUT and attempt is null and reveal_at is not null and reveal_at <= :now
+order by handle limit :limit"""
+FORGET_OPEN: Final = "update relay_queue_open set attempt = null where queue = :queue and handle in {handles}"
+FORGET_MESSAGE: Final = "update relay_queue_message set attempt = null where queue = :queue and handle in {handles}"
+CLOSE: Final = "delete from relay_queue_open where queue = :queue and handle in {handles}"
+WITHDRAW: Final = """update relay_queue_message set state = $P_UNAVAILABLE, unavailable_at = :now
+where queue = :queue and handle in {handles}"""
+DISCARD: Final = """update relay_queue_message set state = $P_DELETED, deleted_at = :now
+where queue = :queue and handle in {handles}"""
+EXPIRE_ALL: Final = """update relay_queue_delivery
+set state = $S_JOURNALLED, phase = $OVER, blocked = 0, expired_at = :now, journalled_at = :now
+where queue = :queue and handle in {handles} and state = 0 returning handle, shape"""
+EXPIRE_ONE: Final = """update relay_queue_delivery
+set state = $S_JOURNALLED, phase = $OVER, blocked = 0, expired_at = :now, journalled_at = :now
+where sub = :sub and handle in {handles} and state = 0 returning handle, shape"""
+EXPIRE_MATES: Final = """update relay_queue_delivery as d
+set state = $S_JOURNALLED, phase = $OVER, blocked = 0, expired_at = :now, journalled_at = :now
+where queue = :queue and handle in {handles} and state = 0 and grp = (
+    select own.grp from relay_queue_delivery own where own.handle = d.handle and own.sub = :sub
+)"""
+FIND_EXPIRED: Final = """select d.handle, d.sub from relay_queue_delivery d
+join relay_queue_open o on o.handle = d.handle and o.queue = d.queue and o.state = $P_REVEALED
+where d.queue = :queue and d.phase < 4 and d.expires_at is not null and d.expires_at <= :now and d.state = 0
+order by d.handle, d.pos limit :limit"""
+FIND_DELIVERY: Final = """select d.sub, d.state, d.done_at, m.state, m.publisher, m.id from relay_queue_message m
+join relay_queue_delivery d on d.handle = m.handle and d.queue = m.queue and d.sub = :sub
+where m.queue = :queue and m.handle = :handle"""
+REOPEN: Final = """insert into relay_queue_open (handle, queue, state, publisher, id)
+values (:handle, :queue, $P_REVEALED, :publisher, :id) on conflict do nothing returning handle"""
+NOT_OVER: Final = "update relay_queue_message set journalled_at = null where queue = :queue and handle = :handle"
+REPUBLISH: Final = """update relay_queue_delivery
+set state = 0, revealed = 1, failures = 0, again_at = null, cause = null, holder = null, get_at = null,
+    fetched_at = null, in_process_at = null, done_at = null, unusable_at = null, expired_at = null, journalled_at = null
+where handle = :handle and sub = :sub"""
+PRIORITISE_MESSAGE: Final = """update relay_queue_message set priority = :priority
+where queue = :queue and handle in {handles}"""
+PRIORITISE_DELIVERY: Final = """update relay_queue_delivery set rank = :rank
+where queue = :queue and handle in {handles}"""
+EVER_TAKEN: Final = "select 1 from relay_queue_delivery where queue = :queue and handle = :handle and attempt > 0"
+READ_CONTENT: Final = "select key, value, headers from relay_queue_message where queue = :queue and handle = :handle"
+EDIT: Final = """update relay_queue_message set value = :value, headers = :headers
+where queue = :queue and handle = :handle"""
+JOURNAL: Final = """delete from relay_queue_open as o
+where queue = :queue and handle in {handles} and state = $P_REVEALED and not exists (
+    select 1 from relay_queue_delivery d
+    where d.handle = o.handle and d.queue = o.queue and d.state <> $S_JOURNALLED
+) returning handle"""
+# The time when a message was journalled is its last delivery's, unless a clock went back between two of them.
+JOURNALLED_AT: Final = """update relay_queue_message as m set journalled_at = :now
+where queue = :queue and handle in {handles} and exists (
+    select 1 from relay_queue_delivery d where d.handle = m.handle and d.queue = m.queue and d.journalled_at > :now
+)"""
+NEXT_TURN: Final = """update relay_queue_delivery as d set revealed = 1
+where queue = :queue and handle in {handles} and state = 0 and revealed = 0 and turn = (
+    select min(e.turn) from relay_queue_delivery e
+    where e.handle = d.handle and e.queue = d.queue and e.state <> $S_JOURNALLED
+) and turn > 0 returning handle"""
+
+# What subscribers do ------------------------------------------------------------------------------------------------
+
+LOCK_GROUPS: Final = """select id from relay_queue_group
+where id in (select grp from relay_queue_member where sub = :sub) order by id for no key update"""
+KNOWN_HOLDER: Final = "select 1 from relay_queue_holder where queue = :queue and id = :holder"
+WAKE: Final = "update relay_queue_delivery set phase = $READY where sub = :sub and phase = 1 and again_at <= :now"
+HELD_LANES: Final = """select grp, lane, handle, holder from relay_queue_delivery
+where grp in (select grp from relay_queue_member where sub = :sub) and phase = 4 and lane is not null"""
+PLACES: Final = """select grp, lane, handle, rank, phase from relay_queue_delivery
+where sub = :sub and phase in (1, 2, 5) and lane is not null and (expires_at is null or expires_at > :now)"""
+READY_PAGE: Final = """select handle, grp, lane, rank, again_at, expires_at from relay_queue_delivery
+where sub = :sub and phase = 0 and (rank, handle) > (:rank, :handle) order by rank, handle limit :limit"""
+RANKS: Final = """select
+    (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank, handle limit 1),
+    (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank desc, handle desc limit 1)"""
+READY_LEVEL: Final = """select grp, lane from relay_queue_delivery
+where sub = :sub and phase = 0 and rank = :rank and lane is not null and (expires_at is null or expires_at > :now)
+order by handle limit :limit"""
+READY_LANES: Final = """select handle, grp, lane, rank, again_at, expires_at from relay_queue_delivery
+where sub = :sub and phase = 0 and lane in {lanes} and handle > :handle order by handle limit :limit"""
+READY_ALONE: Final = """select handle, grp, lane, rank, again_at, expires_at from relay_queue_delivery
+where sub = :sub and phase = 0 and lane is null and rank = :rank and handle > :handle order by handle limit :limit"""
+TAKE: Final = """update relay_queue_delivery
+set state = $S_FETCHED, phase = $TAKEN, attempt = attempt + 1, holder = :holder, again_at = null,
+    get_at = :now, fetched_at = :now
+where sub = :sub and handle in {handles} and phase = 0 returning handle, attempt, failures, shape"""
+READ_TAKEN: Final = """select handle, publisher, id, key, value, headers, subject, lane, priority, put_at, parents
+from relay_queue_message where queue = :queue and handle in {handles}"""
+TICKETS: Final = """select handle, attempt, state, shape from relay_queue_delivery
+where sub = :sub and handle in {handles}"""
+START: Final = """update relay_queue_delivery set state = $S_IN_PROCESS, in_process_at = :now
+where sub = :sub and handle in {handles}"""
+FINISH: Final = """update relay_queue_delivery
+set state = $S_JOURNALLED, phase = $OVER, done_at = :now, journalled_at = :now, holder = null
+where sub = :sub and handle in {handles}"""
+REFUSE: Final = """update relay_queue_delivery
+set state = $S_JOURNALLED, phase = $OVER, unusable_at = :now, journalled_at = :now, holder = null, cause = :cause
+where sub = :sub and handle = :handle"""
+FREE: Final = """update relay_queue_delivery
+set state = 0, holder = null, again_at = :again_at, failures = failures + :failed
+where sub = :sub and handle in {handles}"""
+
+# Holders and outcomes -----------------------------------------------------------------------------------------------
+
+ENTER: Final = """insert into relay_queue_holder (queue, id, subscriber, beats, deciding)
+values (:queue, :id, :subscriber, :beats, :deciding)
+on conflict (queue, id) do update
+set subscriber = excluded.subscriber, beats = excluded.beats, deciding = excluded.deciding"""
+BEAT: Final = "update relay_queue_holder set beats = beats + 1 where queue = :queue and id = :holder"
+LEAVE: Final = "delete from relay_queue_holder where queue = :queue and id = :holder"
+HOLDERS: Final = "select id, subscriber, beats, deciding from relay_queue_holder where queue = :queue order by id"
+HELD: Final = """select handle, attempt from relay_queue_delivery
+where grp in (select id from relay_queue_group where queue = :queue) and phase = 4 and holder = :holder order by handle"""
+HOLDS: Final = """select handle, attempt, state, done_at, unusable_at from relay_queue_delivery
+where sub = :sub and handle in {handles}"""
+SETTLE: Final = """insert into relay_queue_attempt (queue, attempt, committed, at)
+values (:queue, :attempt, :committed, :now) on conflict do nothing"""
+OUTCOME: Final = "select committed from relay_queue_attempt where attempt = :attempt and queue = :queue"
+OUTCOMES: Final = """select attempt, committed from relay_queue_attempt
+where attempt > :after and queue = :queue order by attempt limit :limit"""
+CHILDREN: Final = """select handle, attempt from relay_queue_open
+where queue = :queue and state = $P_PUT and attempt is not null order by handle limit :limit"""
+
+# What anybody may see -----------------------------------------------------------------------------------------------
+
+_STATE: Final = "case when m.state <> 0 then m.state when o.handle is null then $P_JOURNALLED else o.state end"
+_JOURNALLED: Final = """coalesce(m.journalled_at, (
+    select max(d.journalled_at) from relay_queue_delivery d where d.handle = m.handle and d.queue = m.queue
+))"""
+_VIEW: Final = f"""m.handle, m.publisher, m.id, {_STATE} as now_state, m.put_at, m.revealed_at, m.unavailable_at,
+    {_JOURNALLED} as over_at, m.deleted_at, m.reveal_at, m.expires_at, m.priority, m.key,
+    case when :value = 1 then m.value end, m.headers, m.subject, m.lane, m.parents, m.attempt"""
+VIEW: Final = f"""select {_VIEW} from relay_queue_message m
+left join relay_queue_open o on o.handle = m.handle and o.queue = m.queue
+where m.queue = :queue and m.handle in {{handles}} order by m.handle"""  # noqa: S608 - constants of this module
+VIEW_DELIVERIES: Final = """select d.handle, s.name, g.name, d.state, d.get_at, d.fetched_at, d.in_process_at, d.done_at,
+    d.unusable_at, d.expired_at, d.journalled_at, d.revealed, d.blocked, d.attempt, d.failures, d.holder, d.again_at,
+    d.cause
+from relay_queue_delivery d
+join relay_queue_subscriber s on s.id = d.sub
+join relay_queue_group g on g.id = d.grp
+where d.queue = :queue and d.handle in {handles} order by d.handle, d.pos"""
+_MATCH: Final = """(cast(:publisher as text) is null or m.publisher = :publisher) and (cast(:since as bigint) is null or m.put_at >= :since)
+    and (cast(:until as bigint) is null or m.put_at < :until) and exists (
+        select 1 from relay_queue_delivery d
+        where d.handle = m.handle and d.queue = m.queue and (cast(:sub as bigint) is null or d.sub = :sub)
+    ) and (cast(:substate as bigint) is null or exists (
+        select 1 from relay_queue_delivery d
+        where d.handle = m.handle and d.queue = m.queue and (cast(:sub as bigint) is null or d.sub = :sub) and d.state = :substate
+    )) and (:unusable = 0 or exists (
+        select 1 from relay_queue_delivery d
+        where d.handle = m.handle and d.queue = m.queue and (cast(:sub as bigint) is null or d.sub = :sub) and d.unusable_at is not null
+    ))"""
+FIND_AMONG_LIVE: Final = f"""select m.handle from relay_queue_open o
+join relay_queue_message m on m.handle = o.handle and m.queue = o.queue
+where o.queue = :queue and o.handle > :after and o.state = :state and {_MATCH}
+order by o.handle limit :limit"""  # noqa: S608 - constants of this module
+FIND_AMONG_ALL: Final = f"""select m.handle from relay_queue_message m
+left join relay_queue_open o on o.handle = m.handle and o.queue = m.queue
+where m.queue = :queue and m.handle > :after and (cast(:state as bigint) is null or {_STATE} = :state) and {_MATCH}
+order by m.handle limit :limit"""  # noqa: S608 - constants of this module
+COUNT_LIVE: Final = "select state, count(*) from relay_queue_open where queue = :queue group by state"
+COUNT_ENDED: Final = """select state, count(*) from relay_queue_message
+where queue = :queue and state <> 0 group by state"""
+COUNT_WAITING: Final = """select sub, count(*) from relay_queue_delivery
+where sub in {subs} and phase = 0 group by sub"""
+COUNT_HIDDEN: Final = """select sub, count(*) from relay_queue_delivery
+where sub in {subs} and phase in (1, 2, 3, 5) and state = 0 group by sub"""
+COUNT_TAKEN: Final = """select sub, state, count(*) from relay_queue_delivery
+where grp in (select id from relay_queue_group where queue = :queue) and phase = 4 group by sub, state"""
+
+# The journal --------------------------------------------------------------------------------------------------------
+
+_ENDED: Final = """from relay_queue_message m
+where m.queue = :queue and not exists (
+    select 1 from relay_queue_open o where o.handle = m.handle and o.queue = m.queue
+) and not exists (
+    select 1 from relay_queue_delivery t where t.handle = m.handle and t.queue = m.queue and t.state in (1, 2, 3)
+)"""
+_SIZE: Final = "coalesce(length(m.key), 0) + coalesce(length(m.value), 0)"
+ENDED: Final = f"""select m.handle,
+    case m.state when $P_UNAVAILABLE then m.unavailable_at when $P_DELETED then m.deleted_at else {_JOURNALLED} end,
+    {_SIZE}, m.headers {_ENDED} order by m.handle limit :limit"""
+COUNT_OVER: Final = f"select count(*) {_ENDED}"  # noqa: S608 - constants of this module
+SIZE_OVER: Final = f"select coalesce(sum({_SIZE}), 0) {_ENDED}"  # noqa: S608 - constants of this module
+HEADERS_OVER: Final = f"select m.headers {_ENDED} and m.headers is not null"  # noqa: S608 - constants of this module
+TRIMMABLE: Final = f"select m.handle {_ENDED} and m.handle in {{handles}} order by m.handle <lock>"  # noqa: S608
+TRIM_MESSAGES: Final = "delete from relay_queue_message where queue = :queue and handle in {handles}"
+TRIM_DELIVERIES: Final = "delete from relay_queue_delivery where queue = :queue and handle in {handles}"
+
+# Moving to another store --------------------------------------------------------------------------------------------
+
+RENAME: Final = "update relay_queue set uuid = :uuid where id = :queue"
+ADOPT_MESSAGE: Final = _insert(
+    "relay_queue_message", f"{MESSAGE_COLUMNS}, state, unavailable_at, deleted_at, journalled_at"
+)
+ADOPT_DELIVERY: Final = _insert(
+    "relay_queue_delivery",
+    "handle, sub, queue, grp, lane, rank, phase, shape, turn, pos, state, revealed, attempt, failures, get_at,"
+    " fetched_at, in_process_at, done_at, unusable_at, expired_at, journalled_at, holder, again_at, cause, expires_at",
+)

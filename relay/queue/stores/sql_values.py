@@ -1,0 +1,187 @@
+"""Between a queue's values and its rows: what a column holds, and what a row says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import orjson
+
+from relay.queue.message import (
+    PRIORITY_MAX,
+    Audience,
+    MessageView,
+    NewMessage,
+    Parent,
+    SubscriberView,
+    Taken,
+    Ticket,
+    Times,
+)
+from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.stores.lanes import lane_number
+from relay.queue.stores.sql_schema import Phase, Shape
+from relay.queue.stores.sql_session import Arrivals, Row
+
+Headers = tuple[tuple[str, bytes | None], ...]
+_READY: Final = int(Phase.READY)
+_HIDDEN: Final = int(Phase.HIDDEN)
+_PLACE: Final = int(Phase.PLACE)
+_number_of_lane = lru_cache(1 << 16)(lane_number)
+
+
+class Seat(NamedTuple):
+    """One subscriber's place in an audience."""
+
+    subscriber: int
+    group: int
+    shape: int
+    turn: int
+    position: int
+
+
+def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int]) -> list[Seat]:
+    """Return everybody's place, in the audience's order."""
+    found = []
+    ordered = audience.in_order and len(audience.groups) > 1
+    for turn, group in enumerate(audience.groups):
+        shape = (Shape.POOL if len(group.members) > 1 else 0) | (Shape.ORDERED if ordered else 0)
+        for member in group.members:
+            found.append(Seat(subscribers[member], groups[group.name], shape, turn, len(found)))
+    return found
+
+
+def arrivals(
+    queue: int,
+    given: Iterable[tuple[int, NewMessage, Sequence[Seat]]],
+    now: int,
+    ttl_ms: int | None,
+    *,
+    reveal: bool,
+) -> Arrivals:
+    """Return the rows of messages with their handles and who is to get them."""
+    rows = Arrivals([], [], [])
+    messages, opened, deliveries = rows
+    put, shown = int(PublisherState.PUT), int(PublisherState.REVEALED)
+    for handle, new, audience in given:
+        reveal_at = now + new.delay_ms if new.delay_ms else None
+        revealed = reveal and reveal_at is None and new.attempt is None
+        ttl = ttl_ms if new.ttl_ms is None else new.ttl_ms
+        expires_at = None if ttl is None else now + ttl
+        opened.append((handle, queue, shown if revealed else put, reveal_at, new.publisher, new.id, new.attempt))
+        messages.append((
+            handle,
+            queue,
+            now,
+            now if revealed else None,
+            reveal_at,
+            expires_at,
+            new.priority,
+            new.attempt,
+            new.publisher,
+            new.id,
+            new.key,
+            new.value,
+            headers_text(new.headers) if new.headers else None,
+            new.subject,
+            new.lane,
+            parents_text(new.parents) if new.parents else None,
+        ))
+        lane = None if new.lane is None else _number_of_lane(new.lane)
+        rank = PRIORITY_MAX - new.priority
+        for subscriber, group, shape, turn, position in audience:
+            visible = revealed and not (turn and shape & Shape.ORDERED)
+            phase = _READY if visible else _HIDDEN
+            deliveries.append((
+                *(handle, subscriber, queue, group, lane, rank, phase),
+                *(shape, turn, position, int(visible), expires_at),
+            ))
+    return rows
+
+
+def headers_text(headers: Headers) -> str:
+    """Return headers as JSON, each byte as the character of its number."""
+    return orjson.dumps([(name, None if v is None else v.decode("latin-1")) for name, v in headers]).decode()
+
+
+def headers_of(text: str | None) -> Headers:
+    """Return the headers of a row."""
+    if text is None:
+        return ()
+    return tuple((name, None if v is None else v.encode("latin-1")) for name, v in orjson.loads(text))
+
+
+def parents_text(parents: Sequence[Parent]) -> str:
+    """Return parents as JSON."""
+    return orjson.dumps([list(parent) for parent in parents]).decode()
+
+
+def parents_of(text: str | None) -> tuple[Parent, ...]:
+    """Return the parents of a row."""
+    return () if text is None else tuple(Parent(*parent) for parent in orjson.loads(text))
+
+
+def taken(row: Row, attempt: int, failures: int) -> Taken:
+    """Return a message in a worker's hands from a row of ``READ_TAKEN``."""
+    handle, publisher, id_, key, value, headers, subject, lane, priority, put_at, parents = row
+    return Taken(
+        Ticket(handle, attempt),
+        publisher,
+        id_,
+        key,
+        value,
+        headers_of(headers) if headers else (),
+        subject,
+        lane,
+        priority,
+        failures,
+        put_at,
+        parents_of(parents) if parents else (),
+    )
+
+
+def subscriber_view(row: Row) -> SubscriberView:
+    """Return what a message is for a subscriber from a row of ``VIEW_DELIVERIES``."""
+    _, subscriber, group, state, *times, revealed, blocked, attempt, failures, holder, again_at, cause = row
+    return SubscriberView(
+        subscriber=subscriber,
+        group=group,
+        state=SubscriberState(state),
+        times=Times(*times),
+        revealed=bool(revealed),
+        blocked=bool(blocked),
+        attempt=attempt,
+        failures=failures,
+        holder=holder,
+        again_at=again_at,
+        cause=cause,
+    )
+
+
+def message_view(row: Row, subscribers: Sequence[SubscriberView]) -> MessageView:
+    """Return a message from a row of ``VIEW``."""
+    handle, publisher, id_, state, put_at, revealed_at, unavailable_at, over_at, deleted_at, *rest = row
+    reveal_at, expires_at, priority, key, value, headers, subject, lane, parents, attempt = rest
+    return MessageView(
+        handle=handle,
+        publisher=publisher,
+        id=id_,
+        state=PublisherState(state),
+        put_at=put_at,
+        revealed_at=revealed_at,
+        unavailable_at=unavailable_at,
+        journalled_at=over_at if state == PublisherState.JOURNALLED else None,
+        deleted_at=deleted_at,
+        reveal_at=reveal_at,
+        expires_at=expires_at,
+        priority=priority,
+        key=key,
+        value=value,
+        headers=headers_of(headers),
+        subject=subject,
+        lane=lane,
+        parents=parents_of(parents),
+        attempt=attempt,
+        subscribers=tuple(subscribers),
+    )

@@ -1,0 +1,109 @@
+"""What anybody may see of a queue in a database, its journal, and its move to another store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from relay.queue.message import MessageView
+from relay.queue.port import Filter, Waiting
+from relay.queue.receipt import size_of
+from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.stores import sql_text as sql
+from relay.queue.stores.sql_base import SqlBase
+from relay.queue.stores.sql_session import unit
+from relay.queue.stores.sql_values import headers_of, message_view, subscriber_view
+
+SORTED_MAX: Final = 10_000
+"""The journal's oldest are exact among so many of the lowest handles: sorting all of them would cost their number."""
+_LIVE: Final = (PublisherState.PUT, PublisherState.REVEALED)
+
+
+class Viewing(SqlBase):
+    """Whoever reads, and what removes what was read."""
+
+    def view(self, handle: int, *, value: bool = True) -> MessageView | None:
+        """Return a message and all its states."""
+        found = self._views([handle], value=value)
+        return found[0] if found else None
+
+    def _views(self, handles: Sequence[int], *, value: bool) -> list[MessageView]:
+        with self.session.snapshot():
+            messages = self._run(sql.VIEW, handles=list(handles), value=int(value))
+            rows = self._run(sql.VIEW_DELIVERIES, handles=list(handles))
+        deliveries: dict[int, list[object]] = {}
+        for row in rows:
+            deliveries.setdefault(row[0], []).append(subscriber_view(row))
+        return [message_view(row, deliveries.get(row[0], [])) for row in messages]  # type: ignore[arg-type]
+
+    def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
+        """Return messages by handle, without their values."""
+        asked = {
+            "state": chosen.state,
+            "sub": None if chosen.subscriber is None else self._subscribers.get(chosen.subscriber, -1),
+            "substate": chosen.subscriber_state,
+            "unusable": int(chosen.unusable),
+            "publisher": chosen.publisher,
+            "since": chosen.since,
+            "until": chosen.until,
+        }
+        numbers = {name: int(v) if isinstance(v, PublisherState | SubscriberState) else v for name, v in asked.items()}
+        text = sql.FIND_AMONG_LIVE if chosen.state in _LIVE else sql.FIND_AMONG_ALL
+        handles = [row[0] for row in self._run(text, **numbers, after=after, limit=limit)]
+        return self._views(handles, value=False)
+
+    def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
+        """Return how many are in each state; a subscriber's JOURNALLED is what is in no other state of its."""
+        with self.session.snapshot():
+            states = {state: 0 for state in PublisherState}
+            for number, count in (*self._run(sql.COUNT_LIVE), *self._run(sql.COUNT_ENDED)):
+                states[PublisherState(number)] = count
+            ended = states[PublisherState.UNAVAILABLE] + states[PublisherState.DELETED]
+            waiting, over = self.session.tallied(self._queue)
+            states[PublisherState.JOURNALLED] = over - ended
+            found = {number: {state: 0 for state in SubscriberState} for number in self._subscribers.values()}
+            numbers = {"subs": sorted(found)}
+            for number, count in (*self._run(sql.COUNT_WAITING, **numbers), *self._run(sql.COUNT_HIDDEN, **numbers)):
+                found[number][SubscriberState.AVAILABLE] += count
+            for number, state, count in self._run(sql.COUNT_TAKEN):
+                found[number][SubscriberState(state)] += count
+        for by_state in found.values():
+            by_state[SubscriberState.JOURNALLED] = waiting + over - sum(by_state.values())
+        names = [member for group in self.settings.audience.groups for member in group.members]
+        return states, [Waiting(name, found[self._subscribers[name]]) for name in names]
+
+    # The journal --------------------------------------------------------------------------------------------------
+
+    def journalled(self, now: int, limit: int) -> list[MessageView]:
+        """Return what is past the queue's retention, oldest first."""
+        retain = self.settings.retain
+        with self.session.snapshot():
+            ended = self._run(sql.ENDED, limit=max(SORTED_MAX, limit))
+            count = self._run(sql.COUNT_OVER)[0][0] if retain.count is not None else 0
+            size = self._size_over() if retain.bytes is not None else 0
+        past = []
+        for handle, at, own, text in sorted(ended, key=lambda row: (row[1], row[0])):
+            too_old = retain.age_ms is not None and at + retain.age_ms <= now
+            too_many = retain.count is not None and count > retain.count
+            if too_old or too_many or (retain.bytes is not None and size > retain.bytes):
+                past.append(handle)
+            count -= 1
+            size -= own + size_of(None, None, headers_of(text))
+            if len(past) == limit:
+                break
+        views = {view.handle: view for view in self._views(past, value=True)}
+        return [views[handle] for handle in past]
+
+    def _size_over(self) -> int:
+        headers = sum(size_of(None, None, headers_of(row[0])) for row in self._run(sql.HEADERS_OVER))
+        return int(self._run(sql.SIZE_OVER)[0][0]) + headers
+
+    @unit
+    def trim(self, handles: Sequence[int]) -> int:
+        """Remove messages that ended and that no worker has."""
+        gone = [row[0] for row in self._run(sql.TRIMMABLE, handles=list(handles))]
+        if gone:
+            self._write(sql.TRIM_DELIVERIES, handles=gone)
+            self._write(sql.TRIM_MESSAGES, handles=gone)
+            self.session.tally(self._queue, 0, -len(gone))
+        return len(gone)

@@ -1,0 +1,199 @@
+"""A queue's connection to an SQLite file: WAL with ``synchronous=FULL``, so that a unit that ended survives a power cut.
+
+One writer at a time holds the file, so that a batch of any size costs one fsync, and no statement needs a lock of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from relay.queue.stores.sql_text import ARRIVE_DELIVERY, ARRIVE_MESSAGE, ARRIVE_OPEN, sqlite_text
+
+from relay.message.errors import InDoubt
+from relay.queue.port import StoreAway, StoreFull
+from relay.queue.settings import QueueSettings
+from relay.queue.stores.sql_queue import SqlQueue
+from relay.queue.stores.sql_schema import create
+from relay.queue.stores.sql_session import Arrivals, Repeated, Row
+
+BUSY_TIMEOUT_S: Final = 15.0
+"""How long a unit waits for the file's other writers."""
+CACHE_KIB: Final = 64 * 1024
+_FULL: Final = (sqlite3.SQLITE_FULL,)
+_BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+class SqliteSession:
+    """A `Session` of its own on a file, or one bound to somebody's connection, whose open transaction then decides."""
+
+    kind: Final = "sqlite"
+
+    def __init__(self, opened: Path | sqlite3.Connection) -> None:
+        self._own = not isinstance(opened, sqlite3.Connection)
+        self._connection = opened if isinstance(opened, sqlite3.Connection) else _open(opened)
+        self._depth = 0
+        self._text: dict[str, str] = {}
+
+    @property
+    def inside(self) -> bool:
+        """Whether a unit is open."""
+        return self._depth > 0 or self._connection.in_transaction
+
+    @contextmanager
+    def unit(self) -> Iterator[None]:
+        """Begin, and commit durably; inside another transaction a savepoint."""
+        name = f"relay_queue_{self._depth}" if self.inside else None
+        with _judged(committing=False):
+            self._connection.execute("begin immediate" if name is None else f"savepoint {name}")
+        self._depth += 1
+        try:
+            with _judged(committing=False):
+                yield
+        except BaseException:
+            with suppress(sqlite3.Error):  # a transaction that SQLite has ended already has nothing to take back
+                if name is None:
+                    self._connection.execute("rollback")
+                else:
+                    self._connection.execute(f"rollback to {name}")
+                    self._connection.execute(f"release {name}")
+            raise
+        else:
+            self._end(name)
+        finally:
+            self._depth -= 1
+
+    def _end(self, savepoint: str | None) -> None:
+        if savepoint is not None:
+            with _judged(committing=False):
+                self._connection.execute(f"release {savepoint}")
+            return
+        try:
+            with _judged(committing=True):
+                self._connection.execute("commit")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                if self._connection.in_transaction:
+                    self._connection.execute("rollback")
+            raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """See one state of the file in several statements."""
+        if self.inside:
+            yield
+            return
+        with _judged(committing=False):
+            self._connection.execute("begin deferred")
+            try:
+                yield
+            finally:
+                self._connection.execute("rollback")
+
+    def run(self, text: str, parameters: Mapping[str, Any]) -> list[Row]:
+        """Run one statement and fetch what it returns."""
+        return self._execute(text, parameters).fetchall()
+
+    def count(self, text: str, parameters: Mapping[str, Any]) -> int:
+        """Run one statement that writes and return how many rows it met."""
+        return self._execute(text, parameters).rowcount
+
+    def _execute(self, text: str, parameters: Mapping[str, Any]) -> sqlite3.Cursor:
+        prepared = self._text.get(text)
+        if prepared is None:
+            prepared = self._text[text] = sqlite_text(text)
+        given = {k: orjson.dumps(v).decode() if type(v) is list else v for k, v in parameters.items()}
+        return self._connection.execute(prepared, given)
+
+    def many(self, text: str, rows: Sequence[Row]) -> None:
+        """Run one statement for each row."""
+        self._connection.executemany(text, rows)
+
+    def arrive(self, rows: Arrivals) -> None:
+        """Insert new messages."""
+        try:
+            self._connection.executemany(ARRIVE_OPEN, rows.opened)
+        except sqlite3.IntegrityError as error:
+            raise Repeated("one of the messages waits already") from error
+        self._connection.executemany(ARRIVE_MESSAGE, rows.messages)
+        self._connection.executemany(ARRIVE_DELIVERY, rows.deliveries)
+
+    def lock_groups(self, subscriber: int) -> None:
+        """The file has one writer at a time."""
+
+    def handles(self, queue: int, count: int) -> range:
+        """Draw handles: they follow each other."""
+        statement = "update relay_queue set last = last + ? where id = ? returning last"
+        (last,) = self._connection.execute(statement, (count, queue)).fetchall()[0]
+        return range(last - count + 1, last + 1)
+
+    def raise_handles(self, queue: int, above: int) -> None:
+        """Let handles drawn later be above this one."""
+        self._connection.execute("update relay_queue set last = max(last, ?) where id = ?", (above, queue))
+
+    def tally(self, queue: int, waiting: int, over: int) -> None:
+        """Add to how many messages wait, and how many are over."""
+        statement = "update relay_queue set waiting = waiting + ?, over = over + ? where id = ?"
+        self._connection.execute(statement, (waiting, over, queue))
+
+    def tallied(self, queue: int) -> tuple[int, int]:
+        """Return how many messages wait, and how many are over."""
+        (row,) = self._connection.execute("select waiting, over from relay_queue where id = ?", (queue,)).fetchall()
+        return row[0], row[1]
+
+    def tell(self, queue: str) -> None:
+        """Nobody listens to a file; other processes look again (`relay.queue.alerts`)."""
+
+    def close(self) -> None:
+        """Close the file if it was opened here."""
+        if self._own:
+            self._connection.close()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _judged(committing=False):
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+        connection.execute(f"pragma cache_size = -{CACHE_KIB}")
+        connection.execute("begin immediate")
+        create(connection)
+        connection.execute("commit")
+    return connection
+
+
+@contextmanager
+def _judged(*, committing: bool) -> Iterator[None]:
+    """Turn SQLite's errors into what the caller must do; none holds a value of a message."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        code = error.sqlite_errorcode & 0xFF
+        if code in _FULL:
+            raise StoreFull("the queue's database file cannot grow: make room on its disk") from error
+        if code in _BUSY:
+            # Not committed, and still open: rolled back by the caller.
+            raise StoreAway("another writer holds the queue's database file: try again later") from error
+        if committing:
+            # The disk failed while it wrote: what is in the file, only reading it again tells.
+            raise InDoubt("the commit to the queue's database file failed: read the states again") from error
+        raise StoreAway(f"the queue's database file cannot be used ({error.sqlite_errorname})") from error
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            raise
+        raise StoreAway(f"the queue's database file cannot be used ({error.sqlite_errorname})") from error
+
+
+def open_sqlite(settings: QueueSettings, path: Path) -> SqlQueue:
+    """Open a queue in a file of its own or one that it shares with others; the file and its tables are made if need be."""
+    return SqlQueue(settings, SqliteSession(path))
+
+
+def bind_sqlite(settings: QueueSettings, connection: sqlite3.Connection) -> SqlQueue:
+    """Return the queue over somebody's connection: its transaction, where one is open, decides on what is written."""
+    return SqlQueue(settings, SqliteSession(connection))
