@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
 from relay.jobs.session import say
 from relay.message.errors import ConfigError, RelayError, Unreachable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -30,8 +32,6 @@ class Following:
         self._last_batch = -1
         self.rows = 0
         self.batches = 0
-        self.ends: dict[str, dict[str, int]] = {}
-        """Topic -> partition -> the offset after the last that was taken; of Kafka sources only."""
 
     def capture(self, frame: DataFrame, batch: Batch) -> None:
         """Hand each micro-batch to ``batch``; raises what it raised, or Unreachable."""
@@ -76,19 +76,43 @@ class Following:
     def _show(self, query: StreamingQuery) -> None:
         for progress in query.recentProgress:
             number, rows = int(progress["batchId"]), int(progress["numInputRows"])
-            for source in progress["sources"]:
-                self._note_ends(source.get("endOffset"))
             if number > self._last_batch and rows:
                 self._last_batch = number
                 self.rows += rows
                 self.batches += 1
                 say(f"{self._name}: batch {number}: {rows:,} rows, {self.rows:,} in all", self._shown)
 
-    def _note_ends(self, ends: Any) -> None:
-        if isinstance(ends, dict):
-            for topic, offsets in ends.items():
-                if isinstance(offsets, dict):
-                    self.ends[topic] = {str(p): int(offset) for p, offset in offsets.items()}
+
+def taken(spark: SparkSession, checkpoint: Path) -> dict[str, dict[int, int]]:
+    """Return up to where a query over Kafka topics has ended its batches: topic -> partition -> the next offset.
+
+    Read from the checkpoint (Spark's commits and offsets, one file for each batch), so that it also holds after a run
+    that died behind its last batch.
+    """
+    ended = _batches(spark, checkpoint / "commits")
+    if not ended:
+        return {}
+    last = max(ended)
+    found: dict[str, dict[int, int]] = {}
+    for line in _batches(spark, checkpoint / "offsets").get(last, []):
+        if line.startswith("{") and '"batchWatermarkMs"' not in line:
+            for topic, offsets in orjson.loads(line).items():
+                found[topic] = {int(partition): int(offset) for partition, offset in offsets.items()}
+    return found
+
+
+def _batches(spark: SparkSession, folder: Path) -> dict[int, list[str]]:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - see the package
+
+    try:
+        rows = spark.read.text(str(folder)).selectExpr("_metadata.file_name as batch", "value").collect()
+    except AnalysisException:
+        return {}  # nothing was ever taken
+    found: dict[int, list[str]] = {}
+    for row in rows:
+        if row.batch.isdigit():
+            found.setdefault(int(row.batch), []).append(row.value)
+    return found
 
 
 def _sentence(name: str, text: str) -> RelayError:

@@ -1,0 +1,52 @@
+"""What is archived may be trimmed: a record in the control topic says up to where, for each topic by its id.
+
+The archive writes it after the files are in place; whoever keeps the messages (a queue's journal, an operator who
+shortens a log's retention) may forget what lies below, and nothing else follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+KEY_PREFIX: Final = b"archived/"
+
+
+@dataclass(frozen=True)
+class ArchivedUpTo:
+    """Offsets below which every committed record of a topic is archived, by partition."""
+
+    topic: str
+    topic_id: bytes
+    positions: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> bytes:
+        """The record's key: one for each topic and its id, since a topic may be created anew under its name."""
+        return KEY_PREFIX + f"{self.topic}/{self.topic_id.hex()}".encode()
+
+    def encode(self) -> bytes:
+        """Return the record's value."""
+        return orjson.dumps({"positions": {str(p): offset for p, offset in sorted(self.positions.items())}})
+
+    def advanced_by(self, positions: Mapping[int, int]) -> ArchivedUpTo:
+        """Return what holds after a further run; a position never goes back."""
+        least = {p: max(offset, self.positions.get(p, 0)) for p, offset in positions.items()}
+        return ArchivedUpTo(self.topic, self.topic_id, {**self.positions, **least})
+
+
+def decode(key: bytes, value: bytes | None) -> ArchivedUpTo | None:
+    """Read a record of the control topic; None if it is another kind of record, or none that can be read."""
+    name, slash, topic_id = key.removeprefix(KEY_PREFIX).decode("utf-8", "replace").rpartition("/")
+    if not key.startswith(KEY_PREFIX) or not slash or value is None:
+        return None
+    try:
+        found = orjson.loads(value)["positions"]
+        return ArchivedUpTo(
+            name, bytes.fromhex(topic_id), {int(p): int(offset) for p, offset in found.items()}
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,143 @@
+"""Archives topics (the journal, logs, outputs) to Parquet by hour or day, then says up to where they may be trimmed.
+
+Each run takes what came since the last one; a run that dies is taken up where it stood, and no record is twice in
+the archive (Spark's file sink keeps a list of its files, which readers of the folder obey).
+Run it with ``relay spark archive CONFIG --help``.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from relay.jobs import session
+from relay.jobs.archived import ArchivedUpTo, decode
+from relay.jobs.following import Following, taken
+from relay.jobs.records import Broker, java_settings
+from relay.kafka import settings
+from relay.kafka.control import ControlTopic
+from relay.kafka.topics import Topics
+from relay.message.errors import ConfigError
+from relay.run import clock
+from relay.run.config import RelayConfig, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ANSWER_S = 15.0
+PERIODS = {"hour": ("topic", "date", "hour"), "day": ("topic", "date")}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job: 0 archived, 2 wrong words or parts, 3 unreachable."""
+    options = _parse(arguments)
+    return session.run("archive", lambda: _run(options))
+
+
+def _parse(arguments: Sequence[str]) -> Namespace:
+    parser = session.parser("archive", __doc__ or "")
+    parser.add_argument("config", help="the configuration, such as relay.toml")
+    parser.add_argument(
+        "--topic", action="append", default=[], help="may be repeated (default: the relay's journal)"
+    )
+    parser.add_argument(
+        "--to", required=True, help="the archive's folder, or a store's address that Spark knows"
+    )
+    parser.add_argument(
+        "--by", choices=tuple(PERIODS), default="day", help="the partitions' period (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
+    )
+    parser.add_argument("--follow", type=float, metavar="SECONDS", help="go on, archiving this often")
+    parser.add_argument("--keep", action="store_true", help="do not say that what is archived may be trimmed")
+    return parser.parse_args(arguments)
+
+
+def _run(options: Namespace) -> int:
+    config = load(Path(options.config))
+    topics = options.topic or [config.journal_topic]
+    java = java_settings(config.kafka)
+    spark = session.start("archive", options.master)
+    broker = Broker(spark, java)
+    for topic in topics:
+        broker.partitions(topic)
+    checkpoint = options.checkpoint or config.relay.state / "spark" / "archive"
+    following = Following(
+        "archive", checkpoint=checkpoint, trigger_s=options.follow, shown=sys.stderr if options.json else None
+    )
+    records = _records(spark, java, topics)
+    writer = (
+        records.writeStream.format("parquet").option("path", options.to).partitionBy(*PERIODS[options.by])
+    )
+    following.write(writer)
+    trimmable = {} if options.keep else _tell(config, topics, taken(spark, checkpoint))
+    report = {"to": options.to, "records": following.rows, "trimmable": trimmable}
+    said = f"{following.rows:,} records of {', '.join(topics)} were archived in {options.to}"
+    session.say(orjson.dumps(report).decode() if options.json else said)
+    return 0
+
+
+def _records(spark: SparkSession, java: dict[str, str], topics: list[str]) -> DataFrame:
+    """Return the topics' committed records as columns of the archive; the CloudEvents attributes stand apart."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark, which --help does not
+
+    options: dict[str, Any] = {f"kafka.{name}": value for name, value in java.items()}
+    options |= {
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+        "startingOffsets": "earliest",
+    }
+    found = spark.readStream.format("kafka").options(**options).option("subscribe", ",".join(topics)).load()
+    header = sql.map_from_entries("headers")
+    attributes = (
+        header[f"ce_{name}"].cast("string").alias(f"ce_{name}")
+        for name in ("id", "source", "type", "time", "subject")
+    )
+    return found.select(
+        "partition", "offset", "timestamp", "key", "value", "headers", *attributes, "topic",
+        sql.to_date("timestamp").alias("date"), sql.hour("timestamp").alias("hour"),
+    )  # fmt: skip
+
+
+def _tell(
+    config: RelayConfig, topics: list[str], ends: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Write into the control topic up to where each topic is archived; the files are in place by now."""
+    with Topics(config.kafka, config.timing) as known:
+        facts = known.describe([*topics, config.control_topic], settings=False)
+    if config.control_topic not in facts:
+        raise ConfigError(
+            f"topic {config.control_topic} does not exist: run `relay migrate`, then this job again"
+        )
+    control = ControlTopic(
+        settings.consumer(config.kafka, config.timing, f"{config.relay.name}.archive"),
+        settings.producer(config.kafka, config.timing),
+        config.control_topic,
+        clock.monotonic,
+        ANSWER_S,
+    )
+    told: dict[str, dict[str, int]] = {}
+    try:
+        before = {
+            found.key: found for key, value in control.under([b"archived/"]) if (found := decode(key, value))
+        }
+        for topic, positions in ends.items():
+            first = ArchivedUpTo(topic, facts[topic].topic_id)
+            reached = before.get(first.key, first).advanced_by(
+                {int(p): offset for p, offset in positions.items()}
+            )
+            control.put(reached.key, reached.encode(), wait=True)
+            told[topic] = {str(p): offset for p, offset in sorted(reached.positions.items())}
+    finally:
+        control.close()
+    return told
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
