@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "migrate": "Create the relay's topics and tables.",
     "check": "Check a configuration and, with --connect, what it names.",
     "run": "Run the workers of a configuration.",
+    "work": "Run an application's handlers for one subscriber of a queue.",
     "status": "Show what every route does now.",
     "indoubt": "List, show and resolve what no evidence has decided.",
     "verify": "Prove from the log and the destinations that nothing is lost, doubled or reordered.",

@@ -1,0 +1,100 @@
+"""``relay work APP``: processes that run an application's handlers for one subscriber of a queue, until drained or idle."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Final
+
+import orjson
+import typer
+
+from relay.cli.report import print_json
+from relay.message.errors import ConfigError
+from relay.run.config import load
+from relay.run.logging import setup
+from relay.run.queues import queue_of
+from relay.run.supervisor import Command, Supervisor
+from relay.work.loading import load_handler
+
+PROCESSES_MAX: Final = 64
+CONCURRENCY_MAX: Final = 1024
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("work")
+def work_command(
+    application: Annotated[
+        str, typer.Argument(metavar="APP", help="module, module:handler, file.py or file.py:handler.")
+    ],
+    *,
+    queue: Annotated[str, typer.Option(help="The queue whose messages are handled.")],
+    subscriber: Annotated[str, typer.Option(help="As whom: a subscriber, or a member of a pool.")],
+    config: Annotated[str, typer.Option(metavar="CONFIG", help="The configuration.")] = "relay.toml",
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=CONCURRENCY_MAX, help="Handlers at once in each process.")
+    ] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=PROCESSES_MAX, help="Processes.")] = 1,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, help="A handler that runs longer hangs: its process is replaced."
+        ),
+    ] = 300.0,
+    drain: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, help="How long running handlers may take after a signal."),
+    ] = 30.0,
+    until_idle: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.1, help="End when nothing moved for so long and nothing waits."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON lines on standard error, and a report on standard output.")
+    ] = False,
+) -> None:
+    """Run handlers; a signal lets them finish what they have begun, a second one leaves at once.
+
+    Exit codes: 0 done, 1 stopped or given up, 2 configuration or application is wrong, 130/143 left at once.
+    """
+    loaded = load(Path(config))
+    group = queue_of(loaded, queue).settings().group_of(subscriber)
+    if group is None:
+        raise ConfigError(
+            f"--subscriber {subscriber}: queue {queue!r} has no such subscriber; add it to [queues.{queue}]"
+        )
+    load_handler(application, queue)
+    setup(as_json=True if as_json else None)
+    words = ["--queue", queue, "--subscriber", subscriber, "--concurrency", str(concurrency)]
+    words += ["--deadline", f"{deadline:g}", "--drain", f"{drain:g}"]
+    words += [] if until_idle is None else ["--until-idle", f"{until_idle:g}"]
+    with tempfile.TemporaryDirectory(prefix="relay-work-") as folder:
+        report = Path(folder) / "report"
+        command = _command(Path(config), application, [*words, "--report", str(report)])
+        code = Supervisor([f"{queue}/{subscriber}"], processes, command).run()
+        if as_json:
+            print_json({"queue": queue, "subscriber": subscriber, **_sum(report)})
+    raise typer.Exit(code)
+
+
+def _command(config: Path, application: str, words: list[str]) -> Command:
+    """Return how a worker process is called (relay.work.process reads these words)."""
+
+    def _call(_route: str, _number: int) -> list[str]:
+        return [sys.executable, "-m", "relay.work.process", str(config), application, *words]
+
+    return _call
+
+
+def _sum(report: Path) -> dict[str, int]:
+    """Add up what the processes reported as they ended; a killed one's numbers are not in it."""
+    total: Counter[str] = Counter()
+    if report.exists():
+        for line in report.read_bytes().splitlines():
+            total.update(orjson.loads(line))
+    return dict(total)

@@ -1,0 +1,166 @@
+"""The composition root of handlers: from a configuration, an application and a subscriber to a worker ready to run."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, cast
+
+from relay.message.errors import ConfigError
+from relay.queue.attempts import Outcomes
+from relay.queue.port import Holder, QueueStore
+from relay.resources import open_resource
+from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
+from relay.resources.postgresql import PostgresqlResource
+from relay.resources.sqlite import SqliteResource
+from relay.run import randomness, schedule
+from relay.run.config import RelayConfig
+from relay.run.following import follow
+from relay.run.queues import address, bind_queue, open_queue, queue_of
+from relay.work.backoff import Backoff
+from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
+from relay.work.handler import Handler
+from relay.work.mark import Mark
+from relay.work.running import Place, Runner
+from relay.work.stores import Deciding, Stores
+from relay.work.upkeep import Upkeep
+from relay.work.worker import Limits, Worker
+
+CONNECTIONS_MAX: Final = 16
+"""Connections of one process to a handler's PostgreSQL; a handler without one waits for it."""
+LOCK_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Who works: a handler as one subscriber of its queue."""
+
+    handler: Handler
+    queue: str
+    subscriber: str
+
+
+class Assembled:
+    """A worker with what it stands on; close it when its run has ended."""
+
+    def __init__(self, config: RelayConfig, job: Job, limits: Limits) -> None:
+        self._config = config
+        self._job = job
+        self._follower = follow(config)
+        self._desired = self._follower.now()
+        """Renewed by the main thread alone, in `_held_back`; others look at it."""
+        self._check()
+        self._near, self._gate = self._queues_in_resource(), schedule.lock()
+        shared = self._gate if self._is_sqlite else None
+        locks = {
+            name: schedule.lock() if shared is None or name not in self._near else shared
+            for name in config.queues
+        }
+        self.stores = Stores(locks, self._open_queue)
+        decides_here = job.handler.resource is None or job.queue in self._near
+        self.deciding = f"queue:{job.queue}" if decides_here else f"resource:{job.handler.resource}"
+        self._desks = self._make_desks(limits.concurrency)
+        self.worker, self.runner = self._assemble(limits)
+
+    def close(self) -> None:
+        """Close connections and stores; what this worker holds stays held until it left or is recovered."""
+        if self._desks is not None:
+            self._desks.close()
+        self.stores.close()
+        self._follower.close()
+
+    def _assemble(self, limits: Limits) -> tuple[Worker, Runner]:
+        config, job = self._config, self._job
+        queue = queue_of(config, job.queue)
+        holder = Holder(randomness.uuid_bytes(), job.subscriber, 0, self.deciding)
+        marks = config.relay.state / "work" / job.queue
+        mark = Mark(marks, holder.id)
+        backoff = Backoff(queue.retry_after_s, queue.retry_max_s)
+        limits = replace(
+            limits, batch=job.handler.batch, ordered=job.handler.order == "queue", backoff=backoff
+        )
+        store, lock = self.stores[job.queue], self.stores.locks[job.queue]
+        place = Place(job.queue, job.subscriber, self.deciding, self.stores, self.stores.locks)
+        beside = self.stores.beside(job.queue)
+        resources = {name: partial(self._outcomes, name) for name in config.resources}
+        deciding = partial(Deciding, beside, resources)
+        upkeep = Upkeep(job.queue, beside, deciding, holder, marks, queue.lease_s, backoff)
+        with lock:
+            store.enter(holder)
+        runner = Runner(job.handler, place, self._desks)
+        worker = Worker(
+            store, job.subscriber, holder.id, runner, lock, limits, upkeep, mark, held_back=self._held_back
+        )
+        return worker, runner
+
+    def _check(self) -> None:
+        config, job = self._config, self._job
+        queue = queue_of(config, job.queue)
+        if queue.settings().group_of(job.subscriber) is None:
+            known = ", ".join(
+                member for group in queue.settings().audience.groups for member in group.members
+            )
+            raise ConfigError(
+                f"--subscriber {job.subscriber}: queue {job.queue!r} has {known}; add it to its subscribers"
+            )
+        resource = job.handler.resource
+        if resource is not None and resource not in config.resources:
+            known = ", ".join(config.resources) or "none"
+            raise ConfigError(
+                f"@subscriber(resource={resource!r}): the configuration has {known}; add [resources.{resource}]"
+            )
+
+    def _held_back(self) -> bool:
+        return not self._follower.now().may_take(self._job.queue, self._job.subscriber)
+
+    def _open_queue(self, name: str) -> QueueStore:
+        return open_queue(self._config, name, self._desired)
+
+    @property
+    def _is_sqlite(self) -> bool:
+        resource = self._job.handler.resource
+        return resource is not None and self._config.resources[resource].kind == "sqlite"
+
+    def _queues_in_resource(self) -> tuple[str, ...]:
+        """Return the queues whose states lie in the handler's own database: one transaction can hold both."""
+        resource = self._job.handler.resource
+        if resource is None:
+            return ()
+        config, url = self._config, self._config.resources[resource].url.get_secret_value()
+        return tuple(
+            name for name in config.queues if address(config, name, self._desired).removeprefix("log+") == url
+        )
+
+    def _make_desks(self, concurrency: int) -> Desks | None:
+        resource = self._job.handler.resource
+        if resource is None:
+            return None
+        # SQLite has one writer: more connections would only wait for each other.
+        limit = 1 if self._is_sqlite else min(concurrency, CONNECTIONS_MAX)
+        return Desks(partial(self._desk, resource), limit)
+
+    def _desk(self, resource: str) -> Desk:
+        connection = self._connect(resource)
+
+        def bind(bound: Any) -> dict[str, QueueStore]:
+            return {name: bind_queue(self._config, name, bound, self._desired) for name in self._near}
+
+        if self._is_sqlite:
+            return SqliteDesk(resource, connection, bind, self._gate)
+        return PostgresqlDesk(resource, connection, bind)
+
+    def _connect(self, resource: str) -> Any:
+        found = open_resource(resource, self._config.resources[resource].url.get_secret_value())
+        if isinstance(found, SqliteResource):
+            return found.connect()
+        lease = queue_of(self._config, self._job.queue).lease_s
+        return cast("PostgresqlResource", found).connect(
+            lock_timeout=LOCK_TIMEOUT_S, idle_in_transaction_session_timeout=lease
+        )
+
+    def _outcomes(self, resource: str, lent: ExitStack) -> Outcomes:
+        connection = self._connect(resource)
+        lent.callback(connection.close)
+        is_sqlite = self._config.resources[resource].kind == "sqlite"
+        return SqliteAttempts(resource, connection) if is_sqlite else PostgresqlAttempts(resource, connection)

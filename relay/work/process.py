@@ -1,0 +1,87 @@
+"""The process of one worker of handlers: signals, lifeline, and an exit code that tells the supervisor what to do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import orjson
+import structlog
+
+from relay.message.errors import RelayError, Stopped, Unreachable
+from relay.queue.port import Retired, StoreAway
+from relay.run import lifeline, logging
+from relay.run.config import load
+from relay.run.restarts import ExitCode
+from relay.work.assembly import Assembled, Job
+from relay.work.loading import load_handler
+from relay.work.states import Report
+from relay.work.worker import Limits
+
+ORPHANED: Final = 129
+SWITCH_INTERVAL_S: Final = 0.0005
+"""A handler that has waited gets the interpreter back sooner than after the default 5 ms."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Work until drained, idle or hung; return the exit code."""
+    options = _options(arguments)
+    logging.setup()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    lifeline.watch(lambda: os._exit(ORPHANED))
+    log = structlog.get_logger("relay.work")
+    try:
+        handler = load_handler(options.app, options.queue)
+        limits = Limits(options.concurrency, deadline_s=options.deadline, drain_s=options.drain)
+        assembled = Assembled(load(options.config), Job(handler, options.queue, options.subscriber), limits)
+        signal.signal(signal.SIGTERM, lambda *_: assembled.worker.stop())
+        signal.signal(signal.SIGINT, lambda *_: assembled.worker.stop())
+        report = assembled.worker.run(options.until_idle)
+        report.children = assembled.runner.children
+        assembled.close()
+        _add(options.report, report)
+        log.info("worked", **asdict(report))
+    except RelayError as known:
+        structlog.get_logger("relay.work").error("stopped", kind=type(known).__name__)
+        print(known, file=sys.stderr, flush=True)
+        return _code(known)
+    return 0
+
+
+def _add(path: Path | None, report: Report) -> None:
+    if path is not None:
+        with path.open("ab") as file:
+            file.write(orjson.dumps(asdict(report)) + b"\n")
+
+
+def _code(known: RelayError) -> int:
+    if isinstance(known, Stopped):
+        return ExitCode.PERSON
+    if isinstance(known, StoreAway | Retired | Unreachable):
+        return ExitCode.UNREACHABLE
+    return known.exit_code
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m relay.work.process", description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("app")
+    parser.add_argument("--queue", required=True)
+    parser.add_argument("--subscriber", required=True)
+    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS")
+    parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--until-idle", type=float, default=None, metavar="SECONDS")
+    parser.add_argument("--report", type=Path, default=None)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    os._exit(
+        main()
+    )  # a handler's thread may still run after the drain's deadline; everything durable is done

@@ -1,0 +1,99 @@
+"""The queues that a worker may reach: each opened when it is first needed, each with a lock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+
+from relay.queue.attempts import Outcomes
+from relay.queue.port import QueueStore
+from relay.run import schedule
+from relay.work.locked import locked
+
+
+class Stores(Mapping[str, QueueStore]):
+    """Queues by name. ``locks`` has every name; ``open_queue`` is called once for each queue that is used."""
+
+    def __init__(self, locks: Mapping[str, schedule.Lock], open_queue: Callable[[str], QueueStore]) -> None:
+        self.locks = locks
+        self._open_queue = open_queue
+        self._opened: dict[str, QueueStore] = {}
+        self._opening = schedule.lock()
+
+    def __getitem__(self, name: str) -> QueueStore:
+        """Return a queue; KeyError if it is not configured."""
+        if name not in self.locks:
+            raise KeyError(name)
+        with self._opening:
+            if name not in self._opened:
+                self._opened[name] = self._open_queue(name)
+            return self._opened[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the queue is configured; opens nothing."""
+        return name in self.locks
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.locks)
+
+    def __len__(self) -> int:
+        return len(self.locks)
+
+    def beside(self, own: str) -> Mapping[str, QueueStore]:
+        """Return the same queues for whoever holds the lock of ``own``: the others lock themselves at each call."""
+        return _Beside(self, own)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for store in self._opened.values():
+            store.close()
+
+
+class _Beside(Mapping[str, QueueStore]):
+    def __init__(self, stores: Stores, own: str) -> None:
+        self._stores = stores
+        self._own = own
+
+    def __getitem__(self, name: str) -> QueueStore:
+        store = self._stores[name]
+        lock = self._stores.locks[name]
+        return store if lock is self._stores.locks[self._own] else locked(store, lock)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stores)
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+
+OpenOutcomes = Callable[[ExitStack], Outcomes]
+
+
+class Deciding(Mapping[str, Outcomes]):
+    """What decides attempts, by the name in an attempt: queues, and resources opened for as long as ``lent`` lasts."""
+
+    def __init__(
+        self, queues: Mapping[str, QueueStore], resources: Mapping[str, OpenOutcomes], lent: ExitStack
+    ) -> None:
+        self._queues = queues
+        self._resources = resources
+        self._lent = lent
+        self._opened: dict[str, Outcomes] = {}
+
+    def __getitem__(self, name: str) -> Outcomes:
+        """Return the outcomes of ``queue:NAME`` or ``resource:NAME``; KeyError if it is not configured."""
+        kind, _, rest = name.partition(":")
+        if kind == "queue":
+            return self._queues[rest]
+        if kind != "resource" or rest not in self._resources:
+            raise KeyError(name)
+        if name not in self._opened:
+            self._opened[name] = self._resources[rest](self._lent)
+        return self._opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (f"queue:{name}" for name in self._queues)
+        yield from (f"resource:{name}" for name in self._resources)
+
+    def __len__(self) -> int:
+        return len(self._queues) + len(self._resources)
