@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -54,11 +54,14 @@ class Disk:
         (place / "lost+found").rmdir()
         return disk
 
-    def keep_full(self, seconds: float, stopping: schedule.Event) -> None:
+    def keep_full(
+        self, seconds: float, stopping: schedule.Event, once_full: Callable[[], None] = lambda: None
+    ) -> None:
         """Take all space there is, and what becomes free, for so long; then give it back."""
         limit = clock.monotonic() + seconds
         try:
             self.fill()
+            once_full()
             while (left := limit - clock.monotonic()) > 0 and not stopping.wait(min(left, _REFILL_S)):
                 self.fill()
         finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -40,6 +40,7 @@ STORM_ROUNDS: Final = 3
 STORM_GRACE_S: Final = 15.0
 ANSWER_RESET_SHARE: Final = 0.6
 """Share of lost answers whose connection is reset too; else the client waits for its own timeout."""
+LOG_FULL_SHARE: Final = 0.5
 _POLL_S: Final = 0.05
 _NO_CHECKPOINT: Final = b"checkpoint not written"
 """What a worker logs then."""
@@ -56,7 +57,7 @@ def picked(found: Sequence[T], pick: float) -> T:
     return found[int(pick * len(found))]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _turn(lock: schedule.Lock) -> Iterator[None]:
     """Hold the lock; raises Missed if it is not one's turn in time."""
     if not lock.acquire(timeout=TURN_S):
@@ -345,14 +346,21 @@ class StageFaults:
         return ""
 
     def _fill_database(self, fault: Fault, begin: Begin) -> str:
+        """Leave the database no room for its tables, or none for its write-ahead log either: then it must end."""
         with _turn(self._database):
             disk = self._disk(DATABASE_DISK)
             process = self._stage.postgres.process()
             begin("PostgreSQL")
-            disk.keep_full(fault.lasts_s, self._stopping)
+            log_too = fault.pick < LOG_FULL_SHARE
+            disk.keep_full(fault.lasts_s, self._stopping, self._end_log_file if log_too else lambda: None)
             lived = process is not None and process.is_alive()
             self._start_database()
         return "lived on" if lived else "ended by itself and was started again"
+
+    def _end_log_file(self) -> None:
+        """Let what is written next need a new file of the write-ahead log."""
+        with contextlib.suppress(Missed):
+            self._ask("select pg_switch_wal()", ())
 
     def _start_database(self) -> None:
         limit = clock.monotonic() + BROKER_START_S
