@@ -30,7 +30,7 @@ class Codec:
     """Encodes and decodes one schema of ``schemas/``."""
 
     def __init__(self, name: str) -> None:
-        self._schema = fastavro.parse_schema(orjson.loads((_folder() / f"{name}.avsc").read_bytes()))
+        self._schema = parsed(name)
         print_hex = fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO")
         self._frame = _MARKER + bytes.fromhex(print_hex)
 
@@ -51,6 +51,12 @@ class Codec:
             raise UnknownRecord(str(error)) from error
         assert isinstance(found, dict)
         return found
+
+
+@cache
+def parsed(name: str) -> Any:
+    """Return ``schemas/<name>.avsc`` as fastavro takes it: for files, whose head holds the schema."""
+    return fastavro.parse_schema(orjson.loads((_folder() / f"{name}.avsc").read_bytes()))
 
 
 @cache

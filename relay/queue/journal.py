@@ -1,0 +1,156 @@
+"""What leaves a queue is on disk before it is trimmed: archived in periods, in small steps between which the queue goes on.
+
+Source: document 003, [25], [31], [45], [52] and [54].
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import fastavro
+
+from relay.message.schemas import parsed
+from relay.queue.message import MessageView, SubscriberView
+from relay.queue.port import Filter, QueueStore
+from relay.run.crash import crash_point
+
+Period = Literal["hour", "day", "week", "biweek"]
+MESSAGES_AT_ONCE: Final = 500
+_TIMES: Final = ("put_at", "revealed_at", "unavailable_at", "journalled_at", "deleted_at", "reveal_at", "expires_at")
+
+
+@dataclass(slots=True)
+class Archived:
+    """What one run has let go of; ``files`` are new or written anew."""
+
+    messages: int = 0
+    files: list[Path] = field(default_factory=list)
+
+
+def period_of(view: MessageView, period: Period) -> str:
+    """Return the name of the period (UTC) in which a message's last state was entered, such as 2026-W47."""
+    at = view.journalled_at or view.unavailable_at or view.deleted_at or view.put_at
+    moment = datetime.fromtimestamp(at / 1000, UTC)
+    if period == "hour":
+        return moment.strftime("%Y-%m-%dT%H")
+    if period == "day":
+        return moment.strftime("%Y-%m-%d")
+    year, week, _ = moment.isocalendar()
+    if period == "week":
+        return f"{year}-W{week:02}"
+    first = week - (week - 1) % 2
+    return f"{year}-W{first:02}-W{first + 1:02}"
+
+
+def let_go(store: QueueStore, folder: Path | None, period: Period, now: int, *, most: int) -> Archived:
+    """Let up to ``most`` messages go that are past the retention; with a ``folder`` they are written there first.
+
+    Safe to end anywhere: a file is written whole or not at all, before its messages are trimmed, and written anew, with
+    the same name, if the process died between the two. The newest message of a queue stays, whatever the retention: its
+    handle is the one that a moved queue goes on from.
+    """
+    done = Archived()
+    while done.messages < most:
+        views = store.journalled(now, min(MESSAGES_AT_ONCE, most - done.messages))
+        views = [view for view in views if not _is_newest(store, view)]
+        if not views:
+            break
+        if folder is not None:
+            done.files += _write(folder, store.settings.name, period, views)
+            crash_point("journal.written")
+        trimmed = store.trim([view.handle for view in views])
+        crash_point("journal.trimmed")
+        done.messages += trimmed
+        if not trimmed:
+            break
+    return done
+
+
+def read(folder: Path, queue: str) -> Iterator[dict[str, Any]]:
+    """Yield the archived messages of a queue, oldest file first, each handle once."""
+    last: dict[int, tuple[Path, int]] = {}
+    files = sorted(folder.glob(f"{queue}.*.avro"))
+    for path in files:
+        for place, record in enumerate(_records(path)):
+            last[record["handle"]] = (path, place)
+    for path in files:
+        for place, record in enumerate(_records(path)):
+            if last[record["handle"]] == (path, place):
+                yield record
+
+
+def document(queue: str, view: MessageView) -> dict[str, Any]:
+    """Return a message as `schemas/journal.avsc` has it."""
+    return {
+        "queue": queue,
+        "handle": view.handle,
+        "publisher": view.publisher,
+        "id": view.id,
+        "state": view.state.name,
+        **{name: getattr(view, name) for name in _TIMES},
+        "priority": view.priority,
+        "key": view.key,
+        "value": view.value,
+        "headers": [{"name": name, "value": value} for name, value in view.headers],
+        "subject": view.subject,
+        "lane": view.lane,
+        "parents": [parent._asdict() for parent in view.parents],
+        "attempt": view.attempt,
+        "subscribers": [_subscriber(one) for one in view.subscribers],
+    }
+
+
+def _subscriber(one: SubscriberView) -> dict[str, Any]:
+    return {
+        "subscriber": one.subscriber,
+        "group": one.group,
+        "state": one.state.name,
+        **one.times._asdict(),
+        "attempt": one.attempt,
+        "failures": one.failures,
+        "cause": one.cause,
+    }
+
+
+def _is_newest(store: QueueStore, view: MessageView) -> bool:
+    return not store.find(Filter(), after=view.handle, limit=1)
+
+
+def _write(folder: Path, queue: str, period: Period, views: Iterable[MessageView]) -> list[Path]:
+    """Write one file for each period, named by the period and its first handle."""
+    by_period: dict[str, list[MessageView]] = {}
+    for view in views:
+        by_period.setdefault(period_of(view, period), []).append(view)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, found in by_period.items():
+        path = folder / f"{queue}.{name}.{min(view.handle for view in found):020}.avro"
+        made = path.with_suffix(".tmp")
+        with made.open("wb") as file:
+            fastavro.writer(file, parsed("journal"), [document(queue, view) for view in found], codec="deflate")
+            file.flush()
+            os.fsync(file.fileno())
+        made.replace(path)
+        files.append(path)
+    _sync(folder)
+    return files
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for record in fastavro.reader(file):
+            assert isinstance(record, dict)
+            yield record
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

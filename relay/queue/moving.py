@@ -1,0 +1,97 @@
+"""Moving a queue to another store while it is in use: what is over is copied first, the rest after the old store is retired.
+
+Every step may be done again. Until the old store is retired it is the queue; afterwards it refuses every write, so that
+what is copied then is the last word. Source: document 003, [22] and [24].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from relay.queue.message import MessageView
+from relay.queue.port import Filter, QueueStore
+from relay.queue.states import PublisherState
+from relay.run.crash import crash_point
+
+PAGE: Final = 200
+_OVER: Final = (PublisherState.JOURNALLED, PublisherState.UNAVAILABLE, PublisherState.DELETED)
+
+
+@dataclass(slots=True)
+class Copied:
+    """Messages written into the new store, and those found there that the old one has trimmed since."""
+
+    messages: int = 0
+    removed: int = 0
+    outcomes: int = 0
+
+
+def copy_ended(source: QueueStore, target: QueueStore, progress: Callable[[int], None]) -> int:
+    """Copy what is over, while the queue goes on; return how many messages."""
+    count = 0
+    for page in _pages(source, Filter()):
+        wanted = [view.handle for view in page if view.state in _OVER]
+        count += _adopt(source, target, [handle for handle in wanted if target.view(handle, value=False) is None])
+        progress(count)
+        crash_point("move.page")
+    return count
+
+
+def cut_over(source: QueueStore, target: QueueStore, progress: Callable[[int], None]) -> Copied:
+    """Retire the old store and copy what the new one lacks or has otherwise; the caller has stopped the workers."""
+    source.retire()
+    crash_point("move.retired")
+    done = Copied()
+    for outcomes in _outcomes(source):
+        target.adopt([], uuid=source.uuid, outcomes=outcomes)
+        done.outcomes += len(outcomes)
+    known = {holder.id for holder in target.holders()}
+    for holder in source.holders():
+        if holder.id not in known:
+            target.enter(holder)
+    there: set[int] = set()
+    for page in _pages(source, Filter()):
+        there.update(view.handle for view in page)
+        stale = [view.handle for view in page if target.view(view.handle, value=False) != view]
+        done.messages += _adopt(source, target, stale)
+        progress(done.messages)
+        crash_point("move.page")
+    gone = [view.handle for page in _pages(target, Filter()) for view in page if view.handle not in there]
+    done.removed = target.trim(gone) if gone else 0
+    crash_point("move.copied")
+    return done
+
+
+def differences(source: QueueStore, target: QueueStore) -> Iterator[str]:
+    """Yield a sentence for each message that is not the same in both stores: what a move checks before it is over."""
+    for page in _pages(source, Filter()):
+        for view in page:
+            if target.view(view.handle, value=True) != source.view(view.handle, value=True):
+                yield f"message {view.handle} differs between the stores"
+    mine, theirs = source.counts()[0], target.counts()[0]
+    for state in PublisherState:
+        if state in (PublisherState.PUT, PublisherState.REVEALED) and mine.get(state, 0) != theirs.get(state, 0):
+            yield f"{mine.get(state, 0)} messages are {state.name} in the old store, {theirs.get(state, 0)} in the new one"
+
+
+def _adopt(source: QueueStore, target: QueueStore, handles: list[int]) -> int:
+    found = [view for handle in handles if (view := source.view(handle)) is not None]
+    if found:
+        target.adopt(found, uuid=source.uuid)
+    return len(found)
+
+
+def _pages(store: QueueStore, chosen: Filter) -> Iterator[list[MessageView]]:
+    after = 0
+    while page := store.find(chosen, after=after, limit=PAGE):
+        yield page
+        after = page[-1].handle
+
+
+def _outcomes(store: QueueStore) -> Iterator[list[tuple[str, bool]]]:
+    after = ""
+    while page := store.outcomes(after=after, limit=PAGE):
+        yield page
+        after = page[-1][0]

@@ -1,0 +1,69 @@
+"""Giving messages to a subscriber again: one by one or all that a filter chooses, at a rate that it can bear.
+
+Source: document 003, [58], [86] and [87]: a message that was UNUSABLE is revealed again, for that subscriber only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from relay.queue.message import MessageView
+from relay.queue.port import Filter, QueueStore
+from relay.queue.states import SubscriberState
+
+PAGE: Final = 500
+
+
+class Redriven(NamedTuple):
+    """One message for one subscriber; ``done`` False: its state has changed meanwhile, or it was a dry run."""
+
+    handle: int
+    publisher: str
+    id: str
+    subscriber: str
+    cause: str | None
+    done: bool
+
+
+def chosen(store: QueueStore, wanted: Filter, limit: int | None = None) -> Iterator[MessageView]:
+    """Yield what a filter chooses, by handle, as of when each page is read."""
+    after, left = 0, limit
+    while left is None or left > 0:
+        found = store.find(wanted, after=after, limit=PAGE if left is None else min(PAGE, left))
+        if not found:
+            return
+        yield from found
+        after = found[-1].handle
+        left = None if left is None else left - len(found)
+
+
+def unusable_for(view: MessageView, subscriber: str | None) -> list[tuple[str, str | None]]:
+    """Return the subscribers (with their causes) for whom a message came to its end UNUSABLE."""
+    return [
+        (one.subscriber, one.cause)
+        for one in view.subscribers
+        if one.times.unusable is not None
+        and one.times.done is None
+        and one.state in (SubscriberState.UNUSABLE, SubscriberState.JOURNALLED)
+        and subscriber in (None, one.subscriber)
+    ]
+
+
+def redrive(
+    store: QueueStore,
+    views: Iterator[MessageView],
+    subscriber: str | None,
+    *,
+    dry_run: bool,
+    pace: Callable[[], None],
+    now: Callable[[], int],
+) -> Iterator[Redriven]:
+    """Republish what was UNUSABLE; ``pace`` waits as long as the rate asks, before each one but in a dry run."""
+    for view in views:
+        for name, cause in unusable_for(view, subscriber):
+            done = False
+            if not dry_run:
+                pace()
+                done = store.republish(view.handle, name, now())
+            yield Redriven(view.handle, view.publisher, view.id, name, cause, done)

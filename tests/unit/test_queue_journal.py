@@ -1,0 +1,128 @@
+"""What leaves a queue is in a file before it is trimmed, whole, in its period, and the queue goes on meanwhile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from relay.queue import journal
+from relay.queue.message import Audience, Group, NewMessage
+from relay.queue.port import Holder
+from relay.queue.settings import QueueSettings, Retention
+from tests.contracts.queue_book import QueueBook
+
+HOUR = 3_600_000
+START = int(datetime(2026, 11, 21, 10, 30, tzinfo=UTC).timestamp() * 1000)
+AUDIENCE = Audience((Group("clerk", ("clerk",)),))
+
+
+def queue(retain: Retention) -> QueueBook:
+    store = QueueBook(QueueSettings("credit", AUDIENCE, retain=retain))
+    store.enter(Holder(b"h", "clerk", 0, None))
+    return store
+
+
+def through(store: QueueBook, count: int, at: int) -> list[int]:
+    """Put messages and let the clerk be done with them."""
+    put = store.put([NewMessage("/till", f"m-{at}-{n}", b"v%d" % n) for n in range(count)], at)
+    taken = store.take("clerk", b"h", count, at)
+    store.finish("clerk", [one.ticket for one in taken], at)
+    return [answer.handle for answer in put]
+
+
+def test_by_age_what_is_past_it_is_archived_and_trimmed(tmp_path: Path) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    old = through(store, 3, START)
+    young = through(store, 2, START + HOUR)
+
+    done = journal.let_go(store, tmp_path, "hour", START + HOUR + 1, most=100)
+
+    assert done.messages == 3
+    assert [store.view(handle) is None for handle in old + young] == [True] * 3 + [False] * 2
+    records = list(journal.read(tmp_path, "credit"))
+    assert [(record["handle"], record["value"]) for record in records] == [(h, b"v%d" % n) for n, h in enumerate(old)]
+    assert records[0]["subscribers"][0]["done"] == START
+
+
+def test_by_count_and_bytes_the_oldest_go_first(tmp_path: Path) -> None:
+    for retain in (Retention(count=2), Retention(bytes=4)):
+        store = queue(retain)
+        handles = through(store, 5, START)
+
+        journal.let_go(store, tmp_path, "day", START, most=100)
+
+        assert [handle for handle in handles if store.view(handle)] == handles[3:]
+
+
+def test_the_newest_message_stays_so_that_its_handle_is_never_given_again(tmp_path: Path) -> None:
+    store = queue(Retention(count=0))
+    handles = through(store, 3, START)
+
+    journal.let_go(store, tmp_path, "day", START, most=100)
+
+    assert [handle for handle in handles if store.view(handle)] == handles[2:]
+
+
+@pytest.mark.parametrize(
+    ("period", "names"),
+    [
+        ("hour", ["2026-11-21T10", "2026-11-21T11"]),
+        ("day", ["2026-11-21"]),
+        ("week", ["2026-W47"]),
+        ("biweek", ["2026-W47-W48"]),
+    ],
+)
+def test_a_period_has_files_of_its_own(period: journal.Period, names: list[str], tmp_path: Path) -> None:
+    store = queue(Retention(age_ms=0))
+    for at in (START, START + HOUR):
+        through(store, 1, at)
+    through(store, 1, START + 2 * HOUR)
+
+    done = journal.let_go(store, tmp_path, period, START + HOUR + 1, most=100)
+
+    assert sorted(path.name.split(".")[1] for path in done.files) == names
+
+
+def test_a_crash_between_file_and_trim_is_written_anew_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    handles = through(store, 3, START)
+    through(store, 1, START + HOUR)
+
+    def killed(name: str) -> None:
+        if name == "journal.written":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "crash_point", killed)
+        with pytest.raises(KeyboardInterrupt):
+            journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=100)
+    assert all(store.view(handle) for handle in handles)
+
+    journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=100)
+
+    assert [record["handle"] for record in journal.read(tmp_path, "credit")] == handles
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_is_trimmed_whose_file_could_not_be_written(tmp_path: Path) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    handles = through(store, 2, START)
+    through(store, 1, START + HOUR)
+    (tmp_path / "file").write_text("not a folder")
+
+    with pytest.raises(OSError, match="file"):
+        journal.let_go(store, tmp_path / "file", "day", START + HOUR + 1, most=100)
+
+    assert all(store.view(handle) for handle in handles)
+
+
+def test_a_step_lets_no_more_go_than_it_was_told(tmp_path: Path) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    through(store, 6, START)
+    through(store, 1, START + HOUR)
+
+    assert journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=4).messages == 4
+    assert journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=4).messages == 2
+    assert len(list(journal.read(tmp_path, "credit"))) == 6

@@ -1,0 +1,108 @@
+"""A queue that moves loses nothing and keeps what it is: handles, states, times, attempts, holders, outcomes, its uuid."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.queue import moving
+from relay.queue.message import Audience, Group, NewMessage, Parent
+from relay.queue.port import Filter, Holder, Retired
+from relay.queue.settings import QueueSettings
+from relay.queue.states import SubscriberState
+from tests.contracts.queue_book import QueueBook
+
+NOW = 1_700_000_000_000
+SETTINGS = QueueSettings("credit", Audience((Group("clerk", ("clerk",)), Group("pool", ("ann", "bob")))))
+
+
+def busy() -> QueueBook:
+    """A queue with a message in every kind of state."""
+    store = QueueBook(SETTINGS)
+    store.enter(Holder(b"h", "clerk", 0, None))
+    store.enter(Holder(b"a", "ann", 0, None))
+    store.put([NewMessage("/till", f"m-{n}", b"v%d" % n, lane=b"%d" % n) for n in range(12)], NOW)
+    clerk = store.take("clerk", b"h", 5, NOW + 1)
+    ann = store.take("ann", b"a", 3, NOW + 2)
+    store.finish("clerk", [one.ticket for one in clerk[:3]], NOW + 3)
+    store.finish("ann", [one.ticket for one in ann[:1]], NOW + 3)
+    store.refuse("ann", [(ann[1].ticket, "unreadable")], NOW + 4)
+    store.start("clerk", [clerk[3].ticket], NOW + 5)
+    store.free("clerk", [clerk[4].ticket], NOW + 5, again_at=NOW + 9_000, failed=True)
+    store.put([NewMessage("/till", "later", b"x", delay_ms=60_000), NewMessage("/till", "child", b"y", attempt="a/1", parents=(Parent("in", 1, "x"),))], NOW)
+    store.withdraw([12], NOW + 6)
+    store.settle("a/0", committed=True, now=NOW)
+    return store
+
+
+def move(source: QueueBook, target: QueueBook) -> None:
+    moving.copy_ended(source, target, lambda _: None)
+    moving.cut_over(source, target, lambda _: None)
+
+
+def test_after_a_move_both_stores_say_the_same() -> None:
+    source, target = busy(), QueueBook(SETTINGS)
+
+    move(source, target)
+
+    assert list(moving.differences(source, target)) == []
+    assert target.uuid == source.uuid
+    assert target.outcome("a/0") is True
+    assert {holder.id for holder in target.holders()} == {b"h", b"a"}
+    assert target.held(b"h") == source.held(b"h") != []
+
+
+def test_what_changes_while_it_is_copied_is_copied_again() -> None:
+    source, target = busy(), QueueBook(SETTINGS)
+    moving.copy_ended(source, target, lambda _: None)
+    held = source.held(b"h")
+    source.finish("clerk", held, NOW + 100)
+    source.put([NewMessage("/till", "new", b"z")], NOW + 100)
+    source.republish(1, "clerk", NOW + 101, even_done=True)
+
+    moving.cut_over(source, target, lambda _: None)
+
+    assert list(moving.differences(source, target)) == []
+    assert [view.id for view in target.find(Filter(subscriber="clerk", subscriber_state=SubscriberState.AVAILABLE), limit=1)] == ["m-0"]
+
+
+def test_after_the_cut_the_old_store_refuses_and_the_new_one_goes_on() -> None:
+    source, target = busy(), QueueBook(SETTINGS)
+    move(source, target)
+
+    with pytest.raises(Retired):
+        source.put([NewMessage("/till", "late", b"z")], NOW + 200)
+    with pytest.raises(Retired):
+        source.finish("clerk", source.held(b"h"), NOW + 200)
+
+    assert target.finish("clerk", target.held(b"h"), NOW + 200) == [True]
+    (answer,) = target.put([NewMessage("/till", "late", b"z")], NOW + 200)
+    assert answer.handle > max(view.handle for view in source.find(Filter(), limit=1000))
+
+
+@pytest.mark.parametrize("step", ["move.page", "move.retired", "move.copied"])
+def test_killed_at_each_step_it_is_begun_again_and_ends_the_same(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = busy(), QueueBook(SETTINGS)
+
+    def killed(name: str) -> None:
+        if name == step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, "crash_point", killed)
+        with pytest.raises(KeyboardInterrupt):
+            move(source, target)
+
+    move(source, target)
+
+    assert list(moving.differences(source, target)) == []
+
+
+def test_what_was_trimmed_meanwhile_is_trimmed_there_too() -> None:
+    source, target = busy(), QueueBook(SETTINGS)
+    moving.copy_ended(source, target, lambda _: None)
+    assert source.trim([12]) == 1
+
+    done = moving.cut_over(source, target, lambda _: None)
+
+    assert done.removed == 1
+    assert target.view(12) is None

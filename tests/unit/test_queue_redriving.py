@@ -1,0 +1,72 @@
+"""What was UNUSABLE is given again to that subscriber only: one, or all that a filter chooses, dry or at a rate."""
+
+from __future__ import annotations
+
+from relay.queue.message import Audience, Group, NewMessage
+from relay.queue.port import Filter, Holder
+from relay.queue.redriving import chosen, redrive, unusable_for
+from relay.queue.settings import QueueSettings
+from tests.contracts.queue_book import QueueBook
+
+NOW = 1_700_000_000_000
+
+
+def refused(count: int) -> QueueBook:
+    """Two subscribers: the clerk is done with all, the auditor finds all unreadable."""
+    store = QueueBook(QueueSettings("credit", Audience((Group("clerk", ("clerk",)), Group("auditor", ("auditor",))))))
+    store.enter(Holder(b"h", "clerk", 0, None))
+    store.enter(Holder(b"g", "auditor", 0, None))
+    store.put([NewMessage(f"/till/{n % 2}", f"m-{n}", b"v") for n in range(count)], NOW)
+    store.finish("clerk", [one.ticket for one in store.take("clerk", b"h", count, NOW)], NOW)
+    store.refuse("auditor", [(one.ticket, "unreadable") for one in store.take("auditor", b"g", count, NOW)], NOW)
+    return store
+
+
+def run(store: QueueBook, wanted: Filter, **over: object) -> tuple[list[int], int]:
+    paced: list[None] = []
+    given = {"dry_run": False, "pace": lambda: paced.append(None), "now": lambda: NOW + 1, **over}
+    found = list(redrive(store, chosen(store, wanted), None, **given))  # type: ignore[arg-type]
+    return [one.handle for one in found if one.done], len(paced)
+
+
+def test_all_that_was_unusable_comes_again_to_its_subscriber_alone() -> None:
+    store = refused(3)
+
+    assert run(store, Filter(unusable=True)) == ([1, 2, 3], 3)
+    assert [one.ticket.handle for one in store.take("auditor", b"g", 9, NOW + 2)] == [1, 2, 3]
+    assert store.take("clerk", b"h", 9, NOW + 2) == []
+
+
+def test_a_filter_chooses() -> None:
+    store = refused(4)
+
+    assert run(store, Filter(unusable=True, publisher="/till/1"))[0] == [2, 4]
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
+    store = refused(2)
+    (first, _) = redrive(
+        store, chosen(store, Filter(unusable=True)), None, dry_run=True, pace=lambda: None, now=lambda: NOW
+    )
+
+    assert (first.subscriber, first.cause, first.done) == ("auditor", "unreadable", False)
+    assert store.take("auditor", b"g", 9, NOW + 2) == []
+
+
+def test_what_is_under_way_again_is_not_given_twice() -> None:
+    store = refused(1)
+    run(store, Filter(unusable=True))
+
+    assert run(store, Filter(unusable=True)) == ([], 0)
+
+
+def test_a_done_subscriber_is_never_redriven() -> None:
+    view = refused(1).view(1)
+    assert view is not None
+
+    assert unusable_for(view, None) == [("auditor", "unreadable")]
+    assert unusable_for(view, "clerk") == []
+
+
+def test_a_limit_bounds_what_is_chosen() -> None:
+    assert [view.handle for view in chosen(refused(5), Filter(), limit=3)] == [1, 2, 3]
