@@ -53,12 +53,33 @@ def _recovery(services: LocalServices, messages: int) -> Row:
     return run(services.kafka, messages)
 
 
+def _spark_datasource(services: LocalServices, rows: int) -> Row:
+    from relay.bench.spark import datasource  # noqa: PLC0415
+
+    return datasource(services.kafka, rows)
+
+
+def _spark_batch(services: LocalServices, rows: int) -> Row:
+    from relay.bench.spark import batch  # noqa: PLC0415
+
+    return batch(services.kafka, rows)
+
+
+def _handlers(_services: LocalServices, messages: int) -> Row:
+    from relay.bench.handlers import run  # noqa: PLC0415
+
+    return run(messages)
+
+
 BENCHES: Final[dict[str, tuple[Callable[[LocalServices, int], Row], int]]] = {
     "topic": (_topic, 1_500_000),
     "table": (_table, 600_000),
     "capture": (_capture, 0),
     "dedup-restore": (_dedup_restore, 2_000_000),
     "recovery": (_recovery, 1_000_000),
+    "handlers": (_handlers, 50_000),
+    "spark-datasource": (_spark_datasource, 1_000_000),
+    "spark-batch": (_spark_batch, 1_000_000),
 }
 """Name -> (measure, messages by default): short runs flatter whoever starts faster."""
 
