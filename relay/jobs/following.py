@@ -117,8 +117,8 @@ def _batches(spark: SparkSession, folder: Path) -> dict[int, list[str]]:
 
 def _sentence(name: str, text: str) -> RelayError:
     """Name the cause in a failure of Spark: what a row or a file says wrongly is the user's, the rest may pass."""
-    causes = [line.strip() for line in text.splitlines() if line.startswith("Caused by:") or "[" in line[:40]]
-    words = (causes[-1] if causes else text.strip().splitlines()[0]).removeprefix("Caused by: ")[:300]
+    words = text.partition("=== Streaming Query ===")[0].partition("terminated with exception: ")[2] or text
+    words = " ".join(words.split())[:400]
     if any(kind in text for kind in ("MALFORMED", "CSV", "FAILED_READ_FILE", "schema", "SCHEMA")):
         return ConfigError(f"query {name}: the data does not fit: {words}; correct the file or give --schema")
     return Unreachable(f"query {name} failed: {words}; the job may be run again")

@@ -1,0 +1,229 @@
+"""Joins the messages of several topics into one: same key, same time window; what comes of it is captured once.
+
+The first topic leads: each of its messages meets those of the other topics that have its key and lie in its window.
+Time is the messages' own (ce_time, else the record's); what comes later than the watermark allows finds no partner.
+Name topics that a route delivers: a log also holds what was never committed. Run it with ``relay spark correlate --help``.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from relay.jobs import session
+from relay.jobs.following import Following
+from relay.jobs.records import Broker, java_settings
+from relay.message.envelope import CAPTURE, ID, PARENTS, SOURCE, TIME
+from relay.message.errors import ConfigError
+from relay.run.config import RelayConfig, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job: 0 done, 1 refused by a check, 2 wrong words or parts, 3 unreachable."""
+    options = _parse(arguments)
+    return session.run("correlate", lambda: _run(options))
+
+
+def _parse(arguments: Sequence[str]) -> Namespace:
+    parser = session.parser("correlate", __doc__ or "")
+    parser.add_argument("config", help="the configuration, such as relay.toml")
+    parser.add_argument("--topic", action="append", required=True, help="repeat it: the first one leads")
+    parser.add_argument("--to", required=True, help="the log topic of the joined messages")
+    parser.add_argument(
+        "--name", required=True, help="what this join is called; its progress is kept under the name"
+    )
+    parser.add_argument(
+        "--on",
+        metavar="POINTERS",
+        default="key",
+        help="what must be equal: key, or JSON pointers by commas (/origin)",
+    )
+    parser.add_argument("--window", type=int, default=3600, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument(
+        "--watermark", type=int, default=3600, metavar="SECONDS", help="how late a message may come"
+    )
+    parser.add_argument(
+        "--outer", action="store_true", help="also what finds no partner, once the watermark passed it"
+    )
+    parser.add_argument(
+        "--type", default="relay.correlated", help="the joined messages' type (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
+    )
+    parser.add_argument(
+        "--follow", type=float, metavar="SECONDS", help="go on, looking for messages this often"
+    )
+    return parser.parse_args(arguments)
+
+
+def _run(options: Namespace) -> int:
+    if len(options.topic) < 2:
+        raise ConfigError("--topic: name at least two topics to join")
+    if min(options.window, options.watermark) < 1:
+        raise ConfigError("--window and --watermark are seconds, at least 1")
+    config = load(Path(options.config))
+    java = java_settings(config.kafka)
+    # Each shuffle partition keeps state of its own: the machine's cores are enough for one broker's stream.
+    spark = session.start("correlate", options.master, spark__sql__shuffle__partitions="4")
+    broker = Broker(spark, java)
+    for topic in options.topic:
+        broker.partitions(topic)
+    partitions = broker.partitions(options.to)
+    joined = _joined(spark, java, options)
+    messages = _messages(joined, options, partitions)
+    checkpoint = options.checkpoint or config.relay.state / "spark" / f"correlate-{options.name}"
+    shown = sys.stderr if options.json else None
+    following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow, shown=shown)
+    counted = {"joined": 0}
+
+    def capture(batch: DataFrame, number: int) -> None:
+        counted["joined"] += _capture(batch, number, config, options)
+
+    following.capture(messages, capture)
+    report = {"to": options.to, "messages": following.rows, "joined": counted["joined"]}
+    said = f"{counted['joined']:,} joined messages were captured into {options.to}, of {following.rows:,} that came"
+    session.say(orjson.dumps(report).decode() if options.json else said)
+    return 0
+
+
+def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> int:
+    """Write the joined messages of one batch as one capture; return how many."""
+    from relay.spark import capture_batch  # noqa: PLC0415 - needs PySpark, which --help does not
+
+    # One task holds a partition, so that no second writer interleaves; the join's state may be asked only once.
+    kept = batch.repartition("partition").sortWithinPartitions("partition", "time", "id").persist()
+    try:
+        count = kept.count()
+        if count:
+            capture_batch(
+                kept, number, relay=config.relay.name, topic=options.to, kafka=config.kafka,
+                query=f"correlate-{options.name}", type=options.type, source=f"/spark/{options.name}",
+            )  # fmt: skip
+        return count
+    finally:
+        kept.unpersist()
+
+
+def _joined(spark: SparkSession, java: dict[str, str], options: Namespace) -> DataFrame:
+    first, *others = (_messages_of(spark, java, topic, n, options) for n, topic in enumerate(options.topic))
+    for number, other in enumerate(others, start=1):
+        same = (first["on_0"] == other[f"on_{number}"]) & (first["window_0"] == other[f"window_{number}"])
+        first = first.join(other, same, "left_outer" if options.outer else "inner")
+    return first
+
+
+def _messages_of(
+    spark: SparkSession, java: dict[str, str], topic: str, number: int, options: Namespace
+) -> DataFrame:
+    """Return the stream of one topic, its columns numbered: what it is joined on, its window, value and identity."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    given: dict[str, Any] = {f"kafka.{name}": value for name, value in java.items()}
+    given |= {
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+        "startingOffsets": "earliest",
+    }
+    found = spark.readStream.format("kafka").options(**given).option("subscribe", topic).load()
+    header = sql.map_from_entries("headers")
+    refused = sql.raise_error(
+        sql.lit(
+            f"topic {topic} is a log with captures, of which some may never be committed: name a route's output"
+        )
+    )
+    value = sql.when(header[CAPTURE].isNotNull(), refused.cast("string")).otherwise(
+        sql.col("value").cast("string")
+    )
+    place = sql.concat_ws("/", "topic", "partition", "offset")
+    at = sql.coalesce(sql.try_to_timestamp(header[TIME].cast("string")), sql.col("timestamp"))
+    read = found.select(
+        value.alias(f"value_{number}"),
+        sql.coalesce(header[ID].cast("string"), place).alias(f"id_{number}"),
+        sql.coalesce(header[SOURCE].cast("string"), sql.lit(topic)).alias(f"source_{number}"),
+        _joining(options.on).alias(f"on_{number}"),
+        at.alias(f"at_{number}"),
+        sql.date_format(at, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'").alias(f"time_{number}"),
+    )
+    late = read.where(f"on_{number} is not null").withWatermark(
+        f"at_{number}", f"{options.watermark} seconds"
+    )
+    # The window takes over the watermark: Spark wants one time column of each side of a join.
+    return late.withColumn(f"window_{number}", sql.window(f"at_{number}", f"{options.window} seconds")).drop(
+        f"at_{number}"
+    )
+
+
+def _joining(on: str) -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    if on == "key":
+        return sql.col("key").cast("string")
+    parts = []
+    for pointer in on.split(","):
+        if not pointer.startswith("/"):
+            raise ConfigError(f"--on {on}: write key, or JSON pointers by commas such as /origin,/hour")
+        path = "$" + "".join(f"['{step}']" for step in pointer.split("/")[1:])
+        parts.append(sql.get_json_object(sql.col("value").cast("string"), path))
+    return parts[0] if len(parts) == 1 else sql.when(
+        sql.greatest(*(part.isNull() for part in parts)), sql.lit(None)
+    ).otherwise(sql.to_json(sql.array(*parts)))  # fmt: skip
+
+
+def _messages(joined: DataFrame, options: Namespace, partitions: int) -> DataFrame:
+    """Return the joined messages: an object with each topic's value under its name, and the parents in a header."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    numbers = range(len(options.topic))
+    pieces = [
+        sql.concat(sql.lit(orjson.dumps(topic).decode() + ":"), _as_json(sql.col(f"value_{n}")))
+        for n, topic in enumerate(options.topic)
+    ]
+    identifier = sql.concat_ws("+", *(f"id_{n}" for n in numbers))
+    parents = sql.to_json(
+        sql.array_compact(
+            sql.array(
+                *(
+                    sql.when(sql.col(f"id_{n}").isNotNull(), sql.struct(sql.col(f"source_{n}").alias("source"), sql.col(f"id_{n}").alias("id")))
+                    for n in numbers
+                )
+            )
+        )
+    )  # fmt: skip
+    return joined.select(
+        sql.concat(sql.lit("{"), sql.concat_ws(",", *pieces), sql.lit("}")).alias("value"),
+        sql.col("on_0").cast("binary").alias("key"),
+        identifier.alias("id"),
+        sql.col("time_0").alias("time"),
+        sql.array(sql.struct(sql.lit(PARENTS).alias("key"), parents.cast("binary").alias("value"))).alias(
+            "headers"
+        ),
+        sql.pmod(sql.crc32(sql.col("on_0").cast("binary")), sql.lit(partitions))
+        .cast("int")
+        .alias("partition"),
+    )
+
+
+def _as_json(value: Column) -> Column:
+    """Return a value as it may stand inside JSON: as it is where it is JSON, else as a JSON string."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    quoted = sql.to_json(sql.array(value))
+    text = sql.substring(quoted, sql.lit(2), sql.length(quoted) - 2)
+    return (
+        sql.when(value.isNull(), sql.lit("null"))
+        .when(sql.try_parse_json(value).isNotNull(), value)
+        .otherwise(text)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
