@@ -14,6 +14,7 @@ from relay.queue.message import Audience, Group, NewMessage, Parent, Taken, Tick
 from relay.queue.port import Filter, Holder, QueueStore
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.stores import open_store
 from tests.contracts.queue_book import QueueBook
 
 NOW = 1_700_000_000_000
@@ -22,7 +23,7 @@ LATER = NOW + 1_000
 HOLDER, OTHER = b"holder-1", b"holder-2"
 PARENT = Parent("inbound", 7, "clerk")
 """What every child of the tests was made from."""
-MEDIA = ["book"]
+MEDIA = ["book", "sqlite", "postgresql"]
 """Every store there is; the book is the reference."""
 
 
@@ -36,7 +37,9 @@ class Medium:
     opened: list[QueueStore] = field(default_factory=list)
 
     def open(self, settings: QueueSettings) -> QueueStore:
-        store = QueueBook(settings)
+        store = (
+            QueueBook(settings) if self.name == "book" else open_store(settings, self.url, state=self.state)
+        )
         self.opened.append(store)
         return store
 
@@ -52,6 +55,8 @@ def medium_of(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Medi
     """Return the medium by its name; a database is asked for only by the medium that needs it."""
     urls = {
         "book": lambda: "book:",
+        "sqlite": lambda: "sqlite:///queues.db",
+        "postgresql": lambda: str(request.getfixturevalue("queue_database")),
     }
     return Medium(name, urls[name](), tmp_path)
 
