@@ -8,6 +8,7 @@ be seen. Whatever fails is tried again; a publisher's new run has new ids.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import signal
@@ -43,6 +44,8 @@ ABORT_EVERY: Final = 3
 REPEAT_EVERY: Final = 5
 AGAIN_S: Final = 0.5
 KEYS: Final = 64
+SLOW_END_S: Final = 30.0
+"""A publisher that was told to end and has not says in its log where it waits."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     lifeline.watch(lambda: os._exit(1))
     stopping = schedule.event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        faulthandler.dump_traceback_later(SLOW_END_S)
+
+    signal.signal(signal.SIGTERM, stop)
     publisher = Publisher(load(options.config), f"/chaos/{options.name}", f"{options.seed}.{options.run}", stopping)
     run: dict[str, Callable[[Publisher], None]] = {
         CAPTURING: capture, ABORTING: abort_often, REPEATING: repeat_often,
