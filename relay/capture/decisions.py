@@ -7,7 +7,7 @@ of any capture. A committed decision is final; an aborted one closes one run of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -153,6 +153,12 @@ class UnitDecisions:
             self.contradictions += 1
         else:
             self._committed[name] = b"".join(attempt.nonce for attempt in decision.attempts)
+
+    def captures(self) -> Iterator[bytes]:
+        """Yield the capture ids of every attempt that counts."""
+        for nonces in self._committed.values():
+            for first in range(0, len(nonces), NONCE_BYTES):
+                yield capture_id(nonces[first : first + NONCE_BYTES])
 
     def resolve(self, capture: bytes, unit: str, run: str) -> Resolution:
         """Say how the messages of one attempt ended. Absence of a decision says nothing, however long it lasts."""

@@ -19,6 +19,7 @@ from relay.capture.decisions import Unit, named_unit
 from relay.message.errors import CaptureError, ConfigError
 from relay.run import randomness
 from relay.spark.deciding import abort_unit, commit_unit
+from relay.spark.following import SCHEMA, CommittedReader
 from relay.spark.options import WriteOptions, check_topics, read_options
 from relay.spark.rows import check_schema
 from relay.spark.writing import append_rows, attempts_of, streaming_unit
@@ -35,13 +36,13 @@ def register(spark: SparkSession) -> None:
 
     examine(spark, needs=())
     context = spark.sparkContext
-    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+    if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's own choice, python3, may be one without the relay
     spark.dataSource.register(RelaySource)
 
 
 class RelaySource(DataSource):
-    """Writes rows to the log; options and columns are those of ``relay.spark.options`` and ``relay.spark.rows``."""
+    """Writes rows to the log, and follows it as a stream; the options are those of ``relay.spark.options``."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = read_options(options)
@@ -50,6 +51,17 @@ class RelaySource(DataSource):
     def name(cls) -> str:
         """Return the format's name."""
         return "relay"
+
+    def schema(self) -> str:
+        """Return the columns of the log as it is read."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> CommittedReader:  # noqa: ARG002, N802 - Spark's names
+        """Return the reader that follows the log."""
+        if self._options.topic is None:
+            raise ConfigError('option("topic", NAME) is missing: the topic to follow')
+        check_topics(self._options, [self._options.topic])
+        return CommittedReader(self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch write; everything that can be refused is refused here, before any row."""

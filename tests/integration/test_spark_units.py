@@ -12,6 +12,7 @@ from relay.capture.decisions import Unit, batch_unit
 from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.spark import writing
 from relay.spark.deciding import abort_unit, commit_unit, mark
+from relay.spark.following import CommittedReader
 from relay.spark.options import WriteOptions, check_topics
 from relay.spark.writing import Appended, append_rows, attempts_of
 from tests.conftest import MakeRoute, MakeTopic
@@ -152,3 +153,29 @@ def test_only_the_first_batch_of_a_run_asks_for_decisions(route: TopicRoute, mon
     attempt(route, "one-run", "b", unit=batch_unit("query", 4))
 
     assert len(asked) == 1
+
+
+def test_a_stream_reads_what_is_decided_and_a_repeated_batch_the_same(route: TopicRoute) -> None:
+    first, dropped = attempt(route, "run", "a", "b"), attempt(route, "run", "a")
+    commit_unit(options(route), UNIT, "run", attempts_of([first]))
+    following = batch_unit("query", 4)
+    late = attempt(route, "run", "c", unit=following)
+    reader = CommittedReader(options(route))
+    start = reader.initialOffset()
+    end = reader.latestOffset()
+    before = read_span(reader, start, end)
+
+    commit_unit(options(route), following, "run", attempts_of([late]))
+    after = read_span(reader, end, reader.latestOffset())
+    fresh = CommittedReader(options(route))
+
+    assert dropped.attempt is not None
+    assert before == ["a", "b"]
+    assert after == ["c"]
+    assert read_span(fresh, start, end) == before
+    assert fresh.latestOffset() == reader.latestOffset()
+
+
+def read_span(reader: CommittedReader, start: dict[str, object], end: dict[str, object]) -> list[str]:
+    batches = [batch for span in reader.partitions(start, end) for batch in reader.read(span)]
+    return sorted(value.decode() for batch in batches for value in batch.column("value").to_pylist())

@@ -1,0 +1,132 @@
+"""Spark as subscriber: the log as it counts, each message once; nothing of an aborted or undecided capture.
+
+``committed`` reads the log as it stands now. ``committed_stream`` follows it: a micro-batch ends where everything before is
+decided, and decisions are final, so a repeated batch has the same rows. A message whose capture nobody has decided
+yet, or of a database whose marker is still missing, holds its partition's rows back instead of being guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as sql
+
+from relay.capture.outcomes import decode_marker
+from relay.jobs.records import Broker, java_settings, read
+from relay.message import envelope
+from relay.message.record import LogPartition
+from relay.spark.following import decision_log
+from relay.spark.options import check_kafka
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COLUMNS: Final = (
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "key",
+    "value",
+    "headers",
+    "source",
+    "id",
+    "type",
+)
+_HEX_CHARS: Final = 32
+
+
+def committed(
+    spark: SparkSession,
+    *,
+    relay: str,
+    topics: Sequence[str],
+    kafka: Mapping[str, str],
+    deduplicate: bool = True,
+) -> DataFrame:
+    """Return every message of the topics that counts by now, the first of each (source, id).
+
+    Columns: topic, partition, offset, timestamp, key, value, headers, source, id, type. ``kafka`` has librdkafka's names.
+    Raises ConfigError, Unreachable.
+    """
+    check_kafka(kafka)
+    java = java_settings(kafka)
+    broker = Broker(spark, java)
+    places = [LogPartition(topic, number) for topic in topics for number in range(broker.partitions(topic))]
+    begins, ends = broker.begins(places), broker.ends(places)
+    ranges = {place: (begins[place], ends[place]) for place in places}
+    broker.wait_until_stable(ranges)
+    # The decisions are read after the ends were taken: a unit that is decided later is left out whole.
+    decided = [(capture,) for capture in decision_log(relay, kafka).decisions().captures()]
+    records = read(spark, java, ranges).select("*", _header(envelope.TYPE).alias("type_raw"))
+    is_marker = sql.col("type_raw").eqNullSafe(sql.lit(envelope.OUTCOME_TYPE.encode()))
+    marked = records.where(is_marker).select("key", "value").mapInArrow(_proved, "capture binary")
+    counted = marked.union(spark.createDataFrame(decided, "capture binary")).distinct()
+    messages = records.where(~is_marker)
+    named = messages.select(
+        "topic", "partition", "offset", "timestamp", "key", "value", "headers",
+        sql.coalesce(_header(envelope.SOURCE).cast("string"), "topic").alias("source"),
+        _header(envelope.ID).cast("string").alias("id"), sql.col("type_raw").cast("string").alias("type"),
+        _header(envelope.CAPTURE).cast("string").alias("capture_hex"),
+    )  # fmt: skip
+    joined = named.join(
+        sql.broadcast(counted.select(sql.lower(sql.hex("capture")).alias("counted"))),
+        sql.lower("capture_hex") == sql.col("counted"), "left",
+    )  # fmt: skip
+    shown = joined.where(sql.col("capture_hex").isNull() | sql.col("counted").isNotNull())
+    return _outgoing(_first_of_each(shown) if deduplicate else shown)
+
+
+def committed_stream(
+    spark: SparkSession, *, relay: str, topic: str, kafka: Mapping[str, str], horizon: str | None = "7 days"
+) -> DataFrame:
+    """Return the same rows as a stream, from the log's beginning on; needs ``register``.
+
+    A repeated (source, id) is dropped within ``horizon`` of the messages' time (None: kept). Raises ConfigError.
+    """
+    check_kafka(kafka)
+    reader = spark.readStream.format("relay").option("relay", relay).option("topic", topic)
+    for key, value in kafka.items():
+        reader = reader.option(f"kafka.{key}", value)
+    rows = reader.load()
+    if horizon is None:
+        return rows
+    place = sql.concat_ws("/", "topic", "partition", "offset")
+    named = rows.withColumn("identity", sql.coalesce("id", place))
+    kept = named.withWatermark("timestamp", horizon).dropDuplicatesWithinWatermark(["source", "identity"])
+    return kept.drop("identity")
+
+
+def _header(name: str) -> Column:
+    """Return the last value of a header."""
+    found = sql.filter("headers", lambda header: header["key"] == name)
+    return sql.try_element_at(found, sql.lit(-1))["value"]
+
+
+def _proved(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the captures whose committed markers prove themselves."""
+    import pyarrow as pa  # noqa: PLC0415 - in the task
+
+    headers = [(envelope.TYPE, envelope.OUTCOME_TYPE.encode())]
+    for batch in batches:
+        found: list[Any] = []
+        for key, value in zip(
+            batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True
+        ):
+            marker = decode_marker(key, value, headers)
+            if marker is not None and marker.proved:
+                found.append(marker.capture)
+        yield pa.record_batch([pa.array(found, pa.binary())], names=["capture"])
+
+
+def _first_of_each(rows: DataFrame) -> DataFrame:
+    place = sql.concat_ws("/", "topic", "partition", "offset")
+    same = Window.partitionBy("source", sql.coalesce("id", place)).orderBy("topic", "partition", "offset")
+    return rows.withColumn("repeat", sql.row_number().over(same)).where("repeat = 1")
+
+
+def _outgoing(rows: DataFrame) -> DataFrame:
+    kept = sql.filter("headers", lambda header: ~header["key"].isin(sorted(envelope.LOG_ONLY_HEADERS)))
+    return rows.withColumn("headers", kept).select(*_COLUMNS)
