@@ -102,6 +102,7 @@ class Dispatch:
         self._writes = Writes()
         self._count = 0
         self.ended_count = 0
+        self.written_count = 0
 
     @property
     def in_hand(self) -> int:
@@ -260,6 +261,8 @@ class Dispatch:
         failures = end.taken.failures + 1
         if end.outcome is Outcome.DONE:
             self._writes.done.append(ticket)
+        elif end.outcome is Outcome.WRITTEN:
+            self.written_count += 1
         elif end.outcome is Outcome.UNUSABLE or (end.outcome is Outcome.FAILED and failures >= self._tries):
             self._writes.unusable.append((ticket, end.cause))
         elif end.outcome is Outcome.FAILED:

@@ -116,6 +116,7 @@ class Worker:
                 break
             self._wait()
         self._drain()
+        self.report.done += self._dispatch.written_count
         return self.report
 
     def _once(self) -> None:
