@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from relay.audit import readers, tables
+from relay.audit import readers, tables, units
 from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Outcome, Place
+from relay.capture.decisions import unit_of
 from relay.kafka.scan import Progress, Range, Scan
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.envelope import ResourceName
@@ -228,17 +229,20 @@ class _RouteAudit:
 
         Only where this relay has no such resource is an aborted marker believed by itself.
         """
-        found: dict[bytes, Outcome] = {}
         hinted: set[bytes] = set()
         by_resource: dict[str, list[bytes]] = {}
+        of_units: dict[bytes, ResourceName] = {}
         for capture, raw in ledger.open_captures().items():
             name = ResourceName.decode(raw)
             if name is None:
                 continue
-            if name.name not in self._config.resources:
+            if unit_of(name) is not None:
+                of_units[capture] = name
+            elif name.name not in self._config.resources:
                 hinted |= {capture} if ledger.hints(capture) else set()
             elif self._uuids.get(name.name) == name.uuid:
                 by_resource.setdefault(name.name, []).append(capture)
+        found = units.outcomes(self._config, of_units)
         for resource, captures in by_resource.items():
             found |= stores[resource].captures(captures)
         return [

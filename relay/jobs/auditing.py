@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.audit import readers, tables
+from relay.audit import readers, tables, units
 from relay.audit.checker import EXAMPLES_MAX, Findings, Offender
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Outcome, Place
 from relay.audit.verify import Offence, RouteReport
+from relay.capture.decisions import unit_of
 from relay.jobs import facts, judging
 from relay.jobs.facts import Ends, Rules
 from relay.jobs.records import Broker, Range, located, read
@@ -263,15 +264,18 @@ class RouteAudit:
     ) -> list[tuple[bytes, str | None]]:
         by_resource: dict[str, list[bytes]] = {}
         hinted: set[bytes] = set()
+        of_units: dict[bytes, ResourceName] = {}
         for row in rows:
             name = ResourceName.decode(bytes(row.resource or b""))
             if name is None:
                 continue
-            if name.name not in self._config.resources:
+            if unit_of(name) is not None:
+                of_units[bytes(row.capture)] = name
+            elif name.name not in self._config.resources:
                 hinted |= {bytes(row.capture)} if row.marked == facts.ABORTED else set()
             elif self._uuids.get(name.name) == name.uuid:
                 by_resource.setdefault(name.name, []).append(bytes(row.capture))
-        decided: dict[bytes, Outcome] = {}
+        decided = units.outcomes(self._config, of_units)
         for resource, captures in by_resource.items():
             decided |= stores[resource].captures(captures)
         ended = []

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from relay.audit.verify import verify
 from relay.capture.decisions import Unit, batch_unit
 from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.run.config import load
 from relay.spark import writing
 from relay.spark.deciding import abort_unit, commit_unit, mark
 from relay.spark.following import CommittedReader
@@ -179,3 +181,21 @@ def test_a_stream_reads_what_is_decided_and_a_repeated_batch_the_same(route: Top
 def read_span(reader: CommittedReader, start: dict[str, object], end: dict[str, object]) -> list[str]:
     batches = [batch for span in reader.partitions(start, end) for batch in reader.read(span)]
     return sorted(value.decode() for batch in batches for value in batch.column("value").to_pylist())
+
+
+def test_the_audit_takes_the_decision_where_no_marker_lies(route: TopicRoute, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt(route, "lost", "a", "b")
+    done = attempt(route, "run", "a", "b", "c")
+    undecided = attempt(route, "run", "d", unit=batch_unit("query", 4))
+    with monkeypatch.context() as patch:
+        patch.setattr("relay.spark.deciding.mark", lambda *_: None)
+        commit_unit(options(route), UNIT, "run", attempts_of([done]))
+    route.start()
+    wait_for(lambda: len(route.outputs()) == 3, what="the counted rows")
+
+    (report,) = verify(load(route.path), ("main",), allow_lag=True)
+
+    assert undecided.attempt is not None
+    counts = report.document()
+    assert (counts["captured"], counts["delivered"], counts["aborted"], counts["in_doubt"]) == (3, 3, 2, 1)
+    assert (counts["lost"], counts["phantoms"]) == (0, 0)
