@@ -50,6 +50,4 @@ class DesiredFollower:
 def follow(config: RelayConfig) -> DesiredFollower:
     """Follow the relay's control topic; nothing is read before `DesiredFollower.now` is called."""
     given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader")
-    return DesiredFollower(
-        Following(given, config.control_topic, clock=clock.monotonic, deadline_s=START_DEADLINE_S)
-    )
+    return DesiredFollower(Following(given, config.control_topic, deadline_s=START_DEADLINE_S))

@@ -59,6 +59,9 @@ def create_tables(config: RelayConfig, queue: QueueConfig, store: str) -> None:
     if url.startswith("sqlite:"):
         # Routes into the queue keep their position beside it.
         open_resource(f"queue {queue.name}", url).create_tables()
+        from relay.queue.stores import open_store  # noqa: PLC0415 - load the driver in use only
+
+        open_store(queue.settings(), url, state=config.relay.state).close()
     if url.startswith("postgres"):
         resource = config.resources[store.removeprefix("log+")]
         _create_postgresql(queue, resource)

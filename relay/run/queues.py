@@ -55,8 +55,7 @@ def bind_queue(config: RelayConfig, name: str, connection: Any, desired: Desired
     """Return a queue's store on an open connection, whose owner begins and ends the transactions."""
     from relay.queue.stores import bind_store  # noqa: PLC0415 - load the driver in use only
 
-    url = address(config, name, desired)
-    store = bind_store(queue_of(config, name).settings(), url, connection)
+    store = bind_store(queue_of(config, name).settings(), address(config, name, desired), connection)
     check_identity(name, store.uuid, desired)
     return store
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from relay.message.errors import ConfigError
 from relay.queue.port import QueueStore
 from relay.queue.settings import QueueSettings
+from relay.queue.stores.sql_queue import SqlQueue
 
 
 def open_store(settings: QueueSettings, url: str, *, state: Path | None = None) -> QueueStore:
@@ -27,4 +29,24 @@ def open_store(settings: QueueSettings, url: str, *, state: Path | None = None) 
     scheme = url.partition(":")[0]
     raise ConfigError(
         f"queues.{settings.name}.store begins with {scheme!r}; write sqlite:///path.db or postgresql://user@host/database"
+    )
+
+
+def bind_store(settings: QueueSettings, url: str, connection: Any) -> QueueStore:
+    """Return the queue at ``url`` on somebody's open connection, whose owner begins and ends the transactions.
+
+    The queue must be known to the database already. Raises ConfigError for a medium that has no such connection.
+    """
+    if url.startswith("sqlite:///"):
+        from relay.queue.stores.sqlite import SqliteSession  # noqa: PLC0415 - load the driver in use only
+
+        return SqlQueue(settings, SqliteSession(connection))
+    if url.startswith(("postgresql://", "postgres://")):
+        from relay.queue.stores.postgresql import PostgresqlSession  # noqa: PLC0415 - load the driver in use only
+
+        return SqlQueue(settings, PostgresqlSession(connection))
+    scheme = url.partition(":")[0]
+    raise ConfigError(
+        f"queues.{settings.name}.store begins with {scheme!r}, which takes no part in another transaction; "
+        "keep the queue in sqlite:///path.db or postgresql://user@host/database"
     )

@@ -1,0 +1,207 @@
+"""A queue route on a real broker: message, inbox and position are one transaction of the queue's store, across kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from relay.kafka import settings
+from relay.kafka.control import ControlTopic
+from relay.queue.desired import Kind, Subject, Wanted, Wish
+from relay.queue.message import MessageView
+from relay.queue.port import Filter, Holder
+from relay.queue.states import PublisherState
+from relay.run import clock
+from relay.run.config import load
+from relay.run.following import follow
+from relay.run.queue_tables import create_tables
+from relay.run.queues import open_queue
+from tests.routes import Route, ce, publish, read_all, wait_for
+
+PARTITIONS = 2
+STORES = ("sqlite", "postgresql")
+
+
+class QueueRoute(Route):
+    """A route into the queue ``credit``, which a clerk and a pool of two subscribe to."""
+
+    def __init__(self, directory: Path, kafka: str, log: str, store: str, resources: str, extra: str = "") -> None:
+        super().__init__(directory, kafka, log, '{ queue = "credit" }')
+        queue = f"""
+[queues.credit]
+store = "{store}"
+subscribers = {{ clerk = {{}}, pool = {{ pool = ["ann", "bob"] }} }}
+publishers = ["/source/0", "/source/1", "/held"]
+{extra}
+{resources}
+"""
+        self.path.write_text(self.path.read_text() + queue)
+
+    def found(self, **chosen: object) -> list[MessageView]:
+        """Return what the queue holds, without values."""
+        config = load(self.path)
+        follower = follow(config)
+        store = open_queue(config, "credit", follower.now())
+        found = store.find(Filter(**chosen), limit=100_000)  # type: ignore[arg-type]
+        store.close()
+        follower.close()
+        return found
+
+    def wish(self, kind: Kind, wanted: Wanted, name: str = "") -> None:
+        """Say what is wanted, as `relay queue` does."""
+        config = load(self.path)
+        control = ControlTopic(
+            settings.consumer(config.kafka, config.timing, f"t-{uuid4().hex}"),
+            settings.producer(config.kafka, config.timing),
+            config.control_topic,
+            clock.monotonic,
+            10.0,
+        )
+        control.put(*Wish(Subject(kind, "credit", name), wanted, "eve", "test", clock.wall_ms()).encode(), wait=True)
+
+
+MakeRoute = Callable[..., QueueRoute]
+
+
+@pytest.fixture
+def make(tmp_path: Path, kafka: str, postgres: str, make_topic: Callable[..., str]) -> Iterator[MakeRoute]:
+    made: list[QueueRoute] = []
+
+    def route(store: str, extra: str = "") -> QueueRoute:
+        address = "sqlite:///credit.db" if store == "sqlite" else "shop"
+        resources = "" if store == "sqlite" else f'[resources.shop]\nurl = "{postgres}"\n'
+        found = QueueRoute(tmp_path, kafka, make_topic(PARTITIONS), address, resources, extra)
+        found.migrate()
+        made.append(found)
+        return found
+
+    yield route
+    for one in made:
+        one.stop()
+
+
+def messages(count: int, first: int = 0, **more: str) -> list[tuple[int, list[tuple[str, bytes]], bytes]]:
+    return [
+        (n % PARTITIONS, ce(f"/source/{n % PARTITIONS}", f"m-{n}", **more), b"%d" % n) for n in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_every_message_is_put_once_in_its_publishers_order(make: MakeRoute, store: str) -> None:
+    route = make(store)
+    publish(route.kafka, route.log, [*messages(500), *messages(50)])
+
+    assert route.finish() == 0, route.said()
+
+    views = route.found()
+    assert sorted(int(view.id[2:]) for view in views) == list(range(500))
+    assert {view.state for view in views} == {PublisherState.REVEALED}
+    for source in range(PARTITIONS):
+        numbers = [int(view.id[2:]) for view in views if view.publisher == f"/source/{source}"]
+        assert numbers == sorted(numbers)
+    assert [one.subscriber for one in views[0].subscribers] == ["clerk", "ann", "bob"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("point", ["table.effect:2", "table.committed:2"])
+def test_killed_inside_the_delivery_it_goes_on_without_loss_or_repeat(make: MakeRoute, store: str, point: str) -> None:
+    route = make(store)
+    publish(route.kafka, route.log, messages(400))
+
+    assert route.finish(RELAY_CRASH_AT=point) == 137, route.said()
+    assert route.finish() == 0, route.said()
+
+    assert sorted(int(view.id[2:]) for view in route.found()) == list(range(400))
+
+
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def test_what_the_queue_refuses_is_a_dead_letter_and_the_rest_goes_on(make: MakeRoute, store: str) -> None:
+    route = make(store, 'message_bytes = "1KiB"')
+    bad = [
+        (0, ce("/stranger", "s-1"), b"not on the list of publishers"),
+        (0, ce("/source/0", "large-1"), b"x" * 2048),
+        (1, ce("/source/1", "p-1", ce_relaypriority="12"), b"no such priority"),
+    ]
+    publish(route.kafka, route.log, [*messages(40), *bad, *messages(40, 40)])
+
+    assert route.finish() == 0, route.said()
+
+    assert sorted(int(view.id[2:]) for view in route.found()) == list(range(80))
+    dead = [dict(one.headers()) for one in read_all(route.kafka, f"{route.name}.deadletter", PARTITIONS)]
+    assert sorted(one["__relay.errors.code"] for one in dead) == [b"bad_header", b"refused", b"refused"]
+
+
+@pytest.mark.slow
+def test_headers_choose_priority_delay_expiry_and_audience_for_each_message(make: MakeRoute) -> None:
+    route = make("sqlite")
+    asked = [
+        (0, ce("/source/0", "m-1", ce_relaypriority="9", ce_relayaudience="bob"), b"1"),
+        (0, ce("/source/0", "m-2", ce_relaydelay="60000"), b"2"),
+        (0, ce("/source/0", "m-3", ce_expirytime="2001-01-01T00:00:00Z"), b"3"),
+        (0, ce("/source/0", "m-4", ce_relaymode="balance"), b"4"),
+    ]
+    publish(route.kafka, route.log, asked)
+
+    assert route.finish() == 0, route.said()
+
+    first, second, third, fourth = route.found()
+    assert (first.priority, [one.subscriber for one in first.subscribers]) == (9, ["bob"])
+    assert second.state is PublisherState.PUT
+    assert second.reveal_at is not None
+    assert third.expires_at is not None
+    assert third.expires_at <= clock.wall_ms()
+    assert {one.group for one in fourth.subscribers} == {"all"}
+
+
+@pytest.mark.slow
+def test_a_drained_queue_makes_the_log_wait_also_after_a_restart_and_goes_on_within_a_second(make: MakeRoute) -> None:
+    route = make("sqlite")
+    route.wish(Kind.QUEUE, Wanted.DRAIN)
+    publish(route.kafka, route.log, messages(10))
+    route.start()
+    wait_for(lambda: "running" in route.said(), what="the worker")
+
+    assert route.found() == []
+
+    before = clock.monotonic()
+    route.wish(Kind.QUEUE, Wanted.RUN)
+    wait_for(lambda: len(route.found()) == 10, what="the messages")
+    assert clock.monotonic() - before < 5.0, "a second on an idle machine; the reading of the test itself takes one more"
+
+
+def test_a_held_publishers_messages_are_put_and_revealed_before_its_next_ones(make: MakeRoute) -> None:
+    route = make("sqlite")
+    route.wish(Kind.PUBLISHER, Wanted.PAUSE, "/held")
+    publish(route.kafka, route.log, [(0, ce("/held", f"h-{n}"), b"") for n in range(5)] + messages(4))
+    route.start()
+    wait_for(lambda: len(route.found()) == 9, what="the messages")
+
+    assert [view.id for view in route.found(state=PublisherState.PUT)] == [f"h-{n}" for n in range(5)]
+    assert len(route.found(state=PublisherState.REVEALED)) == 4
+
+    route.wish(Kind.PUBLISHER, Wanted.RUN, "/held")
+    publish(route.kafka, route.log, [(0, ce("/held", "h-5"), b"")])
+    wait_for(lambda: len(route.found(state=PublisherState.REVEALED)) == 10, what="the held messages")
+
+    config = load(route.path)
+    store = open_queue(config, "credit", follow(config).now())
+    store.enter(Holder(b"h", "clerk", 0, None))
+    taken = [one.id for one in store.take("clerk", b"h", 20, clock.wall_ms()) if one.publisher == "/held"]
+    store.close()
+    assert taken == [f"h-{n}" for n in range(6)]
+
+
+@pytest.mark.slow
+def test_a_store_that_was_made_anew_is_refused(make: MakeRoute, tmp_path: Path) -> None:
+    route = make("sqlite")
+    for path in tmp_path.glob("credit.db*"):
+        path.unlink()
+    config = load(route.path)
+    create_tables(config, config.queues["credit"], config.queues["credit"].store)
+
+    assert route.finish() == 10, route.said()
+    assert "was made elsewhere" in route.said()
