@@ -80,12 +80,13 @@ class Moving(SqlBase):
 
     def _open_row(self, view: MessageView) -> Row:
         reveal_at = view.reveal_at if view.state is PublisherState.PUT else None
-        return (view.handle, self._queue, int(view.state), reveal_at, view.publisher, view.id, view.attempt)
+        name = None if view.parents else view.id
+        return (view.handle, self._queue, int(view.state), reveal_at, view.publisher, name, view.attempt)
 
     def _delivery_rows(self, view: MessageView) -> list[Row]:
         names = list(dict.fromkeys(row.group for row in view.subscribers))
         groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, names)
-        ordered = Shape.ORDERED if self._in_order(view, names) else 0
+        ordered = Shape.ORDERED if view.in_order else 0
         lane = None if view.lane is None else lane_number(view.lane)
         found = []
         for position, row in enumerate(view.subscribers):
@@ -97,12 +98,6 @@ class Moving(SqlBase):
             place = (int(Phase.HIDDEN), pool | ordered, names.index(row.group), position)
             found.append((*head, *place, *_delivery_values(row), view.expires_at))
         return found
-
-    def _in_order(self, view: MessageView, names: list[str]) -> bool:
-        """Tell whether groups see it one after another: as the queue is set, or where one of them still waits for its turn."""
-        waits = any(not row.revealed for row in view.subscribers) and view.state is PublisherState.REVEALED
-        asked = self.settings.audience
-        return len(names) > 1 and (waits or (asked.in_order and names == [group.name for group in asked.groups]))
 
 
 def _delivery_values(row: SubscriberView) -> Row:

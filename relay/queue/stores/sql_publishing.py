@@ -188,9 +188,11 @@ def _first_of_each(given: Given, known: dict[tuple[str, str], int]) -> Given:
     fresh: Given = []
     said = set(known)
     for new, audience in given:
-        if (new.publisher, new.id) not in said:
-            said.add((new.publisher, new.id))
+        name = (new.publisher, new.id)
+        if new.parents or name not in said:
             fresh.append((new, audience))
+        if not new.parents:
+            said.add(name)
     return fresh
 
 
@@ -199,13 +201,11 @@ def _answers(
 ) -> list[PutAnswer]:
     if len(fresh) == len(messages):
         return [PutAnswer(handle, repeat=False) for handle in handles]
-    new_handles = {
-        (new.publisher, new.id): handle for (new, _), handle in zip(fresh, handles, strict=True)
-    }
+    drawn = {id(new): handle for (new, _), handle in zip(fresh, handles, strict=True)}
     answers = []
     for new in messages:
-        name = (new.publisher, new.id)
-        handle = new_handles.pop(name, None)
-        answers.append(PutAnswer(known[name] if handle is None else handle, repeat=handle is None))
-        known.setdefault(name, answers[-1].handle)
+        handle = drawn.pop(id(new), None)
+        answers.append(PutAnswer(known[new.publisher, new.id] if handle is None else handle, repeat=handle is None))
+        if not new.parents:
+            known.setdefault((new.publisher, new.id), answers[-1].handle)
     return answers

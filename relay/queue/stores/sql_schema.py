@@ -98,7 +98,7 @@ _TABLES: Final = (
     state smallint not null,
     reveal_at bigint,
     publisher text {collate} not null,
-    id text {collate} not null,
+    id text {collate},
     attempt text,
     primary key (handle, queue)
 ) {clustered}""",

@@ -35,8 +35,6 @@ class Arrivals(NamedTuple):
 class Session(Protocol):
     """A connection to the database of a queue. Names in a statement are ``:name``; a list stands in ``in {name}``."""
 
-    kind: str
-
     @property
     def inside(self) -> bool:
         """Whether a unit is open."""

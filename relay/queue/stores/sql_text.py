@@ -143,7 +143,7 @@ FIND_EXPIRED: Final = """select d.handle, d.sub from relay_queue_delivery d
 join relay_queue_open o on o.handle = d.handle and o.queue = d.queue and o.state = $P_REVEALED
 where d.queue = :queue and d.phase < 4 and d.expires_at is not null and d.expires_at <= :now and d.state = 0
 order by d.handle, d.pos limit :limit"""
-FIND_DELIVERY: Final = """select d.sub, d.state, d.done_at, m.state, m.publisher, m.id from relay_queue_message m
+FIND_DELIVERY: Final = """select d.sub, d.state, d.done_at, m.state, m.publisher, case when m.parents is null then m.id end from relay_queue_message m
 join relay_queue_delivery d on d.handle = m.handle and d.queue = m.queue and d.sub = :sub
 where m.queue = :queue and m.handle = :handle"""
 REOPEN: Final = """insert into relay_queue_open (handle, queue, state, publisher, id)
@@ -252,7 +252,7 @@ _VIEW: Final = f"""m.handle, m.publisher, m.id, {_STATE} as now_state, m.put_at,
 VIEW: Final = f"""select {_VIEW} from relay_queue_message m
 left join relay_queue_open o on o.handle = m.handle and o.queue = m.queue
 where m.queue = :queue and m.handle in {{handles}} order by m.handle"""  # noqa: S608 - constants of this module
-VIEW_DELIVERIES: Final = """select d.handle, s.name, g.name, d.state, d.get_at, d.fetched_at, d.in_process_at, d.done_at,
+VIEW_DELIVERIES: Final = """select d.handle, d.shape, s.name, g.name, d.state, d.get_at, d.fetched_at, d.in_process_at, d.done_at,
     d.unusable_at, d.expired_at, d.journalled_at, d.revealed, d.blocked, d.attempt, d.failures, d.holder, d.again_at,
     d.cause
 from relay_queue_delivery d
@@ -300,12 +300,20 @@ _SIZE: Final = "coalesce(length(m.key), 0) + coalesce(length(m.value), 0)"
 ENDED: Final = f"""select m.handle,
     case m.state when $P_UNAVAILABLE then m.unavailable_at when $P_DELETED then m.deleted_at else {_JOURNALLED} end,
     {_SIZE}, m.headers {_ENDED} order by m.handle limit :limit"""
-COUNT_OVER: Final = f"select count(*) {_ENDED}"  # noqa: S608 - constants of this module
-SIZE_OVER: Final = f"select coalesce(sum({_SIZE}), 0) {_ENDED}"  # noqa: S608 - constants of this module
-HEADERS_OVER: Final = f"select m.headers {_ENDED} and m.headers is not null"  # noqa: S608 - constants of this module
-TRIMMABLE: Final = f"select m.handle {_ENDED} and m.handle in {{handles}} order by m.handle <lock>"  # noqa: S608
+COUNT_OVER: Final = f"select count(*) {_ENDED}"
+SIZE_OVER: Final = f"select coalesce(sum({_SIZE}), 0) {_ENDED}"
+HEADERS_OVER: Final = f"select m.headers {_ENDED} and m.headers is not null"
+TRIMMABLE: Final = f"select m.handle {_ENDED} and m.handle in {{handles}} order by m.handle <lock>"
 TRIM_MESSAGES: Final = "delete from relay_queue_message where queue = :queue and handle in {handles}"
 TRIM_DELIVERIES: Final = "delete from relay_queue_delivery where queue = :queue and handle in {handles}"
+
+# PostgreSQL only ----------------------------------------------------------------------------------------------------
+
+DRAW: Final = "select nextval('relay_queue_handle') from generate_series(1, cast(:limit as integer))"
+RAISE: Final = "select setval('relay_queue_handle', greatest(nextval('relay_queue_handle'), :handle))"
+TALLIED: Final = """select cast(coalesce(sum(waiting), 0) as bigint), cast(coalesce(sum(over), 0) as bigint), count(*),
+    current_setting('transaction_read_only')
+from relay_queue_tally where queue = :queue"""
 
 # Moving to another store --------------------------------------------------------------------------------------------
 

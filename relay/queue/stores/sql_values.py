@@ -44,9 +44,8 @@ class Seat(NamedTuple):
 def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int]) -> list[Seat]:
     """Return everybody's place, in the audience's order."""
     found = []
-    ordered = audience.in_order and len(audience.groups) > 1
     for turn, group in enumerate(audience.groups):
-        shape = (Shape.POOL if len(group.members) > 1 else 0) | (Shape.ORDERED if ordered else 0)
+        shape = (Shape.POOL if len(group.members) > 1 else 0) | (Shape.ORDERED if audience.in_order else 0)
         for member in group.members:
             found.append(Seat(subscribers[member], groups[group.name], shape, turn, len(found)))
     return found
@@ -69,7 +68,9 @@ def arrivals(
         revealed = reveal and reveal_at is None and new.attempt is None
         ttl = ttl_ms if new.ttl_ms is None else new.ttl_ms
         expires_at = None if ttl is None else now + ttl
-        opened.append((handle, queue, shown if revealed else put, reveal_at, new.publisher, new.id, new.attempt))
+        # A child has no identity here: it is never a repeat, and never makes one.
+        name = None if new.parents else new.id
+        opened.append((handle, queue, shown if revealed else put, reveal_at, new.publisher, name, new.attempt))
         messages.append((
             handle,
             queue,
@@ -143,7 +144,7 @@ def taken(row: Row, attempt: int, failures: int) -> Taken:
 
 def subscriber_view(row: Row) -> SubscriberView:
     """Return what a message is for a subscriber from a row of ``VIEW_DELIVERIES``."""
-    _, subscriber, group, state, *times, revealed, blocked, attempt, failures, holder, again_at, cause = row
+    _, _, subscriber, group, state, *times, revealed, blocked, attempt, failures, holder, again_at, cause = row
     return SubscriberView(
         subscriber=subscriber,
         group=group,
@@ -159,8 +160,8 @@ def subscriber_view(row: Row) -> SubscriberView:
     )
 
 
-def message_view(row: Row, subscribers: Sequence[SubscriberView]) -> MessageView:
-    """Return a message from a row of ``VIEW``."""
+def message_view(row: Row, deliveries: Sequence[Row]) -> MessageView:
+    """Return a message from a row of ``VIEW`` and its rows of ``VIEW_DELIVERIES``."""
     handle, publisher, id_, state, put_at, revealed_at, unavailable_at, over_at, deleted_at, *rest = row
     reveal_at, expires_at, priority, key, value, headers, subject, lane, parents, attempt = rest
     return MessageView(
@@ -183,5 +184,6 @@ def message_view(row: Row, subscribers: Sequence[SubscriberView]) -> MessageView
         lane=lane,
         parents=parents_of(parents),
         attempt=attempt,
-        subscribers=tuple(subscribers),
+        subscribers=tuple(subscriber_view(delivery) for delivery in deliveries),
+        in_order=any(delivery[1] & Shape.ORDERED for delivery in deliveries),
     )

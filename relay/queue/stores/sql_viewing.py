@@ -11,8 +11,8 @@ from relay.queue.receipt import size_of
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_base import SqlBase
-from relay.queue.stores.sql_session import unit
-from relay.queue.stores.sql_values import headers_of, message_view, subscriber_view
+from relay.queue.stores.sql_session import Row, unit
+from relay.queue.stores.sql_values import headers_of, message_view
 
 SORTED_MAX: Final = 10_000
 """The journal's oldest are exact among so many of the lowest handles: sorting all of them would cost their number."""
@@ -31,10 +31,10 @@ class Viewing(SqlBase):
         with self.session.snapshot():
             messages = self._run(sql.VIEW, handles=list(handles), value=int(value))
             rows = self._run(sql.VIEW_DELIVERIES, handles=list(handles))
-        deliveries: dict[int, list[object]] = {}
+        deliveries: dict[int, list[Row]] = {}
         for row in rows:
-            deliveries.setdefault(row[0], []).append(subscriber_view(row))
-        return [message_view(row, deliveries.get(row[0], [])) for row in messages]  # type: ignore[arg-type]
+            deliveries.setdefault(row[0], []).append(row)
+        return [message_view(row, deliveries.get(row[0], [])) for row in messages]
 
     def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
         """Return messages by handle, without their values."""
@@ -55,13 +55,13 @@ class Viewing(SqlBase):
     def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
         """Return how many are in each state; a subscriber's JOURNALLED is what is in no other state of its."""
         with self.session.snapshot():
-            states = {state: 0 for state in PublisherState}
+            states = dict.fromkeys(PublisherState, 0)
             for number, count in (*self._run(sql.COUNT_LIVE), *self._run(sql.COUNT_ENDED)):
                 states[PublisherState(number)] = count
             ended = states[PublisherState.UNAVAILABLE] + states[PublisherState.DELETED]
             waiting, over = self.session.tallied(self._queue)
             states[PublisherState.JOURNALLED] = over - ended
-            found = {number: {state: 0 for state in SubscriberState} for number in self._subscribers.values()}
+            found = {number: dict.fromkeys(SubscriberState, 0) for number in self._subscribers.values()}
             numbers = {"subs": sorted(found)}
             for number, count in (*self._run(sql.COUNT_WAITING, **numbers), *self._run(sql.COUNT_HIDDEN, **numbers)):
                 found[number][SubscriberState.AVAILABLE] += count

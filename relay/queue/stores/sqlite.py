@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-from relay.queue.stores.sql_text import ARRIVE_DELIVERY, ARRIVE_MESSAGE, ARRIVE_OPEN, sqlite_text
 
 from relay.message.errors import InDoubt
 from relay.queue.port import StoreAway, StoreFull
@@ -20,6 +19,7 @@ from relay.queue.settings import QueueSettings
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sql_session import Arrivals, Repeated, Row
+from relay.queue.stores.sql_text import ARRIVE_DELIVERY, ARRIVE_MESSAGE, ARRIVE_OPEN, sqlite_text
 
 BUSY_TIMEOUT_S: Final = 15.0
 """How long a unit waits for the file's other writers."""
@@ -30,8 +30,6 @@ _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 class SqliteSession:
     """A `Session` of its own on a file, or one bound to somebody's connection, whose open transaction then decides."""
-
-    kind: Final = "sqlite"
 
     def __init__(self, opened: Path | sqlite3.Connection) -> None:
         self._own = not isinstance(opened, sqlite3.Connection)

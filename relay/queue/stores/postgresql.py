@@ -1,0 +1,234 @@
+"""A queue's connection to PostgreSQL: COPY for what arrives, arrays for what changes, and every error by what it means.
+
+A commit that was answered is on the server's disk (``synchronous_commit`` is raised if it was off).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from relay.message.errors import ConfigError, InDoubt
+from relay.queue.port import StoreAway, StoreFull
+from relay.queue.settings import QueueSettings
+from relay.queue.stores import sql_text
+from relay.queue.stores.sql_queue import SqlQueue
+from relay.queue.stores.sql_session import Arrivals, Collided, Repeated, Row
+from relay.queue.stores.sql_text import postgresql_text
+
+Connection = psycopg.Connection[Any]
+CHANNEL: Final = "relay_queue"
+CONNECT_TIMEOUT_S: Final = 10
+TALLY_ROWS_MAX: Final = 256
+"""So many rows are summed up into one by whoever asks how many wait."""
+_COLLISIONS: Final = frozenset({"40001", "40P01"})
+_FULL: Final = frozenset({"53100"})
+_MISSING: Final = frozenset({"42P01", "42703"})
+# Lookups are by key and by partial index, whatever the planner believes of tables that grow and shrink by the second.
+_SETTINGS: Final = b"""
+select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') in ('off', 'local');
+set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set enable_sort = on; set jit = off
+"""
+_COPY: Final = {
+    table: f"copy {table} ({columns}) from stdin".encode()
+    for table, columns in (
+        ("relay_queue_message", sql_text.MESSAGE_COLUMNS),
+        ("relay_queue_open", sql_text.OPEN_COLUMNS),
+        ("relay_queue_delivery", sql_text.DELIVERY_COLUMNS),
+    )
+}
+_SUM_UP: Final = b"""
+with gone as (
+    delete from relay_queue_tally where ctid = any(array(
+        select ctid from relay_queue_tally where queue = %(queue)s for update skip locked
+    )) returning waiting, over
+)
+insert into relay_queue_tally (queue, waiting, over) select %(queue)s, sum(waiting), sum(over) from gone
+having count(*) > 0
+"""
+
+
+class PostgresqlSession:
+    """A `Session` of its own at an address, or one bound to somebody's connection, whose open transaction then decides."""
+
+    def __init__(self, opened: str | Connection) -> None:
+        self._url = opened if isinstance(opened, str) else None
+        self._connection = None if isinstance(opened, str) else opened
+        self._depth = 0
+        self._text: dict[str, bytes] = {}
+
+    def _connected(self) -> Connection:
+        if self._connection is None or (self._connection.closed and self._url is not None):
+            assert self._url is not None
+            assert self._depth == 0, "a connection that was lost inside a unit is not replaced inside it"
+            with _judged(committing=False):
+                self._connection = psycopg.connect(
+                    self._url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, prepare_threshold=None
+                )
+                self._connection.execute(_SETTINGS)
+        return self._connection
+
+    @property
+    def inside(self) -> bool:
+        """Whether a unit is open."""
+        if self._connection is None or self._connection.closed:
+            return self._depth > 0
+        return self._depth > 0 or self._connection.info.transaction_status != TransactionStatus.IDLE
+
+    @contextmanager
+    def unit(self) -> Iterator[None]:
+        """Begin, and commit durably; inside another transaction a savepoint."""
+        name = f"relay_queue_{self._depth}".encode() if self.inside else None
+        connection = self._connected()
+        with _judged(committing=False):
+            if name is not None:
+                connection.execute(b"savepoint " + name)
+            elif connection.autocommit:
+                connection.execute(b"begin isolation level read committed")
+        self._depth += 1
+        try:
+            with _judged(committing=False):
+                yield
+        except BaseException:
+            with suppress(psycopg.Error):  # a lost connection has taken it back already
+                connection.execute(b"rollback" if name is None else b"rollback to " + name + b"; release " + name)
+            raise
+        else:
+            with _judged(committing=name is None):
+                connection.execute(b"commit" if name is None else b"release " + name)
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """See one state of the database in several statements."""
+        if self.inside:
+            yield
+            return
+        connection = self._connected()
+        with _judged(committing=False):
+            connection.execute(b"begin isolation level repeatable read read only")
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                with suppress(psycopg.Error):
+                    connection.execute(b"rollback")
+
+    def run(self, text: str, parameters: Mapping[str, Any]) -> list[Row]:
+        """Run one statement and fetch what it returns."""
+        return self._execute(text, parameters).fetchall()
+
+    def count(self, text: str, parameters: Mapping[str, Any]) -> int:
+        """Run one statement that writes and return how many rows it met."""
+        return self._execute(text, parameters).rowcount
+
+    def _execute(self, text: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[Any]:
+        prepared = self._text.get(text)
+        if prepared is None:
+            prepared = self._text[text] = postgresql_text(text)
+        given = {name: _array(name, v) if type(v) is list else v for name, v in parameters.items()}
+        # The owner of a connection may have it return something else than tuples.
+        cursor = self._connected().cursor(binary=True, row_factory=tuple_row)
+        if self._depth:
+            return cursor.execute(prepared, given)
+        with _judged(committing=False):
+            return cursor.execute(prepared, given)
+
+    def many(self, text: str, rows: Sequence[Row]) -> None:
+        """Run one statement for each row."""
+        connection = self._connected()
+        with connection.cursor() as cursor:
+            cursor.executemany(text.replace("?", "%s").encode(), rows)
+
+    def arrive(self, rows: Arrivals) -> None:
+        """Insert new messages."""
+        try:
+            self._copy("relay_queue_open", rows.opened)
+        except psycopg.errors.UniqueViolation as error:
+            raise Repeated("one of the messages waits already") from error
+        self._copy("relay_queue_message", rows.messages)
+        self._copy("relay_queue_delivery", rows.deliveries)
+
+    def _copy(self, table: str, rows: Sequence[Row]) -> None:
+        with self._connected().cursor() as cursor, cursor.copy(_COPY[table]) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    def lock_groups(self, subscriber: int) -> None:
+        """Let nobody else take for this subscriber's groups until the unit ends."""
+        self.run(sql_text.LOCK_GROUPS, {"sub": subscriber})
+
+    def handles(self, queue: int, count: int) -> list[int]:
+        """Draw handles: those of two who draw at once may alternate."""
+        del queue  # one sequence serves all queues
+        return [row[0] for row in self.run(sql_text.DRAW, {"limit": count})]
+
+    def raise_handles(self, queue: int, above: int) -> None:
+        """Let handles drawn later be above this one."""
+        del queue
+        self.run(sql_text.RAISE, {"handle": above})
+
+    def tally(self, queue: int, waiting: int, over: int) -> None:
+        """Add to how many messages wait, and how many are over: nobody waits for another who counts."""
+        statement = b"insert into relay_queue_tally (queue, waiting, over) values (%s, %s, %s)"
+        self._connected().execute(statement, (queue, waiting, over))
+
+    def tallied(self, queue: int) -> tuple[int, int]:
+        """Return how many messages wait, and how many are over."""
+        ((waiting, over, rows, reading),) = self.run(sql_text.TALLIED, {"queue": queue})
+        if rows > TALLY_ROWS_MAX and reading == "off":
+            self._connected().execute(_SUM_UP, {"queue": queue})
+        return waiting, over
+
+    def tell(self, queue: str) -> None:
+        """Wake who listens, when the unit is committed."""
+        self._connected().execute(b"select pg_notify(%s, %s)", (CHANNEL, queue))
+
+    def close(self) -> None:
+        """Close the connection if it was opened here."""
+        if self._url is not None and self._connection is not None:
+            self._connection.close()
+
+
+def _array(name: str, values: list[Any]) -> Any:
+    return values if name in sql_text.TEXT_LISTS else "{" + ",".join(map(str, values)) + "}"
+
+
+@contextmanager
+def _judged(*, committing: bool) -> Iterator[None]:
+    """Turn PostgreSQL's errors into what the caller must do; none holds a value of a message or an address."""
+    try:
+        yield
+    except psycopg.errors.UniqueViolation:
+        raise
+    except psycopg.Error as error:
+        state = error.sqlstate
+        if state in _COLLISIONS:
+            raise Collided("another writer was in the way: try again") from error
+        if state in _FULL:
+            raise StoreFull("the queue's database cannot grow: make room on its disk") from error
+        if state in _MISSING:
+            raise ConfigError("the queue's tables are missing or old; run `relay migrate`") from error
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            if committing and state is None:
+                # The answer is lost, the commit may have been heard: in doubt.
+                raise InDoubt("the answer to the commit of a queue's states was lost: read them again") from error
+            raise StoreAway(f"the queue's database does not answer ({type(error).__name__})") from error
+        raise
+
+
+def open_postgresql(settings: QueueSettings, url: str) -> SqlQueue:
+    """Open a queue on a connection of its own; the tables are those of `relay migrate`."""
+    return SqlQueue(settings, PostgresqlSession(url))
+
+
+def bind_postgresql(settings: QueueSettings, connection: Connection) -> SqlQueue:
+    """Return the queue over somebody's connection: its transaction, where one is open, decides on what is written."""
+    return SqlQueue(settings, PostgresqlSession(connection))
