@@ -16,7 +16,7 @@ from relay.resources.postgresql import PostgresqlResource
 from relay.resources.sqlite import SqliteResource
 from relay.run import randomness, schedule
 from relay.run.config import RelayConfig
-from relay.run.following import follow
+from relay.run.following import DesiredFollower, follow
 from relay.run.queues import address, bind_queue, open_queue, queue_of
 from relay.work.backoff import Backoff
 from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
@@ -42,12 +42,14 @@ class Job:
 
 
 class Assembled:
-    """A worker with what it stands on; close it when its run has ended."""
+    """A worker with what it stands on; close it when its run has ended. ``follower`` None: that of the control topic."""
 
-    def __init__(self, config: RelayConfig, job: Job, limits: Limits) -> None:
+    def __init__(
+        self, config: RelayConfig, job: Job, limits: Limits, follower: DesiredFollower | None = None
+    ) -> None:
         self._config = config
         self._job = job
-        self._follower = follow(config)
+        self._follower = follow(config) if follower is None else follower
         self._desired = self._follower.now()
         """Renewed by the main thread alone, in `_held_back`; others look at it."""
         self._check()

@@ -72,9 +72,9 @@ retry_max = "1s"
         self.config: RelayConfig = load(self.path)
         migrate(self.config)
         create_queues(self.config)
-        self.run_sql(
-            "create table effect (lane text not null, number integer not null, attempt integer not null)"
-        )
+        key = "integer primary key autoincrement" if self.is_sqlite else "bigserial primary key"
+        columns = "lane text not null, number integer not null, attempt integer not null"
+        self.run_sql(f"create table effect (id {key}, {columns})")
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def app(self, text: str = APP) -> Path:
@@ -141,9 +141,8 @@ retry_max = "1s"
             return cursor.fetchall() if cursor.description else []
 
     def effects(self) -> list[tuple[str, int]]:
-        """Return (lane, number) in the order in which they were committed."""
-        order = "rowid" if self.is_sqlite else "ctid"
-        return [(row[0], row[1]) for row in self.run_sql(f"select lane, number from effect order by {order}")]
+        """Return (lane, number) in the order in which they were written: in one lane nobody writes beside another."""
+        return [(row[0], row[1]) for row in self.run_sql("select lane, number from effect order by id")]
 
     def states(self, queue: str = "orders", subscriber: str = "ledger") -> dict[SubscriberState, int]:
         store = self.store(queue)
