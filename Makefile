@@ -11,7 +11,7 @@ REPLAY := PYTHONHASHSEED=0
 SEEDS ?= 10000
 FIRST ?= 0
 
-.PHONY: help setup demo test test-long simulate lint types bench clean
+.PHONY: help setup demo test test-long simulate mutations lint types bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-long: setup ## The tests that take minutes each
 
 simulate: setup ## Search for a seed that breaks a promise: SEEDS=n FIRST=k
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --first $(FIRST)
+
+mutations: setup ## Take one guard away at a time: something must fail
+	$(REPLAY) $(BIN)/pytest -n 2 tests/mutations/prove.py
 
 bench: setup ## Measure against the plain client, side by side
 	$(BIN)/relay bench

@@ -28,6 +28,7 @@ from relay.run.worker import RouteWorker
 from tests.simulation.broker_transactions import Transactions
 from tests.simulation.database_removals import DATABASE_REMOVALS
 from tests.simulation.installation import StandIn, replaced
+from tests.simulation.queue_removals import QUEUE_REMOVALS
 from tests.simulation.scheduler import World
 
 Change = StandIn
@@ -311,8 +312,12 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
 }  # fmt: skip
 
 
+ALL_REMOVALS: Final = {**REMOVALS, **DATABASE_REMOVALS, **QUEUE_REMOVALS}
+"""Whatever can be taken away; a part with guards of its own adds its removals here."""
+
+
 @contextmanager
 def without(name: str | None) -> Iterator[None]:
     """Remove a guard for as long as the block lasts."""
-    with replaced({**REMOVALS, **DATABASE_REMOVALS}[name]() if name else ()):
+    with replaced(ALL_REMOVALS[name]() if name else ()):
         yield

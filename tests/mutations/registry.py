@@ -1,0 +1,224 @@
+"""Every guard that can be taken away, what goes wrong without it, and what shows that.
+
+A part that has guards of its own adds them here: a removal in ``removals.ALL_REMOVALS`` and its line in ``GUARDS``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tests.mutations.proofs import Named, Proof, Search
+
+RECOVERY: Final = "tests/unit/test_recovery_again.py"
+BESIDE: Final = "tests/unit/test_recovery_beside_others.py"
+STEPS: Final = "tests/simulation/test_interleavings.py"
+SETTLING: Final = "tests/unit/test_recovery_table.py"
+QUEUE: Final = "tests/contracts/test_queue_contract_subscribers.py"
+
+
+class Guard(NamedTuple):
+    """A removal by its name, and its consequence in a few words."""
+
+    removal: str
+    wrong: str
+    proof: Proof
+
+
+TOPIC_GUARDS: Final = (
+    Guard("no_seal", "entries shown by a stray COMMIT count as deliveries", Search("topic", range(16))),
+    Guard("unsealed_trusted", "the same, though seals are written", Search("topic", range(16))),
+    Guard(
+        "begin_not_flushed",
+        "outputs precede the begin that would tell of them",
+        Search("topic", range(28, 48)),
+    ),
+    Guard(
+        "offsets_before_flush",
+        "the position is past outputs that never arrived",
+        Search("topic", range(4, 20)),
+    ),
+    Guard(
+        "no_verification", "a broker lets a torn transaction go on unnoticed", Search("topic", range(6, 22))
+    ),
+    Guard(
+        "instance_kept",
+        "a late EndTxn of the aborted transaction ends the next one",
+        Search("topic", range(25)),
+    ),
+    Guard(
+        "stale_membership",
+        "a worker that lost its partitions stores positions",
+        Search("topic", range(6, 22)),
+    ),
+    Guard("no_seek", "what a failed batch held is passed over", Search("topic", range(20))),
+    Guard("no_sift", "a repeat in the log has a second effect", Search("topic", range(12))),
+    Guard("no_index_added", "a worker repeats what it delivered itself", Search("topic", range(25))),
+    Guard("recoveries_in_step", "two workers fence each other for ever", Search("topic", range(58, 59))),
+    Guard(
+        "no_claim",
+        "a predecessor that stood still is not found, and a late EndTxn publishes its outputs beside its heir's",
+        Named(STEPS, "test_a_late_end_of_a_predecessors_claim_shows_nothing_of_it"),
+    ),
+    Guard(
+        "offsets_skipped",
+        "a worker that its group has dropped takes over again, and fences the owner",
+        Named(STEPS, "test_whom_the_group_has_dropped_does_not_take_over_again"),
+    ),
+    Guard(
+        "stable_end_read",
+        "what lies above an open transaction in the monitor is delivered again",
+        Named(STEPS, "test_nothing_is_decided_while_an_open_transaction_hides_the_end_of_the_monitor"),
+    ),
+    Guard(
+        "outputs_to_stable_end",
+        "outputs hidden by another worker's open transaction are delivered again",
+        Named(BESIDE, "test_anothers_open_transaction_hides_no_output_of_a_torn_one"),
+    ),
+    Guard(
+        "not_fenced",
+        "a predecessor's open transaction may still commit",
+        Named(RECOVERY, "test_killed_at_each_step_it_ends_as_one_clean_run[recovery.read-1]"),
+    ),
+    Guard(
+        "false_entries_left",
+        "messages that a torn transaction entered without their outputs are lost",
+        Named(RECOVERY, "test_killed_at_each_step_it_ends_as_one_clean_run[recovery.claimed-1]"),
+    ),
+    Guard(
+        "ordinary_settle_seal",
+        "the seal proves false entries; only VOID entries behind it take them back",
+        Named(SETTLING, "test_after_settling_the_index_holds_what_the_outputs_show"),
+    ),
+    Guard(
+        "no_void_entries",
+        "only the settle seal keeps false entries from counting; once it is gone they do",
+        Named(SETTLING, "test_what_the_outputs_show_is_added_and_the_rest_is_taken_back"),
+    ),
+    Guard(
+        "no_stand_by",
+        "a member that was kicked out recovers on what it no longer owns",
+        Named(
+            "tests/unit/test_worker_events.py",
+            "test_what_only_a_person_decides_is_shown_and_waits_for_the_word",
+        ),
+    ),
+    Guard(
+        "overtaken_is_lost",
+        "another owner's news stops a worker for a person",
+        Named(BESIDE, "test_a_position_is_lost_only_if_it_still_is"),
+    ),
+    Guard(
+        "positions_said_once",
+        "a late offset commit puts the position back for good",
+        Named("tests/unit/test_worker_events.py", "test_positions_are_said_once_more_when_nothing_follows"),
+    ),
+    Guard(
+        "last_announcement_obeyed",
+        "a dead process's late announcement stops its successor",
+        Named("tests/unit/test_twins.py", "test_a_dead_process_whose_announcement_arrives_late_stops_nobody"),
+    ),
+)
+TABLE_GUARDS: Final = (
+    Guard("no_epoch_guard", "a fenced worker writes", Search("route", range(30, 60), "two writers")),
+    Guard(
+        "trimmed_when_fenced",
+        "a fenced worker deletes the rows that its heir decides by",
+        Named(
+            "tests/contracts/test_table_cursor_contract.py",
+            "TestSqliteCursor::test_a_fenced_owner_does_not_trim",
+        ),
+    ),
+    Guard(
+        "index_trusted_above_position",
+        "a restored database is starved",
+        Search("route", range(250, 290), "lost write"),
+    ),
+    Guard(
+        "older_copy_trusted",
+        "a restored database is written to at its end",
+        Search("route", range(255, 290), "lost write"),
+    ),
+    Guard(
+        "no_sift_for_table",
+        "a repeat older than the inbox has a second row",
+        Search("route", range(30, 90), "duplicate"),
+    ),
+    Guard(
+        "inbox_not_entered",
+        "evidence is trimmed before the monitor has it",
+        Search("route", range(270, 330), "lost dead letter"),
+    ),
+    Guard(
+        "dead_letters_not_repeated",
+        "a dead letter dies with its worker",
+        Search("route", range(100, 150), "lost dead letter"),
+    ),
+    Guard(
+        "two_batches_in_flight",
+        "a batch that is sent again comes behind its successor",
+        Named(STEPS, "test_what_lies_behind_a_batch_without_an_answer_waits_for_it"),
+    ),
+    Guard(
+        "timer_never_resends",
+        "a silent connection holds its lane up",
+        Named(STEPS, "test_a_batch_whose_connection_falls_silent_is_sent_again_when_its_time_is_over"),
+    ),
+)
+CAPTURE_GUARDS: Final = (
+    Guard(
+        "resolver_without_insert",
+        "a capture called aborted commits later",
+        Search("capture", range(20), "failed write is there"),
+    ),
+    Guard(
+        "lost_answer_is_aborted",
+        "a committed capture is called aborted",
+        Search("capture", range(20), "failed write is there"),
+    ),
+    Guard(
+        "reports_not_awaited",
+        "a capture commits without its messages",
+        Search("capture", range(80), "lost append"),
+    ),
+    Guard(
+        "capture_headers_left",
+        "a second relay waits for a decision that is not there",
+        Search("route", range(20), "capture header left"),
+    ),
+    Guard(
+        "asked_before_the_scan",
+        "a marker in the log is not waited for, and a trimmed decision counts as none",
+        Named(
+            "tests/unit/test_holds.py", "test_the_resource_is_asked_only_after_the_scan_to_the_high_watermark"
+        ),
+    ),
+)
+QUEUE_GUARDS: Final = (
+    Guard(
+        "attempt_token_ignored",
+        "a worker taken for dead finishes what another one has by now",
+        Named(QUEUE, "TestTake::test_a_stale_ticket_changes_nothing[sqlite]"),
+    ),
+    Guard(
+        "pool_expired_at_get",
+        "a message whose first taker dies is gone for the whole pool",
+        Named(QUEUE, "TestPools::test_what_is_freed_may_be_taken_by_another_member[sqlite]"),
+    ),
+    Guard(
+        "recovery_taken_literally",
+        "a child of a dead attempt is revealed beside the child of the one that followed",
+        Named(
+            "tests/acceptance/test_003_recovery.py",
+            "test_68_a_child_of_a_dead_attempt_is_not_revealed_by_another_attempts_done",
+        ),
+    ),
+    Guard(
+        "decision_not_inserted",
+        "effects are rolled back, and the attempt commits after that",
+        Named(
+            "tests/integration/test_prepared_effects.py",
+            "test_without_an_outcome_it_is_rolled_back_after_aborted_was_written",
+        ),
+    ),
+)
+GUARDS: Final = (*TOPIC_GUARDS, *TABLE_GUARDS, *CAPTURE_GUARDS, *QUEUE_GUARDS)

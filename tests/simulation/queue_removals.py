@@ -1,0 +1,92 @@
+"""Guards of queues and of attempts, each removable by name, as in `removals`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from relay.queue.attempts import AttemptName
+from relay.queue.message import Taken, Ticket
+from relay.queue.recovery import Recovered, Recovery
+from relay.queue.states import SubscriberState
+from relay.queue.stores import sql_text as sql
+from relay.queue.stores.sql_session import Row, unit
+from relay.queue.stores.sql_subscribing import Subscribing
+from relay.resources.attempts import PostgresqlAttempts
+
+Change = tuple[Any, str, Any]
+ENDED: Final = (SubscriberState.DONE, SubscriberState.JOURNALLED)
+
+
+def attempt_token_ignored() -> list[Change]:
+    """Whoever names a message may start, finish, refuse or free it, whichever attempt is its own."""
+
+    def tickets(
+        self: Subscribing, number: int | None, asked: Sequence[Ticket], states: frozenset[int]
+    ) -> list[Row]:
+        if number is None:
+            return []
+        found = self._run(sql.TICKETS, sub=number, handles=[ticket.handle for ticket in asked])
+        named = {ticket.handle: ticket.attempt for ticket in asked}
+        return [(handle, named[handle], shape) for handle, _, state, shape in found if state in states]
+
+    return [(Subscribing, "_tickets", tickets)]
+
+
+def pool_expired_at_get() -> list[Change]:
+    """The other members of a pool lose a message as soon as one of them has it, not when that one has done it."""
+    take = Subscribing.take
+
+    @unit
+    def take_alone(
+        self: Subscribing,
+        subscriber: str,
+        holder: bytes,
+        limit: int,
+        now: int,
+        *,
+        without: Collection[bytes] = (),
+    ) -> list[Taken]:
+        found = take(self, subscriber, holder, limit, now, without=without)
+        handles = [one.ticket.handle for one in found]
+        self._write(sql.EXPIRE_MATES, sub=self._subscribers[subscriber], handles=handles, now=now)
+        self._rephase(handles)
+        return found
+
+    return [(Subscribing, "take", take_alone)]
+
+
+def recovery_taken_literally() -> list[Change]:
+    """Steps 1 to 5 of document 003 as they are written: a child follows its parent's state, and what is held is freed."""
+
+    def by_parents_state(self: Recovery, attempt: str, _what: str, _done: Recovered, _now: int) -> bool:
+        name = AttemptName.decode(attempt)
+        view = self._queues[name.queue].view(name.ticket.handle)
+        return view is not None and view.subscribers[0].state in ENDED
+
+    return [(Recovery, "_outcome_of", by_parents_state), (Recovery, "_settled", lambda self, *_: False)]
+
+
+def decision_not_inserted() -> list[Change]:
+    """What is prepared is finished by the outcome that stands, without writing (aborted) where there is none."""
+    settle = PostgresqlAttempts.settle
+
+    def look(self: PostgresqlAttempts, attempt: str, *, committed: bool, now: int) -> bool:
+        if committed:
+            return settle(self, attempt, committed=True, now=now)
+        asked = "select committed from relay_attempt where attempt = %s"
+        row = self._connection.execute(asked, (attempt,)).fetchone()
+        return row is not None and bool(row[0])
+
+    return [(PostgresqlAttempts, "settle", look)]
+
+
+QUEUE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
+    removal.__name__: removal
+    for removal in (
+        attempt_token_ignored,
+        pool_expired_at_get,
+        recovery_taken_literally,
+        decision_not_inserted,
+    )
+}
