@@ -45,7 +45,7 @@ def page(title: str, routes: dict[str, dict[str, Any]], extra: str = "") -> str:
 
 
 def bars(
-    title: str, starts: Sequence[int], series: Sequence[tuple[str, Sequence[float]]], unit: str = ""
+    title: str, starts: Sequence[int | str], series: Sequence[tuple[str, Sequence[float]]], unit: str = ""
 ) -> str:
     """Return a bar chart; each series (class name, values) is drawn over the ones before it."""
     top = max((max(values, default=0) for _, values in series), default=0) or 1
@@ -62,7 +62,10 @@ def bars(
 
 
 def lines(
-    title: str, starts: Sequence[int], series: Sequence[tuple[str, Sequence[float | None]]], unit: str = ""
+    title: str,
+    starts: Sequence[int | str],
+    series: Sequence[tuple[str, Sequence[float | None]]],
+    unit: str = "",
 ) -> str:
     """Return a line chart; a None leaves a gap."""
     top = max((value for _, values in series for value in values if value is not None), default=0) or 1
@@ -86,7 +89,7 @@ def lines(
     return _chart(title, starts, top, drawn, unit)
 
 
-def _chart(title: str, starts: Sequence[int], top: float, drawn: list[str], unit: str) -> str:
+def _chart(title: str, starts: Sequence[int | str], top: float, drawn: list[str], unit: str) -> str:
     floor = HEIGHT - BOTTOM
     labels = [
         f'<text x="{LEFT - 8}" y="{_y(value, top) + 4:.1f}" text-anchor="end">{value:,.0f}{escape(unit)}</text>'
@@ -158,5 +161,7 @@ def _y(value: float, top: float) -> float:
     return 12 + (HEIGHT - BOTTOM - 12) * (1 - value / top)
 
 
-def _when(start_s: int) -> str:
+def _when(start_s: int | str) -> str:
+    if isinstance(start_s, str):
+        return start_s
     return datetime.fromtimestamp(start_s, UTC).strftime("%m-%d %H:%M:%S").removesuffix(":00")

@@ -19,7 +19,7 @@ from relay.message.errors import ConfigError
 SPARK: Final = "4.0.0"
 """The newest version whose Kafka connector resolves with all its dependencies."""
 CONNECTOR: Final = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK}"
-MEMORY: Final = {"audit": "3g", "archive": "2g", "correlate": "2g"}
+MEMORY: Final = {"audit": "3g", "archive": "2g", "correlate": "2g", "pipeline": "2g"}
 """What the driver may take, which with a local master does all the work; the other jobs have 1 GB."""
 _NOISE: Final = (
     "WARNING: Using incubator modules"  # the JVM's remark about a module that Spark itself asks for
