@@ -23,6 +23,7 @@ def main(arguments: dict[str, Any]) -> None:
         "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC", "spark.driver.memory": "512m",
         "spark.jars": ",".join(arguments.get("jars", [])), "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }  # fmt: skip
     for key, value in own.items():
         builder = builder.config(key, value)

@@ -47,6 +47,12 @@ def named_unit(name: str) -> Unit:
     return Unit(name, name)
 
 
+def unit_called(name: str) -> Unit:
+    """Return the unit that messages call so."""
+    query, _, batch = name.rpartition("/")
+    return batch_unit(query, int(batch)) if query and batch.isdecimal() else named_unit(name)
+
+
 def unit_of(resource: ResourceName) -> str | None:
     """Return the unit's name if the decisions topic decides for this resource, else None."""
     return resource.name.removeprefix(PREFIX) if resource.name.startswith(PREFIX) else None
@@ -67,7 +73,8 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnitDecision:
-    """How one run of a unit ended. ``previous`` is the offset of the writer's decision before, ``at`` wall time in ms."""
+    """How one run of a unit ended. ``previous`` is the offset of the writer's decision before, ``at`` wall time in ms,
+    ``why`` the words of a person who closed the run."""
 
     unit: Unit
     run: str
@@ -75,6 +82,7 @@ class UnitDecision:
     attempts: tuple[Attempt, ...] = ()
     previous: int = NO_PREVIOUS
     at: int = 0
+    why: str | None = None
 
     @property
     def rows(self) -> int:
@@ -97,6 +105,7 @@ def encode_decision(decision: UnitDecision) -> tuple[bytes, bytes]:
         ],
         "previous": decision.previous,
         "at": decision.at,
+        "why": decision.why,
     }
     return unit.name.encode(), codec("decision").encode(record)
 
@@ -121,7 +130,7 @@ def decode_decision(value: bytes | None) -> UnitDecision | None:
     )
     unit = Unit(record["writer"], record["unit"], record["ordinal"])
     committed = record["outcome"] == _COMMITTED
-    return UnitDecision(unit, record["run"], committed, attempts, record["previous"], record["at"])
+    return UnitDecision(unit, record["run"], committed, attempts, record["previous"], record["at"], record["why"])
 
 
 def standing(known: Iterable[UnitDecision], unit: Unit, run: str) -> UnitDecision | None:

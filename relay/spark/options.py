@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,7 @@ from relay.run.timing import Timing
 KAFKA_PREFIX: Final = "kafka."
 TIMEOUT_S: Final = 120.0
 """How long a task waits for its rows to be acknowledged; no database holds locks meanwhile."""
+_BATCH_NAME: Final = re.compile(r"/[0-9]+$")
 _OWN: Final = frozenset(
     {"relay", "topic", "source", "type", "unit", "contenttype", "timeout", "allowplaintext"}
 )
@@ -59,6 +61,11 @@ def read_options(given: Mapping[str, str]) -> WriteOptions:
     if not options.get("relay"):
         raise ConfigError(
             'option("relay", NAME) is missing: give the name of the relay, [relay] name in its configuration'
+        )
+    if _BATCH_NAME.search(options.get("unit", "")):
+        raise ConfigError(
+            f'option("unit", "{options["unit"]}"): a name that ends in a slash and a number is that of a query\'s batch; '
+            "choose another"
         )
     check_kafka(kafka, allow_plaintext=options.get("allowplaintext", "false").lower() == "true")
     return WriteOptions(

@@ -9,20 +9,25 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaException, Producer
+from typer.testing import CliRunner
 
 from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit
+from relay.cli import unit
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionWriter, decisions_partition, writer_id
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.envelope import CAPTURE, ID, RESOURCE, SOURCE, SPECVERSION, TYPE
+from relay.message.errors import CheckFailed
 from relay.message.record import LogPartition
 from relay.run import crash, randomness
 from relay.run.timing import Timing
 from tests.conftest import MakeRoute, MakeTopic
-from tests.routes import TopicRoute, ids, read_all, wait_for
+from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
 
 DECIDER = """
 import sys
+from typer.testing import CliRunner
+
 from relay.capture.decisions import Attempt, UnitDecision, batch_unit
 from relay.kafka.decisions import DecisionWriter
 from relay.run.timing import Timing
@@ -41,9 +46,9 @@ def relay_name(make_topic: MakeTopic, kafka_admin: object) -> str:
     return name
 
 
-def decision(unit: Unit, run: str, *, committed: bool = True) -> UnitDecision:
+def decision(of: Unit, run: str, *, committed: bool = True) -> UnitDecision:
     attempts = (Attempt(randomness.random_bytes(16), 1, (LogPartition("t", 0),)),) if committed else ()
-    return UnitDecision(unit, run, committed, attempts)
+    return UnitDecision(of, run, committed, attempts)
 
 
 def writer(kafka: str, relay: str) -> DecisionWriter:
@@ -100,12 +105,12 @@ def test_a_zombie_that_decides_late_is_fenced(kafka: str, relay_name: str) -> No
     assert [record.key() for record in read_all(kafka, f"{relay_name}.decisions", 1)] == [b"q/1"]
 
 
-def append(route: TopicRoute, unit: Unit, run: str, attempt: Attempt, count: int, prefix: str) -> None:
+def append(route: TopicRoute, of: Unit, run: str, attempt: Attempt, count: int, prefix: str) -> None:
     producer = Producer({"bootstrap.servers": route.kafka, "enable.idempotence": True})
     for number in range(count):
         headers: list[tuple[str, str | bytes | None]] = [
             (SPECVERSION, b"1.0"), (SOURCE, b"/spark/q"), (ID, f"{prefix}-{number}".encode()), (TYPE, b"t"),
-            (CAPTURE, attempt.capture.hex().encode()), (RESOURCE, unit.resource(run).encode()),
+            (CAPTURE, attempt.capture.hex().encode()), (RESOURCE, of.resource(run).encode()),
         ]  # fmt: skip
         producer.produce(route.log, value=b"{}", partition=0, headers=headers)
     assert producer.flush(30) == 0
@@ -113,14 +118,14 @@ def append(route: TopicRoute, unit: Unit, run: str, attempt: Attempt, count: int
 
 def test_a_worker_reads_how_a_unit_ended_without_any_marker(make_route: MakeRoute) -> None:
     route = make_route(partitions=1)
-    unit, following = batch_unit("q", 1), batch_unit("q", 2)
+    first, following = batch_unit("q", 1), batch_unit("q", 2)
     dead, counted, open_one = (Attempt(randomness.random_bytes(16), 5, ()) for _ in range(3))
-    append(route, unit, "a", dead, 5, "dead")
-    append(route, unit, "b", counted, 5, "counted")
+    append(route, first, "a", dead, 5, "dead")
+    append(route, first, "b", counted, 5, "counted")
     append(route, following, "b", open_one, 5, "open")
     route.start()
     decides = writer(route.kafka, route.name)
-    decides.decide(UnitDecision(unit, "b", True, (counted,)))
+    decides.decide(UnitDecision(first, "b", True, (counted,)))
 
     wait_for(lambda: len(route.outputs()) == 5, what="the counted attempt's messages")
     shown = ids(route.outputs())
@@ -129,3 +134,22 @@ def test_a_worker_reads_how_a_unit_ended_without_any_marker(make_route: MakeRout
 
     assert shown == [f"counted-{n}" for n in range(5)]
     assert ids(route.outputs())[5:] == [f"open-{n}" for n in range(5)]
+
+
+def test_an_operator_closes_a_run_whose_driver_is_gone(make_route: MakeRoute) -> None:
+    route = make_route(partitions=1)
+    gone = Attempt(randomness.random_bytes(16), 2, ())
+    append(route, batch_unit("q", 1), "a", gone, 2, "gone")
+    publish(route.kafka, route.log, [(0, ce("/spark/q", "behind"), b"{}")])
+    route.start()
+    told = ["close", str(route.path), "q/1", "a", "--reason", "the cluster was given back"]
+
+    closed = CliRunner().invoke(unit.app, told)
+    wait_for(lambda: len(route.outputs()) == 1, what="what waited behind the run")
+    writer(route.kafka, route.name).decide(decision(batch_unit("q", 2), "b"))
+    refused = CliRunner().invoke(unit.app, ["close", str(route.path), "q/2", "c", "--reason", "too late"])
+
+    assert closed.exit_code == 0, closed.output
+    assert ids(route.outputs()) == ["behind"]
+    assert isinstance(refused.exception, CheckFailed)
+    assert "unit q/2 is committed" in str(refused.exception)

@@ -13,14 +13,19 @@ from relay.capture.decisions import (
     encode_decision,
     named_unit,
     standing,
+    unit_called,
     unit_of,
 )
+from relay.capture.outcomes import encode_marker, marker_headers
 from relay.capture.resolver import Resolution, State
-from relay.message.envelope import ResourceName
+from relay.log.holds import HoldBudget
+from relay.log.intake import Intake
+from relay.message.envelope import CAPTURE, RESOURCE, ResourceName
 from relay.message.errors import Unreachable
 from relay.message.identity import capture_id
 from relay.message.record import LogPartition
 from relay.run.units import AskingUnits
+from tests.unit.test_intake import Fake
 
 UNIT = batch_unit("q", 7)
 MINE, OTHER = b"m" * 16, b"o" * 16
@@ -42,7 +47,7 @@ def folded(*decisions: UnitDecision) -> UnitDecisions:
 
 
 def test_a_decision_is_read_as_it_was_written() -> None:
-    written = UnitDecision(UNIT, "a", True, (attempt(MINE), attempt(OTHER)), previous=12, at=99)
+    written = UnitDecision(UNIT, "a", True, (attempt(MINE), attempt(OTHER)), previous=12, at=99, why="it was told")
 
     key, value = encode_decision(written)
 
@@ -51,6 +56,26 @@ def test_a_decision_is_read_as_it_was_written() -> None:
     assert decode_decision(b"else") is None
     assert decode_decision(None) is None
     assert written.rows == 6
+
+
+def test_a_unit_is_found_again_by_its_name() -> None:
+    assert unit_called("q/7") == UNIT
+    assert unit_called("load/2026-11-21") == named_unit("load/2026-11-21")
+    assert unit_called("load") == named_unit("load")
+
+
+def test_an_aborted_marker_of_a_unit_is_only_a_reason_to_ask() -> None:
+    intake = Intake([], "none", budget=HoldBudget(1 << 20), marker_wait_s=60, askable=frozenset())
+    place = LogPartition("orders", 0)
+    intake.start({place: 0}, {"orders": b"i" * 16})
+    capture, resource = capture_id(MINE), UNIT.resource("run")
+    headers = [(CAPTURE, capture.hex().encode()), (RESOURCE, resource.encode())]
+    intake.take([Fake(0, headers)], 0)
+
+    intake.take([Fake(1, marker_headers(capture, b"/s", resource), encode_marker(capture, None, None, []), capture)], 0)
+
+    assert intake.partitions[place].held == 1
+    assert [hold.capture for hold in intake.due(0)] == [capture]
 
 
 def test_a_unit_has_one_commit_and_a_run_one_abort() -> None:

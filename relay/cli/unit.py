@@ -1,0 +1,54 @@
+"""``relay unit close CONFIG UNIT RUN``: end a run whose driver will never come back, as that driver would have.
+
+Messages of such a run wait, shown by ``relay indoubt list`` with the resource ``decisions:UNIT/RUN``. The query's next run
+would end them as well; nothing ends them by age.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relay.capture.decisions import UnitDecision, unit_called
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line
+from relay.kafka.decisions import DecisionWriter
+from relay.message.errors import CheckFailed, ConfigError
+from relay.run.config import load
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+
+@app.callback()
+def _unit() -> None:
+    """Keep ``close`` a command of its own."""
+
+
+@app.command("close")
+def close_command(
+    config: ConfigArgument,
+    unit: Annotated[str, typer.Argument(metavar="UNIT", help="What stands between `decisions:` and the last slash.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="What stands behind the last slash.")],
+    *,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the decision.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Decide that nothing of this run counts. Refused (exit 1) if the unit is committed; a living driver finds out."""
+    if not reason.strip():
+        raise ConfigError("--reason is empty; say why, for whoever reads the decision later")
+    loaded = load(Path(config))
+    why = f"{getpass.getuser()}@{socket.gethostname()}: {reason[:1000]}"
+    wanted = UnitDecision(unit_called(unit), run, committed=False, why=why)
+    stands = DecisionWriter(loaded.kafka, loaded.timing, loaded.relay.name).decide(wanted)
+    if stands.committed:
+        raise CheckFailed(
+            f"unit {unit} is committed, by run {stands.run} with {stands.rows} rows; what that run wrote counts, and "
+            "nothing else of the unit does: there is nothing to close"
+        )
+    if as_json:
+        print_json({"unit": unit, "run": run, "closed": True, "why": stands.why})
+    else:
+        print_line(f"run {run} of unit {unit} is closed; workers drop its messages when they ask next")
