@@ -26,6 +26,11 @@ def open_store(settings: QueueSettings, url: str, *, state: Path | None = None) 
         from relay.queue.stores.postgresql import open_postgresql  # noqa: PLC0415 - load the driver in use only
 
         return open_postgresql(settings, url)
+    if url.startswith("files:///"):
+        from relay.queue.stores.files import open_files  # noqa: PLC0415 - load the driver in use only
+
+        path = Path(url.removeprefix("files:///"))
+        return open_files(settings, path if state is None else state / path)
     scheme = url.partition(":")[0]
     raise ConfigError(
         f"queues.{settings.name}.store begins with {scheme!r}; write sqlite:///path.db or postgresql://user@host/database"

@@ -49,11 +49,11 @@ class SqlBase:
         return self.session.count(text, {"queue": self._queue, **parameters})
 
     def _numbers(self, add: str, find: str, names: Iterable[str]) -> dict[str, int]:
-        known = dict(self._run(find))
+        known = {name for name, _ in self._run(find)}
         for name in names:
             if name not in known:
                 self._write(add, name=name)
-        return dict(self._run(find))
+        return {str(name): int(number) for name, number in self._run(find)}
 
     def _seats_in(self, audience: Audience) -> list[Seat]:
         """Return an audience in numbers, and let its groups be known.

@@ -140,6 +140,7 @@ class Publishing(SqlBase):
     @unit
     def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
         """Give a message to one subscriber again."""
+        del now  # the publisher's time of revealing stays the first one
         locked = self._lock_open([handle])
         number = self._subscribers.get(subscriber)
         rows = [] if number is None else self._run(sql.FIND_DELIVERY, handle=handle, sub=number)

@@ -136,15 +136,14 @@ _TABLES: Final = (
     cause text,
     primary key (handle, sub)
 ) {narrow}""",
-    """create index if not exists relay_queue_delivery_ready on relay_queue_delivery (sub, rank, handle)
+    # What waits by far the most: with the lane, so that a take reads no row that it does not give.
+    """create index if not exists relay_queue_delivery_ready on relay_queue_delivery (sub, rank, handle, lane)
     where phase = 0""",
-    """create index if not exists relay_queue_delivery_lane on relay_queue_delivery (sub, lane, handle)
-    where phase = 0 and lane is not null""",
-    """create index if not exists relay_queue_delivery_place on relay_queue_delivery (sub, phase, again_at)
-    where phase in (1, 2, 3, 5)""",
-    "create index if not exists relay_queue_delivery_taken on relay_queue_delivery (grp, handle) where phase = 4",
+    # What a worker has, and what keeps its place or is hidden.
+    """create index if not exists relay_queue_delivery_busy on relay_queue_delivery (queue, phase, sub, handle)
+    where phase > 0 and phase < 6""",
     """create index if not exists relay_queue_delivery_expiry on relay_queue_delivery (queue, expires_at)
-    where phase < 4 and expires_at is not null""",
+    where expires_at is not null and phase < 4""",
     """create table if not exists relay_queue_holder (
     queue integer not null,
     id {bytes} not null,

@@ -95,7 +95,7 @@ def unit(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], 
     """Run a method as one unit; again if it collided with another writer, unless a larger unit must begin again."""
 
     @wraps(method)
-    def run(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         for turn in range(REPEATS_MAX):
             try:
                 with self.session.unit():

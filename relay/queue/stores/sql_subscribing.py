@@ -34,7 +34,7 @@ class Subscribing(SqlBase):
         if not self._run(sql.KNOWN_HOLDER, holder=holder):
             raise Refused("this worker was not entered, or it was recovered: it must stop")
         self.session.lock_groups(number)
-        chosen = Choice(self.session, number, holder, limit, now, without).handles()
+        chosen = Choice(self.session, self._queue, number, holder, limit, now, without).handles()
         if not chosen:
             return []
         rows = self._run(sql.TAKE, sub=number, handles=chosen, holder=holder, now=now)

@@ -20,10 +20,10 @@ class Choice:
     """The messages that one take gives to one holder; read inside the unit that takes them."""
 
     def __init__(
-        self, session: Session, subscriber: int, holder: bytes, limit: int, now: int, without: Collection[bytes]
+        self, session: Session, queue: int, subscriber: int, holder: bytes, limit: int, now: int, without: Collection[bytes]
     ) -> None:
         self._session = session
-        self._given = {"sub": subscriber, "now": now}
+        self._given = {"queue": queue, "sub": subscriber, "now": now}
         self._holder = holder
         self._limit = limit
         self._now = now

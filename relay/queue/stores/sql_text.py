@@ -182,11 +182,13 @@ where queue = :queue and handle in {handles} and state = 0 and revealed = 0 and 
 LOCK_GROUPS: Final = """select id from relay_queue_group
 where id in (select grp from relay_queue_member where sub = :sub) order by id for no key update"""
 KNOWN_HOLDER: Final = "select 1 from relay_queue_holder where queue = :queue and id = :holder"
-WAKE: Final = "update relay_queue_delivery set phase = $READY where sub = :sub and phase = 1 and again_at <= :now"
+WAKE: Final = """update relay_queue_delivery set phase = $READY
+where queue = :queue and phase > 0 and phase < 6 and phase = 1 and sub = :sub and again_at <= :now"""
 HELD_LANES: Final = """select grp, lane, handle, holder from relay_queue_delivery
-where grp in (select grp from relay_queue_member where sub = :sub) and phase = 4 and lane is not null"""
+where queue = :queue and phase > 0 and phase < 6 and phase = 4 and lane is not null
+    and grp in (select grp from relay_queue_member where sub = :sub)"""
 PLACES: Final = """select grp, lane, handle, rank, phase from relay_queue_delivery
-where sub = :sub and phase in (1, 2, 5) and lane is not null and (expires_at is null or expires_at > :now)"""
+where queue = :queue and phase > 0 and phase < 6 and phase in (1, 2, 5) and sub = :sub and lane is not null and (expires_at is null or expires_at > :now)"""
 READY_PAGE: Final = """select handle, grp, lane, rank, again_at, expires_at from relay_queue_delivery
 where sub = :sub and phase = 0 and (rank, handle) > (:rank, :handle) order by rank, handle limit :limit"""
 RANKS: Final = """select
@@ -229,7 +231,7 @@ BEAT: Final = "update relay_queue_holder set beats = beats + 1 where queue = :qu
 LEAVE: Final = "delete from relay_queue_holder where queue = :queue and id = :holder"
 HOLDERS: Final = "select id, subscriber, beats, deciding from relay_queue_holder where queue = :queue order by id"
 HELD: Final = """select handle, attempt from relay_queue_delivery
-where grp in (select id from relay_queue_group where queue = :queue) and phase = 4 and holder = :holder order by handle"""
+where queue = :queue and phase > 0 and phase < 6 and phase = 4 and holder = :holder order by handle"""
 HOLDS: Final = """select handle, attempt, state, done_at, unusable_at from relay_queue_delivery
 where sub = :sub and handle in {handles}"""
 SETTLE: Final = """insert into relay_queue_attempt (queue, attempt, committed, at)
@@ -284,9 +286,9 @@ where queue = :queue and state <> 0 group by state"""
 COUNT_WAITING: Final = """select sub, count(*) from relay_queue_delivery
 where sub in {subs} and phase = 0 group by sub"""
 COUNT_HIDDEN: Final = """select sub, count(*) from relay_queue_delivery
-where sub in {subs} and phase in (1, 2, 3, 5) and state = 0 group by sub"""
+where queue = :queue and phase > 0 and phase < 6 and phase in (1, 2, 3) and sub in {subs} group by sub"""
 COUNT_TAKEN: Final = """select sub, state, count(*) from relay_queue_delivery
-where grp in (select id from relay_queue_group where queue = :queue) and phase = 4 group by sub, state"""
+where queue = :queue and phase > 0 and phase < 6 and phase = 4 group by sub, state"""
 
 # The journal --------------------------------------------------------------------------------------------------------
 

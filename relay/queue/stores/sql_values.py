@@ -43,7 +43,7 @@ class Seat(NamedTuple):
 
 def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int]) -> list[Seat]:
     """Return everybody's place, in the audience's order."""
-    found = []
+    found: list[Seat] = []
     for turn, group in enumerate(audience.groups):
         shape = (Shape.POOL if len(group.members) > 1 else 0) | (Shape.ORDERED if audience.in_order else 0)
         for member in group.members:
