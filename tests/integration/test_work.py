@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from relay.queue.port import Holder
+from relay.queue.states import SubscriberState
 from tests.integration.work_site import Site, lent_site, report
+from tests.routes import wait_for
 
 STORES = pytest.mark.parametrize("medium", ["sqlite", "postgresql"])
 
@@ -18,7 +22,7 @@ def site(
     medium: str, request: pytest.FixtureRequest, tmp_path: Path, kafka: str, kafka_admin: AdminClient
 ) -> Iterator[Site]:
     url = f"sqlite:///{tmp_path}/shop.db" if medium == "sqlite" else request.getfixturevalue("postgres")
-    with lent_site(tmp_path, kafka, kafka_admin, url) as made:
+    with lent_site(tmp_path, kafka, kafka_admin, url, extra="tries = 3") as made:
         yield made
 
 
@@ -43,3 +47,121 @@ def test_a_process_that_dies_at_any_step_returns_exactly_what_was_not_done(site:
     assert done == {"work.taken": 0, "work.decided:5": 5}.get(point, 4)
     assert site.finish(app) == 0
     site.check(range(20))
+
+
+FAILING = """
+from relay import Unusable, subscriber
+
+@subscriber("orders", resource="shop")
+def book(message, db):
+    number = int(message.value)
+    db.execute("insert into effect (lane, number, attempt) values ({p}, {p}, {p})",
+               (message.lane.decode(), number, message.taken.ticket.attempt))
+    if number == 3 and message.failures < 2:
+        raise ValueError("canary-payload")
+    if number == 5:
+        raise Unusable("no such customer")
+    if number == 8:
+        raise SystemExit(3)
+"""
+
+
+@STORES
+def test_a_handler_that_raises_is_tried_again_in_its_lanes_order_and_then_told_unusable(site: Site) -> None:
+    site.put(range(14))
+
+    found = report(site.supervised(site.app(FAILING), "--concurrency", "3", "--until-idle", "0.5"))
+
+    done = [number for _, number in site.effects()]
+    assert sorted(done) == [number for number in range(14) if number not in {5, 8}]
+    assert done.index(3) < done.index(10), "the lane waits for its message"
+    assert (found["done"], found["unusable"]) == (12, 2)
+    store = site.store()
+    causes = {
+        view.id: view.subscribers[0].cause for view in map(store.view, range(1, 15)) if view is not None
+    }
+    store.close()
+    assert causes["5"] == "no such customer"
+    assert causes["8"] is not None
+    assert causes["8"].startswith("SystemExit in book")
+    assert b"canary-payload" not in site.said_by_all()
+
+
+ENDING = """
+import os, time
+from relay import subscriber
+
+@subscriber("orders", resource="shop")
+def book(message, db):
+    number = int(message.value)
+    db.execute("insert into effect (lane, number, attempt) values ({p}, {p}, {p})",
+               (message.lane.decode(), number, message.taken.ticket.attempt))
+    if number == 3:
+        END
+"""
+
+
+@pytest.mark.parametrize(
+    ("medium", "end"),
+    [("sqlite", "os._exit(9)"), ("postgresql", "os._exit(9)"), ("postgresql", "time.sleep(600)")],
+)
+def test_a_message_that_ends_or_hangs_its_process_is_found_and_told_unusable(site: Site, end: str) -> None:
+    site.put(range(14))
+    app = site.app(ENDING.replace("END", end))
+
+    codes = []
+    while not codes or codes[-1] != 0:
+        codes.append(site.finish(app, "--concurrency", "3", "--deadline", "1"))
+        assert len(codes) < 20
+
+    assert set(codes[:-1]) == ({9} if "exit" in end else {1})
+    done = [number for _, number in site.effects()]
+    assert sorted(done) == [number for number in range(14) if number != 3]
+    store = site.store()
+    view = store.view(4)
+    store.close()
+    assert view is not None
+    assert view.subscribers[0].cause is not None
+    assert "process" in view.subscribers[0].cause
+
+
+SLOW = """
+import time
+from relay import subscriber
+
+@subscriber("orders")
+def wait(message):
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize("medium", ["sqlite"])
+def test_a_signal_lets_running_handlers_end_and_gives_the_rest_back(site: Site) -> None:
+    site.put(range(40), lanes=40)
+    process = site.work(site.app(SLOW), "--concurrency", "2")
+    wait_for(lambda: site.states().get(SubscriberState.JOURNALLED, 0) >= 2, what="the first messages")
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 0
+    states = site.states()
+    assert set(states) == {SubscriberState.AVAILABLE, SubscriberState.JOURNALLED}
+    store = site.store()
+    assert store.holders() == []
+    store.close()
+
+
+@pytest.mark.parametrize("medium", ["postgresql"])
+def test_a_worker_that_vanishes_without_a_trace_is_given_up_after_its_lease(
+    site: Site, tmp_path: Path
+) -> None:
+    site.put(range(5))
+    store = site.store()
+    stranger = Holder(b"another-host-----", "ledger", 0, None)
+    store.enter(stranger)
+    assert len(store.take("ledger", stranger.id, 3, 1)) == 3
+    store.close()
+    site.path.write_text(site.path.read_text("utf-8").replace('lease = "60s"', 'lease = "2s"'), "utf-8")
+
+    assert site.finish(site.app(), "--concurrency", "2") == 0
+    site.check(range(5))

@@ -126,6 +126,10 @@ retry_max = "1s"
         self.processes.append(process)
         return process
 
+    def said_by_all(self) -> bytes:
+        """Return what processes without a supervisor have said."""
+        return b"".join(path.read_bytes() for path in self.folder.glob("said-*"))
+
     def close(self) -> None:
         for process in self.processes:
             if process.poll() is None:
