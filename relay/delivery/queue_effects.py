@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from relay.delivery.queue_mapping import Putting
 from relay.delivery.table import RowFault
 from relay.message.errors import MessageRejected
-from relay.queue.message import Audience, MessageView, NewMessage
+from relay.queue.message import Audience, NewMessage
 from relay.queue.modes import Balance, pooled
-from relay.queue.port import Filter, QueueStore, Refused
+from relay.queue.port import QueueStore, Refused
 from relay.queue.settings import QueueSettings
-from relay.queue.states import PublisherState
+from relay.queue.withholding import reveal_kept
 from relay.run import clock
-
-_REVEALED_AT_ONCE: Final = 1000
 
 
 @dataclass(slots=True)
@@ -73,7 +71,7 @@ class QueueEffect:
         audience = self._balanced()
         resumed = dict(self._publishers.resumed)
         for publisher in resumed:
-            self._reveal_kept(publisher, now)
+            reveal_kept(self._store, publisher, now)
         self._publishers.written = resumed
         ready = [_timed(row, now, self._queue.ttl_ms, audience) for row in rows]
         try:
@@ -89,19 +87,6 @@ class QueueEffect:
         if self._balance.is_wanted and self._balance.seen(self._store.waiting()):
             return pooled(self._queue.audience)
         return None
-
-    def _reveal_kept(self, publisher: str, now: int) -> None:
-        """Reveal what was put while the publisher was held, in its order, before what comes now."""
-        after = 0
-        chosen = Filter(state=PublisherState.PUT, publisher=publisher)
-        while found := self._store.find(chosen, after=after, limit=_REVEALED_AT_ONCE):
-            self._store.reveal([view.handle for view in found if waits_for_word(view)], now)
-            after = found[-1].handle
-
-
-def waits_for_word(view: MessageView) -> bool:
-    """Whether a message that is PUT waits for neither a time nor an attempt, only for somebody's word."""
-    return view.state is PublisherState.PUT and view.attempt is None and view.reveal_at is None
 
 
 def _timed(row: Putting, now: int, longest_ms: int | None, audience: Audience | None) -> NewMessage:

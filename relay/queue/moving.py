@@ -44,6 +44,7 @@ def cut_over(source: QueueStore, target: QueueStore, progress: Callable[[int], N
     source.retire()
     crash_point("move.retired")
     done = Copied()
+    target.adopt([], uuid=source.uuid)
     for outcomes in _outcomes(source):
         target.adopt([], uuid=source.uuid, outcomes=outcomes)
         done.outcomes += len(outcomes)

@@ -1,0 +1,103 @@
+"""Words that several commands of queues share: who asks and why, and which messages are meant."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from datetime import datetime
+from typing import Annotated, TypeVar
+
+import typer
+
+from relay.message.errors import ConfigError
+from relay.queue.port import Filter
+from relay.queue.states import PublisherState, SubscriberState
+from relay.run import clock
+from relay.run.faults import Wrong
+from relay.run.quantities import duration
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="A queue of the configuration.")]
+QueueOption = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the record.")]
+WhoOption = Annotated[str | None, typer.Option("--who", metavar="NAME", help="Who asks; default USER@HOST.")]
+StateOption = Annotated[
+    str | None, typer.Option("--state", metavar="STATE", help="The publisher's state, such as REVEALED.")
+]
+SubscriberOption = Annotated[str | None, typer.Option("--subscriber", metavar="NAME", help="A subscriber.")]
+SubscriberStateOption = Annotated[
+    str | None, typer.Option("--is", metavar="STATE", help="That subscriber's state, such as AVAILABLE.")
+]
+UnusableOption = Annotated[bool, typer.Option("--unusable", help="Only what a subscriber found unusable.")]
+PublisherOption = Annotated[str | None, typer.Option("--publisher", metavar="SOURCE", help="A publisher.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="WHEN", help='Put since then: "2h" ago or a time with its zone.')
+]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Put until then, likewise.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How many at most.")]
+AfterOption = Annotated[int, typer.Option("--after", min=0, metavar="HANDLE", help="Only handles above this one.")]
+
+S = TypeVar("S", PublisherState, SubscriberState)
+
+
+def me() -> str:
+    """Return who runs the command."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def moment(given: str | None, option: str) -> int | None:
+    """Return wall milliseconds of a duration before now, or of a time with its zone."""
+    if given is None:
+        return None
+    try:
+        return clock.wall_ms() - round(duration(given) * 1000)
+    except Wrong:
+        pass
+    try:
+        found = datetime.fromisoformat(given)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise ConfigError(f'{option} = {given!r}: not a time; write a duration such as "2h" or 2026-11-21T10:00:00Z')
+    return int(found.timestamp() * 1000)
+
+
+def filter_of(
+    *,
+    state: str | None = None,
+    subscriber: str | None = None,
+    subscriber_state: str | None = None,
+    unusable: bool = False,
+    publisher: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+) -> Filter:
+    """Return the filter that options describe."""
+    if subscriber_state is not None and subscriber is None:
+        raise ConfigError("--is needs --subscriber: say whose state is meant")
+    return Filter(
+        state=None if state is None else _state(PublisherState, state, "--state"),
+        subscriber=subscriber,
+        subscriber_state=None if subscriber_state is None else _state(SubscriberState, subscriber_state, "--is"),
+        unusable=unusable,
+        publisher=publisher,
+        since=moment(since, "--since"),
+        until=moment(until, "--until"),
+    )
+
+
+def described(chosen: Filter) -> str:
+    """Return a filter in words, for the audit record."""
+    words = [
+        f"{name}={value.name if isinstance(value, PublisherState | SubscriberState) else value}"
+        for name in ("state", "subscriber", "subscriber_state", "unusable", "publisher", "since", "until")
+        if (value := getattr(chosen, name)) not in (None, False)
+    ]
+    return " ".join(words) or "all"
+
+
+def _state(kind: type[S], name: str, option: str) -> S:
+    try:
+        return kind[name.upper()]
+    except KeyError:
+        known = ", ".join(state.name for state in kind)
+        raise ConfigError(f"{option} = {name!r}: no such state; give one of {known}") from None

@@ -1,0 +1,114 @@
+"""``relay journal``: what is over, in the queue and in the archive, and the archive's periods."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relay.cli.choosing import AfterOption, LimitOption, QueueArgument, QueueOption, WhoOption, me
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.message.errors import CheckFailed
+from relay.queue import journal
+from relay.queue.port import Filter
+from relay.queue.states import PublisherState
+from relay.run import clock
+from relay.run.config import load
+from relay.run.logging import text
+from relay.run.queue_desk import QueueDesk
+from relay.run.queue_upkeep import archive, archive_folder
+from relay.run.queue_views import message_row
+from relay.run.queues import queue_of
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+ArchivedOption = Annotated[bool, typer.Option("--archived", help="What has left the queue, from this host's files.")]
+
+
+@app.command("list")
+def list_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    *,
+    archived: ArchivedOption = False,
+    after: AfterOption = 0,
+    limit: LimitOption = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List what is JOURNALLED, still in the queue or archived."""
+    loaded = load(Path(config))
+    if archived:
+        folder = archive_folder(loaded)
+        found = (one for one in journal.read(folder, queue_of(loaded, queue).name) if one["handle"] > after)
+        rows: list[dict[str, Any]] = [_shown(one) for one in islice(found, limit)]
+    else:
+        with QueueDesk(loaded, me()) as desk:
+            views = desk.store(queue).find(Filter(state=PublisherState.JOURNALLED), after=after, limit=limit)
+        rows = [message_row(queue, view) for view in views]
+    if as_json:
+        print_json({"queue": queue, "archived": archived, "messages": rows})
+    else:
+        columns = ("handle", "publisher", "id", "state", "journalled_at")
+        print_table(columns, [[row[name] for name in columns] for row in rows])
+
+
+@app.command("show")
+def show_command(config: ConfigArgument, *, queue: QueueOption = None, as_json: JsonOption = False) -> None:
+    """Show what each queue retains and which periods are archived on this host."""
+    loaded = load(Path(config))
+    rows: list[dict[str, Any]] = []
+    with QueueDesk(loaded, me()) as desk:
+        for name in desk.names(queue):
+            given = loaded.queues[name]
+            files = sorted(archive_folder(loaded).glob(f"{name}.*.avro"))
+            counts, _ = desk.store(name).counts()
+            rows.append(
+                {
+                    "queue": name,
+                    "retain": given.retain.model_dump(),
+                    "archive": given.archive,
+                    "journalled": counts.get(PublisherState.JOURNALLED, 0),
+                    "periods": sorted({path.name.split(".")[-3] for path in files}),
+                    "bytes": sum(path.stat().st_size for path in files),
+                }
+            )
+    if as_json:
+        print_json({"queues": rows})
+        return
+    for row in rows:
+        kept = ", ".join(f"{name} {value}" for name, value in row["retain"].items() if value is not None) or "for ever"
+        print_line(f"{row['queue']}: {row['journalled']} journalled, retained {kept}, archive {row['archive']}")
+        print_line(f"  periods: {', '.join(row['periods']) or 'none'} ({row['bytes']} bytes)")
+
+
+@app.command("archive")
+def archive_command(
+    config: ConfigArgument, *, queue: QueueOption = None, who: WhoOption = None, as_json: JsonOption = False
+) -> None:
+    """Let go now of what is past the retention; workers do it by themselves."""
+    loaded = load(Path(config))
+    rows: list[dict[str, Any]] = []
+    with QueueDesk(loaded, who or me()) as desk:
+        for name in desk.names(queue):
+            messages = 0
+            files: set[str] = set()
+            try:
+                while (done := archive(desk.store(name), loaded, clock.wall_ms())).messages:
+                    messages += done.messages
+                    files.update(path.name for path in done.files)
+            except OSError as error:
+                where = archive_folder(loaded)
+                raise CheckFailed(f"{where} cannot be written ({error.strerror}); nothing unwritten was trimmed") from None
+            rows.append({"queue": name, "messages": messages, "files": sorted(files)})
+    if as_json:
+        print_json({"queues": rows})
+    else:
+        for row in rows:
+            print_line(f"{row['queue']}: {row['messages']} messages, {len(row['files'])} files")
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    """Return an archived message without its payload."""
+    hidden = ("key", "value", "headers", "lane")
+    return {name: text(value) if isinstance(value, str) else value for name, value in record.items() if name not in hidden}

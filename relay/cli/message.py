@@ -1,0 +1,311 @@
+"""``relay message``: look at messages without altering them, and say what is to become of one, of some, or of all chosen."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relay.cli.choosing import (
+    AfterOption,
+    LimitOption,
+    PublisherOption,
+    QueueArgument,
+    ReasonOption,
+    SinceOption,
+    StateOption,
+    SubscriberOption,
+    SubscriberStateOption,
+    UntilOption,
+    UnusableOption,
+    WhoOption,
+    described,
+    filter_of,
+    me,
+)
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.message.errors import CheckFailed, ConfigError
+from relay.queue.message import MessageView
+from relay.queue.redriving import Redriven, chosen, redrive
+from relay.run import clock
+from relay.run.config import load
+from relay.run.pacing import Pace
+from relay.run.queue_desk import QueueDesk
+from relay.run.queue_tracing import trace
+from relay.run.queue_views import message_row, timeline
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", help="The message's handle in that queue.")]
+HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE...", help="Handles in that queue.")]
+ToOption = Annotated[list[str] | None, typer.Option("--to", metavar="SUBSCRIBER", help="Only to these.")]
+
+
+@app.command("list")
+def list_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    *,
+    state: StateOption = None,
+    subscriber: SubscriberOption = None,
+    subscriber_state: SubscriberStateOption = None,
+    unusable: UnusableOption = False,
+    publisher: PublisherOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    after: AfterOption = 0,
+    limit: LimitOption = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List messages with their states, by handle."""
+    wanted = filter_of(
+        state=state, subscriber=subscriber, subscriber_state=subscriber_state, unusable=unusable,
+        publisher=publisher, since=since, until=until,
+    )  # fmt: skip
+    with QueueDesk(load(Path(config)), me()) as desk:
+        views = desk.store(queue).find(wanted, after=after, limit=limit)
+    rows = [message_row(queue, view) for view in views]
+    if as_json:
+        print_json({"queue": queue, "messages": rows, "next": views[-1].handle if len(views) == limit else None})
+        return
+    print_table(("handle", "publisher", "id", "state", "subscribers"), [_line(row) for row in rows])
+    if len(views) == limit:
+        print_line(f"more: --after {views[-1].handle}")
+
+
+@app.command("show")
+def show_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handle: HandleArgument,
+    *,
+    value: Annotated[bool, typer.Option("--value", help="Also key, value and headers, as base64.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one message and its states with their times; exit 1 if there is none."""
+    with QueueDesk(load(Path(config)), me()) as desk:
+        view = _view(desk, queue, handle, value=value)
+    row = message_row(queue, view, value=value)
+    if as_json:
+        print_json({**row, "timeline": [{"at": at, "who": who, "state": name} for at, who, name in timeline(view)]})
+        return
+    for name, found in row.items():
+        if name not in ("subscribers", "headers") and found not in (None, []):
+            print_line(f"{name}: {found}")
+    for one in row["subscribers"]:
+        cause = f": {one['cause']}" if one["cause"] else ""
+        print_line(f"{one['subscriber']} ({one['group']}): {one['state']}, attempt {one['attempt']}{cause}")
+    _print_timeline(view)
+
+
+@app.command("trace")
+def trace_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handle: HandleArgument,
+    *,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Messages of each queue to look through for children.")] = 10_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a message was made from and what was made from it, over all queues, each with its times."""
+    with QueueDesk(load(Path(config)), me()) as desk:
+        _view(desk, queue, handle)
+        found = trace(desk, queue, handle, limit)
+    if as_json:
+        print_json(
+            [
+                {"queue": name, "handle": number, "generation": generation, "gone": view is None,
+                 "message": None if view is None else message_row(name, view)}
+                for name, view, number, generation in found
+            ]
+        )  # fmt: skip
+        return
+    for name, view, number, generation in found:
+        kin = "itself" if generation == 0 else f"{'parent' if generation < 0 else 'child'} {abs(generation)}"
+        print_line(f"{name}/{number} ({kin}): {'gone from its queue' if view is None else view.state.name}")
+        if view is not None:
+            _print_timeline(view)
+
+
+@app.command("priority")
+def priority_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handles: HandlesArgument,
+    *,
+    to: Annotated[int, typer.Option("--to", min=0, max=9, help="0 is the lowest, 9 goes first.")],
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the priority of messages that wait; it orders lanes, never the messages inside one."""
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        answers = desk.store(queue).prioritise(handles, to)
+        _end(desk, queue, f"priority {to}", handles, answers, reason, as_json=as_json)
+
+
+@app.command("reveal")
+def reveal_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handles: HandlesArgument,
+    *,
+    to: ToOption = None,
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Reveal messages that are PUT without waiting for their delay, to all of their audience or to some."""
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        answers = desk.store(queue).reveal(handles, clock.wall_ms(), to)
+        _end(desk, queue, "reveal", handles, answers, reason, as_json=as_json)
+
+
+@app.command("withdraw")
+def withdraw_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handles: HandlesArgument,
+    *,
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make messages UNAVAILABLE to everybody who has not taken them; they stay readable."""
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        answers = desk.store(queue).withdraw(handles, clock.wall_ms())
+        _end(desk, queue, "withdraw", handles, answers, reason, as_json=as_json)
+
+
+@app.command("expire")
+def expire_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handles: HandlesArgument,
+    *,
+    subscriber: SubscriberOption = None,
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let messages be EXPIRED now, for one subscriber or for all that have not taken them."""
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        answers = desk.store(queue).expire_now(handles, clock.wall_ms(), subscriber)
+        _end(desk, queue, "expire", handles, answers, reason, as_json=as_json)
+
+
+@app.command("edit")
+def edit_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handle: HandleArgument,
+    *,
+    value: Annotated[Path, typer.Option("--value", metavar="FILE", help="The file with the new value.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the record; needed.")],
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace the value of a message that nobody has taken yet; who and why stay with the message."""
+    try:
+        content = value.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--value {value}: the file cannot be read ({error.strerror}); correct the path") from None
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        done = desk.store(queue).edit(handle, content, desk.who, reason, clock.wall_ms())
+        _end(desk, queue, "edit", [handle], [done], reason, as_json=as_json)
+
+
+@app.command("redrive")
+def redrive_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    handles: Annotated[list[int] | None, typer.Argument(metavar="[HANDLE...]", help="Only these.")] = None,
+    *,
+    subscriber: SubscriberOption = None,
+    publisher: PublisherOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitOption = 100_000,
+    rate: Annotated[float, typer.Option("--rate", min=0, help="Messages a second at most; 0: no bound.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and do nothing.")] = False,
+    even_done: Annotated[
+        bool, typer.Option("--even-done", help="Also what the subscriber was DONE with: a new effect. Needs handles.")
+    ] = False,
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give UNUSABLE messages to their subscribers again: the handles given, or all that the filter chooses."""
+    wanted = filter_of(unusable=True, subscriber=subscriber, publisher=publisher, since=since, until=until)
+    pace = Pace(rate)
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        store = desk.store(queue)
+        if even_done:
+            done = _again(desk, queue, handles, subscriber, dry_run=dry_run)
+        else:
+            views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
+            done = list(redrive(store, views, subscriber, dry_run=dry_run, pace=pace.wait, now=clock.wall_ms))
+        count = sum(one.done for one in done)
+        if count:
+            desk.audit(queue, "redrive", count, _named(handles) if handles else described(wanted), reason)
+    if as_json:
+        print_json({"queue": queue, "dry_run": dry_run, "redriven": count, "messages": [one._asdict() for one in done]})
+        return
+    print_table(("handle", "publisher", "id", "subscriber", "cause"), [one[:5] for one in done])
+    print_line(f"{len(done)} would be redriven" if dry_run else f"{count} of {len(done)} redriven")
+
+
+def _again(
+    desk: QueueDesk, queue: str, handles: list[int] | None, subscriber: str | None, *, dry_run: bool
+) -> list[Redriven]:
+    if not handles or subscriber is None:
+        raise ConfigError("--even-done repeats an effect, so it needs HANDLE... and --subscriber: no filter chooses for it")
+    found = []
+    for handle in handles:
+        view = _view(desk, queue, handle)
+        done = not dry_run and desk.store(queue).republish(handle, subscriber, clock.wall_ms(), even_done=True)
+        found.append(Redriven(handle, view.publisher, view.id, subscriber, None, done))
+    return found
+
+
+def _view(desk: QueueDesk, queue: str, handle: int, *, value: bool = False) -> MessageView:
+    view = desk.store(queue).view(handle, value=value)
+    if view is None:
+        raise CheckFailed(f"queue {queue!r} has no message {handle}: it was trimmed, or never put; see `relay journal list`")
+    return view
+
+
+def _end(
+    desk: QueueDesk, queue: str, action: str, handles: list[int], answers: list[bool], reason: str, *, as_json: bool
+) -> None:
+    """Record what was done and say it; exit 1 if a message's state did not allow it."""
+    changed = sum(answers)
+    if changed:
+        desk.audit(queue, action, changed, _named(handles), reason)
+    refused = [handle for handle, done in zip(handles, answers, strict=True) if not done]
+    if as_json:
+        print_json({"queue": queue, "action": action, "changed": changed, "refused": refused})
+    else:
+        print_line(f"{action}: {changed} of {len(handles)}")
+        if refused:
+            print_line(f"not in a state for it: {_named(refused)}; see `relay message show`", style="yellow")
+    raise typer.Exit(1 if refused else 0)
+
+
+def _named(handles: list[int]) -> str:
+    shown = " ".join(str(handle) for handle in handles[:20])
+    return f"handles {shown}" + (f" and {len(handles) - 20} more" if len(handles) > 20 else "")
+
+
+def _line(row: dict[str, Any]) -> tuple[object, ...]:
+    states = ", ".join(f"{one['subscriber']} {one['state']}" for one in row["subscribers"])
+    return row["handle"], row["publisher"], row["id"], row["state"], states
+
+
+def _print_timeline(view: MessageView) -> None:
+    for at, who, state in timeline(view):
+        shown = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
+        print_line(f"  {shown}  {who}: {state}")
+
+

@@ -1,0 +1,100 @@
+"""``relay publisher``: who has put messages into which queue, and whose messages are to stay unrevealed for now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.message.errors import ConfigError
+from relay.queue.desired import Kind, Wanted
+from relay.queue.withholding import reveal_kept
+from relay.run import clock
+from relay.run.config import load
+from relay.run.queue_desk import QueueDesk
+from relay.run.queue_views import publishers, wish_row
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="The publisher: ce_source of its messages.")]
+MESSAGES_MAX: Final = 100_000
+
+
+@app.command("list")
+def list_command(
+    config: ConfigArgument,
+    *,
+    queue: QueueOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Messages to look through, oldest first.")] = MESSAGES_MAX,
+    as_json: JsonOption = False,
+) -> None:
+    """List the publishers of the messages that a queue has, and those something was said about."""
+    rows: list[dict[str, Any]] = []
+    whole = True
+    with QueueDesk(load(Path(config)), me()) as desk:
+        for name in desk.names(queue):
+            found, complete = publishers(desk.store(name), desk.desired, limit)
+            rows += found
+            whole = whole and complete
+    if as_json:
+        print_json({"publishers": rows, "complete": whole})
+        return
+    print_table(
+        ("queue", "publisher", "wanted", "messages"),
+        [
+            (
+                row["queue"],
+                row["publisher"],
+                row["wanted"].lower(),
+                ", ".join(f"{count} {state}" for state, count in row["messages"].items()),
+            )
+            for row in rows
+        ],
+    )
+    if not whole:
+        print_line(f"note: only the first {limit} messages of a queue were looked through", style="yellow")
+
+
+@app.command("pause")
+def pause_command(
+    config: ConfigArgument,
+    source: SourceArgument,
+    *,
+    queue: QueueOption = None,
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep what it publishes from now on PUT: nobody sees it before the publisher is resumed."""
+    _wish(config, source, queue, Wanted.PAUSE, reason, who, as_json=as_json)
+
+
+@app.command("resume")
+def resume_command(
+    config: ConfigArgument,
+    source: SourceArgument,
+    *,
+    queue: QueueOption = None,
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Reveal what was kept, in its order, and let the publisher go on."""
+    _wish(config, source, queue, Wanted.RUN, reason, who, as_json=as_json)
+
+
+def _wish(config: str, source: str, queue: str | None, wanted: Wanted, reason: str, who: str | None, *, as_json: bool) -> None:
+    if not source:
+        raise ConfigError("SOURCE is empty; give the ce_source of the publisher's messages")
+    revealed = 0
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        wishes = [desk.wish(Kind.PUBLISHER, name, source, wanted, reason) for name in desk.names(queue)]
+        if wanted is Wanted.RUN:
+            revealed = sum(reveal_kept(desk.store(wish.subject.queue), source, clock.wall_ms()) for wish in wishes)
+    if as_json:
+        print_json({"wishes": [wish_row(wish) for wish in wishes], "revealed": revealed})
+    else:
+        for wish in wishes:
+            print_line(f"publisher {source} in queue {wish.subject.queue}: {wanted.value.lower()}")

@@ -1,0 +1,184 @@
+"""``relay queue``: see every queue, stop and start it, empty it, move it; from any machine that reaches the brokers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from relay.cli.choosing import (
+    PublisherOption,
+    QueueArgument,
+    ReasonOption,
+    SinceOption,
+    UntilOption,
+    WhoOption,
+    described,
+    filter_of,
+    me,
+)
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.message.errors import CheckFailed, RelayError
+from relay.queue.desired import Kind, Wanted
+from relay.queue.states import PublisherState
+from relay.run import clock
+from relay.run.config import load
+from relay.run.queue_desk import QueueDesk
+from relay.run.queue_moving import move_queue
+from relay.run.queue_purging import purge
+from relay.run.queue_views import queue_row, settings_row, wish_row
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+_COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "workers")
+_TAKEN: Final = ("GET", "FETCHED", "IN_PROCESS")
+
+
+@app.command("list")
+def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None:
+    """List the queues and what waits for whom; exit 3 if a store does not answer."""
+    loaded = load(Path(config))
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    with QueueDesk(loaded, me()) as desk:
+        for name in desk.names():
+            try:
+                rows.append(_row(desk, name))
+            except RelayError as error:
+                notes.append(f"queue {name}: {error}")
+    if as_json:
+        print_json({"relay": loaded.relay.name, "at": clock.wall_ms(), "ok": not notes, "queues": rows, "notes": notes})
+    else:
+        print_table(_COLUMNS, [line for row in rows for line in _lines(row)])
+        for note in notes:
+            print_line(f"note: {note}", style="yellow")
+    raise typer.Exit(3 if notes else 0)
+
+
+@app.command("show")
+def show_command(config: ConfigArgument, queue: QueueArgument, *, as_json: JsonOption = False) -> None:
+    """Show one queue: its settings, its counts, its workers, and what was wanted of it by whom."""
+    with QueueDesk(load(Path(config)), me()) as desk:
+        row = _row(desk, queue)
+        row["settings"] = settings_row(desk.config.queues[queue].settings())
+        row["workers"] = [
+            {"subscriber": one.subscriber, "id": one.id.hex(), "beats": one.beats, "decides": one.deciding}
+            for one in desk.store(queue).holders()
+        ]
+        row["wishes"] = [wish_row(wish) for kind in Kind for wish in desk.desired.of(kind, queue)]
+        row["audit"] = [one._asdict() for one in desk.desired.audits if one.queue == queue]
+    if as_json:
+        print_json(row)
+    else:
+        _print(row)
+
+
+@app.command("pause")
+def pause_command(
+    config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
+) -> None:
+    """Let nobody take messages; publishers still put."""
+    _wish(config, queue, Wanted.PAUSE, reason, who, as_json=as_json)
+
+
+@app.command("drain")
+def drain_command(
+    config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
+) -> None:
+    """Let nothing new in; subscribers go on until it is empty. Routes wait at their positions."""
+    _wish(config, queue, Wanted.DRAIN, reason, who, as_json=as_json)
+
+
+@app.command("resume")
+def resume_command(
+    config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
+) -> None:
+    """Let everything go on."""
+    _wish(config, queue, Wanted.RUN, reason, who, as_json=as_json)
+
+
+@app.command("purge")
+def purge_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    *,
+    publisher: PublisherOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Really.")] = False,
+    reason: ReasonOption = "",
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make what waits UNAVAILABLE, all or what is chosen; it stays readable. What a worker has may end."""
+    if not (yes or dry_run):
+        raise CheckFailed("purging takes messages from every subscriber: give --yes, or --dry-run to see how many")
+    chosen = filter_of(publisher=publisher, since=since, until=until)
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        store = desk.store(queue)
+        count = purge(store, chosen, clock.wall_ms(), dry_run=dry_run)
+        if not dry_run:
+            desk.audit(queue, "purge", count, described(chosen), reason)
+    if as_json:
+        print_json({"queue": queue, "chosen": described(chosen), "messages": count, "dry_run": dry_run})
+    else:
+        print_line(f"{count} messages {'would become' if dry_run else 'are'} {PublisherState.UNAVAILABLE.name}")
+
+
+@app.command("migrate")
+def migrate_command(
+    config: ConfigArgument,
+    queue: QueueArgument,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="STORE", help="The new store, as `store` in the configuration.")],
+    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds for workers to give back what they have.")] = 10.0,
+    who: WhoOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move a queue to another store while it is in use; killed at any step, run it again."""
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        done = move_queue(desk, queue, to, wait_s=wait, tell=lambda text: None if as_json else print_line(text))
+    if as_json:
+        print_json(done)
+    else:
+        print_line(f"queue {queue} lies in {to} now; write store = {to!r} into the configuration", style="green")
+
+
+def _wish(config: str, queue: str, wanted: Wanted, reason: str, who: str | None, *, as_json: bool) -> None:
+    with QueueDesk(load(Path(config)), who or me()) as desk:
+        wish = desk.wish(Kind.QUEUE, queue, "", wanted, reason)
+    if as_json:
+        print_json(wish_row(wish))
+    else:
+        print_line(f"queue {queue}: {wanted.value.lower()}; obeyed within a second wherever the relay runs")
+
+
+def _row(desk: QueueDesk, queue: str) -> dict[str, Any]:
+    store = desk.store(queue)
+    return queue_row(store, desk.desired.store_of(queue, desk.config.queues[queue].store), desk.desired)
+
+
+def _lines(row: dict[str, Any]) -> list[tuple[object, ...]]:
+    head = (row["queue"], row["store"], row["wanted"].lower(), row["waiting"])
+    lines: list[tuple[object, ...]] = []
+    for one in row["subscribers"]:
+        states = one["states"]
+        name = one["subscriber"] + ("" if one["wanted"] == Wanted.RUN.value else f" ({one['wanted'].lower()})")
+        taken = sum(states.get(state, 0) for state in _TAKEN)
+        lines.append((*head, name, states.get("AVAILABLE", 0), taken, one["workers"]))
+        head = ("", "", "", "")
+    return lines
+
+
+def _print(row: dict[str, Any]) -> None:
+    print_table(_COLUMNS, _lines({**row}))
+    print_line(f"uuid {row['uuid']}")
+    for name, value in row["settings"].items():
+        print_line(f"{name}: {value}")
+    print_line("messages: " + ", ".join(f"{count} {state}" for state, count in row["messages"].items()))
+    for wish in row["wishes"]:
+        name = f" {wish['name']}" if wish["name"] else ""
+        print_line(f"{wish['kind']}{name}: {wish['wanted'].lower()}, said {wish['who']}: {wish['reason']}")
+    for one in row["audit"]:
+        print_line(f"{one['action']} of {one['changed']} by {one['who']}: {one['subject']} ({one['reason']})")
