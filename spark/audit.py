@@ -43,7 +43,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the JSON report here as well")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page with charts here")
     parser.add_argument(
-        "--shuffle-partitions", type=int, default=32, help="tasks of a shuffle (default: %(default)s)"
+        "--tasks", type=int, metavar="N", help="tasks of a shuffle (default: by the number of records)"
     )
     return parser.parse_args(arguments)
 
@@ -58,8 +58,7 @@ def _audit(options: Namespace) -> int:
             f"--route {unknown[0]}: there is no such route; there are: {', '.join(config.routes)}"
         )
     java = java_settings(config.kafka)
-    settings = {"spark__sql__shuffle__partitions": str(options.shuffle_partitions)}
-    spark = session.start("audit", options.master, **settings)
+    spark = session.start("audit", options.master)
     with (
         Topics(config.kafka, config.timing) as topics,
         Scan(config.kafka, config.timing, f"{config.relay.name}.verify") as scan,
@@ -68,7 +67,7 @@ def _audit(options: Namespace) -> int:
         sources = Sources(spark, java, Broker(spark, java), topics, scan)
         found = [
             RouteAudit(config, config.routes[name], sources, step).report(
-                allow_lag=options.allow_lag, window_s=options.window
+                allow_lag=options.allow_lag, window_s=options.window, tasks=options.tasks
             )
             for name in options.route or config.routes
         ]

@@ -12,21 +12,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.audit import readers, tables, units
+from relay.audit import readers
 from relay.audit.checker import EXAMPLES_MAX, Findings, Offender
 from relay.audit.evidence import Evidence
-from relay.audit.ledger import Outcome, Place
+from relay.audit.ledger import Place
 from relay.audit.verify import Offence, RouteReport
-from relay.capture.decisions import unit_of
 from relay.jobs import facts, judging
 from relay.jobs.facts import Ends, Rules
+from relay.jobs.outcomes import CaptureOutcomes
 from relay.jobs.records import Broker, Range, located, read
 from relay.jobs.session import reaching
 from relay.jobs.windows import Window, Windows, spread
 from relay.kafka.scan import Scan
 from relay.kafka.topics import TopicFacts, Topics
-from relay.message.envelope import ResourceName
-from relay.message.errors import ConfigError, RelayError
+from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord
 from relay.monitor import entries
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
 
 SMALL: Final = 500_000
 """So many digests (about 20 MB) are sent to every task instead of being shuffled."""
-CAPTURES_ASKED: Final = 10_000
+RECORDS_PER_TASK: Final = 500_000
+TASKS_MAX: Final = 4096
 _VERDICTS: Final = {
     **{verdict: ("lost", why, "log.pos") for verdict, why in judging.LOST_WORDS.items()},
     "in_doubt": ("in_doubt", "its delivery was begun and nothing says how it ended", "log.pos"),
@@ -99,7 +99,7 @@ class RouteAudit:
         self._config, self._route, self._sources = config, route, sources
         self._tell = step
         self._notes: list[str] = []
-        self._uuids: dict[str, str] = {}
+        self._records = 0
         self._outputs: list[LogPartition] = []
         self._partitions: list[LogPartition] = []
         self._facts = sources.topics.describe(self._names(), settings=False)
@@ -112,8 +112,10 @@ class RouteAudit:
         ids = {name: self._facts[name].topic_id for name in route.from_}
         self._rules = Rules(tuple(route.identity), route.order, ids)
 
-    def report(self, *, allow_lag: bool, window_s: int | None = None) -> WindowedReport:
-        """Read everything and conclude; counts are also given by window of ``window_s`` seconds (None: chosen)."""
+    def report(
+        self, *, allow_lag: bool, window_s: int | None = None, tasks: int | None = None
+    ) -> WindowedReport:
+        """Read everything and conclude; counts are also given by window of ``window_s`` seconds (None: chosen), shuffles have ``tasks`` (None: by the records)."""
         started = clock.monotonic()
         route, to = self._route, self._route.to
         if not isinstance(to, TopicDestination):
@@ -126,9 +128,10 @@ class RouteAudit:
             monitor = self._monitor(route.name)
             effects, dead, standing = self._before(monitor, to)
             log, lows, self._partitions = self._log()
+            self._sources.spark.conf.set("spark.sql.shuffle.partitions", str(tasks or self._tasks()))
             self._step("log")
             self._kept_log = self._kept(log, stack)
-            sides = self._decided(self._stores(stack), resolutions)
+            sides = self._decided(CaptureOutcomes(self._config, resolutions, stack))
             met = self._kept(judging.meet([*sides, judging.sided(effects, judging.EFFECT), dead]), stack)
             self._step("meeting of log and destination")
             standing = judging.Standing(
@@ -218,8 +221,9 @@ class RouteAudit:
         partitions = list(ranges)
         return facts.log_facts(self._read(ranges), partitions, self._rules), lows, partitions
 
-    def _decided(self, stores: Mapping[str, tables.Store], resolutions: Resolutions) -> list[DataFrame]:
+    def _decided(self, asked: CaptureOutcomes) -> list[DataFrame]:
         """Divide the messages by how their captures ended; each part is one side of the meeting."""
+        self._notes += asked.notes
         messages = self._kept_log.where(f"kind = {facts.MESSAGE}")
         markers = self._kept_log.where(f"kind in ({facts.COMMITTED}, {facts.ABORTED})")
         free = judging.sided(messages.where("capture is null"), judging.CAPTURED)
@@ -227,7 +231,7 @@ class RouteAudit:
             return [free]
         held = messages.where("capture is not null")
         marked = markers.groupBy("capture").agg({"kind": "min"}).withColumnRenamed("min(kind)", "marked")
-        outcomes = self._outcomes(held, marked, stores, resolutions)
+        outcomes = asked.of(held, marked)
         decided = held.join(marked, "capture", "left").join(outcomes, "capture", "left")
         ended = decided.selectExpr(
             "*", f"case when marked = {facts.COMMITTED} then 'committed' else outcome end as ended"
@@ -238,56 +242,6 @@ class RouteAudit:
             judging.sided(ended.where("ended = 'aborted'"), judging.TAKEN_BACK),
             judging.sided(ended.where("ended is null"), judging.UNDECIDED),
         ]
-
-    def _outcomes(
-        self, held: DataFrame, marked: DataFrame, stores: Mapping[str, tables.Store], resolutions: Resolutions
-    ) -> DataFrame:
-        """Decide the captures without a valid committed marker, as ``relay verify`` does: row, person, then hint."""
-        asked = (
-            held.groupBy("capture").agg({"resource": "min"}).withColumnRenamed("min(resource)", "resource")
-        )
-        unmarked = asked.join(marked, "capture", "left").where(
-            f"marked is null or marked <> {facts.COMMITTED}"
-        )
-        found: list[tuple[bytes, str | None]] = []
-        pending: list[Any] = []
-        for row in unmarked.toLocalIterator():
-            pending.append(row)
-            if len(pending) == CAPTURES_ASKED:
-                found += self._ask(pending, stores, resolutions)
-                pending = []
-        found += self._ask(pending, stores, resolutions)
-        return self._sources.spark.createDataFrame(found, "capture binary, outcome string")
-
-    def _ask(
-        self, rows: list[Any], stores: Mapping[str, tables.Store], resolutions: Resolutions
-    ) -> list[tuple[bytes, str | None]]:
-        by_resource: dict[str, list[bytes]] = {}
-        hinted: set[bytes] = set()
-        of_units: dict[bytes, ResourceName] = {}
-        for row in rows:
-            name = ResourceName.decode(bytes(row.resource or b""))
-            if name is None:
-                continue
-            if unit_of(name) is not None:
-                of_units[bytes(row.capture)] = name
-            elif name.name not in self._config.resources:
-                hinted |= {bytes(row.capture)} if row.marked == facts.ABORTED else set()
-            elif self._uuids.get(name.name) == name.uuid:
-                by_resource.setdefault(name.name, []).append(bytes(row.capture))
-        decided = units.outcomes(self._config, of_units)
-        for resource, captures in by_resource.items():
-            decided |= stores[resource].captures(captures)
-        ended = []
-        for row in rows:
-            capture = bytes(row.capture)
-            outcome = (
-                decided.get(capture)
-                or _told(resolutions, capture)
-                or (Outcome.ABORTED if capture in hinted else None)
-            )
-            ended.append((capture, outcome.value if outcome else None))
-        return ended
 
     def _entered(self, met: DataFrame, monitor: _Monitor) -> DataFrame | None:
         """Ask the monitor about what the log and the destination do not explain; None where that is nothing."""
@@ -437,20 +391,6 @@ class RouteAudit:
         obeyed = [one for one in said if one.told is Told.COMMIT and resolutions.is_obeyed(one)]
         return [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in obeyed]
 
-    def _stores(self, stack: ExitStack) -> dict[str, tables.Store]:
-        """Open every resource; one that is away leaves its captures undecided, which is said."""
-        stores: dict[str, tables.Store] = {}
-        for name, resource in self._config.resources.items():
-            try:
-                store = tables.open_store(name, resource)
-                stack.callback(store.close)
-                self._uuids[name] = store.uuid()
-            except RelayError as error:
-                self._notes.append(str(error))  # in doubt: what no marker decides stays undecided
-            else:
-                stores[name] = store
-        return stores
-
     def _names(self) -> list[str]:
         config, to = self._config, self._route.to
         own = [config.monitor_topic(self._route.name), config.deadletter_topic, config.control_topic]
@@ -469,8 +409,16 @@ class RouteAudit:
 
     def _read(self, ranges: Mapping[LogPartition, Range]) -> DataFrame:
         self._sources.broker.wait_until_stable(ranges)
+        self._records += sum(end - first for first, end in ranges.values())
         tasks = 2 * self._sources.spark.sparkContext.defaultParallelism
         return read(self._sources.spark, self._sources.java, ranges, tasks=tasks)
+
+    def _tasks(self) -> int:
+        """Return into how many tasks the meeting of log and destination is divided: some 40 MB of facts each."""
+        return min(
+            max(self._records // RECORDS_PER_TASK, self._sources.spark.sparkContext.defaultParallelism),
+            TASKS_MAX,
+        )
 
     def _kept(self, frame: DataFrame, stack: ExitStack) -> DataFrame:
         """Keep a frame that is asked several times on the executors' disks, until the report is made."""
@@ -479,10 +427,3 @@ class RouteAudit:
         kept = frame.persist(StorageLevel.DISK_ONLY)
         stack.callback(kept.unpersist)
         return kept
-
-
-def _told(resolutions: Resolutions, capture: bytes) -> Outcome | None:
-    resolution = resolutions.capture(capture)
-    if resolution is None or not resolutions.is_obeyed(resolution):
-        return None
-    return Outcome.COMMITTED if resolution.told is Told.COMMIT else Outcome.ABORTED

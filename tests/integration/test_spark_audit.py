@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run the job; return its exit code, its JSON report (empty if it gave none) and all that it said."""
-    job = spark.submission("audit", [*arguments, "--json", "--shuffle-partitions", "2"])
+    job = spark.submission("audit", [*arguments, "--json"])
     done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=300)
     start = done.stdout.find("{\n")
     report = json.loads(done.stdout[start:]) if start >= 0 else {}

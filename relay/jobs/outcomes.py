@@ -1,0 +1,93 @@
+"""Captures that no valid marker has committed: decided as ``relay verify`` decides them, by row, person, then hint."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.audit import tables, units
+from relay.audit.ledger import Outcome
+from relay.capture.decisions import unit_of
+from relay.jobs import facts
+from relay.message.envelope import ResourceName
+from relay.message.errors import RelayError
+from relay.monitor.resolution import Resolutions, Told
+from relay.run.config import RelayConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CAPTURES_ASKED: Final = 10_000
+
+
+class CaptureOutcomes:
+    """Asks the resources, the decisions of units and what persons said; ``notes`` names a resource that is away."""
+
+    def __init__(self, config: RelayConfig, resolutions: Resolutions, stack: ExitStack) -> None:
+        self._config = config
+        self._resolutions = resolutions
+        self._stores: dict[str, tables.Store] = {}
+        self._uuids: dict[str, str] = {}
+        self.notes: list[str] = []
+        for name, resource in config.resources.items():
+            try:
+                store = tables.open_store(name, resource)
+                stack.callback(store.close)
+                self._uuids[name] = store.uuid()
+            except RelayError as error:
+                self.notes.append(str(error))  # in doubt: what no marker decides stays undecided
+            else:
+                self._stores[name] = store
+
+    def of(self, held: DataFrame, marked: DataFrame) -> DataFrame:
+        """Decide the captures without a valid committed marker, as ``relay verify`` does: row, person, then hint."""
+        asked = (
+            held.groupBy("capture").agg({"resource": "min"}).withColumnRenamed("min(resource)", "resource")
+        )
+        unmarked = asked.join(marked, "capture", "left").where(
+            f"marked is null or marked <> {facts.COMMITTED}"
+        )
+        found: list[tuple[bytes, str | None]] = []
+        pending: list[Any] = []
+        for row in unmarked.toLocalIterator():
+            pending.append(row)
+            if len(pending) == CAPTURES_ASKED:
+                found += self._ask(pending)
+                pending = []
+        found += self._ask(pending)
+        return held.sparkSession.createDataFrame(found, "capture binary, outcome string")
+
+    def _ask(self, rows: list[Any]) -> list[tuple[bytes, str | None]]:
+        by_resource: dict[str, list[bytes]] = {}
+        hinted: set[bytes] = set()
+        of_units: dict[bytes, ResourceName] = {}
+        for row in rows:
+            name = ResourceName.decode(bytes(row.resource or b""))
+            if name is None:
+                continue
+            if unit_of(name) is not None:
+                of_units[bytes(row.capture)] = name
+            elif name.name not in self._config.resources:
+                hinted |= {bytes(row.capture)} if row.marked == facts.ABORTED else set()
+            elif self._uuids.get(name.name) == name.uuid:
+                by_resource.setdefault(name.name, []).append(bytes(row.capture))
+        decided = units.outcomes(self._config, of_units)
+        for resource, captures in by_resource.items():
+            decided |= self._stores[resource].captures(captures)
+        ended = []
+        for row in rows:
+            capture = bytes(row.capture)
+            outcome = (
+                decided.get(capture)
+                or _told(self._resolutions, capture)
+                or (Outcome.ABORTED if capture in hinted else None)
+            )
+            ended.append((capture, outcome.value if outcome else None))
+        return ended
+
+
+def _told(resolutions: Resolutions, capture: bytes) -> Outcome | None:
+    resolution = resolutions.capture(capture)
+    if resolution is None or not resolutions.is_obeyed(resolution):
+        return None
+    return Outcome.COMMITTED if resolution.told is Told.COMMIT else Outcome.ABORTED
