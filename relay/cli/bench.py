@@ -71,12 +71,27 @@ def _handlers(_services: LocalServices, messages: int) -> Row:
     return run(messages)
 
 
+def _queue_sqlite(_services: LocalServices, messages: int) -> Row:
+    from relay.bench.queue import run_sqlite  # noqa: PLC0415
+
+    return run_sqlite(messages)
+
+
+def _queue_postgres(services: LocalServices, messages: int) -> Row:
+    from relay.bench.queue import run_postgresql  # noqa: PLC0415
+
+    assert services.postgres is not None
+    return run_postgresql(services.postgres, messages)
+
+
 BENCHES: Final[dict[str, tuple[Callable[[LocalServices, int], Row], int]]] = {
     "topic": (_topic, 1_500_000),
     "table": (_table, 600_000),
     "capture": (_capture, 0),
     "dedup-restore": (_dedup_restore, 2_000_000),
     "recovery": (_recovery, 1_000_000),
+    "queue-sqlite": (_queue_sqlite, 100_000),
+    "queue-postgres": (_queue_postgres, 100_000),
     "handlers": (_handlers, 50_000),
     "spark-datasource": (_spark_datasource, 1_000_000),
     "spark-batch": (_spark_batch, 1_000_000),
