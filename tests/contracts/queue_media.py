@@ -23,7 +23,7 @@ LATER = NOW + 1_000
 HOLDER, OTHER = b"holder-1", b"holder-2"
 PARENT = Parent("inbound", 7, "clerk")
 """What every child of the tests was made from."""
-MEDIA = ["book", "sqlite", "postgresql"]
+MEDIA = ["book", "sqlite", "postgresql", "files"]
 """Every store there is; the book is the reference."""
 
 
@@ -56,6 +56,7 @@ def medium_of(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Medi
     urls = {
         "book": lambda: "book:",
         "sqlite": lambda: "sqlite:///queues.db",
+        "files": lambda: "files:///queues",
         "postgresql": lambda: str(request.getfixturevalue("queue_database")),
     }
     return Medium(name, urls[name](), tmp_path)

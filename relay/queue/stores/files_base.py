@@ -1,0 +1,348 @@
+"""A queue kept in files: memory holds the living messages' states, and each unit of writing is one frame of the log."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from relay.message.errors import InDoubt, RelayError, Retriable, Stopped
+from relay.message.schemas import UnknownRecord
+from relay.queue.port import Holder, Retired, StoreAway
+from relay.queue.settings import QueueSettings
+from relay.queue.stores.files_index import Index
+from relay.queue.stores.files_journal import Journal, Row
+from relay.queue.stores.files_log import Frame, LogFile, LogFiles, lock_directory, sync_directory
+from relay.queue.stores.files_message import At, Content, Kept
+from relay.queue.stores.files_record import HERE, Unit, bring, decode_content, decode_unit, message_of
+from relay.run import randomness
+
+JOURNAL_MESSAGES: Final = 8192
+"""So many messages that have ended stay in memory at most; then they go into a journal file together."""
+FOLLOW_BYTES: Final = 64 << 20
+"""A new log file follows when one has grown by this, or by twice what it began with if that is more."""
+SPARSE: Final = 4
+"""A log file of whose bytes less than one in so many is needed is copied from, and deleted."""
+_CHUNK: Final = 1000
+
+
+@dataclass
+class Pending:
+    """What a unit has changed so far, and how to take it back."""
+
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    arrived: dict[int, Kept] = field(default_factory=dict)
+    changed: dict[int, Kept] = field(default_factory=dict)
+    contents: dict[int, bytes] = field(default_factory=dict)
+    touched: set[int] = field(default_factory=set)
+    gone: list[int] = field(default_factory=list)
+    journals: set[int] = field(default_factory=set)
+    holders: dict[bytes, Holder] = field(default_factory=dict)
+    left: list[bytes] = field(default_factory=list)
+    outcomes: list[tuple[str, bool]] = field(default_factory=list)
+    other: bool = False
+
+    def anything(self) -> bool:
+        """Tell whether there is something to write."""
+        lists = self.changed, self.gone, self.journals, self.holders, self.left, self.outcomes
+        return self.other or any(lists)
+
+
+class FilesBase:
+    """One queue in a directory of its own, open in one process at a time."""
+
+    shared = False
+
+    def __init__(self, settings: QueueSettings, directory: Path) -> None:
+        self.settings = settings
+        new = not directory.exists()
+        directory.mkdir(parents=True, exist_ok=True)
+        if new:
+            sync_directory(directory.parent)
+        self._lock = lock_directory(directory, settings.name)
+        self.uuid = randomness.uuid_bytes().hex()
+        self._index = Index()
+        self._holders: dict[bytes, Holder] = {}
+        self._outcomes: dict[str, bool] = {}
+        self._last = 0
+        self._retired = False
+        self._pending: Pending | None = None
+        self._broken: RelayError | None = None
+        self._follow_at = FOLLOW_BYTES
+        self._journal = Journal(directory)
+        try:
+            self._log = LogFiles(directory)
+            self._read_back()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Let the directory go to whoever opens it next; once more: nothing happens."""
+        self._log.close()
+        self._journal.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # Reading the log back ---------------------------------------------------------------------------------------------
+
+    def _read_back(self) -> None:
+        if not self._log.files:
+            self._log.begin(self._write_all)
+        messages: dict[int, Kept] = {}
+        journals: dict[int, Sequence[int]] = {}
+        newest = self._log.newest
+        for frame in newest.frames():
+            self._apply(frame, messages, journals, str(newest.path))
+        # What a process wrote and died over may be in the kernel only, and is believed from now on.
+        newest.sync()
+        self._journal.own(journals)
+        for message in messages.values():
+            self._index.add(message)
+
+    def _apply(
+        self, frame: Frame, messages: dict[int, Kept], journals: dict[int, Sequence[int]], path: str
+    ) -> None:
+        try:
+            unit = decode_unit(frame.record)
+        except UnknownRecord as error:
+            raise Stopped(
+                f"{path} was written by another version ({error}): open the queue with that one"
+            ) from error
+        self.uuid, self._last, self._retired = unit["uuid"], unit["last"], unit["retired"]
+        arrived = {found["handle"]: found for found in unit["arrived"]}
+        for stand in unit["stands"]:
+            if stand["handle"] in arrived:
+                messages[stand["handle"]] = message_of(arrived[stand["handle"]], stand, frame.contents)
+            else:
+                bring(messages[stand["handle"]], stand, frame.contents)
+        for handle in unit["gone"]:
+            messages.pop(handle, None)
+        journals.update({found["number"]: found["dead"] for found in unit["journals"]})
+        for number in unit["dropped"]:
+            journals.pop(number, None)
+        self._holders.update({found["id"]: Holder(**found) for found in unit["holders"]})
+        for holder in unit["left"]:
+            self._holders.pop(holder, None)
+        self._outcomes.update({found["attempt"]: found["committed"] for found in unit["outcomes"]})
+
+    # Units of writing -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make what is called inside one unit; an exception takes all of it back."""
+        if self._pending is not None:
+            yield
+            return
+        self._pending = pending = Pending()
+        try:
+            yield
+            if pending.anything():
+                self._commit(pending)
+        except BaseException:
+            # Abort: nothing of it was promised. Whoever gets InDoubt from here opens the queue again and reads.
+            for undo in reversed(pending.undo):
+                undo()
+            raise
+        finally:
+            self._pending = None
+        self._tidy()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Pending]:
+        """Begin what a method writes, in the open unit or one of its own."""
+        with self.transaction():
+            if self._retired:
+                raise Retired(f"queue {self.settings.name!r} has moved to another store: write there")
+            self._guard()
+            assert self._pending is not None
+            yield self._pending
+
+    def _guard(self) -> None:
+        if self._broken is not None:
+            raise StoreAway(f"queue {self.settings.name!r} must be opened again: {self._broken}")
+
+    def _commit(self, pending: Pending) -> None:
+        contents, offset = [], 0
+        for handle, content in pending.contents.items():
+            pending.changed[handle].at = At(HERE, offset, len(content))
+            contents.append(content)
+            offset += len(content)
+        here = self._index.messages
+        journals = {number: sorted(self._journal.files[number].dead) for number in pending.journals}
+        emptied = [
+            number for number, dead in journals.items() if len(dead) == self._journal.files[number].count
+        ]
+        unit = Unit(
+            uuid=self.uuid,
+            last=self._last,
+            retired=self._retired,
+            arrived=[message for handle, message in pending.arrived.items() if handle in here],
+            stands=[message for handle, message in pending.changed.items() if handle in here],
+            gone=pending.gone,
+            journals=[(number, dead) for number, dead in journals.items() if number not in emptied],
+            dropped=emptied,
+            holders=list(pending.holders.values()),
+            left=pending.left,
+            outcomes=pending.outcomes,
+        )
+        begin = self._append(self._log.newest, unit, b"".join(contents))
+        for handle in pending.contents:
+            at = pending.changed[handle].at
+            pending.changed[handle].at = At(begin.file, begin.offset + at.offset, at.length)
+        for number in emptied:
+            self._journal.forget(number)
+
+    def _append(self, file: LogFile, unit: Unit, contents: bytes) -> At:
+        try:
+            return file.append(unit.encode(), contents)
+        except (StoreAway, InDoubt) as error:
+            # Stop: what lies at the end of the file is known only once it was read again.
+            self._broken = error
+            raise
+
+    # What methods do inside a unit --------------------------------------------------------------------------------
+
+    def _touch(self, message: Kept) -> Kept:
+        """Say that a message is about to change."""
+        pending = self._pending
+        assert pending is not None
+        if message.handle not in pending.touched:
+            pending.touched.add(message.handle)
+            restore = message.keep()
+
+            def undo() -> None:
+                restore()
+                self._index.add(message)
+
+            pending.undo.append(undo)
+        return message
+
+    def _changed(self, message: Kept) -> None:
+        """Say that a message has changed."""
+        assert self._pending is not None
+        self._pending.changed[message.handle] = message
+        self._index.derive(message)
+
+    def _add(self, message: Kept, content: bytes) -> None:
+        """Take in a message that is new to memory."""
+        pending = self._pending
+        assert pending is not None
+        self._index.add(message)
+        pending.undo.append(lambda: self._index.forget(message))
+        pending.touched.add(message.handle)
+        pending.gone = [handle for handle in pending.gone if handle != message.handle]
+        pending.arrived[message.handle] = pending.changed[message.handle] = message
+        pending.contents[message.handle] = content
+
+    def _remove(self, message: Kept) -> None:
+        """Let a message go from memory."""
+        assert self._pending is not None
+        self._index.forget(message)
+        self._pending.undo.append(lambda: self._index.add(message))
+        self._pending.contents.pop(message.handle, None)
+        self._pending.gone.append(message.handle)
+
+    def _bury(self, number: int, row: Row) -> None:
+        """Let a message go from its journal file."""
+        assert self._pending is not None
+        self._journal.bury(number, row)
+        self._pending.undo.append(lambda: self._journal.raise_again(number, row))
+        self._pending.journals.add(number)
+
+    def _give_handle(self) -> int:
+        # A unit that is taken back leaves a gap: so no handle ever means two messages.
+        self._last += 1
+        return self._last
+
+    def _content(self, message: Kept) -> Content:
+        raw = self._pending.contents.get(message.handle) if self._pending else None
+        return decode_content(self._log.read(message.at) if raw is None else raw, f"message {message.handle}")
+
+    def _messages(self, handles: Sequence[int]) -> list[Kept | None]:
+        return [self._index.messages.get(handle) for handle in handles]
+
+    # What keeps the files small -----------------------------------------------------------------------------------
+
+    def _tidy(self) -> None:
+        """Move what has ended to the journal and let a new log file follow, when it is time.
+
+        What was written before is safe whatever happens here: without room it is tried again later.
+        """
+        if self._broken is not None or self._retired:
+            return
+        try:
+            if len(self._index.ended) >= JOURNAL_MESSAGES:
+                self._journal_ended()
+            if self._log.grown() >= max(self._follow_at, 2 * self._log.begun_at):
+                self._follow()
+                self._follow_at = FOLLOW_BYTES
+        except InDoubt as error:
+            # Stop: whether the new file is there decides what the next opening reads.
+            self._broken = error
+        except (Retriable, OSError):
+            # Retry: the old files hold.
+            self._follow_at = self._log.grown() + FOLLOW_BYTES
+
+    def _journal_ended(self) -> None:
+        ended = [self._index.messages[handle] for handle in sorted(self._index.ended)]
+        number = self._journal.write([(message, self._log.read(message.at)) for message in ended], self.uuid)
+        gone = [message.handle for message in ended]
+        unit = Unit(self.uuid, self._last, self._retired, gone=gone, journals=[(number, [])])
+        try:
+            self._append(self._log.newest, unit, b"")
+        except Retriable:
+            self._journal.forget(number)
+            raise
+        for message in ended:
+            self._index.forget(message)
+
+    def _follow(self) -> None:
+        moved: dict[int, At] = {}
+        self._log.begin(lambda file: moved.update(self._write_all(file)))
+        for handle, at in moved.items():
+            self._index.messages[handle].at = at
+        self._log.drop_but({message.at.file for message in self._index.messages.values()})
+
+    def _write_all(self, file: LogFile) -> dict[int, At]:
+        """Write all that lives, and the contents of files that hold little else; return where those lie now."""
+        journals = [(number, sorted(known.dead)) for number, known in self._journal.files.items()]
+        first = Unit(self.uuid, self._last, self._retired, journals=journals)
+        first.holders, first.outcomes = list(self._holders.values()), list(self._outcomes.items())
+        file.append(first.encode(), b"", sync=False)
+        messages, moved = list(self._index.messages.values()), dict[int, At]()
+        sparse = self._sparse(messages)
+        for begin in range(0, len(messages), _CHUNK):
+            moved.update(self._write_some(file, messages[begin : begin + _CHUNK], sparse))
+        return moved
+
+    def _write_some(self, file: LogFile, messages: list[Kept], sparse: set[int]) -> dict[int, At]:
+        before, contents, offset = {}, [], 0
+        for message in messages:
+            if message.at.file in sparse:
+                before[message.handle] = message.at
+                contents.append(self._log.read(message.at))
+                message.at = At(HERE, offset, message.at.length)
+                offset += message.at.length
+        try:
+            record = Unit(self.uuid, self._last, self._retired, arrived=messages, stands=messages).encode()
+            begin = file.append(record, b"".join(contents), sync=False)
+            return {
+                message.handle: At(begin.file, begin.offset + message.at.offset, message.at.length)
+                for message in messages
+                if message.handle in before
+            }
+        finally:
+            for message in messages:
+                message.at = before.get(message.handle, message.at)
+
+    def _sparse(self, messages: list[Kept]) -> set[int]:
+        needed: Counter[int] = Counter()
+        for message in messages:
+            needed[message.at.file] += message.at.length
+        return {number for number, file in self._log.files.items() if needed[number] * SPARSE < file.end}
