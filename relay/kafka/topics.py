@@ -45,6 +45,12 @@ _UNREACHABLE: Final = frozenset(
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError._RESOLVE,
         KafkaError._SSL,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._WAIT_COORD,
+        KafkaError.UNKNOWN,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.BROKER_NOT_AVAILABLE,
@@ -53,6 +59,7 @@ _UNREACHABLE: Final = frozenset(
         KafkaError.NOT_CONTROLLER,
     }
 )
+"""What passes when brokers are back, their disks have room and the client knows them again: nobody has to correct it."""
 _LEADER_MOVES: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,

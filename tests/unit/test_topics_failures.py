@@ -1,0 +1,53 @@
+"""A failure that passes by itself must never stop a worker for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from relay.kafka.topics import Topics
+from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.run.timing import Timing
+
+
+@pytest.fixture
+def topics() -> Iterator[Topics]:
+    with Topics({"bootstrap.servers": "127.0.0.1:1"}, Timing()) as asked:
+        yield asked
+
+
+def answered(code: int) -> Future[None]:
+    future: Future[None] = Future()
+    future.set_exception(KafkaException(KafkaError(code)))
+    return future
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        # The client dropped its handle of a broker while a question was under way to it.
+        KafkaError._DESTROY_BROKER,
+        KafkaError._WAIT_COORD,
+        KafkaError.UNKNOWN,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+    ],
+)
+def test_what_passes_is_tried_again(topics: Topics, code: int) -> None:
+    with pytest.raises(RelayError) as raised:
+        topics._result(answered(code), "describe topic orders")
+
+    assert isinstance(raised.value, Unreachable)
+    assert "describe topic orders" in str(raised.value)
+
+
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_CONFIG, KafkaError._INVALID_ARG])
+def test_what_somebody_must_correct_is_not(topics: Topics, code: int) -> None:
+    with pytest.raises(ConfigError):
+        topics._result(answered(code), "describe topic orders")
