@@ -76,6 +76,10 @@ class Writes:
     failed: list[Failure] = field(default_factory=list)
     lanes: set[Lane] = field(default_factory=set)
 
+    def tickets(self) -> set[Ticket]:
+        """Return what is named here."""
+        return {*self.done, *self.back, *(ticket for ticket, _ in self.unusable), *(one.ticket for one in self.failed)}
+
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
         return bool(self.done or self.unusable or self.back or self.failed)
@@ -121,7 +125,9 @@ class Dispatch:
 
     @property
     def ready(self) -> int:
-        """How many lanes have a message that could start."""
+        """How many lanes have a message that could start now; none while a suspect waits to be alone, or is."""
+        if not self._ready or self._alone or (self._works and _is_suspect(self._waiting[self._ready[0]][0])):
+            return 0
         return len(self._ready)
 
     def full_lanes(self) -> Collection[bytes]:
@@ -197,10 +203,10 @@ class Dispatch:
         self._writes = Writes()
 
     def has(self, ticket: Ticket) -> bool:
-        """Tell whether a message is here, to wait or to run; for the rare case that an answer was lost."""
-        return ticket.handle in self._running or any(
-            one.ticket == ticket for waiting in self._waiting.values() for one in waiting
-        )
+        """Tell whether a message is here, to wait, to run or to be written; for the rare case that an answer was lost."""
+        if ticket.handle in self._running or ticket in self._writes.tickets():
+            return True
+        return any(one.ticket == ticket for waiting in self._waiting.values() for one in waiting)
 
     def _lane(self, one: Taken) -> Lane:
         return one.lane if self._ordered and one.lane is not None else one.ticket.handle

@@ -83,12 +83,7 @@ class States:
         if not self._in_doubt:
             return
         known = self._again or Writes()
-        written = {
-            *known.done,
-            *known.back,
-            *(t for t, _ in known.unusable),
-            *(f.ticket for f in known.failed),
-        }
+        written = known.tickets()
         with lock:
             lost = [t for t in self._store.held(self._holder) if t not in written and not dispatch.has(t)]
         if lost:

@@ -228,8 +228,9 @@ class QueueBook:
             if row is None:
                 continue
             open_to = entry.state is P.REVEALED and not entry.expired(now)
+            undecided = entry.state is P.PUT and entry.attempt is not None and not entry.expired(now)
             mates = [mate for mate in entry.rows if mate.group == row.group]
-            if any(
+            if undecided or any(
                 mate.state in TAKEN or (open_to and mate.state is S.AVAILABLE and mate.revealed)
                 for mate in mates
             ):

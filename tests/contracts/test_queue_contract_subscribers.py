@@ -125,6 +125,30 @@ class TestTake:
         assert ids(store.take("ann", HOLDER, 10, NOW, without=[b"l"])) == ["x", "free"]
         assert ids(store.take("ann", HOLDER, 10, NOW, without=frozenset())) == ["a", "b"]
 
+    @pytest.mark.parametrize("ends", ["accepted", "discarded", "withdrawn"])
+    def test_an_undecided_child_holds_its_place_in_the_lane(self, medium: Medium, ends: str) -> None:
+        store = opened(medium, "ann", ("bob", "eve"))
+        first = store.put([child("first", lane=b"x")], NOW)[0].handle
+        put(store, "second", lane=b"x")
+        put(store, "aside", lane=b"y")
+
+        assert ids(take(store)) == ["aside"]
+        assert ids(take(store, "eve")) == ["aside"]
+        end = {"accepted": store.accept, "discarded": store.discard, "withdrawn": store.withdraw}[ends]
+        assert end([first], NOW) == [True]
+
+        assert ids(take(store)) == (["first", "second"] if ends == "accepted" else ["second"])
+
+    def test_an_accepted_child_that_is_delayed_or_expired_holds_nobody(self, medium: Medium) -> None:
+        store = opened(medium, "ann")
+        late = store.put([child("late", lane=b"x", delay_ms=100)], NOW)[0].handle
+        store.put([child("old", lane=b"x", ttl_ms=10)], NOW)
+        put(store, "behind", lane=b"x")
+        store.accept([late], NOW)
+
+        assert take(store) == []
+        assert ids(take(store, now=NOW + 10)) == ["behind"]
+
     def test_without_a_lane_a_retry_holds_nobody(self, medium: Medium) -> None:
         store = opened(medium, "ann")
         put(store, "a", "b")

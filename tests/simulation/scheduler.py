@@ -324,7 +324,10 @@ class SimLock:
         while self._held:
             if not blocking or world.now >= limit:
                 return False
-            self._waiters.wait(None if limit == _NEVER else limit - world.now)
+            woken = self._waiters.wait(None if limit == _NEVER else limit - world.now)
+            # Rounding may end the wait a little before the limit: asking again would go on for ever.
+            if not woken and self._held:
+                return False
         self._held = True
         return True
 

@@ -50,6 +50,32 @@ def test_a_head_that_fails_takes_the_rest_of_its_lane_back_and_those_go_first() 
     assert handles(dispatch.next()) == [4]
 
 
+def test_what_ended_and_is_not_written_yet_is_still_here() -> None:
+    """After a lost answer nothing is given back that this worker knows of (found by the simulator)."""
+    dispatch = Dispatch(2, 5)
+    dispatch.add([message(1), message(2, b"b"), message(3, b"c")])
+    first = dispatch.next()
+    end(dispatch, first, Outcome.DONE)
+    dispatch.next()
+
+    assert [dispatch.has(Ticket(handle, 1)) for handle in (1, 2, 3)] == [True, True, True]
+    assert not dispatch.has(Ticket(4, 1))
+    dispatch.writes()
+    assert not dispatch.has(Ticket(1, 1))
+
+
+def test_while_a_suspect_waits_to_run_alone_nobody_is_woken_for_nothing() -> None:
+    dispatch = Dispatch(3, 5)
+    dispatch.add([message(1, b"a"), message(2, b"b", attempt=5)])
+    running = dispatch.next()
+
+    assert dispatch.next() is None
+    assert dispatch.ready == 0
+    end(dispatch, running, Outcome.DONE)
+    assert dispatch.ready == 1
+    assert handles(dispatch.next()) == [2]
+
+
 def test_what_was_taken_while_its_lane_failed_does_not_overtake() -> None:
     dispatch = Dispatch(2, 5)
     dispatch.add([message(1)])
