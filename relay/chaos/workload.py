@@ -73,8 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     stopping = schedule.event()
 
     def stop(*_: object) -> None:
-        stopping.set()
         faulthandler.dump_traceback_later(SLOW_END_S)
+        stopping.set()
 
     signal.signal(signal.SIGTERM, stop)
     publisher = Publisher(load(options.config), f"/chaos/{options.name}", f"{options.seed}.{options.run}", stopping)
