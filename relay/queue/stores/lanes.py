@@ -20,6 +20,9 @@ class Candidate(NamedTuple):
     rank: int
     again_at: int | None
     expires_at: int | None
+    attempt: int = 0
+    failures: int = 0
+    shape: int = 0
 
 
 def lane_number(lane: bytes) -> int:
@@ -55,14 +58,15 @@ class Closed:
         """Note that a message keeps its place."""
         self.places[group, lane] = min(handle, self.places.get((group, lane), handle))
 
-    def admit(self, candidates: Iterable[Candidate], limit: int, now: int) -> list[int]:
-        """Return the handles that may be taken, up to ``limit``; those of a lane must come by handle.
+    def admit(self, candidates: Iterable[Candidate], limit: int, now: int) -> list[Candidate]:
+        """Return what may be taken, up to ``limit``; those of a lane must come by handle.
 
         What is said here of a lane holds for further calls too: a lane that stopped stays shut.
         """
-        given: list[int] = []
+        given: list[Candidate] = []
         lanes, numbers, newest, places = self.lanes, self.numbers, self.newest, self.places
-        for handle, group, number, _, again_at, expires_at in candidates:
+        for candidate in candidates:
+            handle, group, number, _, again_at, expires_at, *_ = candidate
             if expires_at is not None and expires_at <= now:
                 continue
             waits = again_at is not None and again_at > now
@@ -75,7 +79,7 @@ class Closed:
                     continue
             elif waits:
                 continue
-            given.append(handle)
+            given.append(candidate)
             if len(given) == limit:
                 break
         return given

@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from relay.message.errors import ConfigError, InDoubt
+from relay.queue.alerts import CHANNEL
 from relay.queue.port import StoreAway, StoreFull
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import sql_text
@@ -22,7 +23,6 @@ from relay.queue.stores.sql_session import Arrivals, Collided, Repeated, Row
 from relay.queue.stores.sql_text import postgresql_text
 
 Connection = psycopg.Connection[Any]
-CHANNEL: Final = "relay_queue"
 CONNECT_TIMEOUT_S: Final = 10
 TALLY_ROWS_MAX: Final = 256
 """So many rows are summed up into one by whoever asks how many wait."""

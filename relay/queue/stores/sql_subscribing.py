@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from relay.queue.message import Taken, Ticket
 from relay.queue.port import Child, Holder, Refused
 from relay.queue.receipt import check_subscribers
-from relay.queue.states import TAKEN, Event, PublisherState, SubscriberState, sources
+from relay.queue.states import TAKEN, PublisherState, SubscriberState
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_base import SqlBase, once
 from relay.queue.stores.sql_schema import Shape
@@ -16,10 +17,6 @@ from relay.queue.stores.sql_taking import Choice
 from relay.queue.stores.sql_values import taken
 
 _TAKEN = frozenset(map(int, TAKEN))
-_MAY_START = frozenset(sources(Event.START, SubscriberState))
-_MAY_FINISH = frozenset(sources(Event.FINISH, SubscriberState))
-_MAY_REFUSE = frozenset(sources(Event.REFUSE, SubscriberState))
-_MAY_FREE = frozenset(sources(Event.FREE, SubscriberState))
 
 
 class Subscribing(SqlBase):
@@ -34,47 +31,43 @@ class Subscribing(SqlBase):
         if not self._run(sql.KNOWN_HOLDER, holder=holder):
             raise Refused("this worker was not entered, or it was recovered: it must stop")
         self.session.lock_groups(number)
-        chosen = Choice(self.session, self._queue, number, holder, limit, now, without).handles()
+        chosen = Choice(self.session, self._queue, number, holder, limit, now, without).candidates()
+        handles = [candidate.handle for candidate in chosen]
         if not chosen:
             return []
-        rows = self._run(sql.TAKE, sub=number, handles=chosen, holder=holder, now=now)
-        pools = [row[0] for row in rows if row[3] & Shape.POOL]
-        self._rephase(sorted(pools))
-        mine = {row[0]: row for row in rows}
-        content = {row[0]: row for row in self._run(sql.READ_TAKEN, handles=list(mine))}
-        return [taken(content[handle], mine[handle][1], mine[handle][2]) for handle in chosen if handle in mine]
+        if self._write(sql.TAKE, sub=number, handles=handles, holder=holder, now=now) < len(chosen):
+            # Another writer ended some of them since they were read.
+            mine = {row[0] for row in self._run(sql.STILL_MINE, sub=number, handles=handles, holder=holder)}
+            chosen = [candidate for candidate in chosen if candidate.handle in mine]
+        self._rephase(sorted(candidate.handle for candidate in chosen if candidate.shape & Shape.POOL))
+        content = {row[0]: row for row in self._run(sql.READ_TAKEN, handles=handles)}
+        return [taken(content[one.handle], one.attempt + 1, one.failures) for one in chosen]
 
-    def _tickets(self, number: int | None, tickets: Sequence[Ticket], states: frozenset[int]) -> list[Row]:
-        """Return (handle, attempt, shape) of the tickets that are valid in one of these states."""
-        if number is None:
-            return []
-        asked = set(tickets)
-        found = self._run(sql.TICKETS, sub=number, handles=[ticket.handle for ticket in tickets])
+    def _guarded(self, text: str, subscriber: str, tickets: Sequence[Ticket], **given: Any) -> list[Row]:
+        """Write what still has this attempt and a state that allows it; return (handle, attempt, shape) of these."""
+        number = self._subscribers.get(subscriber)
+        by_attempt: dict[int, list[int]] = {}
+        for handle, attempt in tickets:
+            by_attempt.setdefault(attempt, []).append(handle)
         return [
             (handle, attempt, shape)
-            for handle, attempt, state, shape in found
-            if state in states and (handle, attempt) in asked
+            for attempt, handles in by_attempt.items()
+            for handle, shape in self._run(text, sub=number, handles=handles, attempt=attempt, **given)
         ]
 
     @unit
     def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
         """FETCHED -> IN_PROCESS."""
-        number = self._subscribers.get(subscriber)
-        rows = self._tickets(number, tickets, _MAY_START)
-        self._write(sql.START, sub=number, handles=[row[0] for row in rows], now=now)
-        return _answers(tickets, rows)
+        return _answers(tickets, self._guarded(sql.START, subscriber, tickets, now=now))
 
     @unit
     def finish(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
         """DONE and JOURNALLED; the rest of a pool expires."""
-        number = self._subscribers.get(subscriber)
         self._lock_shared(tickets)
-        rows = self._tickets(number, tickets, _MAY_FINISH)
-        handles = [row[0] for row in rows]
-        self._write(sql.FINISH, sub=number, handles=handles, now=now)
-        pools = [handle for handle, _, shape in rows if shape & Shape.POOL]
+        rows = self._guarded(sql.FINISH, subscriber, tickets, now=now)
+        pools = _pools(rows)
         if pools:
-            self._write(sql.EXPIRE_MATES, sub=number, handles=pools, now=now)
+            self._write(sql.EXPIRE_MATES, sub=self._subscribers[subscriber], handles=pools, now=now)
             self._rephase(pools)
         self._go_on([(handle, shape) for handle, _, shape in rows], now)
         return _answers(tickets, rows)
@@ -82,15 +75,16 @@ class Subscribing(SqlBase):
     @unit
     def refuse(self, subscriber: str, causes: Sequence[tuple[Ticket, str]], now: int) -> list[bool]:
         """UNUSABLE and JOURNALLED; the rest of a pool is free again."""
-        number = self._subscribers.get(subscriber)
         tickets = [ticket for ticket, _ in causes]
         self._lock_shared(tickets)
-        rows = self._tickets(number, tickets, _MAY_REFUSE)
-        why = dict(reversed(causes))
+        rows = self._guarded(sql.REFUSE, subscriber, tickets, now=now)
+        first = dict(reversed(causes))
+        by_cause: dict[str, list[int]] = {}
         for handle, attempt, _ in rows:
-            cause = why[Ticket(handle, attempt)]
-            self._write(sql.REFUSE, sub=number, handle=handle, cause=cause, now=now)
-        self._rephase([handle for handle, _, shape in rows if shape & Shape.POOL])
+            by_cause.setdefault(first[Ticket(handle, attempt)], []).append(handle)
+        for cause, handles in by_cause.items():
+            self._write(sql.CAUSE, sub=self._subscribers[subscriber], handles=handles, cause=cause)
+        self._rephase(_pools(rows))
         self._go_on([(handle, shape) for handle, _, shape in rows], now)
         return _answers(tickets, rows)
 
@@ -105,15 +99,13 @@ class Subscribing(SqlBase):
         failed: bool = False,
     ) -> list[bool]:
         """Give back; a withdrawn message ends instead."""
-        number = self._subscribers.get(subscriber)
         still_open = self._lock_open([ticket.handle for ticket in tickets])
-        rows = self._tickets(number, tickets, _MAY_FREE)
-        handles = [row[0] for row in rows]
-        self._write(sql.FREE, sub=number, handles=handles, again_at=again_at, failed=int(failed))
-        withdrawn = [handle for handle in handles if handle not in still_open]
-        self._run(sql.EXPIRE_ONE, sub=number, handles=withdrawn, now=now)
-        self._rephase(handles)
-        if handles:
+        rows = self._guarded(sql.FREE, subscriber, tickets, again_at=again_at, failed=int(failed))
+        if rows:
+            handles = [row[0] for row in rows]
+            withdrawn = [handle for handle in handles if handle not in still_open]
+            self._run(sql.EXPIRE_ONE, sub=self._subscribers[subscriber], handles=withdrawn, now=now)
+            self._rephase(handles)
             self.session.tell(self.settings.name)
         return _answers(tickets, rows)
 
@@ -214,6 +206,10 @@ def _answers(tickets: Sequence[Ticket], rows: Sequence[Row]) -> list[bool]:
         answers.append(ticket in left)
         left.discard(ticket)
     return answers
+
+
+def _pools(rows: Sequence[Row]) -> list[int]:
+    return sorted(handle for handle, _, shape in rows if shape & Shape.POOL)
 
 
 def _held_state(row: Row | None, attempt: int) -> SubscriberState | None:

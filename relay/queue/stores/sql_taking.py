@@ -31,8 +31,8 @@ class Choice:
         self._ranks: dict[Lane, int] = {}
         """The best rank of what keeps its place in a lane for this subscriber and would wait there again."""
 
-    def handles(self) -> list[int]:
-        """Return the handles in the order in which they are to be processed."""
+    def candidates(self) -> list[Candidate]:
+        """Return what is given, in the order in which it is to be processed."""
         self._session.count(sql.WAKE, self._given)
         first, last = self._session.run(sql.RANKS, self._given)[0]
         if first is None:
@@ -54,13 +54,13 @@ class Choice:
         """Yield what waits by rank and handle: by handle, if there is one rank only."""
         place, size = {"rank": rank, "handle": _ABOVE_ALL}, self._limit
         while page := self._session.run(sql.READY_PAGE, {**self._given, **place, "limit": size}):
-            yield from (Candidate(*row) for row in page)
+            yield from map(Candidate._make, page)
             if len(page) < size:
                 return
             place, size = {"rank": page[-1][3], "handle": page[-1][0]}, min(4 * size, PAGE_MAX)
 
-    def _by_level(self) -> list[int]:
-        found: list[int] = []
+    def _by_level(self) -> list[Candidate]:
+        found: list[Candidate] = []
         seen: set[Lane] = set()
         for rank in range(10):
             lanes = self._lanes_at(rank) - seen
@@ -87,7 +87,7 @@ class Choice:
             if lanes:
                 page = sorted(page + self._session.run(sql.READY_LANES, asked))[:size]
             yield from (
-                Candidate(*row) for row in page if row[2] is None or (row[1], row[2]) in lanes
+                Candidate._make(row) for row in page if row[2] is None or (row[1], row[2]) in lanes
             )
             if len(page) < size:
                 return

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Final
 
-from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.states import Event, PublisherState, SubscriberState, sources
 from relay.queue.stores.sql_schema import Phase
 
 _NUMBERS: Final = {
@@ -19,6 +19,11 @@ _NUMBERS: Final = {
     **{f"S_{state.name}": int(state) for state in SubscriberState},
     **{phase.name: int(phase) for phase in Phase},
 }
+_MAY: Final = {
+    f"MAY_{event.name}": ", ".join(map(str, sorted(set(sources(event, SubscriberState)) - {int(SubscriberState.GET)})))
+    for event in (Event.START, Event.FINISH, Event.REFUSE, Event.FREE)
+}
+"""The states in which an event may happen. GET is never stored: a take passes it in one write."""
 _LIST: Final = re.compile(r"in \{(\w+)\}")
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 TEXT_LISTS: Final = frozenset({"ids"})
@@ -27,7 +32,7 @@ TEXT_LISTS: Final = frozenset({"ids"})
 
 @cache
 def _numbered(text: str) -> str:
-    return re.sub(r"\$(\w+)", lambda found: str(_NUMBERS[found[1]]), text)
+    return re.sub(r"\$(\w+)", lambda found: _MAY.get(found[1]) or str(_NUMBERS[found[1]]), text)
 
 
 def sqlite_text(text: str) -> str:
@@ -189,7 +194,8 @@ where queue = :queue and phase > 0 and phase < 6 and phase = 4 and lane is not n
     and grp in (select grp from relay_queue_member where sub = :sub)"""
 PLACES: Final = """select grp, lane, handle, rank, phase from relay_queue_delivery
 where queue = :queue and phase > 0 and phase < 6 and phase in (1, 2, 5) and sub = :sub and lane is not null and (expires_at is null or expires_at > :now)"""
-READY_PAGE: Final = """select handle, grp, lane, rank, again_at, expires_at from relay_queue_delivery
+READY_PAGE: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
+from relay_queue_delivery
 where sub = :sub and phase = 0 and (rank, handle) > (:rank, :handle) order by rank, handle limit :limit"""
 RANKS: Final = """select
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank, handle limit 1),
@@ -197,29 +203,32 @@ RANKS: Final = """select
 READY_LEVEL: Final = """select grp, lane from relay_queue_delivery
 where sub = :sub and phase = 0 and rank = :rank and lane is not null and (expires_at is null or expires_at > :now)
 order by handle limit :limit"""
-READY_LANES: Final = """select handle, grp, lane, rank, again_at, expires_at from relay_queue_delivery
+READY_LANES: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
+from relay_queue_delivery
 where sub = :sub and phase = 0 and lane in {lanes} and handle > :handle order by handle limit :limit"""
-READY_ALONE: Final = """select handle, grp, lane, rank, again_at, expires_at from relay_queue_delivery
+READY_ALONE: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
+from relay_queue_delivery
 where sub = :sub and phase = 0 and lane is null and rank = :rank and handle > :handle order by handle limit :limit"""
 TAKE: Final = """update relay_queue_delivery
 set state = $S_FETCHED, phase = $TAKEN, attempt = attempt + 1, holder = :holder, again_at = null,
     get_at = :now, fetched_at = :now
-where sub = :sub and handle in {handles} and phase = 0 returning handle, attempt, failures, shape"""
+where sub = :sub and handle in {handles} and phase = 0"""
+STILL_MINE: Final = """select handle from relay_queue_delivery
+where sub = :sub and handle in {handles} and phase = 4 and holder = :holder"""
 READ_TAKEN: Final = """select handle, publisher, id, key, value, headers, subject, lane, priority, put_at, parents
 from relay_queue_message where queue = :queue and handle in {handles}"""
-TICKETS: Final = """select handle, attempt, state, shape from relay_queue_delivery
-where sub = :sub and handle in {handles}"""
 START: Final = """update relay_queue_delivery set state = $S_IN_PROCESS, in_process_at = :now
-where sub = :sub and handle in {handles}"""
+where sub = :sub and handle in {handles} and attempt = :attempt and state in ($MAY_START) returning handle, shape"""
 FINISH: Final = """update relay_queue_delivery
 set state = $S_JOURNALLED, phase = $OVER, done_at = :now, journalled_at = :now, holder = null
-where sub = :sub and handle in {handles}"""
+where sub = :sub and handle in {handles} and attempt = :attempt and state in ($MAY_FINISH) returning handle, shape"""
 REFUSE: Final = """update relay_queue_delivery
-set state = $S_JOURNALLED, phase = $OVER, unusable_at = :now, journalled_at = :now, holder = null, cause = :cause
-where sub = :sub and handle = :handle"""
+set state = $S_JOURNALLED, phase = $OVER, unusable_at = :now, journalled_at = :now, holder = null
+where sub = :sub and handle in {handles} and attempt = :attempt and state in ($MAY_REFUSE) returning handle, shape"""
+CAUSE: Final = "update relay_queue_delivery set cause = :cause where sub = :sub and handle in {handles}"
 FREE: Final = """update relay_queue_delivery
 set state = 0, holder = null, again_at = :again_at, failures = failures + :failed
-where sub = :sub and handle in {handles}"""
+where sub = :sub and handle in {handles} and attempt = :attempt and state in ($MAY_FREE) returning handle, shape"""
 
 # Holders and outcomes -----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import orjson
 
 from relay.message.errors import InDoubt
+from relay.queue.alerts import BOARD
 from relay.queue.port import StoreAway, StoreFull
 from relay.queue.settings import QueueSettings
 from relay.queue.stores.sql_queue import SqlQueue
@@ -24,6 +25,8 @@ from relay.queue.stores.sql_text import ARRIVE_DELIVERY, ARRIVE_MESSAGE, ARRIVE_
 BUSY_TIMEOUT_S: Final = 15.0
 """How long a unit waits for the file's other writers."""
 CACHE_KIB: Final = 64 * 1024
+CHECKPOINT_PAGES: Final = 4_000
+"""A delivery's page is written with each of its states: copied into the file once for several of them."""
 _FULL: Final = (sqlite3.SQLITE_FULL,)
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -35,6 +38,7 @@ class SqliteSession:
         self._own = not isinstance(opened, sqlite3.Connection)
         self._connection = opened if isinstance(opened, sqlite3.Connection) else _open(opened)
         self._depth = 0
+        self._told: set[str] = set()
         self._text: dict[str, str] = {}
 
     @property
@@ -73,6 +77,8 @@ class SqliteSession:
         try:
             with _judged(committing=True):
                 self._connection.execute("commit")
+            while self._told:
+                BOARD.tell(self._told.pop())
         except BaseException:
             with suppress(sqlite3.Error):
                 if self._connection.in_transaction:
@@ -144,7 +150,8 @@ class SqliteSession:
         return row[0], row[1]
 
     def tell(self, queue: str) -> None:
-        """Nobody listens to a file; other processes look again (`relay.queue.alerts`)."""
+        """Wake who waits in this process, after the commit; other processes see that the file has changed."""
+        self._told.add(queue)
 
     def close(self) -> None:
         """Close the file if it was opened here."""
@@ -158,7 +165,9 @@ def _open(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = full")
+        connection.execute("pragma temp_store = memory")
         connection.execute(f"pragma cache_size = -{CACHE_KIB}")
+        connection.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute("begin immediate")
         create(connection)
         connection.execute("commit")
