@@ -64,6 +64,12 @@ _POSTGRESQL: Final = (
     committed boolean not null,
     settled_at timestamptz not null default now()
 )""",
+    """create table if not exists relay_correlation (
+    correlation text not null,
+    key text not null,
+    parts text not null,
+    primary key (key, correlation)
+) with (fillfactor = 50)""",
 )
 
 _SQLITE: Final = (
@@ -126,6 +132,12 @@ values (
     committed integer not null,
     settled_at integer not null default (unixepoch())
 )""",
+    """create table if not exists relay_correlation (
+    correlation text not null,
+    key text not null,
+    parts text not null,
+    primary key (key, correlation)
+) without rowid""",
 )
 
 _NEW_IDENTITY: Final = {

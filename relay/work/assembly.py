@@ -17,6 +17,7 @@ from relay.resources.sqlite import SqliteResource
 from relay.run import randomness, schedule
 from relay.run.config import RelayConfig
 from relay.run.following import DesiredFollower, follow
+from relay.run.queue_keeper import JournalKeeper
 from relay.run.queues import address, bind_queue, open_queue, queue_of
 from relay.work.backoff import Backoff
 from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
@@ -64,9 +65,12 @@ class Assembled:
         self.deciding = f"queue:{job.queue}" if decides_here else f"resource:{job.handler.resource}"
         self._desks = self._make_desks(limits.concurrency)
         self.worker, self.runner = self._assemble(limits)
+        self._journal = JournalKeeper(config, job.queue, self._desired)
+        self._journal.start()
 
     def close(self) -> None:
         """Close connections and stores; what this worker holds stays held until it left or is recovered."""
+        self._journal.close()
         if self._desks is not None:
             self._desks.close()
         self.stores.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import psycopg
 
@@ -31,10 +31,14 @@ class TransactionTaken(RelayError):
 
 
 class Desk(Protocol):
-    """One connection with what is bound to it. ``stores`` are the queues in this database, by name."""
+    """One connection with what is bound to it. ``kind`` is ``postgresql`` or ``sqlite``; ``stores`` are the queues in this database, by name."""
 
     stores: Mapping[str, QueueStore]
     outcomes: Outcomes
+
+    @property
+    def kind(self) -> str:
+        """Which dialect it speaks."""
 
     def begin(self) -> None:
         """Begin a transaction; raises DatabaseAway."""
@@ -68,6 +72,8 @@ Bind = Callable[[Any], Mapping[str, QueueStore]]
 
 class PostgresqlDesk:
     """A connection to PostgreSQL."""
+
+    kind: Final = "postgresql"
 
     def __init__(self, name: str, connection: psycopg.Connection[Any], bind: Bind) -> None:
         self._connection = connection
@@ -140,6 +146,8 @@ class PostgresqlDesk:
 
 class SqliteDesk:
     """A connection to an SQLite file; ``gate`` lets the threads of this process write one after the other."""
+
+    kind: Final = "sqlite"
 
     def __init__(self, name: str, connection: sqlite3.Connection, bind: Bind, gate: schedule.Lock) -> None:
         self._connection = connection
@@ -272,6 +280,11 @@ class Database:
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
         return self.begun().executemany(query, params)
+
+    @property
+    def kind(self) -> str:
+        """``postgresql`` or ``sqlite``: which placeholders and dialect the statements need."""
+        return self.begun().kind
 
     def begun(self) -> Desk:
         """Return the desk, with a transaction begun."""

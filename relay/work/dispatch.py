@@ -78,7 +78,12 @@ class Writes:
 
     def tickets(self) -> set[Ticket]:
         """Return what is named here."""
-        return {*self.done, *self.back, *(ticket for ticket, _ in self.unusable), *(one.ticket for one in self.failed)}
+        return {
+            *self.done,
+            *self.back,
+            *(ticket for ticket, _ in self.unusable),
+            *(one.ticket for one in self.failed),
+        }
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -13,11 +13,12 @@ from relay.queue.message import NewMessage, Taken
 class Message:
     """One message of a queue; ``taken`` is what the store gave. ``children`` collects what `publish` was given; it shows only if this message is DONE."""
 
-    __slots__ = ("children", "taken")
+    __slots__ = ("children", "further", "taken")
 
     def __init__(self, taken: Taken) -> None:
         self.taken = taken
         self.children: list[tuple[str, NewMessage]] = []
+        self.further: list[int] = []
 
     @property
     def handle(self) -> int:
@@ -72,13 +73,18 @@ class Message:
         """Return the payload read as JSON; raises ValueError if it is none."""
         return orjson.loads(self.taken.value or b"null")
 
+    def also_from(self, handle: int) -> None:
+        """Record an earlier message of this queue as a further parent of the children."""
+        if handle != self.handle:
+            self.further.append(handle)
+
     def publish(
         self,
         queue: str,
         value: bytes | str | Mapping[str, Any] | list[Any] | None,
         *,
         key: bytes | str | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
         subject: str | None = None,
         priority: int | None = None,
         ttl_ms: int | None = None,
@@ -101,7 +107,7 @@ class Message:
             id="",
             value=payload,
             key=name if name is not None else self.taken.key,
-            headers=tuple((headers or {}).items()),
+            headers=tuple(headers),
             subject=subject,
             lane=name if name is not None else self.taken.lane,
             priority=self.taken.priority if priority is None else priority,

@@ -64,9 +64,10 @@ class Place:
         """Return the name of this attempt."""
         return AttemptName(self.deciding, self.queue, self.store.uuid, self.subscriber, taken.ticket).encode()
 
-    def parent(self, taken: Taken) -> Parent:
-        """Return how a child names this message."""
-        return Parent(self.queue, taken.ticket.handle, self.subscriber)
+    def parents(self, message: Message) -> tuple[Parent, ...]:
+        """Return how a child names this message, and the earlier ones it was made from."""
+        handles = (message.handle, *message.further)
+        return tuple(Parent(self.queue, handle, self.subscriber) for handle in handles)
 
 
 class Runner:
@@ -138,11 +139,11 @@ class Runner:
         put = self._put_far(far)
         try:
             now = clock.wall_ms()
-            for taken, children in near:
-                for queue, new in self._named(taken, children).items():
-                    parents = (self._place.parent(taken),)
+            for message, children in near:
+                for queue, new in self._named(message, children).items():
+                    parents = self._place.parents(message)
                     desk.stores[queue].put([replace(one, parents=parents) for one in new], now)
-            self._write_outcome(desk, work, [taken for taken, _ in far], now)
+            self._write_outcome(desk, work, [message.taken for message, _ in far], now)
             crash_point("work.deciding")
             database.commit()
         except EffectsInDoubt:
@@ -178,8 +179,8 @@ class Runner:
             with place.locks[place.queue], place.store.transaction():
                 if not all(place.store.finish(place.subscriber, [one.ticket for one in work.messages], now)):
                     raise AttemptAborted("another worker has the message")
-                for taken, _ in far:
-                    commit_here(place.store, place.attempt(taken), now)
+                for message, _ in far:
+                    commit_here(place.store, place.attempt(message.taken), now)
                 crash_point("work.deciding")
         except InDoubt:
             # In doubt: the children stay hidden until the attempt's outcome is known.
@@ -220,20 +221,18 @@ class Runner:
             else:
                 return stands
 
-    def _put_far(self, far: list[tuple[Taken, Children]]) -> list[PutChildren]:
+    def _put_far(self, far: list[tuple[Message, Children]]) -> list[PutChildren]:
         place, put = self._place, []
-        for taken, children in far:
-            for queue, new in self._named(taken, children).items():
+        for message, children in far:
+            for queue, new in self._named(message, children).items():
                 if queue not in place.stores:
                     raise Refused(f"queue {queue!r} is not configured: add [queues.{queue}]")
                 with place.locks[queue]:
-                    parents = [place.parent(taken)]
-                    put += put_children(
-                        place.attempt(taken), parents, {queue: new}, place.stores, clock.wall_ms()
-                    )
+                    parents, attempt = place.parents(message), place.attempt(message.taken)
+                    put += put_children(attempt, parents, {queue: new}, place.stores, clock.wall_ms())
         return put
 
-    def _named(self, taken: Taken, children: Children) -> Children:
+    def _named(self, message: Message, children: Children) -> Children:
         """Give the children publisher and id, the same in every attempt at their parent."""
         place, number = self._place, 0
         named: Children = {}
@@ -241,7 +240,7 @@ class Runner:
             named[queue] = []
             for one in new:
                 number += 1
-                name = f"{place.store.uuid}.{taken.ticket.handle}.{number}"
+                name = f"{place.store.uuid}.{message.handle}.{number}"
                 named[queue].append(replace(one, publisher=f"{place.queue}/{place.subscriber}", id=name))
         return named
 
@@ -260,10 +259,10 @@ class Runner:
 
 def _sorted(
     messages: list[Message], here: Mapping[str, QueueStore]
-) -> tuple[list[tuple[Taken, Children]], list[tuple[Taken, Children]]]:
+) -> tuple[list[tuple[Message, Children]], list[tuple[Message, Children]]]:
     """Part the children into those whose queues are in the deciding database and the others, by parent."""
-    near: list[tuple[Taken, Children]] = []
-    far: list[tuple[Taken, Children]] = []
+    near: list[tuple[Message, Children]] = []
+    far: list[tuple[Message, Children]] = []
     for message in messages:
         for side, is_near in ((near, True), (far, False)):
             chosen: Children = {}
@@ -271,7 +270,7 @@ def _sorted(
                 if (queue in here) is is_near:
                     chosen.setdefault(queue, []).append(child)
             if chosen:
-                side.append((message.taken, chosen))
+                side.append((message, chosen))
     return near, far
 
 
