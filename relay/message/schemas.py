@@ -1,14 +1,20 @@
-"""Avro records that the relay writes, framed by Avro's single-object encoding (marker, fingerprint, body)."""
+"""Avro records that the relay writes, framed by Avro's single-object encoding (marker, fingerprint, body).
+
+A schema may change if records of its earlier versions can still be read. Those stay in ``schemas/earlier/`` as
+``NAME.N.avsc``, since the fingerprint in the frame is all that says with which schema a record was written.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import fastavro
 import orjson
+from fastavro.read import SchemaResolutionError
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 _MARKER: Final = b"\xc3\x01"
@@ -27,12 +33,12 @@ def _folder() -> Path:
 
 
 class Codec:
-    """Encodes and decodes one schema of ``schemas/``."""
+    """Encodes one schema, and decodes it and its earlier versions into the present form."""
 
-    def __init__(self, name: str) -> None:
-        self._schema = parsed(name)
-        print_hex = fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO")
-        self._frame = _MARKER + bytes.fromhex(print_hex)
+    def __init__(self, schema: Any, earlier: Iterable[Any] = ()) -> None:
+        self._schema = schema
+        self._frame = _frame(schema)
+        self._earlier = {_frame(one): one for one in earlier}
 
     def encode(self, record: dict[str, Any]) -> bytes:
         """Return the framed record."""
@@ -43,23 +49,40 @@ class Codec:
 
     def decode(self, raw: bytes) -> dict[str, Any]:
         """Return the record; UnknownRecord if the frame names another schema or the body is broken."""
+        written = None
         if raw[:_FRAME_BYTES] != self._frame:
-            raise UnknownRecord("the frame names another schema")
+            written = self._earlier.get(raw[:_FRAME_BYTES])
+            if written is None:
+                raise UnknownRecord("the frame names another schema")
         try:
-            found = fastavro.schemaless_reader(io.BytesIO(raw[_FRAME_BYTES:]), self._schema, None)
-        except (EOFError, ValueError, IndexError, TypeError, UnicodeDecodeError) as error:
+            body = io.BytesIO(raw[_FRAME_BYTES:])
+            if written is None:
+                found = fastavro.schemaless_reader(body, self._schema, None)
+            else:
+                found = fastavro.schemaless_reader(body, written, self._schema)
+        except (EOFError, ValueError, IndexError, TypeError, UnicodeDecodeError, SchemaResolutionError) as error:
             raise UnknownRecord(str(error)) from error
         assert isinstance(found, dict)
         return found
 
 
+def _frame(schema: Any) -> bytes:
+    return _MARKER + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
+
+
 @cache
 def parsed(name: str) -> Any:
     """Return ``schemas/<name>.avsc`` as fastavro takes it: for files, whose head holds the schema."""
-    return fastavro.parse_schema(orjson.loads((_folder() / f"{name}.avsc").read_bytes()))
+    return read_schema(_folder() / f"{name}.avsc")
+
+
+def read_schema(path: Path) -> Any:
+    """Return the schema in a file as fastavro takes it."""
+    return fastavro.parse_schema(orjson.loads(path.read_bytes()))
 
 
 @cache
 def codec(name: str) -> Codec:
-    """Return the codec of ``schemas/<name>.avsc``."""
-    return Codec(name)
+    """Return the codec of ``schemas/<name>.avsc`` and of its earlier versions."""
+    earlier = sorted((_folder() / "earlier").glob(f"{name}.*.avsc"))
+    return Codec(parsed(name), [read_schema(path) for path in earlier])
