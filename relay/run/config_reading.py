@@ -23,6 +23,7 @@ from relay.run.config import (
     Timing,
 )
 from relay.run.faults import Fault, Wrong, shown
+from relay.run.queue_config import in_folder
 from relay.run.queue_rules import queue_faults
 from relay.run.route_config import Destined, destination_model, name_rule
 from relay.run.route_rules import RESERVED_ROUTES, route_faults
@@ -30,8 +31,7 @@ from relay.run.substitution import Substitution
 from relay.run.timing import timing_faults
 
 SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "timing")
-_PATHS: Final = ("sqlite:///", "files:///", "log+sqlite:///")
-"""Addresses whose path is relative to the configuration's folder."""
+
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -146,10 +146,7 @@ class _Reading:
 
     def _absolute(self, value: Any) -> Any:
         """Make the path of an embedded store's address absolute."""
-        for prefix in _PATHS:
-            if isinstance(value, str) and value.startswith(prefix) and len(value) > len(prefix):
-                return f"{prefix}{self.folder / value.removeprefix(prefix)}"
-        return value
+        return in_folder(value, self.folder) if isinstance(value, str) else value
 
     def _queue(self, name: str, table: dict[str, Any]) -> QueueConfig | None:
         key = f"queues.{name}"

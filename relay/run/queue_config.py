@@ -6,6 +6,7 @@ Source: document 003, paragraphs [22], [25], [35] to [38], [53], [55] and [90].
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -157,3 +158,11 @@ class QueueConfig(_Section):
             ),
             balancing=Balancing(self.balancing.on_above, self.balancing.off_below) if self.balancing else None,
         )
+
+
+def in_folder(store: str, folder: Path) -> str:
+    """Return a store with the path of an embedded one made absolute."""
+    for prefix in _EMBEDDED:
+        if store.startswith(prefix) and len(store) > len(prefix):
+            return f"{prefix}{folder / store.removeprefix(prefix)}"
+    return store

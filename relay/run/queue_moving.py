@@ -13,6 +13,7 @@ from relay.queue.stores import open_store
 from relay.run import clock
 from relay.run.config import QueueDestination
 from relay.run.crash import crash_point
+from relay.run.queue_config import in_folder
 from relay.run.queue_cursor_copy import copy_cursors
 from relay.run.queue_desk import QueueDesk
 from relay.run.queue_tables import create_tables
@@ -29,6 +30,7 @@ def move_queue(desk: QueueDesk, name: str, target: str, *, wait_s: float, tell: 
     Raises ConfigError if it cannot go there, CheckFailed if the stores differ in the end (the queue then stays stopped).
     """
     queue = queue_of(desk.config, name)
+    target = in_folder(target, desk.config.path.absolute().parent)
     begun = desk.desired.moves.get(name)
     if begun is not None and begun.step is Step.MOVED and desk.desired.store_of(name, queue.store) == target:
         return {"queue": name, "to": target, "messages": 0, "moved": False}

@@ -1,0 +1,60 @@
+"""Keeps a queue's journal within its retention, in a thread with a connection of its own, so that nobody waits for it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Final
+
+import structlog
+
+from relay.message.errors import RelayError
+from relay.queue.desired import Desired
+from relay.queue.port import QueueStore
+from relay.run import clock, schedule
+from relay.run.config import RelayConfig
+from relay.run.queue_upkeep import JOURNAL_AT_ONCE, archive
+from relay.run.queues import open_queue
+
+PERIOD_S: Final = 10.0
+log = structlog.get_logger("relay.journal")
+
+
+class JournalKeeper:
+    """Several processes may keep one queue: a file that two of them write has the same messages."""
+
+    def __init__(self, config: RelayConfig, queue: str, desired: Desired) -> None:
+        self._config = config
+        self._queue = queue
+        self._desired = desired
+        self._ended = schedule.event()
+        self._thread: schedule.Thread | None = None
+        self.let_go = 0
+
+    def start(self) -> None:
+        """Begin, if the queue lets anything go at all."""
+        retain = self._config.queues[self._queue].retain
+        if (retain.age_s, retain.count, retain.bytes) != (None, None, None):
+            self._thread = schedule.start_thread("relay-journal", self._run)
+
+    def close(self) -> None:
+        """End after the step under way; what is not finished is begun again by the next one."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(PERIOD_S)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                with closing(open_queue(self._config, self._queue, self._desired)) as store:
+                    self._keep(store)
+            except (RelayError, OSError) as failure:
+                # Retry: nothing is trimmed that was not written.
+                log.warning("journal kept later", queue=self._queue, kind=type(failure).__name__)
+            self._ended.wait(PERIOD_S)
+
+    def _keep(self, store: QueueStore) -> None:
+        while not self._ended.is_set():
+            done = archive(store, self._config, clock.wall_ms())
+            self.let_go += done.messages
+            if done.messages < JOURNAL_AT_ONCE:
+                return
