@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from relay.message.errors import ConfigError
+from relay.queue.alerts import open_alerts
 from relay.queue.attempts import Outcomes
 from relay.queue.port import Holder, QueueStore
 from relay.resources import open_resource
@@ -64,6 +65,8 @@ class Assembled:
         decides_here = job.handler.resource is None or job.queue in self._near
         self.deciding = f"queue:{job.queue}" if decides_here else f"resource:{job.handler.resource}"
         self._desks = self._make_desks(limits.concurrency)
+        url = address(config, job.queue, self._desired)
+        self._alerts = open_alerts(job.queue, url, state=config.relay.state)
         self.worker, self.runner = self._assemble(limits)
         self._journal = JournalKeeper(config, job.queue, self._desired)
         self._journal.start()
@@ -73,6 +76,7 @@ class Assembled:
         self._journal.close()
         if self._desks is not None:
             self._desks.close()
+        self._alerts.close()
         self.stores.close()
         self._follower.close()
 
@@ -96,7 +100,16 @@ class Assembled:
             store.enter(holder)
         runner = Runner(job.handler, place, self._desks)
         worker = Worker(
-            store, job.subscriber, holder.id, runner, lock, limits, upkeep, mark, held_back=self._held_back
+            store,
+            job.subscriber,
+            holder.id,
+            runner,
+            lock,
+            limits,
+            upkeep,
+            mark,
+            held_back=self._held_back,
+            alert=partial(self._alerts.wait, job.subscriber),
         )
         return worker, runner
 
