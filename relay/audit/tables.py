@@ -21,6 +21,9 @@ _OUTCOMES: Final = {"committed": Outcome.COMMITTED, "aborted": Outcome.ABORTED}
 _INBOX: Final = (
     "select digest, outcome, applied, {} from relay_inbox where relay = {} and route = {} order by applied"
 )
+_QUEUED: Final = (
+    "select publisher, id from relay_queue_message where queue = (select id from relay_queue where name = {})"
+)
 _POSITIONS: Final = (
     "select topic_id, partition, position from relay_position"
     " where relay = {} and route = {} and position is not null"
@@ -53,6 +56,9 @@ class Store(Protocol):
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[str | None]]:
         """Yield columns of every row of a table, as text."""
+
+    def queued(self, queue: str) -> Iterator[tuple[str, str]]:
+        """Yield (publisher, id) of every message that a queue has, whatever its state."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -102,6 +108,9 @@ class _Postgresql:
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[str | None]]:
         chosen = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
         return self._stream(sql.SQL("select {} from {}").format(chosen, sql.Identifier(*table.split("."))))
+
+    def queued(self, queue: str) -> Iterator[tuple[str, str]]:
+        return self._stream(sql.SQL(_QUEUED).format(sql.Literal(queue)))
 
     def close(self) -> None:
         self._connection.close()
@@ -170,6 +179,9 @@ class _Sqlite:
         chosen = ", ".join(f'cast("{column}" as text)' for column in columns)
         name = ".".join(f'"{part}"' for part in table.split("."))
         return self._stream(f"select {chosen} from {name}")  # noqa: S608
+
+    def queued(self, queue: str) -> Iterator[tuple[str, str]]:
+        return self._stream(_QUEUED.format("?"), queue)
 
     def close(self) -> None:
         self._connection.close()

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from relay.audit import readers, tables, units
+from relay.audit import queues, readers, tables, units
 from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Outcome, Place
@@ -24,7 +24,8 @@ from relay.message.record import LogPartition
 from relay.monitor.entries import DELIVERED, InputRange
 from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
 from relay.run import clock
-from relay.run.config import RelayConfig, RouteConfig, TableDestination, TopicDestination
+from relay.run.config import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
+from relay.run.queues import database_of
 
 Watch = Callable[[str, int, int], None]
 """(step, offsets done, offsets in all); called often."""
@@ -148,7 +149,7 @@ class _RouteAudit:
             self._resolutions = self._obeyed()
             evidence = self._monitor()
             stores = self._stores(stack)
-            if isinstance(to, TableDestination) and to.resource not in stores:
+            if not isinstance(to, TopicDestination) and self._home not in stores:
                 raise Unreachable(f"routes.{route.name}: {self._notes[-1]}")
             seen = self._before(evidence, stores)
             ledger, lows = self._log(stores)
@@ -160,6 +161,9 @@ class _RouteAudit:
                     list(seen.outputs), readers.outputs(batches, list(seen.outputs), identify, seen.foreign)
                 )
                 where = f"topic {to.topic}"
+            elif isinstance(to, QueueDestination):
+                self._queue(checker, ledger, seen.evidence, stores[self._home], to)
+                where = f"queue {to.queue}"
             else:
                 self._table(checker, ledger, seen.evidence, stores[to.resource], to)
                 where = f"table {to.table or '(own SQL)'} in {to.resource}"
@@ -190,8 +194,8 @@ class _RouteAudit:
         ]
         positions = self._scan.committed(config.group_id(route.name), partitions)
         seen = _Seen(positions, evidence, set(), dead_expired=False)
-        if isinstance(route.to, TableDestination):
-            kept = stores[route.to.resource].positions(config.relay.name, route.name)
+        if not isinstance(route.to, TopicDestination):
+            kept = stores[self._home].positions(config.relay.name, route.name)
             ids = {self._facts[name].topic_id: name for name in route.from_}
             # The store's position is the cursor; the group's offset is only a hint (design section 6).
             seen.positions = {LogPartition(ids[t], p): at for (t, p), at in kept.items() if t in ids}
@@ -264,6 +268,20 @@ class _RouteAudit:
             nameless = self._rows(checker, ledger, store, to)
             if nameless or ledger.nameless:
                 checker.nameless(nameless, self._delivered(store, evidence), to.table)
+        self._order(checker, ledger, evidence, store)
+
+    def _queue(
+        self, checker: Checker, ledger: Ledger, evidence: Evidence, store: tables.Store, to: QueueDestination
+    ) -> None:
+        """Take the queue's messages as effects; what has left it counts by inbox and monitor."""
+        checker.rows(queues.digests(store, ledger, to.queue), to.queue)
+        if queues.lets_go(self._config.queues[to.queue]):
+            self._notes.append(f"what has left queue {to.queue} is counted by inbox and monitor instead")
+            checker.recorded(self._delivered(store, evidence), f"inbox of {self._route.name}")
+        self._order(checker, ledger, evidence, store)
+
+    def _order(self, checker: Checker, ledger: Ledger, evidence: Evidence, store: tables.Store) -> None:
+        """Judge the order in which delivery transactions committed."""
         # A page of a living worker tells its delivery transaction; otherwise the inbox row's own transaction does.
         order = CommitOrder(ledger)
         for entry in evidence.proven():
@@ -369,6 +387,11 @@ class _RouteAudit:
     def _stores(self, stack: ExitStack) -> dict[str, tables.Store]:
         """Open every resource; one that is away leaves its captures undecided, which is said."""
         stores: dict[str, tables.Store] = {}
+        to = self._route.to
+        if isinstance(to, QueueDestination):
+            store = tables.open_store(self._home, database_of(self._config, to.queue))
+            stack.callback(store.close)
+            stores[self._home] = store
         for name, resource in self._config.resources.items():
             try:
                 store = tables.open_store(name, resource)
@@ -380,6 +403,12 @@ class _RouteAudit:
             else:
                 stores[name] = store
         return stores
+
+    @property
+    def _home(self) -> str:
+        """The database of a table or queue route; a queue's name is no resource's, since it has a space."""
+        to = self._route.to
+        return to.resource if isinstance(to, TableDestination) else f"queue {getattr(to, 'queue', '')}"
 
     def _identity(self) -> readers.Identity:
         return readers.Identity(self._route, {name: self._facts[name].topic_id for name in self._route.from_})

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import SecretStr
+
 from relay.message.errors import ConfigError, Stopped
 from relay.queue.desired import Desired
 from relay.queue.port import QueueStore
-from relay.run.config import RelayConfig
+from relay.run.config import RelayConfig, ResourceConfig
+from relay.run.following import follow
 from relay.run.queue_config import QueueConfig
 
 
@@ -32,6 +35,16 @@ def address_of(config: RelayConfig, queue: QueueConfig, store: str) -> str:
     if placed.resource is not None and placed.resource not in config.resources:
         raise ConfigError(f"queue {queue.name!r} lies in {store!r}, and there is no such resource; add it to [resources]")
     return placed.url({name: resource.url.get_secret_value() for name, resource in config.resources.items()})
+
+
+def database_of(config: RelayConfig, queue: str) -> ResourceConfig:
+    """Return the database that holds the queue's index now, also after a move."""
+    follower = follow(config)
+    try:
+        url = address(config, queue, follower.now())
+    finally:
+        follower.close()
+    return ResourceConfig(url=SecretStr(url.removeprefix("log+")))
 
 
 def open_queue(config: RelayConfig, name: str, desired: Desired) -> QueueStore:

@@ -16,7 +16,8 @@ from relay.message.record import LogPartition
 from relay.run import clock
 from relay.run.config import RelayConfig
 from relay.run.positions import stored_positions
-from relay.run.route_config import RouteConfig, TableDestination
+from relay.run.queues import database_of
+from relay.run.route_config import QueueDestination, RouteConfig, TopicDestination
 from relay.run.status import DeadLetters, RouteFacts, RouteView, view
 from relay.run.status_record import KEY_PREFIX, StatusRecord, decode
 
@@ -174,12 +175,15 @@ class StatusReader:
     ) -> dict[LogPartition, int] | None:
         """Return what the route's own place of truth has; None, with a note, if only its workers can tell."""
         config = self._config
-        if not isinstance(route.to, TableDestination):
+        if isinstance(route.to, TopicDestination):
             return self._groups.committed(config.group_id(route.name), ends)
-        name = route.to.resource
         topic_ids = {topic: found[topic].topic_id for topic in route.from_ if topic in found}
         try:
-            return stored_positions(name, config.resources[name], config.relay.name, route.name, topic_ids)
+            if isinstance(route.to, QueueDestination):
+                name, resource = f"queue {route.to.queue}", database_of(config, route.to.queue)
+            else:
+                name, resource = route.to.resource, config.resources[route.to.resource]
+            return stored_positions(name, resource, config.relay.name, route.name, topic_ids)
         except (Unreachable, ConfigError) as error:
             self.notes.append(f"route {route.name}: positions are those its workers told last; {error}")
             return None

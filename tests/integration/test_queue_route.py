@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from typer.testing import CliRunner
 
+from relay.audit.checker import MUST_BE_ZERO
+from relay.audit.verify import verify
+from relay.cli.main import app
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
 from relay.queue.desired import Kind, Subject, Wanted, Wish
-from relay.queue.message import MessageView
+from relay.queue.message import MessageView, NewMessage
 from relay.queue.port import Filter, Holder
 from relay.queue.states import PublisherState
 from relay.run import clock
@@ -205,3 +210,37 @@ def test_a_store_that_was_made_anew_is_refused(make: MakeRoute, tmp_path: Path) 
 
     assert route.finish() == 10, route.said()
     assert "was made elsewhere" in route.said()
+
+
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def test_verify_finds_each_message_once_and_what_was_lost_or_doubled(make: MakeRoute, store: str) -> None:
+    route = make(store, "retain = { count = 1 }" if store == "postgresql" else "")
+    publish(route.kafka, route.log, messages(30))
+    assert route.finish() == 0, route.said()
+    assert wrong(route) == {}
+    told = CliRunner().invoke(app, ["status", str(route.path), "--json"])
+    assert json.loads(told.output)["routes"]["main"]["lag"] == 0, told.output
+
+    config = load(route.path)
+    follower = follow(config)
+    opened = open_queue(config, "credit", follower.now())
+    opened.withdraw([view.handle for view in route.found()[:3]], 1)
+    if store == "postgresql":
+        assert opened.trim([view.handle for view in opened.journalled(clock.wall_ms(), 10)]) == 2
+        assert wrong(route) == {}, "what has left the queue is known by inbox and monitor"
+    else:
+        assert opened.trim([opened.find(Filter(), limit=1)[0].handle]) == 1
+        assert wrong(route) == {"lost": 1}, "this queue lets nothing go"
+    opened.withdraw([view.handle for view in route.found(publisher="/source/1")[-1:]], 1)
+    opened.put([NewMessage("/source/1", "m-29", b"")], 1)
+    opened.put([NewMessage("/source/0", "somebody else's", b"")], 1)
+    opened.close()
+    follower.close()
+    assert wrong(route).get("duplicates") == 1
+
+
+def wrong(route: QueueRoute) -> dict[str, int]:
+    """Return what the auditor counts that must be zero."""
+    (report,) = verify(load(route.path), ())
+    names = (*MUST_BE_ZERO, "unseen")
+    return {name: getattr(report.findings, name) for name in names if getattr(report.findings, name)}
