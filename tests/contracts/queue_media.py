@@ -53,7 +53,7 @@ Open = Callable[..., QueueStore]
 
 def medium_of(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Medium:
     """Return the medium by its name; a database is asked for only by the medium that needs it."""
-    urls = {
+    urls: dict[str, Callable[[], str]] = {
         "book": lambda: "book:",
         "sqlite": lambda: "sqlite:///queues.db",
         "files": lambda: "files:///queues",

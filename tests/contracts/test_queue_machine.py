@@ -21,6 +21,7 @@ from relay.queue.message import Audience, MessageView, NewMessage, Taken, Ticket
 from relay.queue.port import Child, Filter, Holder, QueueStore
 from relay.queue.settings import Retention
 from relay.queue.states import SubscriberState
+from relay.queue.stores import files_base
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import MEDIA, NOW, PARENT, Medium, medium_of, settings, subscribers
 
@@ -295,7 +296,10 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 def run(name: str, request: pytest.FixtureRequest, examples: int, steps: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        # Files go to the journal and follow each other all the time.
+        patch.setattr(files_base, "JOURNAL_MESSAGES", 3)
+        patch.setattr(files_base, "FOLLOW_BYTES", 3000)
         media = (medium_of(name, Path(directory), request),)
         machine = type("QueueMachine", (QueueMachine,), {"media": media})
         run_state_machine_as_test(
