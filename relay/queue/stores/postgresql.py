@@ -28,6 +28,8 @@ TALLY_ROWS_MAX: Final = 256
 """So many rows are summed up into one by whoever asks how many wait."""
 _COLLISIONS: Final = frozenset({"40001", "40P01"})
 _FULL: Final = frozenset({"53100"})
+_LOST: Final = frozenset({"08", "57"})
+"""Classes of SQLSTATE that end the connection."""
 _MISSING: Final = frozenset({"42P01", "42703"})
 # Lookups are by key and by partial index, whatever the planner believes of tables that grow and shrink by the second.
 _SETTINGS: Final = b"""
@@ -217,7 +219,7 @@ def _judged(*, committing: bool) -> Iterator[None]:
         if state in _MISSING:
             raise ConfigError("the queue's tables are missing or old; run `relay migrate`") from error
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            if committing and state is None:
+            if committing and (state is None or state[:2] in _LOST):
                 # The answer is lost, the commit may have been heard: in doubt.
                 raise InDoubt("the answer to the commit of a queue's states was lost: read them again") from error
             raise StoreAway(f"the queue's database does not answer ({type(error).__name__})") from error

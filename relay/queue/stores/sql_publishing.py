@@ -111,6 +111,7 @@ class Publishing(SqlBase):
         self._write(sql.FORGET_OPEN, handles=sorted(mine))
         self._write(sql.FORGET_MESSAGE, handles=sorted(mine))
         self._show({h: row for h, row in mine.items() if row[3] is None or row[3] <= now}, now)
+        self._rephase(sorted(mine))  # a delayed one keeps its place no longer
         return once(handles, mine)
 
     @unit

@@ -24,7 +24,7 @@ class Phase(IntEnum):
     RETRY = 1
     """Waits for its ``again_at`` and keeps its place in the lane."""
     PLACE = 2
-    """Not shown to this member, but another member of the pool may take it: it keeps its place in the lane."""
+    """Keeps its place in the lane: a child whose attempt has no outcome yet, or one that only another member may take."""
     HIDDEN = 3
     """Not revealed to it, or another member of the pool has it."""
     TAKEN = 4

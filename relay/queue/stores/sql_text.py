@@ -108,7 +108,10 @@ REPHASE: Final = """update relay_queue_delivery as d set
         when state in (1, 2, 3) then $TAKEN
         when coalesce((
             select o.state from relay_queue_open o where o.handle = d.handle and o.queue = d.queue
-        ), 0) <> $P_REVEALED then case when state = $S_JOURNALLED then $OVER else $HIDDEN end
+        ), 0) <> $P_REVEALED then case when state = $S_JOURNALLED then $OVER when exists (
+            select 1 from relay_queue_open o
+            where o.handle = d.handle and o.queue = d.queue and o.state = $P_PUT and o.attempt is not null
+        ) then $PLACE else $HIDDEN end
         when state = 0 and exists (
             select 1 from relay_queue_delivery t
             where t.handle = d.handle and t.grp = d.grp and t.sub <> d.sub and t.state in (1, 2, 3)

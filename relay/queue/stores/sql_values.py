@@ -91,9 +91,10 @@ def arrivals(
         ))
         lane = None if new.lane is None else _number_of_lane(new.lane)
         rank = PRIORITY_MAX - new.priority
+        hidden = _HIDDEN if new.attempt is None else _PLACE
         for subscriber, group, shape, turn, position in audience:
             visible = revealed and not (turn and shape & Shape.ORDERED)
-            phase = _READY if visible else _HIDDEN
+            phase = _READY if visible else hidden
             deliveries.append((
                 *(handle, subscriber, queue, group, lane, rank, phase),
                 *(shape, turn, position, int(visible), expires_at),

@@ -1,0 +1,348 @@
+"""What only queues in databases do: several writers at once, other people's transactions, lost answers, alerts."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from relay.message.errors import ConfigError, InDoubt
+from relay.queue.alerts import Alerts, open_alerts
+from relay.queue.port import Filter, Holder, QueueStore, Retired, StoreAway
+from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.stores import open_store
+from relay.queue.stores.postgresql import bind_postgresql
+from relay.queue.stores.sql_schema import create
+from relay.queue.stores.sqlite import bind_sqlite
+from tests.capture_log import DatabaseProxy
+from tests.contracts.queue_media import NOW, message, put, settings
+
+WAIT_S = 30.0
+WAITING = """select count(*) from pg_stat_activity
+where datname = current_database() and wait_event_type = 'Lock'"""
+
+
+@pytest.fixture
+def database(postgres: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        create(connection)
+        yield connection
+
+
+Opened = Callable[..., QueueStore]
+
+
+@pytest.fixture
+def opened(postgres: str, database: psycopg.Connection) -> Iterator[Opened]:
+    """Open queues in the database; each call another connection."""
+    stores: list[QueueStore] = []
+
+    def open_one(asked: QueueSettings, url: str = postgres) -> QueueStore:
+        stores.append(open_store(asked, url))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)
+
+
+def one_waits(database: psycopg.Connection) -> bool:
+    (count,) = database.execute(WAITING).fetchone() or (0,)
+    return bool(count)
+
+
+def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    """Run work beside the test; what it returns or raises is in the list at its end."""
+    ended: list[object] = []
+
+    def run() -> None:
+        try:
+            ended.append(work())
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ended
+
+
+def work_off(store: QueueStore, subscriber: str, holder: bytes, log: list[tuple[bytes | None, int]], total: int) -> None:
+    """Take and finish until everybody's log is full; a message is noted before it is given back."""
+    store.enter(Holder(holder, subscriber, 0, None))
+    deadline = time.monotonic() + WAIT_S
+    while len(log) < total and time.monotonic() < deadline:
+        taken = store.take(subscriber, holder, 7, NOW)
+        log += [(one.lane, one.ticket.handle) for one in taken]
+        assert all(store.finish(subscriber, [one.ticket for one in taken], NOW))
+
+
+@pytest.mark.parametrize("names", [[("ann", "bob")], ["ann"]], ids=["pool", "one subscriber"])
+def test_two_who_take_at_once_get_nothing_twice_and_every_lane_in_order(opened: Opened, names: list[object]) -> None:
+    asked = settings(*names)  # type: ignore[arg-type]
+    stores = [opened(asked), opened(asked)]
+    total = 300
+    stores[0].put([message(f"m{n}", lane=b"lane-%d" % (n % 5)) for n in range(total)], NOW)
+    log: list[tuple[bytes | None, int]] = []
+    members = [member for group in asked.audience.groups for member in group.members]
+    workers = [
+        in_thread(lambda n=n: work_off(stores[n], members[n % len(members)], b"holder-%d" % n, log, total))  # type: ignore[misc]
+        for n in range(2)
+    ]
+    for thread, _ in workers:
+        thread.join(WAIT_S)
+
+    assert [ended for _, ended in workers] == [[None], [None]]
+    assert len(log) == len({handle for _, handle in log}) == total
+    for lane in {lane for lane, _ in log}:
+        handles = [handle for of, handle in log if of == lane]
+        assert handles == sorted(handles)
+    assert stores[0].waiting() == 0
+
+
+def test_the_last_two_subscribers_who_end_at_once_journal_the_message(
+    opened: Opened, database: psycopg.Connection
+) -> None:
+    asked = settings("ann", "bob")
+    ann, bob = opened(asked), opened(asked)
+    (handle,) = put(ann, "m")
+    tickets = {}
+    for store, name in ((ann, "ann"), (bob, "bob")):
+        store.enter(Holder(name.encode(), name, 0, None))
+        tickets[name] = [one.ticket for one in store.take(name, name.encode(), 1, NOW)]
+
+    with ann.transaction():
+        ann.finish("ann", tickets["ann"], NOW)
+        thread, ended = in_thread(lambda: bob.finish("bob", tickets["bob"], NOW))
+        until(lambda: one_waits(database), "the second waits for the first")
+    thread.join(WAIT_S)
+
+    assert ended == [[True]]
+    view = ann.view(handle)
+    assert view is not None
+    assert view.state is PublisherState.JOURNALLED
+
+
+def test_a_deadlock_takes_one_back_as_a_whole_and_it_may_be_done_again(
+    opened: Opened, database: psycopg.Connection
+) -> None:
+    asked = settings("ann")
+    first, second = opened(asked), opened(asked)
+    a, b = put(first, "a", "b")
+
+    def other() -> list[bool]:
+        with second.transaction():
+            second.prioritise([b], 7)
+            ready.set()
+            until(lambda: one_waits(database), "the first waits")
+            return second.prioritise([a], 7)
+
+    ready = threading.Event()
+    thread, ended = in_thread(other)
+    mine: list[object] = []
+    try:
+        with first.transaction():
+            first.prioritise([a], 3)
+            assert ready.wait(WAIT_S)
+            mine.append(first.prioritise([b], 3))
+    except StoreAway as error:
+        mine = [error]
+    thread.join(WAIT_S)
+
+    priorities = {view.priority for view in first.find(Filter())}
+    assert sorted(isinstance(end, StoreAway) for end in (*mine, *ended)) == [False, True]
+    assert priorities == ({3} if mine == [[True]] else {7})
+    assert first.prioritise([a, b], 1) == [True, True]
+
+
+def test_a_queue_retires_only_when_what_is_being_written_is_there(
+    opened: Opened, database: psycopg.Connection
+) -> None:
+    asked = settings("ann")
+    writer, mover = opened(asked), opened(asked)
+
+    with writer.transaction():
+        put(writer, "late")
+        thread, ended = in_thread(mover.retire)
+        until(lambda: one_waits(database), "the move waits for the writer")
+        assert ended == []
+    thread.join(WAIT_S)
+
+    assert ended == [None]
+    assert mover.waiting() == 1
+    with pytest.raises(Retired):
+        put(writer, "too late")
+
+
+def test_a_commit_whose_answer_is_lost_is_in_doubt_and_found_by_ticket(postgres: str, opened: Opened) -> None:
+    asked = settings("ann")
+    direct = opened(asked)
+    put(direct, "m")
+    direct.enter(Holder(b"h", "ann", 0, None))
+    (taken,) = direct.take("ann", b"h", 1, NOW)
+    with DatabaseProxy(postgres) as proxy:
+        store = opened(asked, proxy.url + "?sslmode=disable")
+        proxy.lose_answer_to = b"commit\0"
+        with pytest.raises(InDoubt):
+            store.finish("ann", [taken.ticket], NOW)
+        proxy.lose_answer_to = None
+
+        assert store.holds("ann", [taken.ticket]) == [SubscriberState.DONE]
+        assert store.finish("ann", [taken.ticket], NOW) == [False]
+
+
+def test_a_connection_that_was_lost_before_the_commit_changed_nothing(postgres: str, opened: Opened) -> None:
+    asked = settings("ann")
+    with DatabaseProxy(postgres) as proxy:
+        store = opened(asked, proxy.url + "?sslmode=disable")
+        proxy.cut()
+        with pytest.raises(StoreAway):
+            put(store, "m")
+
+        assert store.waiting() == 0
+        assert put(store, "m")
+
+
+def test_without_tables_the_remedy_is_named(postgres: str) -> None:
+    with pytest.raises(ConfigError, match="relay migrate"):
+        open_store(settings("ann"), postgres)
+
+
+def test_a_callers_transaction_decides_on_its_own_rows_and_the_queues_together(
+    postgres: str, opened: Opened, database: psycopg.Connection
+) -> None:
+    asked = settings("ann")
+    store = opened(asked)
+    database.execute("create table effect (n integer)")
+    put(store, "m")
+    store.enter(Holder(b"h", "ann", 0, None))
+    (taken,) = store.take("ann", b"h", 1, NOW)
+    with psycopg.connect(postgres) as connection:
+        bound = bind_postgresql(asked, connection)
+        for decide, effects, state in (
+            (connection.rollback, 0, SubscriberState.FETCHED),
+            (connection.commit, 1, SubscriberState.DONE),
+        ):
+            connection.execute("insert into effect values (1)")
+            assert bound.finish("ann", [taken.ticket], NOW) == [True]
+            bound.put([message("child")], NOW)
+            decide()
+
+            assert database.execute("select count(*) from effect").fetchone() == (effects,)
+            assert store.holds("ann", [taken.ticket]) == [state]
+    assert store.waiting() == 1
+
+
+def test_a_callers_transaction_on_a_file_decides_as_well(tmp_path: Path) -> None:
+    asked = settings("ann")
+    store = open_store(asked, "sqlite:///q.db", state=tmp_path)
+    connection = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
+    bound = bind_sqlite(asked, connection)
+
+    connection.execute("begin immediate")
+    put(bound, "m")
+    connection.execute("rollback")
+    assert store.waiting() == 0
+    connection.execute("begin immediate")
+    put(bound, "m")
+    connection.execute("commit")
+    assert store.waiting() == 1
+    connection.close()
+    store.close()
+
+
+# Alerts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'q.db'}"
+    request.getfixturevalue("database")
+    return str(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def listening(url: str) -> Iterator[tuple[QueueStore, Alerts]]:
+    asked = settings("ann")
+    store = open_store(asked, url)
+    alerts = open_alerts(asked.name, url)
+    while alerts.wait("ann", 0.1):  # what making the tables told
+        pass
+    yield store, alerts
+    alerts.close()
+    store.close()
+
+
+def test_who_waits_wakes_at_once_when_something_is_put(listening: tuple[QueueStore, Alerts]) -> None:
+    store, alerts = listening
+    begun = time.monotonic()
+    thread, ended = in_thread(lambda: (alerts.wait("ann", WAIT_S), time.monotonic() - begun))
+    put(store, "m")
+    thread.join(WAIT_S)
+
+    ((told, seconds),) = ended  # type: ignore[misc]
+    assert told
+    assert seconds < WAIT_S / 3
+
+
+def test_what_came_before_the_wait_is_not_missed_and_told_once(listening: tuple[QueueStore, Alerts]) -> None:
+    store, alerts = listening
+    put(store, "m")
+
+    assert alerts.wait("ann", 5)
+    assert not alerts.wait("ann", 0.2)
+
+
+def test_what_was_taken_back_wakes_nobody(listening: tuple[QueueStore, Alerts]) -> None:
+    store, alerts = listening
+    with suppress(StoreAway), store.transaction():
+        put(store, "m")
+        raise StoreAway
+
+    assert not alerts.wait("ann", 0.2)
+
+
+def test_what_another_process_puts_into_a_file_is_seen(tmp_path: Path) -> None:
+    asked = settings("ann")
+    store = open_store(asked, "sqlite:///q.db", state=tmp_path)
+    alerts = open_alerts("another name, as if the board were another process's", "sqlite:///q.db", state=tmp_path)
+    alerts.wait("ann", 0.1)
+
+    put(store, "m")
+
+    assert alerts.wait("ann", 5)
+    alerts.close()
+    store.close()
+
+
+def test_a_listening_connection_that_was_lost_is_made_again(
+    postgres: str, database: psycopg.Connection, opened: Opened
+) -> None:
+    asked = settings("ann")
+    store = opened(asked)
+    alerts = open_alerts(asked.name, postgres)
+    database.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and query like 'listen%'"
+    )
+    # Unheard meanwhile: it is told that something may have come.
+    assert alerts.wait("ann", 5)
+    until(lambda: not alerts.wait("ann", 0.1), "it listens again")
+
+    put(store, "m")
+
+    assert alerts.wait("ann", 5)
+    alerts.close()

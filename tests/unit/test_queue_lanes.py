@@ -1,0 +1,61 @@
+"""Which of the messages that wait may be taken: lanes stay whole and in order."""
+
+from __future__ import annotations
+
+from relay.queue.stores.lanes import Candidate, Closed, lane_number
+
+NOW = 1_000
+
+
+def row(handle: int, lane: int | None = None, *, again_at: int | None = None, expires_at: int | None = None) -> Candidate:
+    return Candidate(handle, 1, lane, 9, again_at, expires_at)
+
+
+def given(closed: Closed, *rows: Candidate, limit: int = 100) -> list[int]:
+    return [candidate.handle for candidate in closed.admit(rows, limit, NOW)]
+
+
+def test_what_has_no_lane_waits_for_nothing_but_its_own_time() -> None:
+    rows = (row(1), row(2, again_at=NOW + 1), row(3, again_at=NOW), row(4, expires_at=NOW), row(5, expires_at=NOW + 1))
+
+    assert given(Closed(), *rows) == [1, 3, 5]
+
+
+def test_a_lane_another_holder_is_in_gives_nothing() -> None:
+    closed = Closed()
+    closed.hold(1, 7, 3, own=False)
+
+    assert given(closed, row(4, 7), row(5, 8)) == [5]
+
+
+def test_the_holder_of_a_lane_gets_what_follows_and_nothing_if_something_older_waits() -> None:
+    closed = Closed()
+    closed.hold(1, 7, 3, own=True)
+    assert given(closed, row(4, 7), row(5, 7)) == [4, 5]
+
+    assert given(closed, row(2, 7), row(4, 7), row(5, 8)) == [5]
+
+
+def test_a_lane_stops_where_one_waits_for_its_retry_or_keeps_its_place() -> None:
+    closed = Closed()
+    closed.place(1, 8, 5)
+
+    assert given(closed, row(1, 7), row(2, 7, again_at=NOW + 1), row(3, 7), row(4, 8), row(6, 8)) == [1, 4]
+
+
+def test_an_expired_message_neither_goes_nor_stops_its_lane() -> None:
+    assert given(Closed(), row(1, 7, expires_at=NOW - 1), row(2, 7)) == [2]
+
+
+def test_a_lane_that_stopped_stays_shut_on_the_next_page() -> None:
+    closed = Closed()
+    assert given(closed, row(1, 7, again_at=NOW + 1)) == []
+
+    assert given(closed, row(2, 7)) == []
+
+
+def test_lanes_left_out_and_other_groups_lanes_of_the_same_number() -> None:
+    closed = Closed.without([b"busy"])
+    closed.hold(2, 7, 1, own=False)
+
+    assert given(closed, row(1, lane_number(b"busy")), row(2, 7), limit=1) == [2]

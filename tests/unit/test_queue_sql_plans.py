@@ -1,0 +1,52 @@
+"""No statement of a queue reads a whole table: what lies in the journal costs nothing."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+import pytest
+
+from relay.queue.stores import sql_text
+from relay.queue.stores.sql_schema import create
+
+JOURNAL = {"ENDED", "COUNT_OVER", "SIZE_OVER", "HEADERS_OVER"}
+"""They read the journal: their business, and the archive's only."""
+WHOLE = {"FIND_AMONG_ALL", "COUNT_LIVE"}
+"""A person asks for it: pages by handle, and what is open."""
+STATEMENTS = {
+    name: text
+    for name, text in vars(sql_text).items()
+    if isinstance(text, str)
+    and re.match(r"(select|insert|update|delete)\s", text)
+    and not name.startswith("_")
+    and name not in {"DRAW", "RAISE", "TALLIED", "LOCK_GROUPS"}
+}
+
+
+def plan(text: str) -> list[str]:
+    connection = sqlite3.connect(":memory:")
+    create(connection)
+    prepared = sql_text.sqlite_text(text)
+    named = dict.fromkeys(re.findall(r":(\w+)", prepared))
+    given = named or [None] * prepared.count("?")
+    return [row[3] for row in connection.execute(f"explain query plan {prepared}", given)]
+
+
+@pytest.mark.parametrize("name", sorted(STATEMENTS.keys() - JOURNAL - WHOLE))
+def test_a_statement_finds_its_rows_by_an_index(name: str) -> None:
+    # A scan names the table or its alias, which here is one letter.
+    scans = [step for step in plan(STATEMENTS[name]) if re.match(r"SCAN (\w|relay_queue_\w+)( |$)", step)]
+    large = [step for step in scans if not re.match(r"SCAN relay_queue_(holder|group|subscriber|member)", step)]
+
+    assert large == []
+
+
+@pytest.mark.parametrize("name", ["WAKE", "PLACES", "HELD_LANES", "HELD", "COUNT_HIDDEN", "COUNT_TAKEN"])
+def test_what_workers_have_is_read_by_the_index_that_has_nothing_else(name: str) -> None:
+    assert any("relay_queue_delivery_busy" in step for step in plan(STATEMENTS[name]))
+
+
+@pytest.mark.parametrize("name", ["RANKS", "READY_PAGE", "READY_ALONE", "READY_LEVEL", "COUNT_WAITING"])
+def test_what_waits_is_read_by_the_index_that_has_nothing_else(name: str) -> None:
+    assert any("relay_queue_delivery_ready" in step for step in plan(STATEMENTS[name]))
