@@ -20,7 +20,7 @@ from relay.queue.settings import QueueSettings
 from relay.queue.stores import sql_text
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Arrivals, Collided, Repeated, Row
-from relay.queue.stores.sql_text import postgresql_text
+from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 
 Connection = psycopg.Connection[Any]
 CONNECT_TIMEOUT_S: Final = 10
@@ -36,14 +36,6 @@ _SETTINGS: Final = b"""
 select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') in ('off', 'local');
 set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set enable_sort = on; set jit = off
 """
-_COPY: Final = {
-    table: f"copy {table} ({columns}) from stdin".encode()
-    for table, columns in (
-        ("relay_queue_message", sql_text.MESSAGE_COLUMNS),
-        ("relay_queue_open", sql_text.OPEN_COLUMNS),
-        ("relay_queue_delivery", sql_text.DELIVERY_COLUMNS),
-    )
-}
 _SUM_UP: Final = b"""
 with gone as (
     delete from relay_queue_tally where ctid = any(array(
@@ -152,16 +144,17 @@ class PostgresqlSession:
     def arrive(self, rows: Arrivals) -> None:
         """Insert new messages."""
         try:
-            self._copy("relay_queue_open", rows.opened)
+            self._copy(OPEN, rows.opened)
         except psycopg.errors.UniqueViolation as error:
             raise Repeated("one of the messages waits already") from error
-        self._copy("relay_queue_message", rows.messages)
-        self._copy("relay_queue_delivery", rows.deliveries)
+        self._copy(MESSAGE, rows.messages)
+        self._copy(DELIVERY, rows.deliveries)
 
-    def _copy(self, table: str, rows: Sequence[Row]) -> None:
-        with self._connected().cursor() as cursor, cursor.copy(_COPY[table]) as copy:
-            for row in rows:
-                copy.write_row(row)
+    def _copy(self, columns: Columns, rows: Sequence[Row]) -> None:
+        needed, fitted = columns.fitted(rows)
+        with self._connected().cursor() as cursor, cursor.copy(copy(columns.table, needed)) as copying:
+            for row in fitted:
+                copying.write_row(row)
 
     def lock_groups(self, subscriber: int) -> None:
         """Let nobody else take for this subscriber's groups until the unit ends."""

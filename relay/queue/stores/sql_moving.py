@@ -39,7 +39,7 @@ class Moving(SqlBase):
                 self._write(text, handles=handles)
             self.session.many(sql.ADOPT_MESSAGE, [self._message_row(message) for message in messages])
             live = [message for message in messages if message.state in _LIVE]
-            self.session.many(sql.ARRIVE_OPEN, [self._open_row(message) for message in live])
+            self.session.many(sql.ADOPT_OPEN, [self._open_row(message) for message in live])
             self.session.many(sql.ADOPT_DELIVERY, [row for m in messages for row in self._delivery_rows(m)])
             self._rephase(handles)
             self._count([message.state for message in messages], 1)
@@ -56,21 +56,11 @@ class Moving(SqlBase):
 
     def _message_row(self, view: MessageView) -> Row:
         return (
-            view.handle,
-            self._queue,
-            view.put_at,
-            view.revealed_at,
-            view.reveal_at,
-            view.expires_at,
-            view.priority,
-            view.attempt,
-            view.publisher,
-            view.id,
-            view.key,
-            view.value,
+            *(view.handle, self._queue, view.put_at, view.revealed_at, view.priority),
+            *(view.publisher, view.id, view.key, view.value, view.lane),
+            *(view.reveal_at, view.expires_at, view.attempt),
             headers_text(view.headers) if view.headers else None,
             view.subject,
-            view.lane,
             parents_text(view.parents) if view.parents else None,
             int(view.state) if view.state in _ENDED else 0,
             view.unavailable_at,
@@ -81,7 +71,7 @@ class Moving(SqlBase):
     def _open_row(self, view: MessageView) -> Row:
         reveal_at = view.reveal_at if view.state is PublisherState.PUT else None
         name = None if view.parents else view.id
-        return (view.handle, self._queue, int(view.state), reveal_at, view.publisher, name, view.attempt)
+        return (view.handle, self._queue, int(view.state), view.publisher, name, reveal_at, view.attempt)
 
     def _delivery_rows(self, view: MessageView) -> list[Row]:
         names = list(dict.fromkeys(row.group for row in view.subscribers))

@@ -8,11 +8,13 @@ of their handles, first in ``relay_queue_open``.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from relay.queue.states import Event, PublisherState, SubscriberState, sources
 from relay.queue.stores.sql_schema import Phase
+from relay.queue.stores.sql_session import Row
 
 _NUMBERS: Final = {
     **{f"P_{state.name}": int(state) for state in PublisherState},
@@ -50,22 +52,56 @@ def postgresql_text(text: str) -> bytes:
     return _PARAMETER.sub(r"%(\1)s", listed).encode()
 
 
-MESSAGE_COLUMNS: Final = (
-    "handle, queue, put_at, revealed_at, reveal_at, expires_at, priority, attempt, publisher, id, key, value, headers,"
-    " subject, lane, parents"
+class Columns(NamedTuple):
+    """What a new row has: always, and only sometimes. To bind a null costs as much as to store a number."""
+
+    table: str
+    always: str
+    sometimes: str
+    absent: tuple[int | None, ...]
+
+    @property
+    def all(self) -> str:
+        """Every column, as a statement names them."""
+        return f"{self.always}, {self.sometimes}"
+
+    def fitted(self, rows: Sequence[Row]) -> tuple[str, Sequence[Row]]:
+        """Return the columns that these rows need, and the rows as wide as that."""
+        width = len(self.always.split(","))
+        if any(row[width:] != self.absent for row in rows):
+            return self.all, rows
+        return self.always, [row[:width] for row in rows]
+
+
+MESSAGE: Final = Columns(
+    "relay_queue_message",
+    "handle, queue, put_at, revealed_at, priority, publisher, id, key, value, lane",
+    "reveal_at, expires_at, attempt, headers, subject, parents",
+    (None,) * 6,
 )
-OPEN_COLUMNS: Final = "handle, queue, state, reveal_at, publisher, id, attempt"
-DELIVERY_COLUMNS: Final = "handle, sub, queue, grp, lane, rank, phase, shape, turn, pos, revealed, expires_at"
+OPEN: Final = Columns(
+    "relay_queue_open", "handle, queue, state, publisher, id", "reveal_at, attempt", (None, None)
+)
+DELIVERY: Final = Columns(
+    "relay_queue_delivery",
+    "handle, sub, queue, grp, rank, phase, revealed, lane",
+    "shape, turn, pos, expires_at",
+    (0, 0, 0, None),
+)
 
 
-def _insert(table: str, columns: str) -> str:
+@cache
+def insert(table: str, columns: str) -> str:
+    """Return the statement that inserts one row with positional parameters."""
     marks = ", ".join("?" for _ in columns.split(","))
     return f"insert into {table} ({columns}) values ({marks})"  # noqa: S608 - both are constants of this module
 
 
-ARRIVE_MESSAGE: Final = _insert("relay_queue_message", MESSAGE_COLUMNS)
-ARRIVE_OPEN: Final = _insert("relay_queue_open", OPEN_COLUMNS)
-ARRIVE_DELIVERY: Final = _insert("relay_queue_delivery", DELIVERY_COLUMNS)
+@cache
+def copy(table: str, columns: str) -> bytes:
+    """Return PostgreSQL's statement that inserts many rows."""
+    return f"copy {table} ({columns}) from stdin".encode()
+
 
 # The queue, its subscribers and groups ------------------------------------------------------------------------------
 
@@ -332,11 +368,12 @@ from relay_queue_tally where queue = :queue"""
 # Moving to another store --------------------------------------------------------------------------------------------
 
 RENAME: Final = "update relay_queue set uuid = :uuid where id = :queue"
-ADOPT_MESSAGE: Final = _insert(
-    "relay_queue_message", f"{MESSAGE_COLUMNS}, state, unavailable_at, deleted_at, journalled_at"
+ADOPT_OPEN: Final = insert(OPEN.table, OPEN.all)
+ADOPT_MESSAGE: Final = insert(
+    MESSAGE.table, f"{MESSAGE.all}, state, unavailable_at, deleted_at, journalled_at"
 )
-ADOPT_DELIVERY: Final = _insert(
-    "relay_queue_delivery",
+ADOPT_DELIVERY: Final = insert(
+    DELIVERY.table,
     "handle, sub, queue, grp, lane, rank, phase, shape, turn, pos, state, revealed, attempt, failures, get_at,"
     " fetched_at, in_process_at, done_at, unusable_at, expired_at, journalled_at, holder, again_at, cause, expires_at",
 )

@@ -70,23 +70,13 @@ def arrivals(
         expires_at = None if ttl is None else now + ttl
         # A child has no identity here: it is never a repeat, and never makes one.
         name = None if new.parents else new.id
-        opened.append((handle, queue, shown if revealed else put, reveal_at, new.publisher, name, new.attempt))
+        opened.append((handle, queue, shown if revealed else put, new.publisher, name, reveal_at, new.attempt))
         messages.append((
-            handle,
-            queue,
-            now,
-            now if revealed else None,
-            reveal_at,
-            expires_at,
-            new.priority,
-            new.attempt,
-            new.publisher,
-            new.id,
-            new.key,
-            new.value,
+            *(handle, queue, now, now if revealed else None, new.priority),
+            *(new.publisher, new.id, new.key, new.value, new.lane),
+            *(reveal_at, expires_at, new.attempt),
             headers_text(new.headers) if new.headers else None,
             new.subject,
-            new.lane,
             parents_text(new.parents) if new.parents else None,
         ))
         lane = None if new.lane is None else _number_of_lane(new.lane)
@@ -96,8 +86,8 @@ def arrivals(
             visible = revealed and not (turn and shape & Shape.ORDERED)
             phase = _READY if visible else hidden
             deliveries.append((
-                *(handle, subscriber, queue, group, lane, rank, phase),
-                *(shape, turn, position, int(visible), expires_at),
+                *(handle, subscriber, queue, group, rank, phase, int(visible), lane),
+                *(shape, turn, position, expires_at),
             ))
     return rows
 

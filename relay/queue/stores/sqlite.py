@@ -20,7 +20,7 @@ from relay.queue.settings import QueueSettings
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sql_session import Arrivals, Repeated, Row
-from relay.queue.stores.sql_text import ARRIVE_DELIVERY, ARRIVE_MESSAGE, ARRIVE_OPEN, sqlite_text
+from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, insert, sqlite_text
 
 BUSY_TIMEOUT_S: Final = 15.0
 """How long a unit waits for the file's other writers."""
@@ -120,11 +120,15 @@ class SqliteSession:
     def arrive(self, rows: Arrivals) -> None:
         """Insert new messages."""
         try:
-            self._connection.executemany(ARRIVE_OPEN, rows.opened)
+            self._insert(OPEN, rows.opened)
         except sqlite3.IntegrityError as error:
             raise Repeated("one of the messages waits already") from error
-        self._connection.executemany(ARRIVE_MESSAGE, rows.messages)
-        self._connection.executemany(ARRIVE_DELIVERY, rows.deliveries)
+        self._insert(MESSAGE, rows.messages)
+        self._insert(DELIVERY, rows.deliveries)
+
+    def _insert(self, columns: Columns, rows: Sequence[Row]) -> None:
+        needed, fitted = columns.fitted(rows)
+        self._connection.executemany(insert(columns.table, needed), fitted)
 
     def lock_groups(self, subscriber: int) -> None:
         """The file has one writer at a time."""
