@@ -20,7 +20,7 @@ from relay.message.record import LogPartition
 from relay.run import randomness
 from relay.run.crash import crash_point
 from relay.run.timing import Timing
-from relay.spark.columns import header_column
+from relay.spark.columns import header_column, utc_text
 from relay.spark.deciding import abort_unit, commit_unit
 from relay.spark.options import WriteOptions, check_kafka, check_topics
 from relay.spark.writing import QUERY_ID
@@ -120,7 +120,7 @@ def _records(df: DataFrame, options: WriteOptions, writer: str, capture: bytes, 
     }
     for name in ("id", "source", "type", "subject", "time"):
         if name in names:
-            attributes[f"ce_{name}"] = sql.col(name).cast("string")
+            attributes[f"ce_{name}"] = utc_text(df, name) if name == "time" else sql.col(name).cast("string")
     headers = header_column(attributes)
     if "headers" in names:
         given = sql.coalesce(sql.col("headers"), sql.array().cast("array<struct<key:string,value:binary>>"))

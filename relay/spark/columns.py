@@ -36,7 +36,7 @@ def kafka_columns(
         "ce_source": _literal(source),
         "ce_type": _literal(type),
         "ce_subject": _optional(subject),
-        "ce_time": None if time is None else _time(df, time),
+        "ce_time": None if time is None else utc_text(df, time),
         "content-type": None if content_type is None else _literal(content_type),
     }
     placed = _column(id) if key is None else _column(key)
@@ -77,7 +77,8 @@ def _optional(given: str | Column | None) -> Column | None:
     return None if given is None else _column(given).cast("string")
 
 
-def _time(df: DataFrame, given: str | Column) -> Column:
+def utc_text(df: DataFrame, given: str | Column) -> Column:
+    """Return a timestamp as RFC 3339 in UTC, whatever the session's time zone; text as it is."""
     column = _column(given)
     kind = df.select(column.alias("time")).schema["time"].dataType.simpleString()
     if kind != "timestamp":
