@@ -51,8 +51,10 @@ class Index:
         """Bring everything up to what the message is now."""
         self._derive_states(message, here=True)
         revealed = message.state is PublisherState.REVEALED
+        # Nobody may take an undecided child, but what was put behind it must not overtake it.
+        undecided = message.state is PublisherState.PUT and message.attempt is not None
         for group in message.groups():
-            holder, waits = None, False
+            holder, waits = None, undecided
             for delivery in group:
                 self._note_holder(message.handle, delivery.subscriber, delivery.holder)
                 if delivery.state in TAKEN:
