@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, NamedTuple, cast
 
@@ -18,7 +19,8 @@ from relay.queue.message import MessageView, Ticket
 from relay.queue.port import QueueStore, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.work.desks import DatabaseAway, EffectsInDoubt, TransactionTaken
-from tests.contracts.queue_book import QueueBook
+from tests.contracts.queue_book import LIVE, QueueBook
+from tests.contracts.queue_entry import Entry
 from tests.simulation.scheduler import Process, SimLock, World
 
 GATE_S: Final = 5.0
@@ -73,15 +75,24 @@ class Book(QueueBook):
         return [entry.view(value=False) for entry in self._entries.values()]
 
     def saved(self) -> tuple[Any, ...]:
+        # What has ended stays as it is, so only the rest is copied.
         entries = {
-            handle: replace(entry, rows=[replace(row, times=dict(row.times)) for row in entry.rows], times=dict(entry.times))
-            for handle, entry in self._entries.items()
+            handle: _copied(entry) if entry.state in LIVE else entry for handle, entry in self._entries.items()
         }
         return entries, self._last, dict(self._holders), dict(self._outcomes), len(self.endings)
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         self._entries, self._last, self._holders, self._outcomes, kept = saved
         del self.endings[kept:]
+
+
+def _copied(entry: Entry) -> Entry:
+    made = copy(entry)
+    made.times = dict(entry.times)
+    made.rows = [copy(row) for row in entry.rows]
+    for row in made.rows:
+        row.times = dict(row.times)
+    return made
 
 
 class Reach:
