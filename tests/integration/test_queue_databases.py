@@ -113,6 +113,23 @@ def test_two_who_take_at_once_get_nothing_twice_and_every_lane_in_order(opened: 
     assert stores[0].waiting() == 0
 
 
+def test_who_takes_waits_for_who_takes_of_the_same_lane(opened: Opened, database: psycopg.Connection) -> None:
+    asked = settings("ann")
+    first, second = opened(asked), opened(asked)
+    first.put([message(name, lane=b"l") for name in "ab"], NOW)
+    for store, holder in ((first, b"one"), (second, b"two")):
+        store.enter(Holder(holder, "ann", 0, None))
+
+    with first.transaction():
+        taken = first.take("ann", b"one", 1, NOW)
+        thread, ended = in_thread(lambda: second.take("ann", b"two", 2, NOW))
+        until(lambda: one_waits(database), "the second taker waits")
+    thread.join(WAIT_S)
+
+    assert [one.id for one in taken] == ["a"]
+    assert ended == [[]]
+
+
 def test_the_last_two_subscribers_who_end_at_once_journal_the_message(
     opened: Opened, database: psycopg.Connection
 ) -> None:
@@ -166,6 +183,26 @@ def test_a_deadlock_takes_one_back_as_a_whole_and_it_may_be_done_again(
     assert sorted(isinstance(end, StoreAway) for end in (*mine, *ended)) == [False, True]
     assert priorities == ({3} if mine == [[True]] else {7})
     assert first.prioritise([a, b], 1) == [True, True]
+
+
+def test_a_deadlock_of_a_single_call_is_done_again_by_itself(
+    postgres: str, opened: Opened, database: psycopg.Connection
+) -> None:
+    asked = settings("ann")
+    # Only the other one looks for deadlocks, so that it is the one that is taken back.
+    patient = opened(asked, f"{postgres}?options=-cdeadlock_timeout%3D60s")
+    other = opened(asked)
+    a, b = put(patient, "a", "b")
+
+    with patient.transaction():
+        patient.prioritise([b], 3)
+        thread, ended = in_thread(lambda: other.prioritise([a, b], 7))
+        until(lambda: one_waits(database), "the other waits for b")
+        assert patient.prioritise([a], 3) == [True]
+    thread.join(WAIT_S)
+
+    assert ended == [[True, True]]
+    assert {view.priority for view in patient.find(Filter())} == {7}
 
 
 def test_a_queue_retires_only_when_what_is_being_written_is_there(
