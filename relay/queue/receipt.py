@@ -15,13 +15,31 @@ from relay.queue.settings import QueueSettings
 EDITED: Final = "relay_edited"
 """The header that an edit adds: JSON with ``at`` (milliseconds), ``who``, ``reason``, ``before`` (BLAKE2b-16 of the value)."""
 
+PLACE: Final = "relay_place"
+"""The header by which an index names a value that stays in the log: JSON, the place, the value's digest, its size in bytes."""
+_PLACE_BYTES_MAX: Final = 512
+
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return what counts against ``message_bytes`` and the retention in bytes."""
+    """Return what counts against ``message_bytes`` and the retention in bytes; a value in the log counts as if it were here."""
+    if value is None and headers and (in_log := _size_in_log(headers[-1])) is not None:
+        return size_of(key, None, headers[:-1]) + in_log
     named = sum(len(name.encode()) + len(content or b"") for name, content in headers)
     return len(key or b"") + len(value or b"") + named
+
+
+def _size_in_log(header: tuple[str, bytes | None]) -> int | None:
+    """Return the size that a place tells, None if the header is none."""
+    name, content = header
+    if name != PLACE or content is None or len(content) > _PLACE_BYTES_MAX:
+        return None
+    try:
+        size = orjson.loads(content)[-1]
+    except (orjson.JSONDecodeError, IndexError, KeyError, TypeError):
+        return None
+    return size if isinstance(size, int) and size >= 0 else None
 
 
 def audience_of(settings: QueueSettings, message: NewMessage) -> Audience:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.queue.message import Audience, Group, NewMessage, Parent, Taken, Ticket
-from relay.queue.port import Filter, Holder, QueueStore
+from relay.queue.message import Audience, Group, NewMessage, Parent, Place, Taken, Ticket
+from relay.queue.port import Filter, Holder, QueueStore, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import open_store
@@ -23,8 +23,32 @@ LATER = NOW + 1_000
 HOLDER, OTHER = b"holder-1", b"holder-2"
 PARENT = Parent("inbound", 7, "clerk")
 """What every child of the tests was made from."""
-MEDIA = ["book", "sqlite", "postgresql", "files"]
+MEDIA = ["book", "sqlite", "postgresql", "files", "log"]
 """Every store there is; the book is the reference."""
+
+
+@dataclass
+class Log:
+    """A log in memory, with a place for each value that was appended."""
+
+    values: dict[Place, bytes | None] = field(default_factory=dict)
+    away: bool = False
+
+    def append(self, message: NewMessage) -> NewMessage:
+        """Append the value, and return the message with its place."""
+        if message.value is None:
+            return message
+        place = Place("orders", "id", len(self.values) % 3, len(self.values))
+        self.values[place] = message.value
+        return replace(message, place=place)
+
+    def read(self, places: Sequence[Place]) -> dict[Place, bytes | None]:
+        if self.away:
+            raise StoreAway("the log is away")
+        return {place: self.values[place] for place in places if place in self.values}
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -35,11 +59,16 @@ class Medium:
     url: str
     state: Path
     opened: list[QueueStore] = field(default_factory=list)
+    log: Log = field(default_factory=Log)
 
     def open(self, settings: QueueSettings) -> QueueStore:
-        store = (
-            QueueBook(settings) if self.name == "book" else open_store(settings, self.url, state=self.state)
-        )
+        if self.name == "book":
+            store: QueueStore = QueueBook(settings)
+        else:
+            store = open_store(settings, self.url, state=self.state, values=self.log)
+        if self.name == "log":
+            put = store.put
+            store.put = lambda new, now, **over: put(list(map(self.log.append, new)), now, **over)  # type: ignore[method-assign]
         self.opened.append(store)
         return store
 
@@ -56,6 +85,7 @@ def medium_of(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Medi
     urls: dict[str, Callable[[], str]] = {
         "book": lambda: "book:",
         "sqlite": lambda: "sqlite:///queues.db",
+        "log": lambda: "log+sqlite:///queues.db",
         "files": lambda: "files:///queues",
         "postgresql": lambda: str(request.getfixturevalue("queue_database")),
     }

@@ -1,0 +1,87 @@
+"""Values read back from the log by place: for a queue that keeps only its index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from relay.kafka import settings
+from relay.kafka.failures import kafka_error
+from relay.kafka.reading import PartitionReader
+from relay.kafka.settings import TimingLike
+from relay.message.errors import Stuck, Unreachable
+from relay.message.record import LogPartition
+from relay.queue.message import Place
+from relay.queue.port import StoreAway
+from relay.run import clock
+
+GAP: Final = 1000
+"""Offsets nearer than this are read in one run: reading past so many records costs less than a new fetch."""
+DEADLINE_S: Final = 10.0
+_NO_TOPIC: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+
+
+class LogValues:
+    """A reader without a group. What was put into a queue was committed, so it reads whatever is there.
+
+    The digest in the index tells whether a record is the one that was put: a topic may have been made anew.
+    """
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike, name: str) -> None:
+        given = settings.consumer(kafka, timing, name, log_level=0)
+        self._reader = PartitionReader(given, committed=False, clock=clock.monotonic, deadline_s=DEADLINE_S)
+
+    def read(self, places: Sequence[Place]) -> dict[Place, bytes | None]:
+        """Return the values that are there, each partition read in the order of its offsets; see `relay.queue.values.Values`."""
+        wanted: dict[LogPartition, dict[int, Place]] = {}
+        for place in places:
+            wanted.setdefault(LogPartition(place.topic, place.partition), {})[place.offset] = place
+        found: dict[Place, bytes | None] = {}
+        try:
+            runs = {
+                partition: self._runs(partition, sorted(offsets)) for partition, offsets in wanted.items()
+            }
+            for ranges in _rounds(runs):
+                for batch in self._reader.read(ranges):
+                    for record in batch:
+                        offsets = wanted[LogPartition(record.topic(), record.partition())]
+                        if record.offset() in offsets:
+                            found[offsets[record.offset()]] = record.value()
+        except (Stuck, Unreachable) as error:
+            raise StoreAway(f"the log with the queue's values does not answer: {error}") from error
+        return found
+
+    def _runs(self, partition: LogPartition, offsets: list[int]) -> list[tuple[int, int]]:
+        """Return what is to be read of a partition, [first, end); nothing of what lies outside its watermarks."""
+        try:
+            low, high = self._reader.watermarks(partition)
+        except Unreachable as error:
+            found = kafka_error(error)
+            if found is not None and found.code() in _NO_TOPIC:
+                return []
+            raise
+        there = [offset for offset in offsets if low <= offset < high]
+        if not there:
+            return []
+        breaks = [number for number, (one, other) in enumerate(pairwise(there), 1) if other - one > GAP]
+        pieces = zip([0, *breaks], [*breaks, len(there)], strict=True)
+        return [(there[begin], there[end - 1] + 1) for begin, end in pieces]
+
+    def close(self) -> None:
+        """Leave."""
+        self._reader.close()
+
+
+def _rounds(
+    runs: Mapping[LogPartition, list[tuple[int, int]]],
+) -> Iterator[dict[LogPartition, tuple[int, int]]]:
+    """Yield one run of each partition at a time."""
+    for number in range(max(map(len, runs.values()), default=0)):
+        yield {partition: one[number] for partition, one in runs.items() if number < len(one)}

@@ -1,0 +1,130 @@
+"""A queue whose values stay in the Kafka log: the database has the index with a place for each, and a value is read back when asked.
+
+A value that cannot be had any more (retention, a topic made anew) ends its message: UNAVAILABLE, and UNUSABLE with the
+cause for whoever would have got it. A message put without a place (a child, an edited one) keeps its value in the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import orjson
+
+from relay.message.errors import Retriable
+from relay.queue.message import MessageView, NewMessage, Place, PutAnswer, Taken
+from relay.queue.port import StoreAway
+from relay.queue.receipt import PLACE
+from relay.queue.settings import QueueSettings
+from relay.queue.stores.sql_queue import SqlQueue
+from relay.queue.stores.sql_session import Session
+from relay.queue.values import Values, digest_of
+
+Shown = TypeVar("Shown", Taken, MessageView)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a value is to be found, and by what it is known."""
+
+    place: Place
+    digest: str
+
+
+class LogQueue(SqlQueue):
+    """The `QueueStore` over an index in a database and the log. Without ``values`` it can put, not take or show."""
+
+    def __init__(self, settings: QueueSettings, session: Session, values: Values | None) -> None:
+        super().__init__(settings, session)
+        self._values = values
+
+    def close(self) -> None:
+        """Close the index and the reader of the log."""
+        super().close()
+        if self._values is not None:
+            self._values.close()
+
+    def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
+        """Store the index entries of messages; see the port."""
+        return super().put([_without_value(message) for message in messages], now, reveal=reveal)
+
+    def take(
+        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+    ) -> list[Taken]:
+        """AVAILABLE -> GET -> FETCHED; see the port. What has left the log is ended and not given.
+
+        Raises StoreAway, and gives back what was taken, if the log does not answer.
+        """
+        taken = super().take(subscriber, holder, limit, now, without=without)
+        try:
+            shown, gone = self._fill(taken)
+        except Retriable:
+            # Retry: nothing was given, so nothing may stay taken.
+            self.free(subscriber, [one.ticket for one in taken], now)
+            raise
+        if gone:
+            with self.transaction():
+                self.withdraw([one.ticket.handle for one, _ in gone], now)
+                self.refuse(subscriber, [(one.ticket, _cause(placed)) for one, placed in gone], now)
+        return shown
+
+    def _views(self, handles: Sequence[int], *, value: bool) -> list[MessageView]:
+        views = super()._views(handles, value=value)
+        if not value:
+            return [replace(view, headers=_split(view.headers)[0]) for view in views]
+        shown, gone = self._fill(views)
+        shown += [replace(view, headers=_split(view.headers)[0]) for view, _ in gone]
+        order = {view.handle: number for number, view in enumerate(views)}
+        return sorted(shown, key=lambda view: order[view.handle])
+
+    def _fill(self, found: Sequence[Shown]) -> tuple[list[Shown], list[tuple[Shown, Placed]]]:
+        """Return what has its value, in order, and what has lost it with the place where it was."""
+        parts = [_split(one.headers) for one in found]
+        values = self._read([placed for _, placed in parts if placed is not None])
+        shown: list[Shown] = []
+        gone: list[tuple[Shown, Placed]] = []
+        for one, (headers, placed) in zip(found, parts, strict=True):
+            value = one.value if placed is None else values.get(placed.place)
+            if placed is None or (value is not None and digest_of(value) == placed.digest):
+                shown.append(replace(one, headers=headers, value=value))
+            else:
+                gone.append((one, placed))
+        return shown, gone
+
+    def _read(self, wanted: list[Placed]) -> dict[Place, bytes | None]:
+        if not wanted:
+            return {}
+        if self._values is None:
+            raise StoreAway(
+                f"queue {self.settings.name!r} keeps its values in the log, which is not read here"
+            )
+        return dict(self._values.read([placed.place for placed in wanted]))
+
+
+def _without_value(message: NewMessage) -> NewMessage:
+    # The place is the relay's own word: whatever came under its name is left out.
+    headers = tuple(header for header in message.headers if header[0] != PLACE)
+    if message.place is None or message.value is None:
+        return replace(message, headers=headers)
+    place = orjson.dumps([*message.place, digest_of(message.value), len(message.value)])
+    return replace(message, value=None, headers=(*headers, (PLACE, place)))
+
+
+def _split(
+    headers: tuple[tuple[str, bytes | None], ...],
+) -> tuple[tuple[tuple[str, bytes | None], ...], Placed | None]:
+    """Return the message's own headers, and the place of its value unless the index has it: an edit follows the place."""
+    own = tuple(header for header in headers if header[0] != PLACE)
+    if not headers or headers[-1][0] != PLACE:
+        return own, None
+    topic, topic_id, partition, offset, digest, _ = orjson.loads(headers[-1][1] or b"")
+    return own, Placed(Place(topic, topic_id, partition, offset), digest)
+
+
+def _cause(placed: Placed) -> str:
+    place = placed.place
+    return (
+        f"its value is no longer in the log at {place.topic}[{place.partition}] offset {place.offset}: "
+        "the topic's retention passed it, or the topic was made anew"
+    )

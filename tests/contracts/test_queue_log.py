@@ -1,0 +1,134 @@
+"""What only a queue with its values in the log can suffer: values that are gone, changed, or away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from relay.message.errors import ConfigError
+from relay.queue.port import Refused, StoreAway
+from relay.queue.receipt import PLACE
+from relay.queue.states import PublisherState as P
+from relay.queue.states import SubscriberState as S
+from relay.queue.stores import open_store
+from tests.contracts.queue_media import (
+    NOW,
+    Medium,
+    child,
+    ids,
+    medium_of,
+    message,
+    opened,
+    put,
+    settings,
+    state,
+    states,
+    take,
+    tickets,
+)
+
+
+@pytest.fixture
+def medium(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Medium]:
+    medium = medium_of("log", tmp_path, request)
+    yield medium
+    medium.close()
+
+
+def lose(medium: Medium, *values: bytes) -> None:
+    """Let values leave the log, as its retention does."""
+    medium.log.values = {place: value for place, value in medium.log.values.items() if value not in values}
+
+
+def test_the_index_has_places_and_the_log_has_the_values(medium: Medium) -> None:
+    store = opened(medium, "ann")
+    put(store, "a", value=b"canary-of-the-value")
+
+    raw = b"".join(path.read_bytes() for path in medium.state.glob("queues.db*"))
+    assert b"canary" not in raw
+    (one,) = take(store)
+    assert (one.value, one.headers) == (b"canary-of-the-value", ())
+
+
+def test_a_value_that_left_the_log_ends_its_message_with_a_cause_and_the_others_go_on(medium: Medium) -> None:
+    store = opened(medium, "ann", "bob")
+    put(store, "a", "gone", "c", lane=b"l")
+    gone = 2
+    lose(medium, b"gone")
+
+    taken = take(store, "ann")
+    assert ids(taken) == ["a", "c"]
+    assert state(store, gone) is P.UNAVAILABLE
+    assert states(store, gone) == {"ann": S.JOURNALLED, "bob": S.JOURNALLED}
+    view = store.view(gone)
+    assert view is not None
+    assert view.value is None
+    ann, bob = view.subscribers
+    assert (ann.times.unusable, bob.times.unusable, bob.times.expired) == (NOW, None, NOW)
+    assert "orders[1] offset 1" in (ann.cause or "")
+    assert store.finish("ann", tickets(taken), NOW) == [True, True]
+    assert ids(take(store, "bob")) == ["a", "c"]
+    assert store.trim([gone]) == 1
+
+
+def test_another_value_in_the_same_place_is_not_given(medium: Medium) -> None:
+    store = opened(medium, "ann")
+    (handle,) = put(store, "a")
+    medium.log.values = dict.fromkeys(medium.log.values, b"of the topic that was made anew")
+
+    assert take(store) == []
+    assert state(store, handle) is P.UNAVAILABLE
+
+
+def test_while_the_log_is_away_nothing_stays_taken(medium: Medium) -> None:
+    store = opened(medium, "ann")
+    (handle,) = put(store, "a")
+    medium.log.away = True
+
+    with pytest.raises(StoreAway):
+        take(store)
+    assert store.held(b"ann") == []
+    with pytest.raises(StoreAway):
+        store.view(handle)
+    view = store.view(handle, value=False)
+    assert view is not None
+    assert view.subscribers[0].state is S.AVAILABLE
+    medium.log.away = False
+    assert [one.value for one in take(store)] == [b"a"]
+
+
+def test_what_has_no_place_keeps_its_value_in_the_index(medium: Medium) -> None:
+    store = opened(medium, "ann")
+    (edited,) = put(store, "edited")
+    store.put([message("null", value=None)], NOW)
+    assert store.edit(edited, b"new", "ops", "why", NOW) is True
+    medium.log.values.clear()
+
+    bare = open_store(store.settings, medium.url, state=medium.state, values=medium.log)
+    (made,) = (answer.handle for answer in bare.put([child("made")], NOW))
+    bare.accept([made], NOW)
+    bare.close()
+    assert [(one.id, one.value) for one in take(store)] == [
+        ("edited", b"new"),
+        ("null", None),
+        ("made", b"made"),
+    ]
+
+
+def test_a_publisher_does_not_choose_what_is_read(medium: Medium) -> None:
+    store = opened(medium, "ann", message_bytes=100)
+    put(store, "secret")
+    forged = orjson.dumps([*next(iter(medium.log.values)), "digest"])
+
+    put(store, "forged", value=None, headers=((PLACE, forged), ("h", b"1")))
+    with pytest.raises(Refused):
+        put(store, "large", value=b"x" * 101)
+    assert [(one.value, one.headers) for one in take(store)] == [(b"secret", ()), (None, (("h", b"1"),))]
+
+
+def test_files_cannot_be_the_index(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"log\+sqlite"):
+        open_store(settings("ann"), "log+files:///q", state=tmp_path)
