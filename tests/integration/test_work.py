@@ -36,19 +36,6 @@ def test_each_message_takes_effect_once_in_its_lanes_order_and_is_journalled(sit
     assert (found["done"], found["failed"], found["overtaken"]) == (60, 0, 0)
 
 
-@STORES
-@pytest.mark.parametrize("point", ["work.taken", "work.ran:5", "work.deciding:5", "work.decided:5"])
-def test_a_process_that_dies_at_any_step_returns_exactly_what_was_not_done(site: Site, point: str) -> None:
-    site.put(range(20))
-    app = site.app()
-
-    assert site.finish(app, env={"RELAY_CRASH_AT": point}) == 137
-    done = len(site.effects())
-    assert done == {"work.taken": 0, "work.decided:5": 5}.get(point, 4)
-    assert site.finish(app) == 0
-    site.check(range(20))
-
-
 FAILING = """
 from relay import Unusable, subscriber
 
@@ -66,7 +53,7 @@ def book(message, db):
 """
 
 
-@STORES
+@pytest.mark.parametrize("medium", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def test_a_handler_that_raises_is_tried_again_in_its_lanes_order_and_then_told_unusable(site: Site) -> None:
     site.put(range(14))
 
@@ -101,6 +88,7 @@ def book(message, db):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("medium", "end"),
     [("sqlite", "os._exit(9)"), ("postgresql", "os._exit(9)"), ("postgresql", "time.sleep(600)")],

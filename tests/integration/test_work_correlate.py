@@ -30,7 +30,7 @@ join = correlate(
 KEYS = 20
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def site(
     request: pytest.FixtureRequest, tmp_path: Path, kafka: str, kafka_admin: AdminClient
 ) -> Iterator[Site]:

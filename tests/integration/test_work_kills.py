@@ -51,7 +51,7 @@ def kill_at_random(site: Site, messages: int, kills: int, seed: int, deadline_s:
     return int(killed), int(failed)
 
 
-@pytest.mark.parametrize("medium", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("medium", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def test_a_few_handlers_killed_at_random_lose_and_repeat_nothing(site: Site) -> None:
     killed, failed = kill_at_random(site, 1_000, 8, 1, 120.0)
 
