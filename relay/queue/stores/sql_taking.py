@@ -53,11 +53,20 @@ class Choice:
     def _by_rank(self, rank: int) -> Iterator[Candidate]:
         """Yield what waits by rank and handle: by handle, if there is one rank only."""
         place, size = {"rank": rank, "handle": _ABOVE_ALL}, self._limit
-        while page := self._session.run(sql.READY_PAGE, {**self._given, **place, "limit": size}):
+        given = {**self._given, "shut": self._shut_numbers()}
+        while page := self._session.run(sql.READY_PAGE, {**given, **place, "limit": size}):
             yield from map(Candidate._make, page)
             if len(page) < size:
                 return
             place, size = {"rank": page[-1][3], "handle": page[-1][0]}, min(4 * size, PAGE_MAX)
+
+    def _shut_numbers(self) -> list[int]:
+        """Return lanes that the database need not even read: thousands of messages may wait in one."""
+        shut = set(self._closed.numbers)
+        # A number stands for a lane of every group, so what another holder has shuts it only if there is one group.
+        if self._closed.lanes and self._session.run(sql.COUNT_GROUPS, self._given)[0][0] == 1:
+            shut |= {number for _, number in self._closed.lanes}
+        return sorted(shut)
 
     def _by_level(self) -> list[Candidate]:
         found: list[Candidate] = []

@@ -27,6 +27,7 @@ _MAY: Final = {
 }
 """The states in which an event may happen. GET is never stored: a take passes it in one write."""
 _LIST: Final = re.compile(r"in \{(\w+)\}")
+_NO_LIST: Final = re.compile(r"not in \{(\w+)\}")
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 TEXT_LISTS: Final = frozenset({"ids"})
 """Lists of text; the others are of integers."""
@@ -48,7 +49,10 @@ def postgresql_text(text: str) -> bytes:
     def any_of(found: re.Match[str]) -> str:
         return f"= any(%({found[1]})s::{'text' if found[1] in TEXT_LISTS else 'bigint'}[])"
 
-    listed = _LIST.sub(any_of, _numbered(text)).replace("<lock>", "for update").replace("<share>", "for share")
+    def none_of(found: re.Match[str]) -> str:
+        return f"<> all(%({found[1]})s::bigint[])"
+
+    listed = _LIST.sub(any_of, _NO_LIST.sub(none_of, _numbered(text))).replace("<lock>", "for update").replace("<share>", "for share")
     return _PARAMETER.sub(r"%(\1)s", listed).encode()
 
 
@@ -231,11 +235,12 @@ where queue = :queue and phase > 0 and phase < 6 and phase = 1 and sub = :sub an
 HELD_LANES: Final = """select grp, lane, handle, holder from relay_queue_delivery
 where queue = :queue and phase > 0 and phase < 6 and phase = 4 and lane is not null
     and grp in (select grp from relay_queue_member where sub = :sub)"""
+COUNT_GROUPS: Final = "select count(*) from relay_queue_member where sub = :sub"
 PLACES: Final = """select grp, lane, handle, rank, phase from relay_queue_delivery
 where queue = :queue and phase > 0 and phase < 6 and phase in (1, 2, 5) and sub = :sub and lane is not null and (expires_at is null or expires_at > :now)"""
 READY_PAGE: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
 from relay_queue_delivery
-where sub = :sub and phase = 0 and (rank, handle) > (:rank, :handle) order by rank, handle limit :limit"""
+where sub = :sub and phase = 0 and (rank, handle) > (:rank, :handle) and (lane is null or lane not in {shut}) order by rank, handle limit :limit"""
 RANKS: Final = """select
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank, handle limit 1),
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank desc, handle desc limit 1)"""
