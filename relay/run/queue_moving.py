@@ -9,7 +9,6 @@ from relay.message.errors import CheckFailed, ConfigError
 from relay.queue import moving
 from relay.queue.desired import Move, Step
 from relay.queue.port import QueueStore
-from relay.queue.stores import open_store
 from relay.run import clock
 from relay.run.config import QueueDestination
 from relay.run.crash import crash_point
@@ -17,7 +16,7 @@ from relay.run.queue_config import in_folder
 from relay.run.queue_cursor_copy import copy_cursors
 from relay.run.queue_desk import QueueDesk
 from relay.run.queue_tables import create_tables
-from relay.run.queues import address_of, queue_of
+from relay.run.queues import address_of, open_at, queue_of
 
 OBEY_S: Final = 1.0
 """Workers follow the control topic within this time."""
@@ -35,10 +34,9 @@ def move_queue(desk: QueueDesk, name: str, target: str, *, wait_s: float, tell: 
     if begun is not None and begun.step is Step.MOVED and desk.desired.store_of(name, queue.store) == target:
         return {"queue": name, "to": target, "messages": 0, "moved": False}
     _check(desk, name, target, begun)
-    target_url = address_of(desk.config, queue, target)
     create_tables(desk.config, queue, target)
-    source = open_store(queue.settings(), address_of(desk.config, queue, queue.store), state=desk.config.relay.state)
-    new = open_store(queue.settings(), target_url, state=desk.config.relay.state)
+    source = open_at(desk.config, queue, queue.store)
+    new = open_at(desk.config, queue, target)
     try:
         count = _move(desk, name, target, source, new, wait_s=wait_s, tell=tell)
     finally:

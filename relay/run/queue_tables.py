@@ -17,7 +17,7 @@ from relay.run.check_table import away
 from relay.run.config import RelayConfig, ResourceConfig
 from relay.run.following import START_DEADLINE_S, follow
 from relay.run.queue_config import QueueConfig
-from relay.run.queues import address, address_of, check_identity
+from relay.run.queues import address_of, check_identity, open_at
 
 _OWN: Final = """
 select c.oid::regclass::text, c.relkind = 'S' from pg_class c
@@ -59,9 +59,7 @@ def create_tables(config: RelayConfig, queue: QueueConfig, store: str) -> None:
     if url.startswith("sqlite:"):
         # Routes into the queue keep their position beside it.
         open_resource(f"queue {queue.name}", url).create_tables()
-        from relay.queue.stores import open_store  # noqa: PLC0415 - load the driver in use only
-
-        open_store(queue.settings(), url, state=config.relay.state).close()
+        open_at(config, queue, store).close()
     if url.startswith("postgres"):
         resource = config.resources[store.removeprefix("log+")]
         _create_postgresql(queue, resource)
@@ -97,9 +95,8 @@ def _grant(connection: psycopg.Connection[tuple[object, ...]], role: str) -> Non
 
 
 def _record(config: RelayConfig, name: str, desired: Desired) -> str:
-    from relay.queue.stores import open_store  # noqa: PLC0415 - load the driver in use only
-
-    store = open_store(config.queues[name].settings(), address(config, name, desired), state=config.relay.state)
+    queue = config.queues[name]
+    store = open_at(config, queue, desired.store_of(name, queue.store))
     uuid = store.uuid
     store.close()
     if name not in desired.uuids:

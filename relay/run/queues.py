@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from relay.message.errors import ConfigError, Stopped
 from relay.queue.desired import Desired
 from relay.queue.port import QueueStore
+from relay.queue.values import Values
 from relay.run.config import RelayConfig, ResourceConfig
 from relay.run.following import follow
 from relay.run.queue_config import QueueConfig
@@ -47,15 +48,30 @@ def database_of(config: RelayConfig, queue: str) -> ResourceConfig:
     return ResourceConfig(url=SecretStr(url.removeprefix("log+")))
 
 
+def open_at(config: RelayConfig, queue: QueueConfig, store: str) -> QueueStore:
+    """Open a store as the configuration writes it, whoever it was made for; the caller closes it."""
+    from relay.queue.stores import open_store  # noqa: PLC0415 - load the driver in use only
+
+    url = address_of(config, queue, store)
+    return open_store(queue.settings(), url, state=config.relay.state, values=_values(config, url))
+
+
+def _values(config: RelayConfig, url: str) -> Values | None:
+    """Return the reader of values that stay in the log."""
+    if not url.startswith("log+"):
+        return None
+    from relay.kafka.values import LogValues  # noqa: PLC0415 - only where it is needed
+
+    return LogValues(config.kafka, config.timing, f"{config.relay.name}.values")
+
+
 def open_queue(config: RelayConfig, name: str, desired: Desired) -> QueueStore:
     """Open a queue where it lies now. Raises ConfigError, StoreAway, or Stopped if it is another one than recorded.
 
     The caller closes it; one thread at a time uses it.
     """
-    from relay.queue.stores import open_store  # noqa: PLC0415 - load the driver in use only
-
-    url = address(config, name, desired)
-    store = open_store(queue_of(config, name).settings(), url, state=config.relay.state)
+    queue = queue_of(config, name)
+    store = open_at(config, queue, desired.store_of(name, queue.store))
     try:
         check_identity(name, store.uuid, desired)
     except BaseException:

@@ -28,6 +28,7 @@ from tests.routes import Route, ce, publish, read_all, wait_for
 
 PARTITIONS = 2
 STORES = ("sqlite", "postgresql")
+ADDRESSES = {"sqlite": "sqlite:///credit.db", "postgresql": "shop", "log": "log+sqlite:///credit.db"}
 
 
 class QueueRoute(Route):
@@ -76,9 +77,8 @@ def make(tmp_path: Path, kafka: str, postgres: str, make_topic: Callable[..., st
     made: list[QueueRoute] = []
 
     def route(store: str, extra: str = "") -> QueueRoute:
-        address = "sqlite:///credit.db" if store == "sqlite" else "shop"
-        resources = "" if store == "sqlite" else f'[resources.shop]\nurl = "{postgres}"\n'
-        found = QueueRoute(tmp_path, kafka, make_topic(PARTITIONS), address, resources, extra)
+        resources = f'[resources.shop]\nurl = "{postgres}"\n' if store == "postgresql" else ""
+        found = QueueRoute(tmp_path, kafka, make_topic(PARTITIONS), ADDRESSES[store], resources, extra)
         found.migrate()
         made.append(found)
         return found
@@ -198,6 +198,23 @@ def test_a_held_publishers_messages_are_put_and_revealed_before_its_next_ones(ma
     taken = [one.id for one in store.take("clerk", b"h", 20, clock.wall_ms()) if one.publisher == "/held"]
     store.close()
     assert taken == [f"h-{n}" for n in range(6)]
+
+
+@pytest.mark.slow
+def test_a_queue_whose_values_stay_in_the_log_gives_each_message_with_its_value(make: MakeRoute) -> None:
+    route = make("log")
+    publish(route.kafka, route.log, messages(50))
+
+    assert route.finish() == 0, route.said()
+
+    config = load(route.path)
+    follower = follow(config)
+    store = open_queue(config, "credit", follower.now())
+    store.enter(Holder(b"h", "clerk", 0, None))
+    taken = store.take("clerk", b"h", 100, clock.wall_ms())
+    store.close()
+    follower.close()
+    assert sorted((one.id, one.value) for one in taken) == sorted((f"m-{n}", b"%d" % n) for n in range(50))
 
 
 @pytest.mark.slow
