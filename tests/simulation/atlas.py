@@ -38,7 +38,7 @@ class Faults:
         rng = world.rng
         # Each fault has a coin of its own, so that a new one leaves the runs without it as they were.
         coins = {name: Random(f"{world.seed}/{name}").random() for name in ATLAS}
-        self.names = [name for name in ATLAS if (coins[name] < 0.5 if only is None else name in only)]
+        self.names = [name for name in ATLAS if (coins[name] < RARE.get(name, 0.5) if only is None else name in only)]
         if storm and only is None:
             self.names = [*STORM, *rng.sample(["kills", "slow_markers", "freezes", "resets"], rng.randrange(0, 3))]
         for name in self.names:
@@ -214,6 +214,28 @@ def deaf_members(faults: Faults) -> None:
     faults.sometime(strike, rng.randrange(1, 3))
 
 
+def silent_connections(faults: Faults) -> None:
+    """A worker's connections fall silent, as behind a firewall that forgot them."""
+
+    def strike() -> None:
+        victim = faults.victim()
+        if victim is not None:
+            faults.cluster.network.silence(victim.name)
+
+    faults.sometime(strike, faults.world.rng.randrange(1, 4))
+
+
+def live_twins(faults: Faults) -> None:
+    """A second process starts under a living worker's name: one of the two stops, and is not started again."""
+
+    def strike() -> None:
+        living = [number for number, process in faults.crew.running.items() if process.alive]
+        if living:
+            faults.crew.start(faults.world.rng.choice(living))
+
+    faults.sometime(strike, 1)
+
+
 def frozen_points(faults: Faults) -> None:
     """A long freeze at named steps of production's code, within recovery above all."""
     rng = faults.world.rng
@@ -262,6 +284,8 @@ def clock_jumps(faults: Faults) -> None:
     faults.sometime(strike, 3)
 
 
+RARE: Final = {"silent_connections": 0.1, "live_twins": 0.1}
+"""Shares of runs with a fault, where it is not half of them."""
 STORM: Final = ("strays", "deaf_members", "frozen_points")
 """What the protocol was made for: strays while memberships end and workers stand still."""
 CRASH_POINTS: Final = (
@@ -273,6 +297,7 @@ ATLAS: Final[dict[str, Callable[[Faults], None]]] = {
     fault.__name__: fault
     for fault in (
         kills, kills_between_calls, freezes, crash_points, strays, bad_lines, resets, broker_pauses, broker_restarts,
-        partitions, deaf_members, frozen_points, slow_markers, hanging_calls, compactions, clock_jumps,
+        partitions, deaf_members, silent_connections, live_twins, frozen_points, slow_markers, hanging_calls,
+        compactions, clock_jumps,
     )
 }  # fmt: skip

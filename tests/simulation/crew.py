@@ -70,7 +70,8 @@ class Crew:
         except Crashed:
             raise
         except FOR_A_PERSON as final:
-            self.stopped.append(f"{process.name} {type(final).__name__}: {final}")
+            if not (isinstance(final, TwinDetected) and self._goes_on(number, process)):
+                self.stopped.append(f"{process.name} {type(final).__name__}: {final}")
             self.world.trace(process.name, "stopped", type(final).__name__, str(final)[:300])
         except RelayError as known:
             self.world.trace(process.name, "ended", type(known).__name__, str(known)[:300])
@@ -80,6 +81,13 @@ class Crew:
             self.world.trace(process.name, "uncaught", type(unknown).__name__, str(unknown)[:300])
             process.failure = unknown
         process.kill()
+
+    def _goes_on(self, number: int, process: Process) -> bool:
+        """Does another process under this name go on? Of two, the one that announced itself earlier stops."""
+        if self.running.get(number) is process:
+            named = (other for other in self.world.processes if other.alive and other.name == process.name)
+            self.running[number] = next((other for other in named if other is not process), process)
+        return self.running[number] is not process
 
     def _ended(self, number: int, process: Process) -> None:
         self.deaths += 1

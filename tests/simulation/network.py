@@ -87,6 +87,13 @@ class Network:
             if process is None or connection.process.name == process:
                 connection.reset()
 
+    def silence(self, process: str) -> None:
+        """Every connection of a process falls silent: nothing arrives, nothing is refused, until a request times out."""
+        self.world.trace(process, "connections fall silent")
+        for connection in self._open:
+            if connection.process.name == process:
+                connection.fall_silent()
+
     def pause_broker(self, seconds: float, broker: int | None = None) -> None:
         """A broker, or every one, processes nothing for a while; what arrives meanwhile waits."""
         self.world.trace("broker paused", broker, round(seconds, 3))
@@ -121,6 +128,7 @@ class Connection:
         self._world = network.world
         self._life = 0
         self._broken_life = -1
+        self._silent_life = -1
         self._ready_at = 0.0
         self._last_arrival = 0.0
         self._lag_s = network.world.rng.uniform(0.0, 0.05)
@@ -161,6 +169,10 @@ class Connection:
             return
         self._close(KafkaError._TRANSPORT)
 
+    def fall_silent(self) -> None:
+        """Neither what is sent from now on arrives nor any answer; the client learns it by its own time limits."""
+        self._broken_life = self._silent_life = self._life
+
     def _close(self, code: int) -> None:
         self._life += 1
         self.resets += 1
@@ -200,7 +212,7 @@ class Connection:
         handle(reply)
 
     def _answer(self, number: int, life: int, answer: Any) -> None:
-        if life != self._life:
+        if life != self._life or life == self._silent_life:
             return
         answered = self._waiting.pop(number, None)
         if answered is not None:
