@@ -19,6 +19,8 @@ from relay.message.errors import ConfigError
 SPARK: Final = "4.0.0"
 """The newest version whose Kafka connector resolves with all its dependencies."""
 CONNECTOR: Final = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK}"
+AVRO: Final = f"org.apache.spark:spark-avro_2.13:{SPARK}"
+POSTGRESQL: Final = "org.postgresql:postgresql:42.7.7"
 MEMORY: Final = {"audit": "3g", "archive": "2g", "correlate": "2g", "pipeline": "2g"}
 """What the driver may take, which with a local master does all the work; the other jobs have 1 GB."""
 _NOISE: Final = (
@@ -53,7 +55,7 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
         raise ConfigError(f"There is no Spark job {name!r}; there are: {', '.join(known) or 'none'}.")
     home = _spark_home()
     java = find_java()
-    connector = connector_jars(tell)
+    connector = connector_jars(tell, _further(arguments))
     logging = known[name].with_name("log4j2.properties")
     options = f"-Dlog4j2.configurationFile={logging.as_uri()} -XX:+UseSerialGC"
     command = (
@@ -76,10 +78,19 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     return Submission(command, environment)
 
 
-def connector_jars(tell: jars.Tell = lambda _: None) -> list[Path]:
-    """Return the Kafka connector's jars, less those that Spark has itself. Raises as ``submission``."""
+def connector_jars(tell: jars.Tell = lambda _: None, further: Sequence[str] = ()) -> list[Path]:
+    """Return the jars of the Kafka connector and of further coordinates, less those that Spark has itself.
+
+    Each set is resolved on first use. Raises as ``submission``.
+    """
     home = _spark_home()
-    return [jar for jar in jars.resolve([CONNECTOR], tell) if not _ships_with_spark(jar, home)]
+    found = {jar.name: jar for one in (CONNECTOR, *further) for jar in jars.resolve([one], tell)}
+    return [jar for _, jar in sorted(found.items()) if not _ships_with_spark(jar, home)]
+
+
+def _further(arguments: Sequence[str]) -> list[str]:
+    """A job that is given a PostgreSQL address needs that driver too; a jar of one's own goes to spark-submit."""
+    return [POSTGRESQL] if any(argument.startswith("jdbc:postgresql:") for argument in arguments) else []
 
 
 def run(job: Submission) -> int:

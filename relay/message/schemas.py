@@ -18,7 +18,7 @@ from fastavro.read import SchemaResolutionError
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 _MARKER: Final = b"\xc3\x01"
-_FRAME_BYTES: Final = 10
+FRAME_BYTES: Final = 10
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
@@ -33,29 +33,29 @@ def _folder() -> Path:
 
 
 class Codec:
-    """Encodes one schema, and decodes it and its earlier versions into the present form."""
+    """Encodes one schema, and decodes it and its earlier versions into the present form; ``frame`` begins a record."""
 
     def __init__(self, schema: Any, earlier: Iterable[Any] = ()) -> None:
         self._schema = schema
-        self._frame = _frame(schema)
+        self.frame = _frame(schema)
         self._earlier = {_frame(one): one for one in earlier}
 
     def encode(self, record: dict[str, Any]) -> bytes:
         """Return the framed record."""
         buffer = io.BytesIO()
-        buffer.write(self._frame)
+        buffer.write(self.frame)
         fastavro.schemaless_writer(buffer, self._schema, record)
         return buffer.getvalue()
 
     def decode(self, raw: bytes) -> dict[str, Any]:
         """Return the record; UnknownRecord if the frame names another schema or the body is broken."""
         written = None
-        if raw[:_FRAME_BYTES] != self._frame:
-            written = self._earlier.get(raw[:_FRAME_BYTES])
+        if raw[:FRAME_BYTES] != self.frame:
+            written = self._earlier.get(raw[:FRAME_BYTES])
             if written is None:
                 raise UnknownRecord("the frame names another schema")
         try:
-            body = io.BytesIO(raw[_FRAME_BYTES:])
+            body = io.BytesIO(raw[FRAME_BYTES:])
             if written is None:
                 found = fastavro.schemaless_reader(body, self._schema, None)
             else:
@@ -74,6 +74,11 @@ def _frame(schema: Any) -> bytes:
 def parsed(name: str) -> Any:
     """Return ``schemas/<name>.avsc`` as fastavro takes it: for files, whose head holds the schema."""
     return read_schema(_folder() / f"{name}.avsc")
+
+
+def text(name: str) -> str:
+    """Return ``schemas/<name>.avsc`` as it stands there, for other readers of Avro."""
+    return (_folder() / f"{name}.avsc").read_text("utf-8")
 
 
 def read_schema(path: Path) -> Any:
