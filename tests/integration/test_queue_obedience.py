@@ -1,0 +1,62 @@
+"""Workers of handlers obey what persons want within a second, also those that start later; the times of the states prove it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+from relay.queue.port import Filter
+from relay.run import clock
+from tests.integration.work_site import Site
+from tests.routes import wait_for
+
+SLACK_MS = 4000
+"""What a busy machine adds to the second."""
+
+
+@pytest.fixture
+def site(tmp_path: Path, kafka: str) -> Iterator[Site]:
+    made = Site(tmp_path, kafka, f"sqlite:///{tmp_path}/shop.db")
+    yield made
+    made.close()
+
+
+def say(site: Site, *words: str) -> int:
+    """Run a command that records a wish and return when it was said, wall milliseconds."""
+    found = CliRunner().invoke(app, [words[0], words[1], str(site.path), *words[2:], "--json"])
+    assert found.exit_code == 0, found.output
+    document = json.loads(found.output)
+    at: int = document["at"] if "at" in document else document["wishes"][0]["at"]
+    return at
+
+
+def effects(site: Site) -> int:
+    return int(site.run_sql("select count(*) from effect")[0][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noun", [("queue", "orders"), ("subscriber", "ledger")])
+def test_a_paused_worker_takes_nothing_until_it_is_resumed_and_a_later_one_neither(site: Site, noun: tuple[str, str]) -> None:
+    application = site.app()
+    site.work(application)
+    site.put(range(10))
+    wait_for(lambda: effects(site) == 10, what="the first effects")
+
+    paused = say(site, noun[0], "pause", noun[1])
+    wait_for(lambda: clock.wall_ms() > paused + 1000, what="the second within which it obeys")
+    site.put(range(10, 20))
+    site.work(application)
+    resumed = say(site, noun[0], "resume", noun[1])
+    wait_for(lambda: effects(site) == 20, what="the other effects")
+
+    store = site.store()
+    got = [view.subscribers[0].times.get or 0 for view in store.find(Filter(), after=10, limit=100)]
+    store.close()
+    assert len(got) == 10
+    assert min(got) >= resumed
+    assert min(got) <= resumed + 1000 + SLACK_MS
