@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from relay.queue.attempts import AttemptName
-from relay.queue.message import Taken, Ticket
+from relay.queue.message import Taken
 from relay.queue.recovery import Recovered, Recovery
 from relay.queue.states import SubscriberState
 from relay.queue.stores import sql_text as sql
@@ -15,22 +15,20 @@ from relay.queue.stores.sql_subscribing import Subscribing
 from relay.resources.attempts import PostgresqlAttempts
 
 Change = tuple[Any, str, Any]
+OF_ATTEMPT: Final = " and attempt = :attempt"
 ENDED: Final = (SubscriberState.DONE, SubscriberState.JOURNALLED)
 
 
 def attempt_token_ignored() -> list[Change]:
     """Whoever names a message may start, finish, refuse or free it, whichever attempt is its own."""
 
-    def tickets(
-        self: Subscribing, number: int | None, asked: Sequence[Ticket], states: frozenset[int]
-    ) -> list[Row]:
-        if number is None:
-            return []
-        found = self._run(sql.TICKETS, sub=number, handles=[ticket.handle for ticket in asked])
-        named = {ticket.handle: ticket.attempt for ticket in asked}
-        return [(handle, named[handle], shape) for handle, _, state, shape in found if state in states]
+    guarded = Subscribing._guarded
 
-    return [(Subscribing, "_tickets", tickets)]
+    def unguarded(self: Subscribing, text: str, *args: Any, **given: Any) -> list[Row]:
+        assert OF_ATTEMPT in text
+        return guarded(self, text.replace(OF_ATTEMPT, ""), *args, **given)
+
+    return [(Subscribing, "_guarded", unguarded)]
 
 
 def pool_expired_at_get() -> list[Change]:
