@@ -30,6 +30,9 @@ class TransactionTaken(RelayError):
     """The handler ended the transaction that is not its own: its writes stand, or fell, without its message's DONE."""
 
 
+TAKEN: Final = "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
+
+
 class Desk(Protocol):
     """One connection with what is bound to it. ``kind`` is ``postgresql`` or ``sqlite``; ``stores`` are the queues in this database, by name."""
 
@@ -51,6 +54,9 @@ class Desk(Protocol):
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether an error is the database's doing, and not the handler's."""
+
+    def check(self) -> None:
+        """Raise TransactionTaken unless the transaction begun is still open: what follows would commit by itself."""
 
     def commit(self) -> None:
         """Commit; raises EffectsInDoubt, DatabaseAway (surely not committed) or TransactionTaken."""
@@ -106,13 +112,14 @@ class PostgresqlDesk:
         )
         return isinstance(error, again) or (isinstance(error, psycopg.Error) and self._connection.closed)
 
+    def check(self) -> None:
+        """Look at what the last answer said of the transaction."""
+        if self._connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+            raise TransactionTaken(TAKEN)
+
     def commit(self) -> None:
         """Commit."""
-        status = self._connection.info.transaction_status
-        if status is psycopg.pq.TransactionStatus.IDLE:
-            raise TransactionTaken(
-                "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
-            )
+        self.check()
         try:
             answer = self._connection.execute("commit").statusmessage
         except psycopg.OperationalError as error:
@@ -182,12 +189,14 @@ class SqliteDesk:
             and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in codes
         )
 
+    def check(self) -> None:
+        """Ask the connection."""
+        if not self._connection.in_transaction:
+            raise TransactionTaken(TAKEN)
+
     def commit(self) -> None:
         """Commit; a commit that fails while the transaction stays open did not happen."""
-        if not self._connection.in_transaction:
-            raise TransactionTaken(
-                "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
-            )
+        self.check()
         try:
             self._connection.execute("commit")
         except sqlite3.OperationalError as error:

@@ -135,6 +135,7 @@ class Runner:
 
     def _decide_in_database(self, work: Work, messages: list[Message], database: Database) -> Sequence[Ended]:
         desk = database.begun()
+        desk.check()
         near, far = _sorted(messages, desk.stores)
         put = self._put_far(far)
         try:

@@ -1,0 +1,188 @@
+"""One run of a handler on a real database: its writes and DONE in one commit, or neither, whatever the handler or the database does."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from relay.queue.message import Audience, Group, NewMessage, Taken
+from relay.queue.port import Holder, QueueStore
+from relay.queue.settings import QueueSettings
+from relay.queue.states import SubscriberState
+from relay.queue.stores import bind_store, open_store
+from relay.queue.stores.sql_schema import create
+from relay.run import schedule
+from relay.work.desks import Database, Desk, Desks, PostgresqlDesk, SqliteDesk
+from relay.work.dispatch import Ended, Outcome, Work
+from relay.work.handler import Handler
+from relay.work.message import Message
+from relay.work.running import Place, Runner
+
+HOLDER = b"a worker--------"
+SETTINGS = QueueSettings("q", Audience((Group("s", ("s",)),)))
+EFFECT = "insert into effect (number) values (1)"
+
+
+class Table:
+    """A queue with one message taken, and the handler's table in the same database."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.is_sqlite = url.startswith("sqlite")
+        if not self.is_sqlite:
+            with psycopg.connect(url) as connection:
+                create(connection)
+        self.store: QueueStore = open_store(SETTINGS, url)
+        # A constraint that only the commit checks.
+        self.run(
+            "create table known (number integer primary key);"
+            "create table effect (number integer references known (number) deferrable initially deferred);"
+            "insert into known values (1)"
+        )
+        self.store.enter(Holder(HOLDER, "s", 0, None))
+        self.store.put([NewMessage("p", "1", b"1")], 1)
+        (self.taken,) = self.store.take("s", HOLDER, 1, 1)
+        self.desks = Desks(self._desk, 1)
+
+    def run(self, text: str) -> list[tuple[Any, ...]]:
+        if self.is_sqlite:
+            with sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=20) as file:
+                if ";" in text:
+                    file.executescript(text)
+                    return []
+                return file.execute(text).fetchall()
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(text.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def _desk(self) -> Desk:
+        def bind(connection: Any) -> dict[str, QueueStore]:
+            return {"q": bind_store(SETTINGS, self.url, connection)}
+
+        if self.is_sqlite:
+            file = sqlite3.connect(self.url.removeprefix("sqlite:///"), isolation_level=None, timeout=20)
+            file.execute("pragma foreign_keys = on")
+            return SqliteDesk("shop", file, bind, schedule.lock())
+        return PostgresqlDesk("shop", psycopg.connect(self.url, autocommit=True), bind)
+
+    def end(self, function: Callable[[Message, Database], None]) -> Ended:
+        """Run the function as handler of the message taken and return how that ended."""
+        place = Place("q", "s", "queue:q", {"q": self.store}, {"q": schedule.lock()})
+        (ended,) = Runner(Handler("q", function, "shop", 0, "queue"), place, self.desks)(Work((self.taken,)))
+        return ended
+
+    def effects(self) -> int:
+        return int(self.run("select count(*) from effect")[0][0])
+
+    def state(self, taken: Taken | None = None) -> SubscriberState | None:
+        return self.store.holds("s", [(taken or self.taken).ticket])[0]
+
+    def close(self) -> None:
+        self.desks.close()
+        self.store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
+    url = (
+        f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres")
+    )
+    made = Table(url)
+    yield made
+    made.close()
+
+
+def test_effect_and_done_are_one_commit(table: Table) -> None:
+    ended = table.end(lambda _, db: db.execute(EFFECT))
+
+    assert (ended.outcome, table.effects(), table.state()) == (Outcome.WRITTEN, 1, SubscriberState.DONE)
+
+
+def test_whoever_lost_the_message_meanwhile_leaves_no_effect(table: Table) -> None:
+    def overtaken(_: Message, db: Database) -> None:
+        # A peer takes this worker for dead while the handler runs.
+        assert table.store.free("s", [table.taken.ticket], 2) == [True]
+        db.execute(EFFECT)
+
+    assert (table.end(overtaken).outcome, table.effects()) == (Outcome.LOST, 0)
+
+
+def test_a_failure_takes_the_effect_back(table: Table) -> None:
+    def failing(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        raise ValueError("canary")
+
+    ended = table.end(failing)
+
+    assert (ended.outcome, table.effects(), table.state()) == (Outcome.FAILED, 0, SubscriberState.FETCHED)
+    assert ended.cause.startswith("ValueError in failing")
+
+
+def test_a_constraint_that_the_commit_checks_is_a_failure_of_the_message(table: Table) -> None:
+    ended = table.end(lambda _, db: db.execute("insert into effect (number) values (2)"))
+
+    assert (ended.outcome, table.effects(), table.state()) == (Outcome.FAILED, 0, SubscriberState.FETCHED)
+
+
+@pytest.mark.parametrize("word", ["commit", "rollback"])
+def test_a_handler_that_ends_the_transaction_itself_is_told_so(table: Table, word: str) -> None:
+    def meddling(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        db.execute(word)
+
+    ended = table.end(meddling)
+
+    assert ended.outcome is Outcome.FAILED
+    assert "ended the transaction itself" in ended.cause
+    assert table.state() is SubscriberState.FETCHED
+
+
+def test_an_error_that_the_handler_swallows_is_no_success(table: Table) -> None:
+    def swallowing(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        try:
+            db.execute("select * from nowhere")
+        except (psycopg.Error, sqlite3.Error):
+            return
+
+    ended = table.end(swallowing)
+
+    # SQLite goes on after a statement that failed, PostgreSQL does not: either way effect and DONE agree.
+    assert (table.effects() == 1) == (table.state() is SubscriberState.DONE)
+    assert (ended.outcome is Outcome.WRITTEN) == (table.effects() == 1)
+
+
+@pytest.mark.parametrize("table", ["postgresql"], indirect=True)
+def test_a_connection_lost_before_the_commit_is_the_databases_doing(table: Table) -> None:
+    def cut_off(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        ((backend,),) = db.execute("select pg_backend_pid()").fetchall()
+        table.run(f"select pg_terminate_backend({backend})")
+        db.execute(EFFECT)
+
+    assert (table.end(cut_off).outcome, table.effects()) == (Outcome.AWAY, 0)
+    assert table.end(lambda _, db: db.execute(EFFECT)).outcome is Outcome.WRITTEN
+
+
+@pytest.mark.parametrize("table", ["postgresql"], indirect=True)
+def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(table: Table) -> None:
+    def cut_off(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        desk = db.begun()
+        ((backend,),) = db.execute("select pg_backend_pid()").fetchall()
+        before = desk.commit
+
+        def commit() -> None:
+            table.run(f"select pg_terminate_backend({backend})")
+            before()
+
+        desk.commit = commit  # type: ignore[method-assign]
+
+    assert table.end(cut_off).outcome is Outcome.BACK
+    # The worker's next write frees it, which the database refuses if the commit had held.
+    assert table.store.free("s", [table.taken.ticket], 2) == [table.effects() == 0]
