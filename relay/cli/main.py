@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "subscriber": "List the subscribers of queues, pause and resume them.",
     "message": "Look at messages of queues; reveal, prioritise, withdraw, edit and redrive them.",
     "journal": "List what is over in queues and archive it.",
+    "deadletter": "List and show what could not be delivered, with its cause.",
     "indoubt": "List, show and resolve what no evidence has decided.",
     "unit": "Close a run of a Spark batch that its driver will never decide.",
     "verify": "Prove from the log and the destinations that nothing is lost, doubled or reordered.",

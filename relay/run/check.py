@@ -8,6 +8,7 @@ from typing import Any
 
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.run.check_queues import check_queues
 from relay.run.check_table import judge_own_tables, judge_table, look_at, postgres_notes
 from relay.run.check_topics import Findings, judge_brokers, judge_topics, named_topics
 from relay.run.config import RelayConfig, TableDestination, examine
@@ -63,6 +64,8 @@ def check(path: Path, *, connect: bool) -> CheckReport:
         if connect:
             check_kafka(config, report.findings)
             check_resources(config, report.findings)
+            if not report.findings.unreachable:
+                check_queues(config, report.findings)
     return report
 
 
@@ -82,7 +85,7 @@ def notes(config: RelayConfig) -> list[str]:
         if known
         else "no resource is configured: whoever may write the log is trusted for aborts of captures"
     )
-    if not config.routes:
+    if not config.routes and not config.queues:
         found.append("no route is configured: there is nothing to relay")
     return found
 

@@ -247,3 +247,22 @@ def test_the_journal_is_listed_archived_and_listed_again(desk: Desk) -> None:
     assert [one["handle"] for one in archived] == handles[:3]
     assert "value" not in archived[0]
     assert desk.run("journal", "show", "--queue", "inbound")["queues"][0]["journalled"] == 2
+
+
+def test_a_check_finds_a_store_that_is_not_there_or_another_one(desk: Desk, tmp_path: Path) -> None:
+    def check(code: int) -> Any:
+        found = CliRunner().invoke(app, ["check", str(desk.path), "--connect", "--json"])
+        assert found.exit_code == code, found.output
+        return json.loads(found.output)
+
+    assert {"queue inbound", "queue outbound"} <= set(check(0)["checked"])
+
+    for path in tmp_path.glob("outbound.db*"):
+        path.unlink()
+    (fault,) = check(1)["faults"]
+    assert (fault["key"], fault["problem"]) == ("queues.outbound.store", "does not exist on this host")
+    assert not (tmp_path / "outbound.db").exists(), "a check creates nothing"
+
+    (tmp_path / "inbound.db").rename(tmp_path / "outbound.db")
+    found = check(1)
+    assert {fault["key"] for fault in found["faults"]} == {"queues.inbound.store", "queues.outbound.store"}

@@ -138,6 +138,12 @@ def test_what_the_queue_refuses_is_a_dead_letter_and_the_rest_goes_on(make: Make
     assert sorted(int(view.id[2:]) for view in route.found()) == list(range(80))
     dead = [dict(one.headers()) for one in read_all(route.kafka, f"{route.name}.deadletter", PARTITIONS)]
     assert sorted(one["__relay.errors.code"] for one in dead) == [b"bad_header", b"refused", b"refused"]
+    told = json.loads(CliRunner().invoke(app, ["deadletter", "list", str(route.path), "--json"]).output)
+    assert told["causes"] == {"bad_header": 1, "refused": 2}
+    digest = next(row["digest"] for row in told["dead_letters"] if row["message_id"] == "p-1")
+    shown = CliRunner().invoke(app, ["deadletter", "show", str(route.path), digest, "--value"])
+    assert "bm8gc3VjaCBwcmlvcml0eQ==" in shown.output
+    assert CliRunner().invoke(app, ["deadletter", "show", str(route.path), "no such"]).exit_code == 1
 
 
 @pytest.mark.slow
