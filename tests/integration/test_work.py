@@ -153,3 +153,50 @@ def test_a_worker_that_vanishes_without_a_trace_is_given_up_after_its_lease(
 
     assert site.finish(site.app(), "--concurrency", "2") == 0
     site.check(range(5))
+
+
+FREEZING = """
+import time
+from pathlib import Path
+from relay import subscriber
+
+@subscriber("orders", resource="shop")
+def book(message, db):
+    folder = Path(__file__).parent
+    if message.taken.ticket.attempt == 1:
+        (folder / "entered").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+    db.execute("insert into effect (lane, number, attempt) values ({p}, {p}, {p})",
+               (message.lane.decode(), int(message.value), message.taken.ticket.attempt))
+"""
+
+
+@pytest.mark.parametrize("medium", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
+def test_a_worker_frozen_past_its_lease_comes_back_without_an_effect_of_its_own(site: Site) -> None:
+    site.path.write_text(site.path.read_text("utf-8").replace('lease = "60s"', 'lease = "1s"'), "utf-8")
+    site.put(range(4), lanes=2)
+    app = site.app(FREEZING)
+    frozen = site.work(app, "--concurrency", "2")
+    wait_for((site.folder / "entered").exists, what="a handler that runs")
+    frozen.send_signal(signal.SIGSTOP)
+
+    assert site.finish(app, "--concurrency", "2") == 0
+    (site.folder / "go").touch()
+    frozen.send_signal(signal.SIGCONT)
+
+    assert frozen.wait(30) != 0, "it was given up and must end"
+    site.check(range(4))
+
+
+def test_a_queue_in_flat_files_is_handled_with_its_effects_in_a_database(
+    tmp_path: Path, kafka: str, kafka_admin: AdminClient
+) -> None:
+    store = f"files://{tmp_path}/orders"
+    with lent_site(tmp_path, kafka, kafka_admin, f"sqlite:///{tmp_path}/shop.db", store=store) as site:
+        site.put(range(20))
+        app = site.app()
+
+        assert site.finish(app, env={"RELAY_CRASH_AT": "work.decided:5"}) == 137
+        assert site.finish(app, "--concurrency", "4") == 0
+        site.check(range(20))
