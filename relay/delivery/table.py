@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -112,30 +112,26 @@ class InboxAnswer:
     known: dict[bytes, InboxRow]
 
 
-@dataclass(slots=True)
 class Acknowledged:
-    """What the database has acknowledged to a cursor since its claim.
+    """How many deliveries of each partition the database has acknowledged to a cursor since its claim.
 
-    A database that knows less is an older copy (a backup restored under a running worker), in which epoch and worker
-    may well be those of the claim: nothing is written to it before it is claimed again and filled from its position.
+    The position's row counts them too (``writes``). A database that counts fewer is an older copy (a backup restored under
+    a running worker), in which epoch, worker and position may well be as they were: nothing is written to it before it is
+    claimed again and filled from its position. Positions or row numbers would not tell: what was delivered above the
+    position leaves no trace in it, and other workers soon bring the numbers up again.
     """
 
-    positions: dict[LogPartition, int]
-    applied: int = 0
+    def __init__(self) -> None:
+        self._writes: dict[LogPartition, int] = {}
 
     def floor(self, partition: LogPartition) -> int:
-        """Return the position that the database must have reached; -1 if none is known."""
-        return self.positions.get(partition, -1)
+        """Return how many deliveries the database must know of."""
+        return self._writes.get(partition, 0)
 
-    def is_behind(self, answer: InboxAnswer) -> bool:
-        """Does the database give numbers again that it has given before?"""
-        return any(number <= self.applied for number in answer.applied.values())
-
-    def add(self, positions: Mapping[LogPartition, int], answer: InboxAnswer) -> None:
+    def add(self, positions: Collection[LogPartition]) -> None:
         """A transaction has committed."""
-        for partition, position in positions.items():
-            self.positions[partition] = max(position, self.floor(partition))
-        self.applied = max(answer.applied.values(), default=self.applied)
+        for partition in positions:
+            self._writes[partition] = self.floor(partition) + 1
 
 
 def stop_if_asked(

@@ -53,16 +53,16 @@ select %(relay)s, %(route)s, topic_id, topic, partition, null, 1, %(worker)s
 from unnest(%(topic_ids)s::bytea[], %(topics)s::text[], %(partitions)s::int[]) as u (topic_id, topic, partition)
 order by topic_id, partition
 on conflict (relay, route, topic_id, partition)
-do update set epoch = p.epoch + 1, worker = excluded.worker, topic = excluded.topic
+do update set epoch = p.epoch + 1, worker = excluded.worker, topic = excluded.topic, writes = 0
 returning topic_id, partition, epoch, position
 """
 _MOVE: Final = """
-update {position} p set position = greatest(p.position, u.position)
+update {position} p set position = greatest(p.position, u.position), writes = u.floor + 1
 from unnest(
     %(topic_ids)s::bytea[], %(partitions)s::int[], %(epochs)s::bigint[], %(positions)s::bigint[], %(floors)s::bigint[]
 ) as u (topic_id, partition, epoch, position, floor)
 where p.relay = %(relay)s and p.route = %(route)s and p.topic_id = u.topic_id and p.partition = u.partition
-    and p.epoch = u.epoch and p.worker = %(worker)s and coalesce(p.position, -1) >= u.floor
+    and p.epoch = u.epoch and p.worker = %(worker)s and p.writes >= u.floor
 """
 _KNOWN: Final = """
 select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
@@ -152,7 +152,7 @@ class PostgresqlCursor:
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims: dict[LogPartition, int] = {}
-        self._acknowledged = Acknowledged({})
+        self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
         # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
@@ -179,7 +179,7 @@ class PostgresqlCursor:
         claims = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
         found = table_ranges.with_ranges(claims, partitions, ranges)
         self._worker, self._trims, self._earlier = worker, {}, {}
-        self._acknowledged = Acknowledged({})
+        self._acknowledged = Acknowledged()
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
 
@@ -268,8 +268,6 @@ class PostgresqlCursor:
                 table_ranges.write_postgresql(run, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
             answer = self._arrive(connection, prepared, care)
-            if self._acknowledged.is_behind(answer):
-                raise self._fenced(positions)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, care)
             stop_if_asked(self._plan, prepared, answer, causes)
@@ -279,7 +277,7 @@ class PostgresqlCursor:
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
             self._commit(connection)
         crash_point("table.committed")
-        self._acknowledged.add(positions, answer)
+        self._acknowledged.add(positions)
         self._forget_trims(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}

@@ -40,13 +40,13 @@ _CLAIM: Final = """
 insert into relay_position (relay, route, topic_id, topic, partition, position, epoch, worker)
 values (?, ?, ?, ?, ?, null, 1, ?)
 on conflict (relay, route, topic_id, partition)
-do update set epoch = epoch + 1, worker = excluded.worker, topic = excluded.topic
+do update set epoch = epoch + 1, worker = excluded.worker, topic = excluded.topic, writes = 0
 returning epoch, position
 """
 _MOVE: Final = """
-update relay_position set position = max(coalesce(position, ?1), ?1)
+update relay_position set position = max(coalesce(position, ?1), ?1), writes = ?8 + 1
 where relay = ?2 and route = ?3 and topic_id = ?4 and partition = ?5 and epoch = ?6 and worker = ?7
-    and coalesce(position, -1) >= ?8
+    and writes >= ?8
 """
 _HOLD: Final = """
 select position from relay_position
@@ -107,7 +107,7 @@ class SqliteCursor:
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims: dict[LogPartition, int] = {}
-        self._acknowledged = Acknowledged({})
+        self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: sqlite3.Connection | None = None
         self._replacing = schedule.lock()
@@ -126,7 +126,7 @@ class SqliteCursor:
             places = [(topic_id, p.partition) for p, topic_id in partitions.items()]
             found = with_ranges(found, partitions, read_sqlite(connection, self._names, places))
         self._worker, self._trims, self._earlier = worker, {}, {}
-        self._acknowledged = Acknowledged({})
+        self._acknowledged = Acknowledged()
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
 
@@ -204,8 +204,6 @@ class SqliteCursor:
             write_sqlite(connection, self._names, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
             answer = self._arrive(connection, prepared)
-            if self._acknowledged.is_behind(answer):
-                raise self._fenced(prepared.arrivals.places[0])
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
             stop_if_asked(self._plan, prepared, answer, causes)
@@ -214,7 +212,7 @@ class SqliteCursor:
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
             crash_point("table.committing")
         crash_point("table.committed")
-        self._acknowledged.add(positions, answer)
+        self._acknowledged.add(positions)
         self._forget_trims(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}

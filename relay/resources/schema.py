@@ -32,6 +32,7 @@ _POSTGRESQL: Final = (
     position bigint,
     epoch bigint not null,
     worker text not null,
+    writes bigint not null default 0,
     primary key (relay, route, topic_id, partition)
 ) with (fillfactor = 50)""",
     """create table if not exists relay_inbox (
@@ -102,6 +103,7 @@ values (
     position integer,
     epoch integer not null,
     worker text not null,
+    writes integer not null default 0,
     primary key (relay, route, topic_id, partition)
 )""",
     """create table if not exists relay_inbox (

@@ -88,10 +88,6 @@ class SimulatedStore(Store):
         return run_sql(Backend(self.database, "test", 1.0, 30.0), query).fetchall()
 
 
-    def numbers_go_back(self) -> None:
-        self.database.applied = 0
-
-
 def _not_negative(row: Row) -> str | None:
     if row["total"] is None:
         return "not_null_violation"

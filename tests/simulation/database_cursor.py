@@ -65,7 +65,7 @@ class SimulatedCursor:
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims: dict[LogPartition, int] = {}
-        self._acknowledged = Acknowledged({})
+        self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
 
@@ -80,9 +80,9 @@ class SimulatedCursor:
                 backend.lock(POSITIONS, key)
                 row = backend.get(POSITIONS, key) or {
                     "relay": key[0], "route": key[1], "topic_id": topic_id, "topic": p.topic,
-                    "partition": p.partition, "position": None, "epoch": 0,
+                    "partition": p.partition, "position": None, "epoch": 0, "worker": worker, "writes": 0,
                 }  # fmt: skip
-                backend.put(POSITIONS, key, {**row, "epoch": row["epoch"] + 1, "worker": worker})
+                backend.put(POSITIONS, key, {**row, "epoch": row["epoch"] + 1, "worker": worker, "writes": 0})
                 ranges = _ranges(backend, key, p)
                 found[p] = Claim(row["epoch"] + 1, row["position"], ranges)
             return found
@@ -90,7 +90,7 @@ class SimulatedCursor:
         with self._session() as connection:
             claims = connection.call(lambda backend: backend.autocommit(work), what="claim")
         self._worker, self._trims, self._earlier = worker, {}, {}
-        self._acknowledged = Acknowledged({})
+        self._acknowledged = Acknowledged()
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in claims.items()}
         return {p: claims[p] for p in partitions}
 
@@ -161,8 +161,6 @@ class SimulatedCursor:
                 connection.call(lambda backend: self._put_ranges(backend, prepared.ranges), what="ranges")
             crash_point("table.position")
             answer = connection.call(lambda backend: self._arrive(backend, prepared), what="inbox")
-            if self._acknowledged.is_behind(answer):
-                raise self._fenced(positions)
             crash_point("table.inbox")
             causes = connection.call(
                 lambda backend: self._apply(backend, prepared, answer, one_by_one=one_by_one), what="effect"
@@ -174,7 +172,7 @@ class SimulatedCursor:
             connection.call(lambda backend: backend.commit(), commits=True, what="commit")
             connection.in_transaction = connection.committing = False
         crash_point("table.committed")
-        self._acknowledged.add(positions, answer)
+        self._acknowledged.add(positions)
         self._forget_trims(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}
@@ -186,10 +184,11 @@ class SimulatedCursor:
         for partition, position in sorted(positions.items()):
             topic_id, epoch = claim_of(self._claimed, partition)
             row = self._held(backend, topic_id, partition.partition, epoch)
-            if row is None or (-1 if row["position"] is None else row["position"]) < self._acknowledged.floor(partition):
+            floor = self._acknowledged.floor(partition)
+            if row is None or row["writes"] < floor:
                 return False
-            moved = max(position, row["position"] or 0)
-            backend.put(POSITIONS, self._place(topic_id, partition.partition), {**row, "position": moved})
+            moved = {"position": max(position, row["position"] or 0), "writes": floor + 1}
+            backend.put(POSITIONS, self._place(topic_id, partition.partition), {**row, **moved})
         return True
 
     def _put_ranges(self, backend: Backend, rows: Sequence[RangeRow]) -> None:

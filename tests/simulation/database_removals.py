@@ -76,7 +76,7 @@ def timer_never_resends() -> list[Change]:
 
 def older_copy_trusted() -> list[Change]:
     """A database that knows less than it acknowledged is written to all the same."""
-    return [(Acknowledged, "floor", lambda self, _: -1), (Acknowledged, "is_behind", lambda self, _: False)]
+    return [(Acknowledged, "floor", lambda self, _: -1)]
 
 
 def index_trusted_above_position() -> list[Change]:

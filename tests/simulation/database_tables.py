@@ -15,7 +15,7 @@ RELAY_TABLES: Final = (
     (
         "relay_position",
         {"relay": "text", "route": "text", "topic_id": "bytes", "topic": "text", "partition": "integer",
-         "position": "integer", "epoch": "integer", "worker": "text"},
+         "position": "integer", "epoch": "integer", "worker": "text", "writes": "integer"},
         ("relay", "route", "topic_id", "partition"),
     ),
     (
