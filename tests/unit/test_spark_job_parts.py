@@ -1,0 +1,97 @@
+"""What the Spark jobs decide without Spark: settings of the JVM's client, trimming records, pages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from relay.audit.verify import COUNTS, MORE_COUNTS
+from relay.jobs.archived import ArchivedUpTo, decode
+from relay.jobs.page import bars, lines, page
+from relay.jobs.records import java_settings
+from relay.message.errors import ConfigError
+
+
+def test_the_jvms_client_is_told_what_the_relays_own_is_told() -> None:
+    found = java_settings(
+        {
+            "bootstrap.servers": "a:1", "security.protocol": "sasl_ssl", "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": "ann", "sasl.password": 'a"b\\c', "ssl.ca.location": "/ca.pem", "linger.ms": "5",
+        }
+    )  # fmt: skip
+
+    assert found == {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="ann" password="a\\"b\\\\c";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/ca.pem",
+    }
+
+
+def test_a_setting_without_a_counterpart_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location"):
+        java_settings(
+            {"bootstrap.servers": "a:1", "security.protocol": "ssl", "ssl.keystore.location": "/k.p12"}
+        )
+
+
+def test_what_is_archived_never_goes_back() -> None:
+    first = ArchivedUpTo("shop.journal", b"\x01\x02").advanced_by({0: 10, 1: 5})
+
+    later = first.advanced_by({0: 8, 2: 1})
+
+    assert later.positions == {0: 10, 1: 5, 2: 1}
+    assert decode(later.key, later.encode()) == later
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"start/main", b"{}"),
+        (b"archived/t/zz", b"{}"),
+        (b"archived/t/01", b"not JSON"),
+        (b"archived/t/01", None),
+    ],
+)
+def test_what_is_no_record_of_the_archive_is_left_alone(key: bytes, value: bytes | None) -> None:
+    assert decode(key, value) is None
+
+
+def route(**counts: int) -> dict[str, Any]:
+    """Return a route's report with these counts and two windows of one second."""
+    zero = dict.fromkeys((*COUNTS, *MORE_COUNTS), 0)
+    windows = [
+        {
+            **zero,
+            **counts,
+            "start": f"2026-01-01T00:00:0{n}+00:00",
+            "seconds": 1,
+            "delay_ms_p50": None,
+            "delay_ms_p99": 7,
+        }
+        for n in range(2)
+    ]
+    return {
+        **zero, **counts, "ok": not counts, "windows": windows, "destination": "topic <out>", "guarantee": "exactly once",
+        "offenders": [{"kind": "lost", "place": "log[0]@1", "id": "<script>", "source": "/a", "why": "gone"}], "notes": [],
+    }  # fmt: skip
+
+
+def test_the_page_shows_faults_and_loads_nothing() -> None:
+    text = page("Audit", {"main": route(lost=3)})
+
+    assert "Faults: lost" in text
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert re.findall(r"(?:src|href)=", text) == []
+    assert "wrong" in text
+
+
+def test_a_chart_without_values_is_still_a_chart() -> None:
+    assert "<svg" in bars("nothing", [], [("captured", [])])
+    assert "<svg" in lines("nothing", [0], [("p50", [None])])
