@@ -29,7 +29,7 @@ def main(arguments: dict[str, Any]) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     tell(ready=os.getpid(), java=spark.sparkContext._gateway.proc.pid)
-    {"batch": batch, "stream": stream, "foreach": foreach}[arguments["what"]](spark, arguments)
+    {"batch": batch, "stream": stream, "foreach": foreach, "read": read}[arguments["what"]](spark, arguments)
     spark.stop()
 
 
@@ -68,7 +68,7 @@ def stream(spark: Any, arguments: dict[str, Any]) -> None:
         except Exception as error:  # noqa: BLE001 - the test looks at the words
             tell(step=step, failed=str(error)[-300:])
         else:
-            tell(step=step, batches=(query.lastProgress or {"batchId": -1})["batchId"] + 1)
+            tell(step=step, done=True)
 
 
 def foreach(spark: Any, arguments: dict[str, Any]) -> None:
@@ -85,7 +85,36 @@ def foreach(spark: Any, arguments: dict[str, Any]) -> None:
         .option("checkpointLocation", arguments["checkpoint"]).trigger(availableNow=True).start()
     )  # fmt: skip
     query.awaitTermination()
-    tell(batches=(query.lastProgress or {"batchId": -1})["batchId"] + 1)
+    tell(done=True)
+
+
+def read(spark: Any, arguments: dict[str, Any]) -> None:
+    """Read the log at rest, then as a stream up to now, twice with one checkpoint; capture two batches in between."""
+    from relay.spark import capture_batch, committed, committed_stream, register  # noqa: PLC0415
+
+    register(spark)
+    place = {"relay": arguments["relay"], "kafka": arguments["kafka"]}
+    tell(at_rest=_values(committed(spark, topics=[arguments["topic"]], **place)))
+    rows = committed_stream(spark, topic=arguments["topic"], horizon="1 day", **place)
+
+    def follow() -> None:
+        query = (
+            rows.writeStream.format("parquet").option("path", arguments["checkpoint"] + "-rows")
+            .option("checkpointLocation", arguments["checkpoint"]).trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        tell(stream=_values(spark.read.parquet(arguments["checkpoint"] + "-rows")))
+
+    follow()
+    spark.sparkContext.setCheckpointDir(arguments["checkpoint"] + "-batches")
+    given = spark.createDataFrame([(1, "named", "id-1")], "partition int, value string, id string")
+    for number, frame in enumerate((given, given.drop("id"), given.drop("id"))):
+        capture_batch(frame, min(number, 1), query="q", topic=arguments["topic"], **place)
+    follow()
+
+
+def _values(frame: Any) -> list[str]:
+    return sorted(row.value.decode() for row in frame.select("value").collect())
 
 
 def _lines(spark: Any, arguments: dict[str, Any]) -> Any:

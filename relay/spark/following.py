@@ -214,10 +214,14 @@ def _counts(record: Any, ended: Mapping[bytes, bool], decisions: UnitDecisions) 
     capture, resource = named_capture(headers)
     if capture is None:
         return envelope.CAPTURE not in dict(headers)
+    if ended.get(capture, False):
+        return True
     unit = unit_of(resource) if resource is not None else None
-    if resource is not None and unit is not None:
-        return decisions.resolve(capture, unit, resource.uuid).state is State.COMMITTED
-    return ended.get(capture, False)
+    return (
+        resource is not None
+        and unit is not None
+        and decisions.resolve(capture, unit, resource.uuid).state is State.COMMITTED
+    )
 
 
 def _batches(records: Sequence[Any]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,298 @@
+"""Spark itself, on a real broker: whatever dies, each row of the source is downstream exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from relay.capture.decisions import batch_unit
+from relay.local.spark import connector_jars
+from relay.run import crash
+from relay.spark.deciding import abort_unit, commit_unit
+from relay.spark.options import WriteOptions
+from relay.spark.writing import Appended, append_rows, attempts_of
+from tests.conftest import MakeRoute, MakeTopic
+from tests.integration.crash_site import assert_audited
+from tests.routes import Route, TopicRoute, ce, publish, read_all, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+LINES = 50
+FILES = 4
+STEPS = (
+    "spark.appending", "spark.appended", "spark.deciding", "decide.fenced", "decide.written", "decide.committed",
+    "spark.decided", "spark.marked",
+)  # fmt: skip
+BATCHES = 50
+PLAIN = "to_json(struct(value as n)) as value"
+RANDOM = "to_json(struct(value as n, rand() as chance)) as value"
+"""Each run of a batch makes other values of it."""
+
+
+class Driver:
+    """A Spark driver in a process of its own."""
+
+    def __init__(self, what: str, env: Mapping[str, str] | None = None, **arguments: Any) -> None:
+        command = [sys.executable, "-m", "tests.spark_driver", json.dumps({"what": what, **arguments})]
+        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})}
+        environment["PYSPARK_PYTHON"] = sys.executable
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the driver
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self.said, text=True, env=environment
+        )
+        self.java = 0
+
+    def end(self) -> None:
+        """Kill it if it still runs."""
+        if not self.ended:
+            self.kill()
+
+    def facts(self) -> Iterator[dict[str, Any]]:
+        """Yield what it tells, until it ends."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("fact "):
+                fact = json.loads(line.removeprefix("fact "))
+                self.java = fact.get("java", self.java)
+                if "ready" not in fact:
+                    yield fact
+        if self._process.wait(60) > 0:
+            self.said.seek(0)
+            print(self.said.read()[-3000:])
+
+    def await_ready(self) -> None:
+        """Return when its JVM runs."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("fact "):
+                self.java = json.loads(line.removeprefix("fact "))["java"]
+                return
+        raise AssertionError("the driver ended before it began")
+
+    @property
+    def ended(self) -> bool:
+        """Is it over?"""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End the driver, JVM and Python, as a power failure would; its Python workers may go on for a moment."""
+        for pid in (self.java, self._process.pid):
+            if pid:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        self._process.wait(30)
+
+
+Drive = Callable[..., Driver]
+
+
+@pytest.fixture
+def drive() -> Iterator[Drive]:
+    """Start drivers that are ended with the test."""
+    started: list[Driver] = []
+
+    def start(*what: Any, **arguments: Any) -> Driver:
+        started.append(Driver(*what, **arguments))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.end()
+
+
+@pytest.fixture
+def route(make_route: MakeRoute) -> TopicRoute:
+    return make_route(partitions=3)
+
+
+def write_files(folder: Path, count: int) -> list[str]:
+    folder.mkdir()
+    lines = [f"{number}" for number in range(count * LINES)]
+    for number in range(count):
+        (folder / f"{number:04}.txt").write_text("\n".join(lines[number * LINES : (number + 1) * LINES]) + "\n")
+    return lines
+
+
+def options(route: Route) -> dict[str, str]:
+    return {"relay": route.name, "topic": route.log, "kafka.bootstrap.servers": route.kafka}
+
+
+def numbers(route: TopicRoute) -> Counter[str]:
+    return Counter(json.loads(record.value())["n"] for record in route.outputs())
+
+
+def test_killed_at_each_step_each_row_counts_once(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:
+    lines = write_files(tmp_path / "in", FILES)
+    driver = drive(
+        "stream", steps=[*STEPS, "spark.appended:2", ""], options=options(route), columns=[RANDOM],
+        files=str(tmp_path / "in"), checkpoint=str(tmp_path / "checkpoint"),
+    )  # fmt: skip
+    facts = list(driver.facts())
+
+    assert [fact["step"] for fact in facts if "failed" in fact and fact["step"] != "spark.appended:2"] == list(STEPS)
+    assert facts[-1] == {"step": "", "done": True}
+    assert len(read_all(route.kafka, route.log, 3)) > len(lines), "nothing was written twice: nothing was killed"
+    assert route.finish(until_idle_s=3) == 0
+    assert numbers(route) == Counter(lines)
+
+
+def test_a_batch_write_counts_once_and_what_is_missing_is_a_sentence(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:
+    lines = write_files(tmp_path / "in", 2)
+    good, named = ["value as key", RANDOM], {**options(route), "unit": "load"}
+    refused = [
+        ({"columns": good, "options": options(route)}, 'option("unit", NAME) is missing'),
+        ({"columns": good, "options": {**named, "topic": "absent"}}, "topic 'absent' does not exist"),
+        ({"columns": good, "options": {**named, "relay": "nobody"}}, "there is no relay 'nobody'"),
+        ({"columns": ["value", "1 as total"], "options": named}, "column total: not one that is written"),
+        ({"columns": ["1.5 as value"], "options": named}, "cast it to binary or string"),
+    ]
+    writes = [*(write for write, _ in refused), *({"columns": good, "options": named},) * 2]
+
+    facts = list(drive("batch", writes=writes, files=str(tmp_path / "in")).facts())
+
+    for (_, sentence), fact in zip(refused, facts, strict=False):
+        assert sentence in fact["failed"]
+    assert facts[len(refused) :] == [{"done": True}, {"done": True}]
+    assert route.finish(until_idle_s=3) == 0
+    assert numbers(route) == Counter(lines)
+
+
+@pytest.mark.parametrize("has_id", [True, False], ids=["id column", "numbered"])
+def test_capture_batch_killed_after_its_rows_counts_them_once(route: TopicRoute, drive: Drive, tmp_path: Path, has_id: bool) -> None:
+    lines = write_files(tmp_path / "in", 3)
+    arguments: dict[str, Any] = {
+        "capture": {"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}},
+        "columns": [RANDOM, *(["value as id"] if has_id else [])],
+        "files": str(tmp_path / "in"),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "jars": [str(jar) for jar in connector_jars()],
+    }
+    for step in ("spark.appended:2", "decide.committed"):
+        killed = drive("foreach", {crash.VARIABLE: step}, **arguments)
+        assert [fact for fact in killed.facts() if "done" in fact] == []
+        killed.kill()
+    facts = list(drive("foreach", **arguments).facts())
+
+    assert facts == [{"done": True}]
+    assert len([one for one in read_all(route.kafka, route.log, 3) if one.key() != b""]) > len(lines)
+    assert route.finish(until_idle_s=3) == 0
+    assert numbers(route) == Counter(lines)
+
+
+def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:
+    written = WriteOptions(route.name, {"bootstrap.servers": route.kafka}, topic=route.log)
+    publish(route.kafka, route.log, [(0, ce("/plain", "1"), b"plain"), (0, ce("/plain", "1"), b"repeat")])
+    counted, dropped, held = (append_values(written, number, values) for number, values in enumerate(("ab", "c", "d"), 1))
+    commit_unit(written, counted.unit, counted.run, attempts_of([counted]))
+    abort_unit(written, dropped.unit, dropped.run, attempts_of([dropped]))
+
+    facts = list(
+        drive(
+            "read", relay=route.name, kafka={"bootstrap.servers": route.kafka}, topic=route.log,
+            checkpoint=str(tmp_path / "checkpoint"), jars=[str(jar) for jar in connector_jars()],
+        ).facts()
+    )  # fmt: skip
+
+    assert held.attempt is not None
+    assert facts[0] == {"at_rest": ["a", "b", "plain"]}
+    assert facts[1] == {"stream": ["a", "b", "plain"]}
+    # The undecided row holds back what lies behind it in partition 0; the batches are in partition 1.
+    assert facts[2] == {"stream": ["a", "b", "named", "named", "plain"]}
+
+
+def append_values(options: WriteOptions, number: int, values: str) -> Appended:
+    rows = pa.RecordBatch.from_pydict({"value": list(values)})
+    return append_rows(options, batch_unit("before", number), "run", iter([rows]))
+
+
+class TableRoute(Route):
+    """A route into the table ``rows`` of a fresh database."""
+
+    postgres: str
+
+    def numbers(self) -> Counter[str]:
+        """Return how often each source row is in the table."""
+        with psycopg.connect(self.postgres) as connection:
+            return Counter(n for (n,) in connection.execute("select n from rows").fetchall())
+
+
+@pytest.fixture
+def table(tmp_path: Path, kafka: str, postgres: str, make_topic: MakeTopic) -> Iterator[TableRoute]:
+    with psycopg.connect(postgres) as connection:
+        connection.execute("create table rows (id text not null, n text not null)")
+    made = TableRoute(tmp_path, kafka, make_topic(3), '{ table = "rows", resource = "shop", columns = { id = "ce:id", n = "json:/n" } }')
+    made.path.write_text(made.path.read_text() + f'\n[resources.shop]\nurl = "{postgres}"\n')
+    made.postgres = postgres
+    made.migrate()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("column", [PLAIN, RANDOM], ids=["deterministic", "rand"])
+def test_fifty_batches_with_a_kill_in_every_third(table: TableRoute, drive: Drive, tmp_path: Path, column: str) -> None:
+    route, batches = table, BATCHES
+    lines = write_files(tmp_path / "in", batches)
+    checkpoint = tmp_path / "checkpoint"
+    arguments: dict[str, Any] = {
+        "steps": [""], "options": options(route), "columns": [column], "files": str(tmp_path / "in"),
+        "checkpoint": str(checkpoint),
+    }  # fmt: skip
+    route.start()
+    driver = drive("stream", **arguments)
+    driver.await_ready()
+    killed = Counter[str]()
+    for target in range(3, batches, 3):
+        current = driver
+        wait_for(lambda at=target, one=current: one.ended or planned(checkpoint) >= at, 300, "the next batch")  # type: ignore[misc]
+        if target % 2:
+            killed["executor"] += kill_python_workers(driver.java)
+        else:
+            driver.kill()
+            killed["driver"] += 1
+        if driver.ended or target % 2 == 0:
+            driver.kill()
+            driver = drive("stream", **arguments)
+            driver.await_ready()
+    facts = list(driver.facts())
+    while not facts or "done" not in facts[-1]:
+        driver = drive("stream", **arguments)
+        facts = list(driver.facts())
+
+    assert killed["driver"] >= batches // 7
+    assert killed["executor"] >= batches // 12
+    wait_for(lambda: route.numbers().total() >= len(lines), 120, "the last rows")
+    assert route.finish(number=1, until_idle_s=3) == 0
+    assert route.numbers() == Counter(lines)
+    assert_audited(route, len(lines))
+
+
+def planned(checkpoint: Path) -> int:
+    """Return how many batches the query has planned."""
+    return sum(1 for one in checkpoint.glob("offsets/*") if one.name.isdigit())
+
+
+def kill_python_workers(java: int) -> int:
+    """Kill the Python workers of a driver, not the daemon that makes new ones; return how many."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    processes = [line.split(None, 2) for line in listed.splitlines()]
+    daemons = {pid for pid, parent, command in processes if int(parent) == java and "pyspark.daemon" in command}
+    workers = [int(pid) for pid, parent, _ in processes if parent in daemons]
+    for pid in workers:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return len(workers)
