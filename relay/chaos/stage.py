@@ -19,7 +19,8 @@ from relay.local.kafka import BrokerSettings, KafkaCluster
 from relay.local.ports import LOOPBACK, free_ports
 from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
-from relay.message.errors import CheckFailed
+from relay.message.errors import CheckFailed, ConfigError
+from relay.run import clock
 from relay.run.config import RelayConfig, load
 from relay.run.migrate import migrate
 
@@ -34,6 +35,8 @@ PARTITIONS: Final = 4
 BROKER: Final = BrokerSettings(heap="256m", jvm_flags=("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"))
 """Small ones that start soon: they are started again and again, and serve little."""
 PORT_TRIES: Final = 50
+NEWS_S: Final = 60.0
+NEWS_PAUSE_S: Final = 0.5
 DATABASE_DISK: Final = "postgres"
 STATE_DISK: Final = "state"
 SERVICE_BYTES: Final = 8 << 30
@@ -132,7 +135,7 @@ def build(directory: Path, brokers: int, tell: Tell) -> Stage:
         config = load(path)
         with Topics(config.kafka, config.timing) as topics:
             topics.create([_topic(name, brokers) for name in (CAPTURED, PLAIN, SHOWN)])
-        migrate(config)
+        _migrate(config)
         with psycopg.connect(services.postgres, autocommit=True) as connection:
             for statement in TABLES:
                 connection.execute(statement)
@@ -140,6 +143,20 @@ def build(directory: Path, brokers: int, tell: Tell) -> Stage:
         shut(directory, proxies, disks)
         raise
     return Stage(directory, config, cluster, PostgresServer(directory / "postgres"), proxies, disks)
+
+
+def _migrate(config: RelayConfig) -> None:
+    limit = clock.monotonic() + NEWS_S
+    while True:
+        try:
+            migrate(config)
+        except ConfigError:
+            # Retry: the broker that is asked here may not have heard yet of a topic that another one has just created.
+            if clock.monotonic() > limit:
+                raise
+            clock.sleep(NEWS_PAUSE_S)
+        else:
+            return
 
 
 def broker_disk(node_id: int) -> str:

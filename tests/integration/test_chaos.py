@@ -35,6 +35,12 @@ def place() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def mounts_below(place: Path) -> list[str]:
+    """The disks that a run has left mounted (proc_mounts(5); none where there is no such file)."""
+    mounts = Path("/proc/mounts")
+    return [line for line in mounts.read_text().splitlines() if f" {place}/" in line] if mounts.exists() else []
+
+
 def test_a_minute_of_accidents_is_clean_and_every_one_of_them_is_on_the_page(place: Path) -> None:
     words = ["--demo", "--minutes", "1", "--seed", "5", "--dir", str(place), "--json"]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
@@ -62,6 +68,7 @@ def test_a_minute_of_accidents_is_clean_and_every_one_of_them_is_on_the_page(pla
     for entry in begun:
         assert f'data-n="{entry["n"]}"' in page
     assert processes_of(place) == []
+    assert mounts_below(place) == []
 
 
 def test_interrupted_on_the_way_it_stops_what_it_started_and_leaves_a_page(place: Path) -> None:
@@ -75,6 +82,7 @@ def test_interrupted_on_the_way_it_stops_what_it_started_and_leaves_a_page(place
     assert run.wait(150) == 128 + signal.SIGTERM
     assert "not finished" in (place / "timeline.html").read_text()
     wait_for(lambda: processes_of(place) == [], 20, "the end of every process")
+    assert mounts_below(place) == []
 
 
 def test_a_configuration_of_ones_own_is_relayed_with_only_its_workers_struck(make_route: MakeRoute, place: Path) -> None:
