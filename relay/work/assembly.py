@@ -9,11 +9,12 @@ from typing import Any, Final, cast
 
 from relay.message.errors import ConfigError
 from relay.queue.alerts import open_alerts
-from relay.queue.attempts import Outcomes
+from relay.queue.attempts import Outcomes, PreparedTransactions
 from relay.queue.port import Holder, QueueStore
 from relay.resources import open_resource
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
 from relay.resources.postgresql import PostgresqlResource
+from relay.resources.prepared import PreparedEffects
 from relay.resources.sqlite import SqliteResource
 from relay.run import randomness, schedule
 from relay.run.config import RelayConfig
@@ -22,6 +23,7 @@ from relay.run.queue_keeper import JournalKeeper
 from relay.run.queues import address, bind_queue, open_queue, queue_of
 from relay.work.backoff import Backoff
 from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
+from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.handler import Handler
 from relay.work.mark import Mark
 from relay.work.running import Place, Runner
@@ -65,6 +67,7 @@ class Assembled:
         decides_here = job.handler.resource is None or job.queue in self._near
         self.deciding = f"queue:{job.queue}" if decides_here else f"resource:{job.handler.resource}"
         self._desks = self._make_desks(limits.concurrency)
+        self._further: list[Connections] = []
         url = address(config, job.queue, self._desired)
         self._alerts = open_alerts(job.queue, url, state=config.relay.state)
         self.worker, self.runner = self._assemble(limits)
@@ -76,6 +79,8 @@ class Assembled:
         self._journal.close()
         if self._desks is not None:
             self._desks.close()
+        for connections in self._further:
+            connections.close()
         self._alerts.close()
         self.stores.close()
         self._follower.close()
@@ -95,10 +100,18 @@ class Assembled:
         beside = self.stores.beside(job.queue)
         resources = {name: partial(self._outcomes, name) for name in config.resources}
         deciding = partial(Deciding, beside, resources)
-        upkeep = Upkeep(job.queue, beside, deciding, holder, marks, queue.lease_s, backoff)
+        also = self._open_further(limits.concurrency)
+        prepared = self._prepared if also else None
+        upkeep = Upkeep(job.queue, beside, deciding, holder, marks, queue.lease_s, backoff, prepared)
         with lock:
             store.enter(holder)
-        runner = Runner(job.handler, place, self._desks)
+        name = config.relay.name
+        runner = Runner(
+            job.handler,
+            place,
+            self._desks,
+            lambda attempt: Further([FurtherDatabase(name, attempt, connections) for connections in also]),
+        )
         worker = Worker(
             store,
             job.subscriber,
@@ -123,12 +136,47 @@ class Assembled:
             raise ConfigError(
                 f"--subscriber {job.subscriber}: queue {job.queue!r} has {known}; add it to its subscribers"
             )
-        resource = job.handler.resource
-        if resource is not None and resource not in config.resources:
-            known = ", ".join(config.resources) or "none"
-            raise ConfigError(
-                f"@subscriber(resource={resource!r}): the configuration has {known}; add [resources.{resource}]"
-            )
+        wanted = job.handler.also if job.handler.resource is None else (job.handler.resource, *job.handler.also)
+        for resource in wanted:
+            if resource not in config.resources:
+                known = ", ".join(config.resources) or "none"
+                raise ConfigError(
+                    f"@subscriber names resource {resource!r}: the configuration has {known}; add [resources.{resource}]"
+                )
+        for resource in job.handler.also:
+            if config.resources[resource].kind != "postgresql":
+                raise ConfigError(
+                    f"@subscriber(also=[{resource!r}]): only PostgreSQL prepares transactions; let {resource!r} decide "
+                    "(resource=), or write there from a handler of its own"
+                )
+
+    def _open_further(self, concurrency: int) -> list[Connections]:
+        """Return the further databases of the handler, each asked whether it prepares transactions at all."""
+        for resource in self._job.handler.also:
+            connection = self._connect(resource)
+            try:
+                PreparedEffects(self._config.relay.name, resource, connection).check()
+            finally:
+                connection.close()
+        limit = min(concurrency, CONNECTIONS_MAX)
+        self._further = [
+            Connections(resource, partial(self._connect_further, resource), limit)
+            for resource in self._job.handler.also
+        ]
+        return self._further
+
+    def _connect_further(self, resource: str) -> Any:
+        connection = self._connect(resource)
+        connection.autocommit = False
+        return connection
+
+    def _prepared(self, lent: ExitStack) -> dict[str, PreparedTransactions]:
+        found: dict[str, PreparedTransactions] = {}
+        for resource in self._job.handler.also:
+            connection = self._connect(resource)
+            lent.callback(connection.close)
+            found[resource] = PreparedEffects(self._config.relay.name, resource, connection)
+        return found
 
     def _held_back(self) -> bool:
         return not self._follower.now().may_take(self._job.queue, self._job.subscriber)

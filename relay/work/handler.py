@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -20,6 +20,7 @@ class Unusable(RelayError):
 class Handler:
     """A handler as declared. ``batch`` is how many messages one call gets, 0 for one message and no list.
 
+    ``resource`` is where its writes, and with them its message, are decided; ``also`` names further databases it writes to.
     Called directly, as a test does, it is the function itself.
     """
 
@@ -28,6 +29,7 @@ class Handler:
     resource: str | None
     batch: int
     order: Literal["queue", "none"]
+    also: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -45,6 +47,7 @@ def subscriber(
     resource: str | None = None,
     batch: bool | int = False,
     order: Literal["queue", "none"] = "queue",
+    also: Sequence[str] = (),
 ) -> Callable[[Function], Handler]:
     """Declare a function as handler of a queue; `relay work` runs it as the subscriber that it is told.
 
@@ -52,7 +55,12 @@ def subscriber(
     writes through ``db`` is committed together with the message's DONE, or not at all. With ``batch`` it gets
     a list of messages, up to 100 or the number given. ``order="none"`` runs messages of one lane side by side.
     Returning means done; raising means to try again later, `Unusable` never.
+
+    ``also`` names further PostgreSQL resources; the function gets one more argument for each, after ``db``. What it writes
+    through them is committed if, and only if, ``resource`` commits (PREPARE TRANSACTION there, which costs two round trips).
     """
+    if also and resource is None:
+        raise ConfigError(f"@subscriber({queue!r}, also={tuple(also)!r}): name the resource that decides as well")
     if batch is not True and batch is not False and batch < 1:
         raise ConfigError(
             f"@subscriber({queue!r}, batch={batch}): give True or how many messages one call gets"
@@ -60,6 +68,6 @@ def subscriber(
     size = BATCH_DEFAULT if batch is True else int(batch)
 
     def _declare(function: Function) -> Handler:
-        return Handler(queue, function, resource, size, order)
+        return Handler(queue, function, resource, size, order, tuple(also))
 
     return _declare

@@ -1,17 +1,18 @@
 """One run of a handler: its function, then the one commit that decides, and nothing of it unless that commit holds.
 
 1. The function runs; its writes stay in the open transaction, its children are collected.
-2. Children for other databases are put, hidden under the attempt's name.
+2. Children for other databases are put, hidden under the attempt's name; writes in further databases are prepared under it.
 3. The deciding database commits: the handler's writes, DONE (or the attempt's outcome), children that live there.
-4. Children elsewhere are shown.
+4. Children elsewhere are shown, what was prepared is committed.
 
-A death before 3 leaves nothing but hidden children, a death after it nothing but children to be shown: recovery does both.
+A death before 3 leaves nothing but hidden children and prepared writes, a death after it nothing but children to be shown and
+prepared writes to be committed: recovery does both.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -32,6 +33,7 @@ from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.work.desks import Database, DatabaseAway, Desk, Desks, EffectsInDoubt
 from relay.work.dispatch import Ended, Outcome, Work
+from relay.work.further import Further
 from relay.work.handler import Handler, Unusable
 from relay.work.hands import all_ended
 from relay.work.message import Message
@@ -71,51 +73,67 @@ class Place:
 
 
 class Runner:
-    """Runs works of one handler, each in the thread that calls it. ``desks`` None: the handler has no database."""
+    """Runs works of one handler, each in the thread that calls it. ``desks`` None: the handler has no database.
 
-    def __init__(self, handler: Handler, place: Place, desks: Desks | None) -> None:
+    ``further`` makes the further databases of an attempt; they need one that decides.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        place: Place,
+        desks: Desks | None,
+        further: Callable[[str], Further] = lambda _: Further(),
+    ) -> None:
         self._handler = handler
         self._place = place
         self._desks = desks
+        self._further = further
         self.children = 0
 
     def __call__(self, work: Work) -> Sequence[Ended]:
         """Run a work to its end; raises InDoubt only if nobody answers what became of it."""
         messages = [Message(one) for one in work.messages]
         database = Database(self._desks) if self._desks is not None else None
+        further = self._further(self._place.attempt(work.messages[0]))
         try:
-            self._call(messages, database)
+            self._call(messages, database, further)
         except Unusable as verdict:
             _take_back(database)
+            further.give_up()
             return self._all_failed(work, Outcome.UNUSABLE, str(verdict))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            away = isinstance(error, DatabaseAway | Unreachable) or _is_away(database, error)
+            away = isinstance(error, DatabaseAway | Unreachable) or _is_away(database, error) or further.is_away(error)
             _take_back(database)
+            further.give_up()
             if away:
                 return all_ended(work, Outcome.AWAY)
             return self._all_failed(work, Outcome.FAILED, _cause(error))
-        return self._decide(work, messages, database)
+        return self._decide(work, messages, database, further)
 
-    def _call(self, messages: list[Message], database: Database | None) -> None:
+    def _call(self, messages: list[Message], database: Database | None, further: Further) -> None:
         given: Any = messages if self._handler.batch else messages[0]
         if database is None:
             self._handler(given)
         else:
-            self._handler(given, database)
+            self._handler(given, database, *further.databases)
         crash_point("work.ran")
 
     def _all_failed(self, work: Work, outcome: Outcome, cause: str) -> list[Ended]:
         return all_ended(work, outcome if len(work.messages) == 1 else Outcome.SPLIT, cause)
 
-    def _decide(self, work: Work, messages: list[Message], database: Database | None) -> Sequence[Ended]:
+    def _decide(
+        self, work: Work, messages: list[Message], database: Database | None, further: Further
+    ) -> Sequence[Ended]:
         children = any(message.children for message in messages)
-        if not children and (database is None or database.desk is None):
+        if not children and not further.is_begun and (database is None or database.desk is None):
             return all_ended(work, Outcome.DONE)
         try:
             if database is not None:
-                return self._decide_in_database(work, messages, database)
+                return self._decide_in_database(work, messages, database, further)
             return self._decide_in_queue(work, messages)
         except EffectsInDoubt:
+            further.leave()
             return self._find_out(work)
         except Exception as error:  # noqa: BLE001 - also a child that is refused, a constraint checked at COMMIT
             return self._undecided(work, error)
@@ -133,18 +151,25 @@ class Runner:
             return all_ended(work, Outcome.AWAY)
         return self._all_failed(work, Outcome.FAILED, _cause(error))
 
-    def _decide_in_database(self, work: Work, messages: list[Message], database: Database) -> Sequence[Ended]:
-        desk = database.begun()
-        desk.check()
-        near, far = _sorted(messages, desk.stores)
-        put = self._put_far(far)
+    def _decide_in_database(
+        self, work: Work, messages: list[Message], database: Database, further: Further
+    ) -> Sequence[Ended]:
+        put: list[PutChildren] = []
         try:
+            desk = database.begun()
+            desk.check()
+            near, far = _sorted(messages, desk.stores)
+            put = self._put_far(far)
+            further.prepare()
             now = clock.wall_ms()
             for message, children in near:
                 for queue, new in self._named(message, children).items():
                     parents = self._place.parents(message)
                     desk.stores[queue].put([replace(one, parents=parents) for one in new], now)
-            self._write_outcome(desk, work, [message.taken for message, _ in far], now)
+            elsewhere = [message.taken for message, _ in far]
+            if further.is_begun and work.messages[0] not in elsewhere:
+                elsewhere.append(work.messages[0])
+            self._write_outcome(desk, work, elsewhere, now)
             crash_point("work.deciding")
             database.commit()
         except EffectsInDoubt:
@@ -152,15 +177,20 @@ class Runner:
             raise
         except BaseException:
             database.rollback()
+            further.give_up()
             self._discard(put)
             raise
         crash_point("work.decided")
+        further.finish()
         self._accept(put)
         self.children += sum(len(message.children) for message in messages)
         return all_ended(work, Outcome.WRITTEN if self._place.queue in desk.stores else Outcome.DONE)
 
-    def _write_outcome(self, desk: Desk, work: Work, with_children: list[Taken], now: int) -> None:
-        """Write DONE where the queue is in this database, else every attempt's outcome; raises AttemptAborted."""
+    def _write_outcome(self, desk: Desk, work: Work, elsewhere: list[Taken], now: int) -> None:
+        """Write DONE where the queue is in this database, else every attempt's outcome; raises AttemptAborted.
+
+        ``elsewhere`` are those that left something in another store, for which the outcome is written in any case.
+        """
         place = self._place
         own = desk.stores.get(place.queue)
         if own is None:
@@ -169,7 +199,7 @@ class Runner:
             return
         if not all(own.finish(place.subscriber, [one.ticket for one in work.messages], now)):
             raise AttemptAborted("another worker has the message")
-        for taken in with_children:
+        for taken in elsewhere:
             commit_here(own, place.attempt(taken), now)
 
     def _decide_in_queue(self, work: Work, messages: list[Message]) -> Sequence[Ended]:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import structlog
 
-from relay.message.errors import RelayError, Retriable
-from relay.queue.attempts import AttemptName, Outcomes
+from relay.message.errors import RelayError, Retriable, Unreachable
+from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore
 from relay.queue.recovery import Recovery
@@ -22,6 +22,8 @@ from relay.work.mark import dead_mark
 BEATS_PER_LEASE: Final = 6
 LOOK_S: Final = 1.0
 DUE_MAX: Final = 1000
+PREPARED_S: Final = 5.0
+"""So often further databases are asked what attempts have left prepared there."""
 KILLED: Final = "its handler ended the worker's process, or did not end in time"
 
 
@@ -33,6 +35,7 @@ class Upkeep:
     """One worker's duties in its queue, on the worker's main thread. ``now`` is seconds on the monotonic clock.
 
     ``queues`` and ``deciding`` are what recovery may reach; ``lent`` hands out a deciding resource while it is used.
+    ``prepared`` opens the further databases of this worker's handler, by name, for as long as ``lent`` lasts.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Upkeep:
         marks: Path,
         lease_s: float,
         backoff: Backoff,
+        prepared: Callable[[ExitStack], Mapping[str, PreparedTransactions]] | None = None,
     ) -> None:
         self._queue = queue
         self._queues = queues
@@ -55,6 +59,8 @@ class Upkeep:
         self._beat_s = lease_s / BEATS_PER_LEASE
         self._look_s = min(LOOK_S, self._beat_s)
         self._backoff = backoff
+        self._prepared = prepared
+        self._prepared_at = 0.0
         self._beat_at = 0.0
         self._look_at = 0.0
         self.recovered = 0
@@ -74,6 +80,20 @@ class Upkeep:
             self._store.reveal_due(wall, DUE_MAX)
             self._store.expire(wall, DUE_MAX)
             self.recover(now)
+        if self._prepared is not None and now >= self._prepared_at:
+            self._prepared_at = now + PREPARED_S
+            self._finish_prepared(self._prepared)
+
+    def _finish_prepared(self, prepared: Callable[[ExitStack], Mapping[str, PreparedTransactions]]) -> None:
+        """Finish what attempts that have ended left prepared; a further database that is away is asked again later."""
+        with ExitStack() as lent:
+            try:
+                for resource, effects in prepared(lent).items():
+                    recovery = Recovery(self._queues, self._deciding(lent))
+                    for sentence in recovery.prepared(resource, effects, clock.wall_ms()).stuck:
+                        self._log.warning("prepared writes wait", reason=sentence)
+            except Unreachable as away:
+                self._log.warning("prepared writes wait", reason=str(away))
 
     def recover(self, now: float) -> None:
         """Decide about what dead workers left: those proven dead on this host, and those silent for a whole lease."""

@@ -5,7 +5,8 @@ The lock on the store is held while states are written, never while a handler ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import structlog
 
 from relay.message.errors import InDoubt, RelayError, Retriable
 from relay.queue.message import Taken, Ticket
-from relay.queue.port import QueueStore
+from relay.queue.port import QueueStore, Retired, StoreAway
 from relay.queue.states import TAKEN, SubscriberState
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
@@ -30,6 +31,8 @@ CYCLE_S: Final = 0.02
 LOOK_S: Final = (0.01, 0.25)
 """An empty queue is asked again after the first, doubling up to the second, unless an alert comes earlier."""
 AWAY_S: Final = 0.5
+TURN_S: Final = 2.0
+"""So long the loop waits for a store's lock, which a handler that hangs inside its SQLite transaction may hold for ever."""
 
 
 class HandlerHung(RelayError):
@@ -123,10 +126,13 @@ class Worker:
         now = clock.monotonic()
         self._check(now)
         try:
-            with self._lock:
+            with self._turn():
                 self._upkeep.once(now)
                 self._states.resync(self._dispatch, self._dispatching)
             self._cycle(now, self._room(now))
+        except Retired:
+            # The queue goes on elsewhere: the next process opens it there, and recovers what this one holds.
+            raise
         except InDoubt:
             # In doubt: the next cycle writes once more, which tells.
             self._log.warning("an answer of the queue's store was lost; its states are written again")
@@ -144,7 +150,7 @@ class Worker:
             without = self._dispatch.full_lanes() if room > 0 else ()
         taken: list[Taken] = []
         if writes or room > 0:
-            with self._lock:
+            with self._turn():
                 taken = self._states.write_and_take(writes, room, without)
             crash_point("work.taken")
         with self._dispatching:
@@ -204,7 +210,7 @@ class Worker:
         now = clock.monotonic()
         if self._dispatch.in_hand or now - self._moved_at < until_idle_s:
             return False
-        with self._lock:
+        with self._turn():
             _, waiting = self._store.counts()
         ours = next((one.counts for one in waiting if one.subscriber == self._subscriber), {})
         return not sum(ours.get(state, 0) for state in (SubscriberState.AVAILABLE, *TAKEN))
@@ -226,9 +232,19 @@ class Worker:
             self._wake.wait(CYCLE_S)
             self._wake.clear()
         self._hands.close(self._limits.drain_s)
-        with self._lock:
+        with self._turn():
             if self._store.leave(self._holder):
                 self._mark.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the store's lock; StoreAway if a handler keeps it."""
+        if not self._lock.acquire(timeout=TURN_S):
+            raise StoreAway("a handler's transaction holds the queue's database file: try again later")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _marked(self, work: Work) -> Sequence[Ended]:
         """Run a work; one that runs alone is named in the mark as long as it runs."""

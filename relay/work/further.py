@@ -1,0 +1,162 @@
+"""Effects in further databases: prepared under the attempt's name before it is decided, committed or rolled back after it.
+
+Presumed abort: what a dead worker leaves prepared is finished by the outcome that stands where the attempt decides, and
+by nothing else (`relay.queue.recovery.Recovery.prepared`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from relay.message.errors import Unreachable
+from relay.resources.prepared import EffectTransaction
+from relay.run import schedule
+
+Connect = Callable[[], psycopg.Connection[Any]]
+
+
+class Connections:
+    """Lends connections to one further database, at most ``limit`` at once; who wants one more waits."""
+
+    def __init__(self, resource: str, connect: Connect, limit: int) -> None:
+        self.resource = resource
+        self._connect = connect
+        self._free = schedule.fifo()
+        for _ in range(limit):
+            self._free.put(None)
+
+    def borrow(self) -> psycopg.Connection[Any]:
+        """Return a connection without a transaction; raises Unreachable."""
+        kept: psycopg.Connection[Any] | None = self._free.get()
+        if kept is not None and not kept.closed:
+            return kept
+        try:
+            return self._connect()
+        except BaseException:
+            self._free.put(None)
+            raise
+
+    def give_back(self, connection: psycopg.Connection[Any]) -> None:
+        """Take a connection back; one with an open transaction is closed."""
+        idle = not connection.closed and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+        if not idle:
+            connection.close()
+        self._free.put(connection if idle else None)
+
+    def close(self) -> None:
+        """Close what is not lent now."""
+        with suppress(schedule.Empty):
+            while True:
+                kept: psycopg.Connection[Any] | None = self._free.get_nowait()
+                if kept is not None:
+                    kept.close()
+
+
+class FurtherDatabase:
+    """What a handler writes with into a further database: its first statement begins."""
+
+    def __init__(self, relay: str, attempt: str, connections: Connections) -> None:
+        self._relay = relay
+        self._attempt = attempt
+        self._connections = connections
+        self._effect: EffectTransaction | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the handler has used it."""
+        return self._effect is not None
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one statement and return the driver's cursor; placeholders are the driver's."""
+        return self._begun().connection.execute(query, params)
+
+    def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+        """Run one statement for each of many parameters."""
+        cursor = self._begun().connection.cursor()
+        cursor.executemany(query, params)
+        return cursor
+
+    def prepare(self) -> None:
+        """Prepare what the handler wrote; raises Unreachable (in doubt: recovery looks for it)."""
+        if self._effect is not None:
+            self._effect.prepare()
+
+    def finish(self) -> None:
+        """Commit, since the attempt is decided; what this does not reach, recovery does."""
+        if self._effect is not None:
+            with suppress(Unreachable):  # in doubt: recovery commits it if it is still there
+                self._effect.finish()
+            self._done()
+
+    def give_up(self) -> None:
+        """Roll back, since the attempt is not decided and will not be."""
+        if self._effect is not None:
+            self._effect.give_up()
+            self._done()
+
+    def leave(self) -> None:
+        """Leave it prepared: nobody here knows how the attempt ended, and recovery finds out."""
+        if self._effect is not None:
+            self._effect.connection.close()
+            self._done()
+
+    def is_away(self, error: BaseException) -> bool:
+        """Tell whether the connection broke, or the server asks to try again."""
+        again = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable)
+        lost = self._effect is not None and self._effect.connection.closed
+        return isinstance(error, again) or (isinstance(error, psycopg.Error) and bool(lost))
+
+    def _begun(self) -> EffectTransaction:
+        if self._effect is None:
+            connection = self._connections.borrow()
+            try:
+                self._effect = EffectTransaction(self._relay, self._connections.resource, self._attempt, connection)
+            except BaseException:
+                self._connections.give_back(connection)
+                raise
+        return self._effect
+
+    def _done(self) -> None:
+        effect, self._effect = self._effect, None
+        assert effect is not None, "asked for above"
+        self._connections.give_back(effect.connection)
+
+
+class Further:
+    """All further databases of one run, in the order in which the handler names them."""
+
+    def __init__(self, databases: Sequence[FurtherDatabase] = ()) -> None:
+        self.databases = databases
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the handler has used any."""
+        return any(one.is_begun for one in self.databases)
+
+    def prepare(self) -> None:
+        """Prepare every one."""
+        for one in self.databases:
+            one.prepare()
+
+    def finish(self) -> None:
+        """Commit every one."""
+        for one in self.databases:
+            one.finish()
+
+    def give_up(self) -> None:
+        """Roll back every one."""
+        for one in self.databases:
+            one.give_up()
+
+    def leave(self) -> None:
+        """Leave every one to recovery."""
+        for one in self.databases:
+            one.leave()
+
+    def is_away(self, error: BaseException) -> bool:
+        """Tell whether one of them caused the error, and not the handler."""
+        return any(one.is_away(error) for one in self.databases)
