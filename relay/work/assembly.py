@@ -136,7 +136,9 @@ class Assembled:
             raise ConfigError(
                 f"--subscriber {job.subscriber}: queue {job.queue!r} has {known}; add it to its subscribers"
             )
-        wanted = job.handler.also if job.handler.resource is None else (job.handler.resource, *job.handler.also)
+        wanted = (
+            job.handler.also if job.handler.resource is None else (job.handler.resource, *job.handler.also)
+        )
         for resource in wanted:
             if resource not in config.resources:
                 known = ", ".join(config.resources) or "none"

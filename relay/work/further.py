@@ -42,7 +42,9 @@ class Connections:
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         """Take a connection back; one with an open transaction is closed."""
-        idle = not connection.closed and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+        idle = (
+            not connection.closed and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+        )
         if not idle:
             connection.close()
         self._free.put(connection if idle else None)
@@ -106,7 +108,11 @@ class FurtherDatabase:
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the connection broke, or the server asks to try again."""
-        again = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable)
+        again = (
+            psycopg.errors.SerializationFailure,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.LockNotAvailable,
+        )
         lost = self._effect is not None and self._effect.connection.closed
         return isinstance(error, again) or (isinstance(error, psycopg.Error) and bool(lost))
 
@@ -114,7 +120,9 @@ class FurtherDatabase:
         if self._effect is None:
             connection = self._connections.borrow()
             try:
-                self._effect = EffectTransaction(self._relay, self._connections.resource, self._attempt, connection)
+                self._effect = EffectTransaction(
+                    self._relay, self._connections.resource, self._attempt, connection
+                )
             except BaseException:
                 self._connections.give_back(connection)
                 raise

@@ -60,7 +60,9 @@ def subscriber(
     through them is committed if, and only if, ``resource`` commits (PREPARE TRANSACTION there, which costs two round trips).
     """
     if also and resource is None:
-        raise ConfigError(f"@subscriber({queue!r}, also={tuple(also)!r}): name the resource that decides as well")
+        raise ConfigError(
+            f"@subscriber({queue!r}, also={tuple(also)!r}): name the resource that decides as well"
+        )
     if batch is not True and batch is not False and batch < 1:
         raise ConfigError(
             f"@subscriber({queue!r}, batch={batch}): give True or how many messages one call gets"

@@ -103,7 +103,11 @@ class Runner:
             further.give_up()
             return self._all_failed(work, Outcome.UNUSABLE, str(verdict))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            away = isinstance(error, DatabaseAway | Unreachable) or _is_away(database, error) or further.is_away(error)
+            away = (
+                isinstance(error, DatabaseAway | Unreachable)
+                or _is_away(database, error)
+                or further.is_away(error)
+            )
             _take_back(database)
             further.give_up()
             if away:

@@ -6,7 +6,7 @@ The lock on the store is held while states are written, never while a handler ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -210,8 +210,12 @@ class Worker:
         now = clock.monotonic()
         if self._dispatch.in_hand or now - self._moved_at < until_idle_s:
             return False
-        with self._turn():
-            _, waiting = self._store.counts()
+        try:
+            with self._turn():
+                _, waiting = self._store.counts()
+        except Retriable:
+            # Retry: nobody can tell now.
+            return False
         ours = next((one.counts for one in waiting if one.subscriber == self._subscriber), {})
         return not sum(ours.get(state, 0) for state in (SubscriberState.AVAILABLE, *TAKEN))
 
@@ -232,7 +236,7 @@ class Worker:
             self._wake.wait(CYCLE_S)
             self._wake.clear()
         self._hands.close(self._limits.drain_s)
-        with self._turn():
+        with suppress(Retriable, InDoubt), self._turn():  # else whoever comes next forgets it for this worker
             if self._store.leave(self._holder):
                 self._mark.close()
 

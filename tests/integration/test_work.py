@@ -91,7 +91,12 @@ def book(message, db):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("medium", "end"),
-    [("sqlite", "os._exit(9)"), ("postgresql", "os._exit(9)"), ("postgresql", "time.sleep(600)")],
+    [
+        ("sqlite", "os._exit(9)"),
+        ("postgresql", "os._exit(9)"),
+        ("postgresql", "time.sleep(600)"),
+        ("sqlite", "time.sleep(600)"),
+    ],
 )
 def test_a_message_that_ends_or_hangs_its_process_is_found_and_told_unusable(site: Site, end: str) -> None:
     site.put(range(14))

@@ -1,0 +1,83 @@
+"""How handlers are declared and found, and what is said when they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import relay
+from relay.message.errors import ConfigError
+from relay.work.handler import BATCH_DEFAULT, Handler
+from relay.work.loading import load_handler
+
+TWO = """
+from relay import subscriber
+
+@subscriber("credit", resource="shop")
+def approve(message, db):
+    return None
+
+@subscriber("credit", batch=True)
+def count(messages):
+    return None
+
+@subscriber("orders", batch=7, order="none")
+def look(messages):
+    return None
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> str:
+    path = tmp_path / "handlers_of_a_test.py"
+    path.write_text(TWO)
+    return str(path)
+
+
+def test_a_file_gives_the_handler_of_the_queue(app: str) -> None:
+    found = load_handler(app, "orders")
+
+    assert (found.name, found.batch, found.order, found.resource) == ("look", 7, "none", None)
+
+
+def test_a_name_chooses_among_several(app: str) -> None:
+    assert load_handler(f"{app}:approve", "credit").resource == "shop"
+    assert load_handler(f"{app}:count", "credit").batch == BATCH_DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("suffix", "queue", "said"),
+    [
+        ("", "credit", "2 handlers of 'credit': add :name"),
+        ("", "other", "handles credit, orders, not 'other'"),
+        (":nobody", "credit", "no handler called 'nobody'; there is approve, count, look"),
+        (":look", "credit", "handles orders, not 'credit'"),
+    ],
+)
+def test_what_cannot_be_chosen_is_said_with_the_remedy(app: str, suffix: str, queue: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace(":", ".")):
+        load_handler(f"{app}{suffix}", queue)
+
+
+@pytest.mark.parametrize("where", ["no/such/file.py", "no_such_module_at_all"])
+def test_an_application_that_is_not_there_is_said(where: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such"):
+        load_handler(where, "credit")
+
+
+def test_a_handler_is_still_the_function() -> None:
+    seen: list[int] = []
+
+    @relay.subscriber("credit")
+    def note(message: int) -> None:
+        seen.append(message)
+
+    assert isinstance(note, Handler)
+    note(3)
+    assert seen == [3]
+
+
+def test_a_batch_of_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch=0"):
+        relay.subscriber("credit", batch=0)
