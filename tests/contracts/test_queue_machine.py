@@ -332,7 +332,7 @@ STORES = [name for name in MEDIA if name != "book"]
 
 @pytest.mark.parametrize("name", STORES)
 def test_every_store_answers_as_the_book_does(name: str, request: pytest.FixtureRequest) -> None:
-    run(name, request, examples=20, steps=40)
+    run(name, request, examples=12, steps=40)
 
 
 @pytest.mark.slow
