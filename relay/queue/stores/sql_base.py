@@ -31,7 +31,6 @@ class SqlBase:
                 [member for group in settings.audience.groups for member in group.members],
             )
             self._seats = self._seats_in(settings.audience)
-        self._sole = len(self._subscribers) == 1
 
     def close(self) -> None:
         """Close the connection if it is the queue's own; the queue stays."""
@@ -80,23 +79,25 @@ class SqlBase:
             self._write(sql.REPHASE, handles=list(handles))
 
     def _go_on(self, rows: Sequence[Row], now: int) -> None:
-        """Journal what every subscriber has journalled, and reveal the next group in order; rows are (handle, shape)."""
-        handles = [row[0] for row in rows]
-        if not handles:
-            return
-        over = self._close_journalled(handles, now)
-        ordered = [handle for handle, shape in rows if shape & Shape.ORDERED and handle not in over]
-        if ordered:
-            shown = {row[0] for row in self._run(sql.NEXT_TURN, handles=ordered)}
-            self._rephase(sorted(shown))
+        """Journal what every subscriber has journalled, and reveal the next group in order; rows are (handle, shape).
 
-    def _close_journalled(self, handles: list[int], now: int) -> set[int]:
-        over = {row[0] for row in self._run(sql.JOURNAL, handles=handles)}
-        if over:
-            self.session.tally(self._queue, -len(over), len(over))
-            if not self._sole:
-                self._write(sql.JOURNALLED_AT, handles=sorted(over), now=now)
-        return over
+        Where a message has several subscribers, the last of them to end must see the others: one after another.
+        """
+        alone = [handle for handle, shape in rows if not shape & Shape.SHARED]
+        if alone:
+            over = self._write(sql.JOURNAL_ALONE, handles=alone)
+            self.session.tally(self._queue, -over, over)
+        shared = sorted({handle for handle, shape in rows if shape & Shape.SHARED})
+        if not shared:
+            return
+        self._lock_open(shared)
+        journalled = {row[0] for row in self._run(sql.JOURNAL, handles=shared)}
+        self.session.tally(self._queue, -len(journalled), len(journalled))
+        self._write(sql.JOURNALLED_AT, handles=sorted(journalled), now=now)
+        ordered = {handle for handle, shape in rows if shape & Shape.ORDERED} - journalled
+        if ordered:
+            shown = {row[0] for row in self._run(sql.NEXT_TURN, handles=sorted(ordered))}
+            self._rephase(sorted(shown))
 
 
 def once(asked: Iterable[int], changed: Iterable[int]) -> list[bool]:

@@ -76,7 +76,7 @@ class Moving(SqlBase):
     def _delivery_rows(self, view: MessageView) -> list[Row]:
         names = list(dict.fromkeys(row.group for row in view.subscribers))
         groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, names)
-        ordered = Shape.ORDERED if view.in_order else 0
+        shape = (Shape.ORDERED if view.in_order else 0) | (Shape.SHARED if len(view.subscribers) > 1 else 0)
         lane = None if view.lane is None else lane_number(view.lane)
         found = []
         for position, row in enumerate(view.subscribers):
@@ -85,7 +85,7 @@ class Moving(SqlBase):
             self._write(sql.ADD_MEMBER, sub=number, grp=groups[row.group])
             # The phase follows from the rest when all rows are there.
             head = (view.handle, number, self._queue, groups[row.group], lane, PRIORITY_MAX - view.priority)
-            place = (int(Phase.HIDDEN), pool | ordered, names.index(row.group), position)
+            place = (int(Phase.HIDDEN), pool | shape, names.index(row.group), position)
             found.append((*head, *place, *_delivery_values(row), view.expires_at))
         return found
 

@@ -38,6 +38,8 @@ class Shape:
 
     POOL: Final = 1
     ORDERED: Final = 2
+    SHARED: Final = 4
+    """The message has other subscribers, too."""
 
 
 _TABLES: Final = (

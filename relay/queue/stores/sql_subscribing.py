@@ -63,10 +63,10 @@ class Subscribing(SqlBase):
     @unit
     def finish(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:
         """DONE and JOURNALLED; the rest of a pool expires."""
-        self._lock_shared(tickets)
         rows = self._guarded(sql.FINISH, subscriber, tickets, now=now)
         pools = _pools(rows)
         if pools:
+            self._lock_open(pools)
             self._write(sql.EXPIRE_MATES, sub=self._subscribers[subscriber], handles=pools, now=now)
             self._rephase(pools)
         self._go_on([(handle, shape) for handle, _, shape in rows], now)
@@ -76,7 +76,6 @@ class Subscribing(SqlBase):
     def refuse(self, subscriber: str, causes: Sequence[tuple[Ticket, str]], now: int) -> list[bool]:
         """UNUSABLE and JOURNALLED; the rest of a pool is free again."""
         tickets = [ticket for ticket, _ in causes]
-        self._lock_shared(tickets)
         rows = self._guarded(sql.REFUSE, subscriber, tickets, now=now)
         first = dict(reversed(causes))
         by_cause: dict[str, list[int]] = {}
@@ -84,7 +83,9 @@ class Subscribing(SqlBase):
             by_cause.setdefault(first[Ticket(handle, attempt)], []).append(handle)
         for cause, handles in by_cause.items():
             self._write(sql.CAUSE, sub=self._subscribers[subscriber], handles=handles, cause=cause)
-        self._rephase(_pools(rows))
+        if pools := _pools(rows):
+            self._lock_open(pools)
+            self._rephase(pools)
         self._go_on([(handle, shape) for handle, _, shape in rows], now)
         return _answers(tickets, rows)
 
@@ -139,11 +140,6 @@ class Subscribing(SqlBase):
     def _after_expiry(self, rows: Sequence[Row], now: int) -> None:
         self._rephase(sorted({handle for handle, shape in rows if shape & Shape.POOL}))
         self._go_on(rows, now)
-
-    def _lock_shared(self, tickets: Sequence[Ticket]) -> None:
-        """Where a message has several subscribers, the last of them to end must see the others: one after another."""
-        if not self._sole:
-            self._lock_open([ticket.handle for ticket in tickets])
 
     # Holders and outcomes -----------------------------------------------------------------------------------------
 

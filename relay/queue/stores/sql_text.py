@@ -128,7 +128,7 @@ FIND_LIVE: Final = "select publisher, id, handle from relay_queue_open where que
 LOCK_OPEN: Final = """select handle, state, attempt, reveal_at from relay_queue_open
 where queue = :queue and handle in {handles} order by handle <lock>"""
 SHOW_TURN: Final = """update relay_queue_delivery as d set revealed = 1
-where queue = :queue and handle in {handles} and state = 0 and revealed = 0 and (shape < 2 or turn = (
+where queue = :queue and handle in {handles} and state = 0 and revealed = 0 and ((shape & 2) = 0 or turn = (
     select min(e.turn) from relay_queue_delivery e
     where e.handle = d.handle and e.queue = d.queue and e.state <> $S_JOURNALLED
 )) returning handle"""
@@ -214,6 +214,8 @@ where queue = :queue and handle in {handles} and state = $P_REVEALED and not exi
     select 1 from relay_queue_delivery d
     where d.handle = o.handle and d.queue = o.queue and d.state <> $S_JOURNALLED
 ) returning handle"""
+JOURNAL_ALONE: Final = """delete from relay_queue_open
+where queue = :queue and handle in {handles} and state = $P_REVEALED"""
 # The time when a message was journalled is its last delivery's, unless a clock went back between two of them.
 JOURNALLED_AT: Final = """update relay_queue_message as m set journalled_at = :now
 where queue = :queue and handle in {handles} and exists (

@@ -44,8 +44,9 @@ class Seat(NamedTuple):
 def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int]) -> list[Seat]:
     """Return everybody's place, in the audience's order."""
     found: list[Seat] = []
+    shared = Shape.SHARED if sum(len(group.members) for group in audience.groups) > 1 else 0
     for turn, group in enumerate(audience.groups):
-        shape = (Shape.POOL if len(group.members) > 1 else 0) | (Shape.ORDERED if audience.in_order else 0)
+        shape = shared | (Shape.POOL if len(group.members) > 1 else 0) | (Shape.ORDERED if audience.in_order else 0)
         for member in group.members:
             found.append(Seat(subscribers[member], groups[group.name], shape, turn, len(found)))
     return found
