@@ -44,7 +44,6 @@ def unusable_for(view: MessageView, subscriber: str | None) -> list[tuple[str, s
         (one.subscriber, one.cause)
         for one in view.subscribers
         if one.times.unusable is not None
-        and one.times.done is None
         and one.state in (SubscriberState.UNUSABLE, SubscriberState.JOURNALLED)
         and subscriber in (None, one.subscriber)
     ]

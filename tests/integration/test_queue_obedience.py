@@ -60,3 +60,36 @@ def test_a_paused_worker_takes_nothing_until_it_is_resumed_and_a_later_one_neith
     assert len(got) == 10
     assert min(got) >= resumed
     assert min(got) <= resumed + 1000 + SLACK_MS
+
+
+SLOW = """
+import time
+from relay import subscriber
+
+@subscriber("orders", resource="shop")
+def book(message, db):
+    time.sleep(0.05)
+    db.execute("insert into effect (lane, number, attempt) values ({p}, {p}, {p})",
+               (message.lane.decode(), int(message.value), message.taken.ticket.attempt))
+"""
+
+
+@pytest.mark.slow
+def test_a_queue_moves_under_running_handlers_and_each_effect_comes_once(tmp_path: Path, kafka: str) -> None:
+    site = Site(tmp_path, kafka, f"sqlite:///{tmp_path}/shop.db", store="sqlite:///old.db")
+    try:
+        site.put(range(400))
+        site.supervised(site.app(SLOW), "--concurrency", "4")
+        wait_for(lambda: effects(site) > 40, what="the first effects")
+
+        moved = CliRunner().invoke(app, ["queue", "migrate", str(site.path), "orders", "--to", "sqlite:///new.db", "--json"])
+        assert moved.exit_code == 0, moved.output
+        wait_for(lambda: effects(site) >= 400, 150.0, "the other effects")
+
+        numbers = sorted(number for _, number in site.effects())
+        assert numbers == list(range(400))
+        listed = json.loads(CliRunner().invoke(app, ["queue", "list", str(site.path), "--json"]).output)
+        (row,) = listed["queues"]
+        assert row["store"].endswith("new.db")
+    finally:
+        site.close()

@@ -184,6 +184,7 @@ def test_a_drained_queue_makes_the_log_wait_also_after_a_restart_and_goes_on_wit
     assert clock.monotonic() - before < 5.0, "a second on an idle machine; the reading of the test itself takes one more"
 
 
+@pytest.mark.slow
 def test_a_held_publishers_messages_are_put_and_revealed_before_its_next_ones(make: MakeRoute) -> None:
     route = make("sqlite")
     route.wish(Kind.PUBLISHER, Wanted.PAUSE, "/held")
