@@ -69,12 +69,17 @@ class Named:
         ]
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", *words],
-            cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "0"}, timeout=NAMED_TEST_S, capture_output=True, check=False,
+            cwd=ROOT, env=_own_environment(), timeout=NAMED_TEST_S, capture_output=True, check=False,
         )  # fmt: skip
         return ended.returncode == TESTS_FAILED
 
     def __str__(self) -> str:
         return f"`{self.file}::{self.test.split('[')[0]}`"
+
+
+def _own_environment() -> dict[str, str]:
+    """Nothing of the pytest that asks: the test is one of its own, with services of its own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {"PYTHONHASHSEED": "0"}
 
 
 Proof = Search | Named
