@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from relay.cli.report import JsonOption, print_json, print_line, print_table
+from relay.demo import credit
 from relay.demo.course import ALL_FLIGHTS, Course
 from relay.demo.crew import start
 from relay.demo.reckoning import Result, reckon
@@ -40,11 +41,12 @@ ROWS: Final = {
 }
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, invoke_without_command=True)
 
 
-@app.command("demo")
+@app.callback()
 def demo_command(
+    context: typer.Context,
     *,
     messages: Annotated[
         int | None, typer.Option(metavar="N", min=100, max=ALL_FLIGHTS, help="Only the first N flights.")
@@ -62,6 +64,8 @@ def demo_command(
 
     Exit codes: 0 all of it exactly once, 1 not, 2 something is missing on this machine, 3 unreachable.
     """
+    if context.invoked_subcommand is not None:
+        return
     show = Show(Console(stderr=as_json))
     with ending_properly(), _place(directory) as place:
         try:
@@ -78,6 +82,36 @@ def demo_command(
             else:
                 _clear(place)
     raise typer.Exit(0 if result.ok else 1)
+
+
+@app.command("credit")
+def credit_command(
+    *,
+    sales: Annotated[int, typer.Option(metavar="N", min=40, max=100_000, help="How many sales.")] = 600,
+    as_json: JsonOption = False,
+    seed: Annotated[int, typer.Option(help="Chooses customers and totals.")] = 1,
+) -> None:
+    """Point of sale to customer database to credit approval: two queues on two media, a handler of each killed.
+
+    Exit codes: 0 each sale decided exactly once and in order, 1 not, 2 something is missing on this machine, 3 unreachable.
+    """
+    show = Show(Console(stderr=as_json))
+    with ending_properly(), _place(None) as place:
+        try:
+            with show.bars():
+                counted = credit.run(place, sales, seed, show)
+        finally:
+            _clear(place)
+    if as_json:
+        print_json(counted.document())
+    else:
+        print_table(("messages", "", ""), [(name.replace("_", " "), f"{getattr(counted, name):,}", text) for name, text in ROWS.items()])
+        print_line(f"{counted.kills} processes of handlers killed; {counted.approved:,} sales approved; {counted.seconds:.0f} s.")
+        for complaint in counted.complaints:
+            print_line(f"WRONG: {complaint}", "red")
+        if counted.ok:
+            print_line("Every sale was decided exactly once, in its customer's order.", "green")
+    raise typer.Exit(0 if counted.ok else 1)
 
 
 def run(place: Path, messages: int | None, seed: int, show: Show) -> tuple[Stage, Result]:
