@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.queue import journal
 from relay.queue.port import Filter
 from relay.run import clock
+from relay.run.queue_upkeep import archive_folder
 from tests.integration.work_site import Site
 from tests.routes import wait_for
 
@@ -91,5 +93,24 @@ def test_a_queue_moves_under_running_handlers_and_each_effect_comes_once(tmp_pat
         listed = json.loads(CliRunner().invoke(app, ["queue", "list", str(site.path), "--json"]).output)
         (row,) = listed["queues"]
         assert row["store"].endswith("new.db")
+    finally:
+        site.close()
+
+
+@pytest.mark.slow
+def test_a_worker_keeps_its_queues_journal_within_its_retention(tmp_path: Path, kafka: str) -> None:
+    site = Site(tmp_path, kafka, f"sqlite:///{tmp_path}/shop.db", extra='retain = { count = 5 }\narchive = "day"')
+    try:
+        site.put(range(30))
+        site.work(site.app())
+        folder = archive_folder(site.config)
+        wait_for(lambda: len(list(journal.read(folder, "orders"))) == 25, what="the archive")
+
+        store = site.store()
+        wait_for(lambda: len(store.find(Filter(), limit=100)) == 5, what="the trim")
+        kept = [view.handle for view in store.find(Filter(), limit=100)]
+        store.close()
+        archived = [record["handle"] for record in journal.read(folder, "orders")]
+        assert sorted([*archived, *kept]) == list(range(1, 31))
     finally:
         site.close()
