@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.audit import readers
+from relay.audit import readers, tables
 from relay.audit.checker import EXAMPLES_MAX, Findings, Offender
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
 from relay.audit.verify import Offence, RouteReport
-from relay.jobs import facts, judging
+from relay.jobs import facts, judging, table_facts
 from relay.jobs.facts import Ends, Rules
 from relay.jobs.outcomes import CaptureOutcomes
 from relay.jobs.records import Broker, Range, located, read
@@ -32,23 +32,28 @@ from relay.monitor import entries
 from relay.monitor.entries import InputRange
 from relay.monitor.resolution import Kind, Resolutions, Told
 from relay.run import clock
-from relay.run.config import RelayConfig, RouteConfig, TopicDestination
+from relay.run.config import RelayConfig, RouteConfig, TableDestination, TopicDestination
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SMALL: Final = 500_000
-"""So many digests (about 20 MB) are sent to every task instead of being shuffled."""
+SMALL: Final = 100_000
+"""So many digests (about 5 MB) go to every task, which then yields those only; more meet in a shuffle."""
 RECORDS_PER_TASK: Final = 500_000
 TASKS_MAX: Final = 4096
-_VERDICTS: Final = {
-    **{verdict: ("lost", why, "log.pos") for verdict, why in judging.LOST_WORDS.items()},
-    "in_doubt": ("in_doubt", "its delivery was begun and nothing says how it ended", "log.pos"),
-    "unseen": ("unseen", "not delivered yet", "log.pos"),
-    "phantom": ("phantoms", "no captured message has this identity", "effect.pos"),
-    "phantom_aborted": ("phantoms", "its capture was aborted", "effect.pos"),
-}
-"""What a verdict counts as, in which words, and where the offender lies."""
+_LOG: Final = "log.pos"
+_OFFENCES: Final = (
+    *(("lost", f"verdict = '{verdict}'", _LOG, why) for verdict, why in judging.LOST_WORDS.items()),
+    ("in_doubt", "verdict = 'in_doubt'", _LOG, "its delivery was begun and nothing says how it ended"),
+    ("in_doubt", "undecided is not null and log is null", "undecided.pos", "its capture is undecided"),
+    ("unseen", "verdict = 'unseen'", _LOG, "not delivered yet"),
+    ("phantoms", "verdict = 'phantom'", "effect.pos", "no captured message has this identity"),
+    ("phantoms", "verdict = 'phantom_aborted'", "effect.pos", "its capture was aborted"),
+    ("duplicates", "log is not null and effects > 1", "last_effect", "a second effect"),
+    ("altered", "log is not null and effects > 0 and log.content <> effect.content", "effect.pos",
+     "key or value differ from the log's"),
+)  # fmt: skip
+"""Kind, which rows, where the offender lies (at the destination, or in the log), and why it is one."""
 _ODD: Final = {
     "conflict": ("have another content", "the first wins"),
     "elsewhere": (
@@ -118,15 +123,20 @@ class RouteAudit:
         """Read everything and conclude; counts are also given by window of ``window_s`` seconds (None: chosen), shuffles have ``tasks`` (None: by the records)."""
         started = clock.monotonic()
         route, to = self._route, self._route.to
-        if not isinstance(to, TopicDestination):
+        if isinstance(to, TableDestination):
+            table_facts.check(route, to)
+            where = f"table {to.table} in {to.resource}"
+        elif isinstance(to, TopicDestination):
+            where = f"topic {to.topic}"
+        else:
             raise ConfigError(
-                f"routes.{route.name}: this job audits topic routes; use `relay verify` for tables"
+                f"routes.{route.name}: this job audits routes to topics and tables, not to queues"
             )
         with ExitStack() as stack, reaching(f"the audit of route {route.name}"):
             resolutions = self._resolutions()
             self._step("monitor")
             monitor = self._monitor(route.name)
-            effects, dead, standing = self._before(monitor, to)
+            effects, dead, standing = self._before(monitor, to, stack)
             log, lows, self._partitions = self._log()
             self._sources.spark.conf.set("spark.sql.shuffle.partitions", str(tasks or self._tasks()))
             self._step("log")
@@ -139,11 +149,12 @@ class RouteAudit:
                 self._said_delivered(resolutions, lows),
             )  # fmt: skip
             judged = judging.judge(met, self._entered(met, monitor), standing)
-            findings, windows = self._conclude(met, judged, standing, window_s)
+            late = self._late(met, monitor, to)
+            findings, windows = self._conclude(met, judged, late, standing, window_s)
             offences = self._named(findings)
         findings.notes += self._notes
         report = RouteReport(
-            route.name, f"topic {to.topic}", route.guarantee, findings, offences, clock.monotonic() - started,
+            route.name, where, route.guarantee, findings, offences, clock.monotonic() - started,
             allow_lag, ordered=route.order != "none",
         )  # fmt: skip
         return WindowedReport(report, windows)
@@ -184,21 +195,48 @@ class RouteAudit:
         return found
 
     def _before(
-        self, monitor: _Monitor, to: TopicDestination
+        self, monitor: _Monitor, to: TopicDestination | TableDestination, stack: ExitStack
     ) -> tuple[DataFrame, DataFrame, judging.Standing]:
-        """Take the positions first, then the ends of what they promise: dead letters and outputs."""
+        """Take the positions first, then what they promise: dead letters, and the ends of the outputs or the rows."""
         config, route = self._config, self._route
         partitions = [
             LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)
         ]
+        if isinstance(to, TableDestination):
+            positions = self._kept_positions(to)
+            dead, expired = self._dead()
+            effects = self._kept(table_facts.effects(self._sources.spark, config, route, to), stack)
+            self._step(f"table {to.table}")
+            self._records += effects.count()  # now, before the log's end is taken
+            return effects, dead, judging.Standing(partitions, positions, {}, dead_expired=expired)
         positions = self._sources.scan.committed(config.group_id(route.name), partitions)
         outputs = self._ranges(self._need(to.topic, "the destination"))
         dead, expired = self._dead()
-        effects = facts.output_effects(
-            self._read(outputs), list(outputs), self._rules, self._foreign(monitor, to)
-        )
         self._outputs = list(outputs)
+        effects = facts.output_effects(
+            self._read(outputs), self._outputs, self._rules, self._foreign(monitor, to)
+        )
         return effects, dead, judging.Standing(partitions, positions, {}, dead_expired=expired)
+
+    def _kept_positions(self, to: TableDestination) -> dict[LogPartition, int]:
+        """Return the positions in the table's own database: the group's offset is only a hint (design section 6)."""
+        store = tables.open_store(to.resource, self._config.resources[to.resource])
+        try:
+            kept = store.positions(self._config.relay.name, self._route.name)
+        finally:
+            store.close()
+        names = {topic_id: name for name, topic_id in self._rules.topic_ids.items()}
+        return {LogPartition(names[one], number): at for (one, number), at in kept.items() if one in names}
+
+    def _late(self, met: DataFrame, monitor: _Monitor, to: TopicDestination | TableDestination) -> DataFrame:
+        """Return the messages that took effect after a later one of their lane."""
+        if isinstance(to, TopicDestination):
+            return judging.lapses(met)
+        pages = None
+        if monitor.ranges:
+            pages = facts.page_rows(self._read(monitor.ranges), list(monitor.ranges), monitor.ends)
+        committed = table_facts.commits(self._sources.spark, self._config, self._route, to, pages)
+        return table_facts.lapses(met, committed)
 
     def _dead(self) -> tuple[DataFrame, bool]:
         name = self._config.deadletter_topic
@@ -250,17 +288,26 @@ class RouteAudit:
         if not count or not monitor.ranges:
             return None
         self._step(f"monitor, for {count:,} messages")
-        rows = facts.page_rows(self._read(monitor.ranges), list(monitor.ranges), monitor.ends)
-        return judging.deciding_entries(rows, wanted, small=count <= SMALL).cache()
+        pages, partitions = self._read(monitor.ranges), list(monitor.ranges)
+        if count <= SMALL:
+            asked = frozenset(bytes(row.digest) for row in wanted.collect())
+            return judging.deciding_entries(facts.page_rows(pages, partitions, monitor.ends, asked)).cache()
+        rows = facts.page_rows(pages, partitions, monitor.ends).join(wanted, "digest", "left_semi")
+        return judging.deciding_entries(rows).cache()
 
     def _conclude(
-        self, met: DataFrame, judged: DataFrame, standing: judging.Standing, window_s: int | None
+        self,
+        met: DataFrame,
+        judged: DataFrame,
+        late: DataFrame,
+        standing: judging.Standing,
+        window_s: int | None,
     ) -> tuple[Findings, list[Window]]:
         """Count by window, add what only a second look shows, and keep the first offenders of each kind."""
         findings, windows = Findings(), spread(judged, window_s)
         if self._route.order != "none" and windows.total("delivered"):
             self._step("order")
-            self._order(findings, met, windows)
+            self._order(findings, met, late, windows)
         if any(window.odd for window in windows):
             self._conflicts(findings, met, windows)
         for name in judging.COUNTED:
@@ -276,20 +323,15 @@ class RouteAudit:
                 )
         return findings, list(windows)
 
-    def _order(self, findings: Findings, met: DataFrame, windows: Windows) -> None:
-        late = judging.lapses(met).cache()
+    def _order(self, findings: Findings, met: DataFrame, late: DataFrame, windows: Windows) -> None:
+        late = late.cache()
         for row in late.groupBy(windows.column().alias("window")).count().collect():
             windows.at(int(row["window"])).counts["reordered"] = int(row["count"])
         for row in late.orderBy("pos").limit(EXAMPLES_MAX).collect():
             _, after = located(row.after, self._partitions)
-            self._example(
-                findings,
-                "reordered",
-                row.pos,
-                self._partitions,
-                f"delivered after offset {after} of its lane",
-            )
-        moved = judging.wandering_lanes(met)
+            why = f"{'delivered' if self._outputs else 'committed'} after offset {after} of its lane"
+            self._example(findings, "reordered", self._place(row.pos, self._partitions), why)
+        moved = judging.wandering_lanes(met) if self._outputs else 0
         if moved:
             findings.notes.append(
                 f"{moved} lanes lie in more than one output partition: their order cannot be seen across them (was "
@@ -311,46 +353,32 @@ class RouteAudit:
                 findings.notes.append(f"{count} repeats {words[0]} (such as {place}): {words[1]}")
 
     def _examples(self, findings: Findings, judged: DataFrame) -> None:
-        """Keep the first few offenders of each kind by their place."""
-        for verdict, (kind, why, where) in _VERDICTS.items():
+        """Keep the first few offenders of each kind by their place; a row of a table has none of its own."""
+        for kind, condition, where, why in _OFFENCES:
             if getattr(findings, kind):
-                for row in (
-                    judged.where(judged.verdict == verdict)
-                    .orderBy(where)
-                    .limit(EXAMPLES_MAX)
-                    .select(where)
-                    .collect()
-                ):
-                    self._example(
-                        findings, kind, row[0], self._outputs if "effect" in where else self._partitions, why
-                    )
-        more = (("duplicates", "effects > 1", "a second effect"),
-                ("altered", "effects > 0 and log.content <> effect.content", "key or value differ from the log's"))  # fmt: skip
-        for kind, condition, why in more:
-            if getattr(findings, kind):
-                where = "last_effect" if kind == "duplicates" else "effect.pos"
-                rows = (
-                    judged.where(f"log is not null and {condition}")
-                    .orderBy(where)
-                    .limit(EXAMPLES_MAX)
-                    .selectExpr(where)
+                lies_in_log = where in (_LOG, "undecided.pos")
+                first = (
+                    judged.where(condition)
+                    .selectExpr(f"{where} as pos", "log.pos as log")
+                    .orderBy("pos", "log")
                 )
-                for row in rows.collect():
-                    self._example(findings, kind, row[0], self._outputs, why)
-        if findings.in_doubt:
-            undecided = (
-                judged.where("undecided is not null and log is null")
-                .orderBy("undecided.pos")
-                .limit(EXAMPLES_MAX)
-            )
-            for row in undecided.select("undecided.pos").collect():
-                self._example(findings, "in_doubt", row[0], self._partitions, "its capture is undecided")
+                for row in first.limit(EXAMPLES_MAX).collect():
+                    if lies_in_log or (row.pos is None and row.log is not None):
+                        self._example(
+                            findings,
+                            kind,
+                            self._place(row.log if row.pos is None else row.pos, self._partitions),
+                            why,
+                        )
+                    elif row.pos is None:
+                        self._example(findings, kind, "a row of the table", why)
+                    else:
+                        self._example(findings, kind, self._place(row.pos, self._outputs), why)
 
-    def _example(
-        self, findings: Findings, kind: str, pos: int, partitions: list[LogPartition], why: str
-    ) -> None:
+    @staticmethod
+    def _example(findings: Findings, kind: str, place: Place | str, why: str) -> None:
         if sum(offender.kind == kind for offender in findings.offenders) < EXAMPLES_MAX:
-            findings.offenders.append(Offender(kind, self._place(pos, partitions), why))
+            findings.offenders.append(Offender(kind, place, why))
 
     @staticmethod
     def _place(pos: int, partitions: list[LogPartition]) -> Place:
@@ -360,8 +388,11 @@ class RouteAudit:
     def _named(self, findings: Findings) -> list[Offence]:
         offences = []
         for kind, place, why in findings.offenders:
-            assert isinstance(place, Place)
-            name, source = readers.describe(self._sources.scan, place.topic, place.partition, place.offset)
+            name, source = "", ""
+            if isinstance(place, Place):
+                name, source = readers.describe(
+                    self._sources.scan, place.topic, place.partition, place.offset
+                )
             offences.append(Offence(kind, str(place), name, source, why))
         return offences
 

@@ -118,11 +118,15 @@ def dead_letters(records: DataFrame, route: str) -> DataFrame:
     return mine.select(sql.coalesce(named, key).alias("digest")).distinct()
 
 
-def page_rows(records: DataFrame, partitions: Sequence[LogPartition], ends: Ends) -> DataFrame:
-    """Return the rows of the monitor's pages that count, each with its order in the monitor."""
+def page_rows(
+    records: DataFrame, partitions: Sequence[LogPartition], ends: Ends, wanted: frozenset[bytes] | None = None
+) -> DataFrame:
+    """Return the rows of the monitor's pages that count (of wanted digests, if given), with their order in the monitor."""
 
     pages = records.where("substring(key, 1, 1) = X'65' and value is not null")
-    return pages.select(place(partitions).alias("pos"), "key", "value").mapInArrow(_rows_of(ends), PAGE_ROWS)
+    return pages.select(place(partitions).alias("pos"), "key", "value").mapInArrow(
+        _rows_of(ends, wanted), PAGE_ROWS
+    )
 
 
 @dataclass(frozen=True)
@@ -290,7 +294,9 @@ def _effects_of(rules: Rules) -> Callable[[Batches], Iterator[pyarrow.RecordBatc
     return effects
 
 
-def _rows_of(ends: Ends) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
+def _rows_of(
+    ends: Ends, wanted: frozenset[bytes] | None
+) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
     def rows(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             for pos, key, value in zip(
@@ -301,23 +307,32 @@ def _rows_of(ends: Ends) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
                 except UnknownRecord:
                     continue  # counted on the driver
                 if isinstance(page, entries.Page) and ends.proves(page):
-                    yield _arrow_rows(pos, page)
+                    chosen = [
+                        row for row, digest in enumerate(_digests(page)) if wanted is None or digest in wanted
+                    ]
+                    if chosen:
+                        yield _arrow_rows(pos, entries.select(page, chosen), chosen)
 
     return rows
 
 
-def _arrow_rows(pos: int, page: entries.Page) -> pyarrow.RecordBatch:
+def _digests(page: entries.Page) -> list[bytes]:
+    width = identity.DIGEST_BYTES
+    return [page.digests[i : i + width] for i in range(0, page.rows * width, width)]
+
+
+def _arrow_rows(pos: int, page: entries.Page, numbers: list[int]) -> pyarrow.RecordBatch:
+    """Return the rows of a page, which ``numbers`` were theirs in the page as it was written."""
     import numpy as np  # noqa: PLC0415 - on the executor; comes with Arrow's users
     import pyarrow  # noqa: PLC0415 - on the executor
 
-    rows, width = page.rows, identity.DIGEST_BYTES
-    digests = [page.digests[i * width : (i + 1) * width] for i in range(rows)]
+    rows = page.rows
     known = -1 if page.recovery is not None else page.n
     return pyarrow.RecordBatch.from_pydict(
         {
-            "digest": pyarrow.array(digests, pyarrow.binary()),
+            "digest": pyarrow.array(_digests(page), pyarrow.binary()),
             # A page has at most 4,096 rows, so the row fits below the offset; a digest stays in one partition.
-            "entry_order": np.arange(rows, dtype=np.int64) + ((pos & OFFSETS) << 12),
+            "entry_order": np.array(numbers, np.int64) + ((pos & OFFSETS) << 12),
             "outcome": np.frombuffer(page.outcomes, np.uint8).astype(np.int16),
             "log_topic": [page.topic] * rows,
             "log_partition": np.full(rows, page.partition, np.int32),

@@ -91,14 +91,16 @@ def unexplained(met: DataFrame) -> DataFrame:
     return met.where(f"({missing}) or ({unknown})").select("digest")
 
 
-def deciding_entries(rows: DataFrame, wanted: DataFrame, *, small: bool) -> DataFrame:
-    """Return the latest entry of each wanted digest that shows an outcome."""
+def deciding_entries(rows: DataFrame) -> DataFrame:
+    """Return the latest entry of each digest, where it shows an outcome."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    asked = sql.broadcast(wanted) if small else wanted
-    latest = rows.join(asked, "digest", "left_semi").groupBy("digest")
     entry = sql.struct("entry_order", "outcome", "log_topic", "log_partition", "log_offset").alias("entry")
-    return latest.agg(sql.max(entry).alias("entry")).where(sql.col("entry.outcome") != NOT_DELIVERED)
+    return (
+        rows.groupBy("digest")
+        .agg(sql.max(entry).alias("entry"))
+        .where(sql.col("entry.outcome") != NOT_DELIVERED)
+    )
 
 
 def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> DataFrame:

@@ -42,6 +42,8 @@ class Windows:
 
     width_s: int
     by_start: dict[int, Window] = field(default_factory=dict)
+    undated: dict[str, int] = field(default_factory=dict)
+    """The counts of what has no time: rows of a table, and dead letters, of no message."""
 
     def at(self, start_s: int) -> Window:
         """Return the window that begins there."""
@@ -56,7 +58,7 @@ class Windows:
 
     def total(self, name: str) -> int:
         """Return one count over all windows."""
-        return sum(window.counts[name] for window in self.by_start.values())
+        return sum(window.counts[name] for window in self.by_start.values()) + self.undated.get(name, 0)
 
     def __iter__(self) -> Any:
         return iter(sorted(self.by_start.values(), key=lambda window: window.start_s))
@@ -66,10 +68,12 @@ def spread(judged: DataFrame, width_s: int | None) -> Windows:
     """Count what was judged by window; a width of None is chosen from the span of the timestamps."""
     found = Windows(width_s or _width(judged))
     for row in judging.counts(judged, found.column()).collect():
+        counts = {name: int(row[name] or 0) if name in row else 0 for name in judging.COUNTED}
         if row.window is None:
-            continue  # only dead letters of no message, which have no time; counted below
+            found.undated = counts
+            continue
         window = found.at(int(row.window))
-        window.counts = {name: int(row[name] or 0) if name in row else 0 for name in judging.COUNTED}
+        window.counts = counts
         window.delays_ms = (int(row.delays[0]), int(row.delays[1])) if row.delays else None
         window.odd = bool(row.differs or row.scattered)
     if len(found.by_start) > WINDOWS_MAX:

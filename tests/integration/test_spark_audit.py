@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.local import spark
 from relay.message import identity
 from relay.monitor.entries import Begin, InputRange, Page, Proof, Seal
-from tests.integration.audit_site import TOPIC_ROUTE, Site, digest
+from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
+from tests.integration.test_verify_table import on_postgresql
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -118,6 +120,34 @@ def test_captures_and_what_no_page_proves(make_site: Callable[..., Site], shop: 
 
     assert (route["captured"], route["aborted"], route["in_doubt"], route["phantoms"]) == (3, 1, 3, 1)
     assert route["unseen"] == 1
+
+
+def test_every_fault_planted_in_a_table_is_found(make_site: Callable[..., Site], shop: str) -> None:
+    site = make_site(TABLE_ROUTE, shop)
+    ledger = on_postgresql(site)
+    for number in range(6):
+        site.write(site.log, number)
+    for number in (0, 1, 2, 2, 5, 99):  # 2 twice, 3 lost, 4 not read yet, 99 never sent
+        ledger.row(number)
+    for number in (0, 2, 1):  # 2 committed before 1
+        ledger.inbox(number, number)
+    instance = os.urandom(16)  # 5 was committed by a living worker, after the others
+    site.record(
+        replace(page_of(site, [5], instance), offsets=[5], destinations=[100]), Seal("w", instance, 1)
+    )
+    ledger.stand_at(4)
+
+    code, report, said = run(str(site.config.path))
+
+    verified = site.audit()
+    route = report["routes"]["main"]
+    names = (*COUNTS, *MORE_COUNTS)
+    assert {name: route[name] for name in names} == {
+        name: getattr(verified.findings, name) for name in names
+    }, said
+    kinds = ("lost", "duplicates", "reordered", "phantoms", "unseen")
+    assert {kind: route[kind] for kind in kinds} == dict.fromkeys(kinds, 1)
+    assert code == 1
 
 
 def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path: Path) -> None:
