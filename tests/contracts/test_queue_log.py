@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -14,6 +15,7 @@ from relay.queue.receipt import PLACE
 from relay.queue.states import PublisherState as P
 from relay.queue.states import SubscriberState as S
 from relay.queue.stores import open_store
+from relay.queue.values import digest_of
 from tests.contracts.queue_media import (
     NOW,
     Medium,
@@ -121,12 +123,21 @@ def test_what_has_no_place_keeps_its_value_in_the_index(medium: Medium) -> None:
 def test_a_publisher_does_not_choose_what_is_read(medium: Medium) -> None:
     store = opened(medium, "ann", message_bytes=100)
     put(store, "secret")
-    forged = orjson.dumps([*next(iter(medium.log.values)), "digest"])
+    forged = orjson.dumps([*next(iter(medium.log.values)), digest_of(b"secret"), 6])
 
-    put(store, "forged", value=None, headers=((PLACE, forged), ("h", b"1")))
+    put(store, "forged", value=None, headers=(("h", b"1"), (PLACE, forged)))
     with pytest.raises(Refused):
         put(store, "large", value=b"x" * 101)
-    assert [(one.value, one.headers) for one in take(store)] == [(b"secret", ()), (None, (("h", b"1"),))]
+    other = opened(Medium("book", "", medium.state), "ann")
+    put(other, "moved", value=None, headers=((PLACE, forged),))
+    view = other.view(1)
+    assert view is not None
+    store.adopt([replace(view, handle=7)], uuid=store.uuid)
+    assert [(one.value, one.headers) for one in take(store)] == [
+        (b"secret", ()),
+        (None, (("h", b"1"),)),
+        (None, ()),
+    ]
 
 
 def test_files_cannot_be_the_index(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import orjson
 from relay.message.errors import Retriable
 from relay.queue.message import MessageView, NewMessage, Place, PutAnswer, Taken
 from relay.queue.port import StoreAway
-from relay.queue.receipt import PLACE
+from relay.queue.receipt import PLACE, Headers
 from relay.queue.settings import QueueSettings
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Session
@@ -69,6 +69,13 @@ class LogQueue(SqlQueue):
                 self.refuse(subscriber, [(one.ticket, _cause(placed)) for one, placed in gone], now)
         return shown
 
+    def adopt(
+        self, messages: Sequence[MessageView], *, uuid: str, outcomes: Sequence[tuple[str, bool]] = ()
+    ) -> None:
+        """Write messages of another store with their values: the index keeps those."""
+        own = [replace(view, headers=_own(view.headers)) for view in messages]
+        super().adopt(own, uuid=uuid, outcomes=outcomes)
+
     def _views(self, handles: Sequence[int], *, value: bool) -> list[MessageView]:
         views = super()._views(handles, value=value)
         if not value:
@@ -104,18 +111,20 @@ class LogQueue(SqlQueue):
 
 def _without_value(message: NewMessage) -> NewMessage:
     # The place is the relay's own word: whatever came under its name is left out.
-    headers = tuple(header for header in message.headers if header[0] != PLACE)
+    headers = _own(message.headers)
     if message.place is None or message.value is None:
         return replace(message, headers=headers)
     place = orjson.dumps([*message.place, digest_of(message.value), len(message.value)])
     return replace(message, value=None, headers=(*headers, (PLACE, place)))
 
 
-def _split(
-    headers: tuple[tuple[str, bytes | None], ...],
-) -> tuple[tuple[tuple[str, bytes | None], ...], Placed | None]:
+def _own(headers: Headers) -> Headers:
+    return tuple(header for header in headers if header[0] != PLACE)
+
+
+def _split(headers: Headers) -> tuple[Headers, Placed | None]:
     """Return the message's own headers, and the place of its value unless the index has it: an edit follows the place."""
-    own = tuple(header for header in headers if header[0] != PLACE)
+    own = _own(headers)
     if not headers or headers[-1][0] != PLACE:
         return own, None
     topic, topic_id, partition, offset, digest, _ = orjson.loads(headers[-1][1] or b"")
