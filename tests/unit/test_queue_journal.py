@@ -85,20 +85,23 @@ def test_a_period_has_files_of_its_own(period: journal.Period, names: list[str],
     assert sorted(path.name.split(".")[1] for path in done.files) == names
 
 
-def test_a_crash_between_file_and_trim_is_written_anew_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["journal.written", "journal.trimmed"])
+def test_a_crash_after_file_or_trim_leaves_each_message_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     store = queue(Retention(age_ms=HOUR))
     handles = through(store, 3, START)
     through(store, 1, START + HOUR)
 
     def killed(name: str) -> None:
-        if name == "journal.written":
+        if name == step:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(journal, "crash_point", killed)
         with pytest.raises(KeyboardInterrupt):
             journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=100)
-    assert all(store.view(handle) for handle in handles)
+    assert all((store.view(handle) is not None) == (step == "journal.written") for handle in handles)
 
     journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=100)
 
