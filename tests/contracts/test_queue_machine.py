@@ -273,9 +273,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         self.same(lambda it: it.store.children(1000))
-        self.same(
-            lambda it: sorted(it.plain(it.store.journalled(self.now, 1000)), key=lambda view: view.handle)
-        )
+        self.same(lambda it: sorted(it.store.journalled(self.now, 1000), key=lambda view: view.handle))
         self.same(lambda it: [it.store.view(handle) for handle in it.handles])
         self.same(lambda it: [one.subscriber for one in it.store.counts()[1]])
         self.same(
