@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from relay.capture.publisher import Capture
-    from relay.work.handler import Unusable, subscriber
+    from relay.work.subscriber import Unusable, subscriber
 
 __version__ = "0.1.0"
 __all__ = ["Capture", "Unusable", "__version__", "subscriber"]

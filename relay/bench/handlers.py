@@ -22,11 +22,11 @@ from relay.queue.settings import QueueSettings
 from relay.queue.stores import open_store
 from relay.run import clock, schedule
 from relay.work.backoff import Backoff
-from relay.work.handler import Handler
 from relay.work.mark import Mark
 from relay.work.message import Message
 from relay.work.process import SWITCH_INTERVAL_S
 from relay.work.running import Place, Runner
+from relay.work.subscriber import Handler
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
 

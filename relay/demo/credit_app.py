@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from relay.work.desks import Database
-from relay.work.handler import Unusable, subscriber
 from relay.work.message import Message
+from relay.work.subscriber import Unusable, subscriber
 
 
 @subscriber("sales", resource="shop")

@@ -24,10 +24,10 @@ from relay.run.queues import address, bind_queue, open_queue, queue_of
 from relay.work.backoff import Backoff
 from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.further import Connections, Further, FurtherDatabase
-from relay.work.handler import Handler
 from relay.work.mark import Mark
 from relay.work.running import Place, Runner
 from relay.work.stores import Deciding, Stores
+from relay.work.subscriber import Handler
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
 

@@ -14,8 +14,8 @@ import orjson
 
 from relay.message.errors import ConfigError
 from relay.work.desks import Database
-from relay.work.handler import Handler, Unusable, subscriber
 from relay.work.message import Message
+from relay.work.subscriber import Handler, Unusable, subscriber
 
 Joined = bytes | Mapping[str, Any]
 _ADD: Final = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from relay.message.errors import ConfigError
-from relay.work.handler import Handler
+from relay.work.subscriber import Handler
 
 
 def load_handler(app: str, queue: str) -> Handler:

@@ -34,9 +34,9 @@ from relay.run.crash import crash_point
 from relay.work.desks import Database, DatabaseAway, Desk, Desks, EffectsInDoubt
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.further import Further
-from relay.work.handler import Handler, Unusable
 from relay.work.hands import all_ended
 from relay.work.message import Message
+from relay.work.subscriber import Handler, Unusable
 
 Children = dict[str, list[NewMessage]]
 FIND_OUT_S: Final = 30.0

@@ -18,8 +18,8 @@ import fastavro
 import orjson
 
 from relay.message.errors import ConfigError
-from relay.work.handler import Handler, Unusable, subscriber
 from relay.work.message import Message
+from relay.work.subscriber import Handler, Unusable, subscriber
 
 Record = dict[str, Any]
 Types = Mapping[str, Callable[[str], Any]]

@@ -22,9 +22,9 @@ from relay.run import schedule
 from relay.work.desks import Database, Desks, EffectsInDoubt, SqliteDesk
 from relay.work.dispatch import Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
-from relay.work.handler import Handler, subscriber
 from relay.work.message import Message
 from relay.work.running import Place, Runner
+from relay.work.subscriber import Handler, subscriber
 
 HOLDER = b"a worker--------"
 SETTINGS = QueueSettings("q", Audience((Group("s", ("s",)),)))

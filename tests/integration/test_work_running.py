@@ -19,9 +19,9 @@ from relay.queue.stores.sql_schema import create
 from relay.run import schedule
 from relay.work.desks import Database, Desk, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.dispatch import Ended, Outcome, Work
-from relay.work.handler import Handler
 from relay.work.message import Message
 from relay.work.running import Place, Runner
+from relay.work.subscriber import Handler
 
 HOLDER = b"a worker--------"
 SETTINGS = QueueSettings("q", Audience((Group("s", ("s",)),)))

@@ -20,10 +20,10 @@ from relay.queue.states import PublisherState
 from relay.run import clock, randomness, schedule
 from relay.work.backoff import Backoff
 from relay.work.desks import Desks
-from relay.work.handler import Unusable, subscriber
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.stores import Deciding, Stores
+from relay.work.subscriber import Unusable, subscriber
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
 from tests.simulation.installation import installed

@@ -8,8 +8,8 @@ import pytest
 
 import relay
 from relay.message.errors import ConfigError
-from relay.work.handler import BATCH_DEFAULT, Handler
 from relay.work.loading import load_handler
+from relay.work.subscriber import BATCH_DEFAULT, Handler
 
 TWO = """
 from relay import subscriber

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from relay.message.errors import ConfigError
 from relay.queue.message import Taken, Ticket
 from relay.work.correlate import correlate
-from relay.work.handler import Handler, Unusable
 from relay.work.message import Message
+from relay.work.subscriber import Handler, Unusable
 from relay.work.translate import Avro, Csv, Format, Json, Xml, translate
 
 SCHEMA = {
