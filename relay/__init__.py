@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return Capture
     if name in {"Unusable", "subscriber"}:
-        from relay.work import handler  # noqa: PLC0415 - that is the point
+        from relay.work import subscriber as declaring  # noqa: PLC0415 - that is the point
 
-        return getattr(handler, name)
+        return getattr(declaring, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
