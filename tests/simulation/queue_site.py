@@ -236,9 +236,12 @@ class ShopDesk:
         del error
         return False
 
-    def commit(self) -> None:
+    def check(self) -> None:
         if self._saved is None:
             raise TransactionTaken("no transaction")
+
+    def commit(self) -> None:
+        self.check()
         try:
             lost = _end(self._shop.world, self._shop.weather)
         except InDoubt as error:
