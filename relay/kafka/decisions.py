@@ -110,8 +110,20 @@ class DecisionWriter:
             instance.discard()
 
     def known(self, wanted: UnitDecision) -> UnitDecision | None:
-        """Return the decision that stands, without fencing anybody: a hint, since one may be under way."""
-        return standing(self._known(wanted)[1], wanted.unit, wanted.run)
+        """Return the decision that stands, without fencing anybody: a hint, since one may be under way.
+
+        Raises Unreachable if the brokers do not answer after some tries: a partition that was just made, or whose
+        leader has just changed, has none for a moment.
+        """
+        for attempt in range(TRIES):
+            try:
+                return standing(self._known(wanted)[1], wanted.unit, wanted.run)
+            except Unreachable:
+                # Retry: nothing but reading.
+                if attempt == TRIES - 1:
+                    raise
+                clock.sleep(PAUSE_S * (attempt + randomness.jitter()))
+        raise AssertionError("returned or raised above")
 
     def _known(self, wanted: UnitDecision) -> tuple[int, list[UnitDecision]]:
         """Return the offset of the writer's latest decision, and its decisions from this unit's ordinal on."""
