@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
     DONE is yet to be written; WRITTEN was, in the handler's own transaction. AWAY: its database did not let it, so it is
     tried again later and no failure is counted. BACK: nothing happened, or nobody knows, and the guarded write tells.
-    SPLIT: one of the batch failed and nobody knows which: each runs again by itself. LOST: another worker has it now.
+    SPLIT: one of the batch failed and nobody knows which: each runs again by itself. LOST: this worker was taken for dead.
     """
 
     taken: Taken
@@ -283,9 +283,9 @@ class Dispatch:
             self._return_lane(lane)
             self._writes.failed.append(Failure(ticket, end.taken.failures, counted=False))
         elif end.outcome in {Outcome.BACK, Outcome.LOST}:
+            # Also what was LOST: whoever took this worker for dead may have died before giving the message away.
             self._return_lane(lane)
-            if end.outcome is Outcome.BACK:
-                self._writes.back.append(ticket)
+            self._writes.back.append(ticket)
 
     def _go_on(self, lane: Lane) -> None:
         """Let the lane's next message start: at once, or after the other lanes when it had many turns."""

@@ -76,6 +76,15 @@ def test_while_a_suspect_waits_to_run_alone_nobody_is_woken_for_nothing() -> Non
     assert handles(dispatch.next()) == [2]
 
 
+def test_what_a_worker_lost_is_given_back_all_the_same() -> None:
+    """Whoever took it for dead may have died too: a living holder would keep the message for ever (found by the simulator)."""
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(1)])
+    end(dispatch, dispatch.next(), Outcome.LOST)
+
+    assert dispatch.writes().back == [Ticket(1, 1)]
+
+
 def test_what_was_taken_while_its_lane_failed_does_not_overtake() -> None:
     dispatch = Dispatch(2, 5)
     dispatch.add([message(1)])
