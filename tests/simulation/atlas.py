@@ -231,7 +231,7 @@ def live_twins(faults: Faults) -> None:
     def strike() -> None:
         living = [number for number, process in faults.crew.running.items() if process.alive]
         if living:
-            faults.crew.start(faults.world.rng.choice(living))
+            faults.crew.start_twin(faults.world.rng.choice(living))
 
     faults.sometime(strike, 1)
 

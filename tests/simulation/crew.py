@@ -49,6 +49,7 @@ class Crew:
         self.world = world
         self.config = config
         self.running: dict[int, Process] = {}
+        self.twinned: set[int] = set()
         self.stopped: list[str] = []
         self.uncaught: list[str] = []
         self.deaths = 0
@@ -87,7 +88,16 @@ class Crew:
         if self.running.get(number) is process:
             named = (other for other in self.world.processes if other.alive and other.name == process.name)
             self.running[number] = next((other for other in named if other is not process), process)
+        if self.running[number] is process and number in self.twinned:
+            # The other one died after it had announced itself; its own supervisor starts it again.
+            self.twinned.discard(number)
+            self.start(number)
         return self.running[number] is not process
+
+    def start_twin(self, number: int) -> None:
+        """Start a second process under a living one's name."""
+        self.twinned.add(number)
+        self.start(number)
 
     def _ended(self, number: int, process: Process) -> None:
         self.deaths += 1
