@@ -38,8 +38,15 @@ LESSONS: Final = (
 )
 """Found as well: a dead process's announcement that arrives after its successor's made that one stop as a twin (seeds
 1949 and 3449 at 2a2c61c, ``tests/unit/test_twins.py``); a late TxnOffsetCommit put a position back for good (seed 3854
-at 652c1b3, ``tests/unit/test_worker_events.py``).
+at 652c1b3, ``tests/unit/test_worker_events.py``); a backup restored under running workers went unnoticed where others had
+brought the row numbers up again (seed 2005648 at 8934a1e, the removal ``older_copy_trusted``).
+
+Found in queues (``test_queue_simulation.py``, ``tests/unit/test_work_dispatch.py``): after a lost answer a message that had
+ended and was not written yet ran again behind the next of its lane (15); a child accepted late was overtaken (16); hands
+were woken without end while a suspect waited to run alone (35); a living worker kept for ever what a dead peer had
+aborted and not given away (4017031).
 
 Found in the simulator itself: after a pause of a broker a new request overtook those of its own connection that waited,
 and the broker called a number out of sequence a repeat, which the client takes for success; a committed capture was not
-in the log (seeds 1002173 and 1015033 at 8f84ad5, ``test_network.py``). No broker does either."""
+in the log (seeds 1002173 and 1015033 at 8f84ad5, ``test_network.py``); an offset commit of an epoch that was over put a position back (1056945 and 1060456). No broker does
+either."""
