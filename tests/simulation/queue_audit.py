@@ -13,18 +13,24 @@ from tests.simulation.queue_site import Book, Shop
 P, S = PublisherState, SubscriberState
 
 
-def audit(parents: Book, children: Book, shop: Shop, *, effects: bool) -> list[str]:
-    """Return the anomalies; none: each message had its one end for each group, its effect and its child once, in order."""
+def audit(parents: Book, children: Book, shop: Shop, *, decides: str) -> list[str]:
+    """Return the anomalies; none: each message had its one end for each group, its effect and its child once, in order.
+
+    ``decides`` is where a parent's attempt is decided: where that is the shop, the order is that of its effects, and a
+    recovery may note the DONE of several in any order.
+    """
     done = {(end.ticket.handle, group_of(parents, end.subscriber)): end for end in parents.endings}
-    found = [
-        *_ends(parents), *_ends(children), *_order(parents, ((e.ticket.handle, e.subscriber) for e in parents.endings), "DONE"),
-        *_order(children, ((e.ticket.handle, e.subscriber) for e in children.endings), "DONE"),
-        *_children(parents, children, set(done)),
-    ]  # fmt: skip
-    if effects:
+    found = [*_ends(parents), *_ends(children), *_done_order(children), *_children(parents, children, set(done))]
+    if decides != "shop":
+        found += _done_order(parents)
+    if decides != "queue":
         found += _effects(parents, shop, set(done))
         found += _order(parents, ((e.handle, e.by) for e in shop.effects), "effects")
     return found
+
+
+def _done_order(book: Book) -> Iterator[str]:
+    return _order(book, ((end.ticket.handle, end.subscriber) for end in book.endings), "DONE")
 
 
 def group_of(book: Book, subscriber: str) -> str:

@@ -120,7 +120,7 @@ class QueueRun:
             problems += [f"uncaught: {reason}" for reason in self.uncaught]
             if not self._is_done():
                 problems.append(f"not done (I18) after {world.now:.0f} s: {self._standing()}")
-            return problems or audit(self.books[SALES], self.books[CREDIT], self.shop, effects=self.habits.decides != "queue")
+            return problems or audit(self.books[SALES], self.books[CREDIT], self.shop, decides=self.habits.decides)
 
     # Processes ----------------------------------------------------------------------------------------------------
 
