@@ -34,7 +34,8 @@ STEPS = (
     "spark.appending", "spark.appended", "spark.deciding", "decide.fenced", "decide.written", "decide.committed",
     "spark.decided", "spark.marked",
 )  # fmt: skip
-BATCHES = 50
+BATCHES = int(os.environ.get("RELAY_TEST_BATCHES", "12"))
+"""Fifty, by the environment, for the whole proof: it takes about ten minutes."""
 PLAIN = "to_json(struct(value as n)) as value"
 RANDOM = "to_json(struct(value as n, rand() as chance)) as value"
 """Each run of a batch makes other values of it."""
@@ -242,7 +243,7 @@ def table(tmp_path: Path, kafka: str, postgres: str, make_topic: MakeTopic) -> I
 
 
 @pytest.mark.parametrize("column", [PLAIN, RANDOM], ids=["deterministic", "rand"])
-def test_fifty_batches_with_a_kill_in_every_third(table: TableRoute, drive: Drive, tmp_path: Path, column: str) -> None:
+def test_batches_with_a_kill_in_every_third(table: TableRoute, drive: Drive, tmp_path: Path, column: str) -> None:
     route, batches = table, BATCHES
     lines = write_files(tmp_path / "in", batches)
     checkpoint = tmp_path / "checkpoint"
