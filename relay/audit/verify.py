@@ -15,9 +15,10 @@ from relay.audit import queues, readers, tables, units
 from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Outcome, Place
+from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.capture.decisions import unit_of
 from relay.kafka.scan import Progress, Range, Scan
-from relay.kafka.topics import TopicFacts, Topics
+from relay.kafka.topics import Topics
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
@@ -137,9 +138,9 @@ class _RouteAudit:
         self._notes: list[str] = []
         self._uuids: dict[str, str] = {}
         self._resolutions = Resolutions()
-        self._facts = topics.describe(self._names(), settings=False)
+        self._facts = topics.describe(names_of(self._config, self._route), settings=False)
         for name in route.from_:
-            self._need(name, "the log")
+            needed(self._facts, self._route, name, "the log")
 
     def report(self, *, allow_lag: bool) -> RouteReport:
         """Read everything and conclude."""
@@ -180,7 +181,7 @@ class _RouteAudit:
         if name not in self._facts:
             self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
             return Evidence()
-        ranges = self._ranges(self._facts[name])
+        ranges = ranges_of(self._topics, self._facts[name])
         evidence, broken = readers.monitor(self._scan.read(ranges, self._progress("monitor", ranges)))
         if broken:
             self._notes.append(f"{broken} records of {name} cannot be read")
@@ -200,9 +201,9 @@ class _RouteAudit:
             # The store's position is the cursor; the group's offset is only a hint (design section 6).
             seen.positions = {LogPartition(ids[t], p): at for (t, p), at in kept.items() if t in ids}
         else:
-            seen.outputs = self._ranges(self._need(route.to.topic, "the destination"))
+            seen.outputs = ranges_of(self._topics, needed(self._facts, self._route, route.to.topic, "the destination"))
         if config.deadletter_topic in self._facts:
-            ranges = self._ranges(self._facts[config.deadletter_topic])
+            ranges = ranges_of(self._topics, self._facts[config.deadletter_topic])
             batches = self._scan.read(ranges, self._progress("dead letters", ranges))
             seen.dead = readers.dead_letters(batches, route.name)
             seen.dead_expired = any(low for low, _high in ranges.values())
@@ -213,7 +214,7 @@ class _RouteAudit:
         """Read the log from where the route started, then ask the resources about what no marker decided."""
         ranges: dict[LogPartition, Range] = {}
         for name in self._route.from_:
-            ranges |= self._ranges(self._facts[name])
+            ranges |= ranges_of(self._topics, self._facts[name])
         lows = {partition: low for partition, (low, _high) in ranges.items()}
         for partition, start in self._starts().items():
             if partition in ranges and ranges[partition][0] < start:
@@ -357,7 +358,7 @@ class _RouteAudit:
             name = self._config.monitor_topic(other.name)
             if other.name != self._route.name and getattr(other.to, "topic", None) == to.topic:
                 facts = self._topics.describe([name], settings=False)
-                ranges = self._ranges(facts[name]) if facts else {}
+                ranges = ranges_of(self._topics, facts[name]) if facts else {}
                 found |= readers.monitor(self._scan.read(ranges))[0].instances
         return found - own.instances
 
@@ -365,14 +366,14 @@ class _RouteAudit:
         if self._config.control_topic not in self._facts:
             return {}
         ids = {name: self._facts[name].topic_id for name in self._route.from_}
-        ranges = self._ranges(self._facts[self._config.control_topic])
+        ranges = ranges_of(self._topics, self._facts[self._config.control_topic])
         return readers.starts(self._scan.read(ranges), self._route.name, ids)
 
     def _obeyed(self) -> Resolutions:
         """Read what persons decided; what no owner has obeyed decides nothing."""
         if self._config.control_topic not in self._facts:
             return Resolutions()
-        return readers.resolutions(self._scan.read(self._ranges(self._facts[self._config.control_topic])))
+        return readers.resolutions(self._scan.read(ranges_of(self._topics, self._facts[self._config.control_topic])))
 
     def _told(self, capture: bytes) -> Outcome | None:
         resolution = self._resolutions.capture(capture)
@@ -412,22 +413,6 @@ class _RouteAudit:
 
     def _identity(self) -> readers.Identity:
         return readers.Identity(self._route, {name: self._facts[name].topic_id for name in self._route.from_})
-
-    def _names(self) -> list[str]:
-        config, to = self._config, self._route.to
-        own = [config.monitor_topic(self._route.name), config.deadletter_topic, config.control_topic]
-        return [*self._route.from_, *own, *([to.topic] if isinstance(to, TopicDestination) else [])]
-
-    def _need(self, name: str, what: str) -> TopicFacts:
-        if name not in self._facts:
-            raise ConfigError(
-                f"routes.{self._route.name}: topic {name}, {what}, does not exist; run `relay migrate`"
-            )
-        return self._facts[name]
-
-    def _ranges(self, facts: TopicFacts) -> dict[LogPartition, Range]:
-        marks = self._topics.watermarks(facts.name, range(facts.partitions))
-        return {LogPartition(facts.name, partition): marks[partition] for partition in sorted(marks)}
 
     def _progress(self, step: str, ranges: Mapping[LogPartition, Range]) -> Progress:
         done = dict.fromkeys(ranges, 0)

@@ -16,6 +16,7 @@ from relay.audit import readers, tables
 from relay.audit.checker import EXAMPLES_MAX, Findings, Offender
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
+from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.audit.verify import Offence, RouteReport
 from relay.jobs import facts, judging, table_facts
 from relay.jobs.facts import Ends, Rules
@@ -24,7 +25,7 @@ from relay.jobs.records import Broker, Range, located, read
 from relay.jobs.session import reaching
 from relay.jobs.windows import Window, Windows, spread
 from relay.kafka.scan import Scan
-from relay.kafka.topics import TopicFacts, Topics
+from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord
@@ -107,9 +108,9 @@ class RouteAudit:
         self._records = 0
         self._outputs: list[LogPartition] = []
         self._partitions: list[LogPartition] = []
-        self._facts = sources.topics.describe(self._names(), settings=False)
+        self._facts = sources.topics.describe(names_of(self._config, self._route), settings=False)
         for name in route.from_:
-            self._need(name, "the log")
+            needed(self._facts, self._route, name, "the log")
         if any(rule.startswith("avro:") for rule in route.identity):
             raise ConfigError(
                 f"routes.{route.name}.identity = {route.identity}: avro: identities cannot be audited"
@@ -169,7 +170,7 @@ class RouteAudit:
         if name not in known:
             self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
             return _Monitor()
-        found = _Monitor(self._ranges(known[name]))
+        found = _Monitor(ranges_of(self._sources.topics, known[name]))
         records = self._read(found.ranges)
         small = records.where("substring(key, 1, 1) in (X'62', X'73', X'74')").select(
             "partition", "offset", "key", "value"
@@ -210,7 +211,7 @@ class RouteAudit:
             self._records += effects.count()  # now, before the log's end is taken
             return effects, dead, judging.Standing(partitions, positions, {}, dead_expired=expired)
         positions = self._sources.scan.committed(config.group_id(route.name), partitions)
-        outputs = self._ranges(self._need(to.topic, "the destination"))
+        outputs = ranges_of(self._sources.topics, needed(self._facts, self._route, to.topic, "the destination"))
         dead, expired = self._dead()
         self._outputs = list(outputs)
         effects = facts.output_effects(
@@ -240,7 +241,7 @@ class RouteAudit:
 
     def _dead(self) -> tuple[DataFrame, bool]:
         name = self._config.deadletter_topic
-        ranges = self._ranges(self._facts[name]) if name in self._facts else {}
+        ranges = ranges_of(self._sources.topics, self._facts[name]) if name in self._facts else {}
         if not any(first < end for first, end in ranges.values()):
             empty = self._sources.spark.createDataFrame([], "digest binary")
             return judging.sided(empty, judging.PUT_ASIDE), any(first for first, _end in ranges.values())
@@ -251,7 +252,7 @@ class RouteAudit:
         """Return the facts of the log from where the route started."""
         ranges: dict[LogPartition, Range] = {}
         for name in self._route.from_:
-            ranges |= self._ranges(self._facts[name])
+            ranges |= ranges_of(self._sources.topics, self._facts[name])
         lows = {partition: first for partition, (first, _end) in ranges.items()}
         for partition, start in self._starts().items():
             if partition in ranges and ranges[partition][0] < start:
@@ -407,36 +408,20 @@ class RouteAudit:
     def _starts(self) -> dict[LogPartition, int]:
         if self._config.control_topic not in self._facts:
             return {}
-        control = self._ranges(self._facts[self._config.control_topic])
+        control = ranges_of(self._sources.topics, self._facts[self._config.control_topic])
         return readers.starts(self._sources.scan.read(control), self._route.name, self._rules.topic_ids)
 
     def _resolutions(self) -> Resolutions:
         if self._config.control_topic not in self._facts:
             return Resolutions()
         return readers.resolutions(
-            self._sources.scan.read(self._ranges(self._facts[self._config.control_topic]))
+            self._sources.scan.read(ranges_of(self._sources.topics, self._facts[self._config.control_topic]))
         )
 
     def _said_delivered(self, resolutions: Resolutions, places: Iterable[LogPartition]) -> list[InputRange]:
         said = resolutions.of_route(Kind.DELIVERY, self._route.name, places)
         obeyed = [one for one in said if one.told is Told.COMMIT and resolutions.is_obeyed(one)]
         return [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in obeyed]
-
-    def _names(self) -> list[str]:
-        config, to = self._config, self._route.to
-        own = [config.monitor_topic(self._route.name), config.deadletter_topic, config.control_topic]
-        return [*self._route.from_, *own, *([to.topic] if isinstance(to, TopicDestination) else [])]
-
-    def _need(self, name: str, what: str) -> TopicFacts:
-        if name not in self._facts:
-            raise ConfigError(
-                f"routes.{self._route.name}: topic {name}, {what}, does not exist; run `relay migrate`"
-            )
-        return self._facts[name]
-
-    def _ranges(self, known: TopicFacts) -> dict[LogPartition, Range]:
-        marks = self._sources.topics.watermarks(known.name, range(known.partitions))
-        return {LogPartition(known.name, partition): marks[partition] for partition in sorted(marks)}
 
     def _read(self, ranges: Mapping[LogPartition, Range]) -> DataFrame:
         self._sources.broker.wait_until_stable(ranges)
