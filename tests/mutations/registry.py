@@ -208,7 +208,7 @@ QUEUE_GUARDS: Final = (
         "recovery_taken_literally",
         "a child of a dead attempt is revealed beside the child of the one that followed",
         Named(
-            "tests/acceptance/test_003_recovery.py",
+            "tests/acceptance/test_003_65_to_80_recovery.py",
             "test_68_a_child_of_a_dead_attempt_is_not_revealed_by_another_attempts_done",
         ),
     ),
