@@ -1,7 +1,8 @@
 """Many short lives: forks worker processes from one that has loaded everything, and kills them at random moments.
 
-Usage: ``python -m tests.integration.nursery CONFIG APP UUID KILLS SEED``; two workers live at a time. It ends when the
-kills are done and the queue is empty, and prints how many it killed.
+Usage: ``python -m tests.integration.nursery CONFIG APP UUID KILLS SEED ALIVE``; so many workers live at a time. A life is
+counted from when the worker has opened its queue, but one in ten dies at any moment, perhaps before. It ends when the kills are
+done and the queue is empty, and prints how many it killed and how many ended wrongly.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from relay.queue.desired import encode_uuid
@@ -22,7 +24,7 @@ from relay.work.loading import load_handler
 from relay.work.worker import Limits
 
 CONCURRENCY = 8
-ALIVE = 2
+UNBORN = 0.1
 LIFE_S = (0.05, 0.4)
 IDLE_S = 1.0
 
@@ -41,47 +43,74 @@ class Recorded:
         pass
 
 
-def live(config: Path, app: str, uuid: str) -> None:
+@dataclass
+class Child:
+    """A worker process, and where it says that its queue is open."""
+
+    pid: int
+    opened: int
+
+    def wait_until_open(self) -> None:
+        """Wait for its word; also its end is one."""
+        os.read(self.opened, 1)
+
+    def ended(self, flags: int = 0) -> int | None:
+        """Return the process's status if it has ended."""
+        found, status = os.waitpid(self.pid, flags)
+        if not found:
+            return None
+        os.close(self.opened)
+        return status
+
+
+def live(config: Path, app: str, uuid: str, say: int) -> None:
     sys.setswitchinterval(0.0005)
     logging.setup()
     loaded = load(config)
     job = Job(load_handler(app, "orders"), "orders", "ledger")
     assembled = Assembled(loaded, job, Limits(CONCURRENCY), DesiredFollower(Recorded(uuid)))
+    os.close(say)
     assembled.worker.run(IDLE_S)
     os._exit(0)
 
 
-def born(config: Path, app: str, uuid: str) -> int:
+def born(config: Path, app: str, uuid: str) -> Child:
+    opened, say = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(opened)
         try:
-            live(config, app, uuid)
+            live(config, app, uuid, say)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the parent counts it
             print(f"a worker failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
-    return pid
+    os.close(say)
+    return Child(pid, opened)
 
 
 def main() -> None:
     config, app, uuid = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    kills, chance = int(sys.argv[4]), random.Random(int(sys.argv[5]))
-    alive = [born(config, app, uuid) for _ in range(ALIVE)]
+    kills, chance, count = int(sys.argv[4]), random.Random(int(sys.argv[5])), int(sys.argv[6])
+    alive = [born(config, app, uuid) for _ in range(count)]
     killed = failed = 0
     while killed < kills:
-        time.sleep(chance.uniform(*LIFE_S) / ALIVE)
-        for pid in list(alive):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+        for place, child in enumerate(alive):
+            status = child.ended(os.WNOHANG)
+            if status is not None:
                 failed += status != 0
-                alive[alive.index(pid)] = born(config, app, uuid)
-        victim = chance.randrange(ALIVE)
-        os.kill(alive[victim], signal.SIGKILL)
-        _, status = os.waitpid(alive[victim], 0)
+                alive[place] = born(config, app, uuid)
+        place = chance.randrange(count)
+        if chance.random() >= UNBORN:
+            alive[place].wait_until_open()
+        time.sleep(chance.uniform(*LIFE_S) / count)
+        os.kill(alive[place].pid, signal.SIGKILL)
+        status = alive[place].ended()
+        assert status is not None
         killed += os.WIFSIGNALED(status)
-        alive[victim] = born(config, app, uuid)
-    for pid in alive:
-        _, status = os.waitpid(pid, 0)
-        failed += status != 0
+        failed += not os.WIFSIGNALED(status) and status != 0
+        alive[place] = born(config, app, uuid)
+    for child in alive:
+        failed += child.ended() != 0
     print(f"{killed} {failed}")
 
 

@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from relay.queue.message import NewMessage, Place
+from tests.conftest import MakeTopic
 from tests.integration.work_site import Site, lent_site
 
 SCALE = int(os.environ.get("RELAY_TEST_KILLS_SCALE", "1"))
@@ -28,42 +33,110 @@ def book(messages, db):
 """
 
 
+@dataclass(frozen=True)
+class Medium:
+    """A store of the queue, as the configuration writes it, and the database of the handlers' effects."""
+
+    store: str
+    database: str
+    alive: int = 2
+    """So many workers at a time; files are for one."""
+
+
+MEDIA = {
+    "sqlite": Medium("shop", "sqlite"),
+    "postgresql": Medium("shop", "postgresql"),
+    "files": Medium("files:///orders", "sqlite", alive=1),
+    "log": Medium("log+shop", "postgresql"),
+}
+
+
+@dataclass
+class Run:
+    """One site with its queue on one medium; ``topic`` has the values where the index has not."""
+
+    site: Site
+    medium: Medium
+    kafka: str
+    topic: str
+
+    def put(self, messages: int) -> str:
+        """Put so many messages, and return the queue's uuid."""
+        store = self.site.store()
+        for first in range(0, messages, 1000):
+            numbers = range(first, min(first + 1000, messages))
+            new = [NewMessage("p", str(n), b"%d" % n, lane=b"%d" % (n % LANES)) for n in numbers]
+            store.put(self._appended(new) if "log+" in self.medium.store else new, 1)
+        store.close()
+        return store.uuid
+
+    def _appended(self, messages: list[NewMessage]) -> list[NewMessage]:
+        """Append values to the log and return the messages with their places."""
+        placed: dict[int, Place] = {}
+        producer = Producer({"bootstrap.servers": self.kafka, "linger.ms": 5})
+        for number, message in enumerate(messages):
+
+            def note(error: object, record: Any, number: int = number) -> None:
+                assert error is None
+                placed[number] = Place(self.topic, "", record.partition(), record.offset())
+
+            producer.produce(self.topic, message.value, key=message.lane, on_delivery=note)
+        producer.flush(60)
+        return [replace(message, place=placed[number]) for number, message in enumerate(messages)]
+
+    def kill_at_random(self, messages: int, kills: int, seed: int, deadline_s: float) -> tuple[int, int]:
+        """Return how many were killed, and how many ended wrongly by themselves."""
+        uuid = self.put(messages)
+        words = [
+            str(self.site.path),
+            str(self.site.app(APP)),
+            uuid,
+            str(kills),
+            str(seed),
+            str(self.medium.alive),
+        ]
+        command = [sys.executable, "-m", "tests.integration.nursery", *words]
+        done = subprocess.run(command, capture_output=True, timeout=deadline_s, check=False)
+        assert done.returncode == 0, done.stderr.decode()[-3000:]
+        killed, failed = done.stdout.split()
+        return int(killed), int(failed)
+
+
 @pytest.fixture
-def site(
-    medium: str, request: pytest.FixtureRequest, tmp_path: Path, kafka: str, kafka_admin: AdminClient
-) -> Iterator[Site]:
-    url = f"sqlite:///{tmp_path}/shop.db" if medium == "sqlite" else request.getfixturevalue("postgres")
-    with lent_site(tmp_path, kafka, kafka_admin, url) as made:
-        yield made
+def run(
+    medium: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    kafka: str,
+    kafka_admin: AdminClient,
+    make_topic: MakeTopic,
+) -> Iterator[Run]:
+    chosen = MEDIA[medium]
+    url = (
+        request.getfixturevalue("postgres")
+        if chosen.database == "postgresql"
+        else f"sqlite:///{tmp_path}/shop.db"
+    )
+    topic = make_topic(4) if "log+" in chosen.store else ""
+    with lent_site(tmp_path, kafka, kafka_admin, url, store=chosen.store) as site:
+        yield Run(site, chosen, kafka, topic)
 
 
-def kill_at_random(site: Site, messages: int, kills: int, seed: int, deadline_s: float) -> tuple[int, int]:
-    """Return how many were killed, and how many ended wrongly by themselves."""
-    site.put(range(messages), LANES)
-    store = site.store()
-    uuid = store.uuid
-    store.close()
-    words = [str(site.path), str(site.app(APP)), uuid, str(kills), str(seed)]
-    command = [sys.executable, "-m", "tests.integration.nursery", *words]
-    done = subprocess.run(command, capture_output=True, timeout=deadline_s, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    killed, failed = done.stdout.split()
-    return int(killed), int(failed)
-
-
-@pytest.mark.parametrize("medium", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
-def test_a_few_handlers_killed_at_random_lose_and_repeat_nothing(site: Site) -> None:
-    killed, failed = kill_at_random(site, 1_000, 8, 1, 120.0)
+@pytest.mark.parametrize(
+    "medium", [name if name == "postgresql" else pytest.param(name, marks=pytest.mark.slow) for name in MEDIA]
+)
+def test_a_few_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> None:
+    killed, failed = run.kill_at_random(1_000, 8, 1, 120.0)
 
     assert (killed, failed) == (8, 0)
-    site.check(range(1_000))
+    run.site.check(range(1_000))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("medium", ["sqlite", "postgresql"])
-def test_hundreds_of_handlers_killed_at_random_lose_and_repeat_nothing(site: Site) -> None:
-    killed, failed = kill_at_random(site, MESSAGES, KILLS, 7, 3000.0)
+@pytest.mark.parametrize("medium", list(MEDIA))
+def test_hundreds_of_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> None:
+    killed, failed = run.kill_at_random(MESSAGES, KILLS, 7, 3000.0)
 
     assert (killed, failed) == (KILLS, 0)
-    site.check(range(MESSAGES))
+    run.site.check(range(MESSAGES))
