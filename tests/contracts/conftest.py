@@ -1,4 +1,4 @@
-"""The medium that a queue of the contract suite lies on."""
+"""The medium that a queue of the contract suite lies on; suites in modules of their own tell what they compared."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from psycopg import sql
 from relay.queue.stores.sql_schema import create
 from tests.conftest import Services
 from tests.contracts.queue_media import MEDIA, Medium, medium_of
+
+pytest.register_assert_rewrite("tests.contracts.kafka_reading", "tests.contracts.kafka_transactions", "tests.contracts.kafka_groups")
 
 
 @pytest.fixture(scope="session")
