@@ -35,6 +35,8 @@ PAUSE_S: Final = 0.5
 FIRST_WINDOW: Final = 500
 WINDOW_GROWTH: Final = 8
 DEADLINE_S: Final = 30.0
+_END_WAIT_MS: Final = 5
+"""How long a broker may keep the answer that tells the end of what is decided: a driver waits for it twice a batch."""
 
 
 def decisions_partition(relay: str) -> LogPartition:
@@ -55,6 +57,14 @@ class DecisionWriter:
         self._timing = timing
         self._relay = relay
         self._partition = decisions_partition(relay)
+        self._connected: TransactionalInstance | None = None
+
+    def connect(self, writer: str) -> None:
+        """Connect, in the background, the instance with which the first ``decide`` for this writer fences.
+
+        Nothing is fenced yet. A client that has just been made may take half a second to its first answer.
+        """
+        self._connected = self._instance(writer_id(self._relay, writer))
 
     def decide(self, wanted: UnitDecision) -> UnitDecision:
         """Write ``wanted`` unless its unit, or its run, is decided already; return the decision that stands.
@@ -89,8 +99,9 @@ class DecisionWriter:
 
     def _decide_once(self, wanted: UnitDecision) -> UnitDecision:
         name = writer_id(self._relay, wanted.unit.writer)
-        given = settings.producer(self._kafka, self._timing, name, log_level=0)
-        instance = TransactionalInstance(given, name, self._timing.transaction_timeout)
+        instance, self._connected = self._connected, None
+        if instance is None or instance.transactional_id != name:
+            instance = self._instance(name)
         try:
             instance.init()
             crash_point("decide.fenced")
@@ -108,6 +119,10 @@ class DecisionWriter:
             return written
         finally:
             instance.discard()
+
+    def _instance(self, name: str) -> TransactionalInstance:
+        given = settings.producer(self._kafka, self._timing, name, log_level=0)
+        return TransactionalInstance(given, name, self._timing.transaction_timeout)
 
     def known(self, wanted: UnitDecision) -> UnitDecision | None:
         """Return the decision that stands, without fencing anybody: a hint, since one may be under way.
@@ -127,10 +142,11 @@ class DecisionWriter:
 
     def _known(self, wanted: UnitDecision) -> tuple[int, list[UnitDecision]]:
         """Return the offset of the writer's latest decision, and its decisions from this unit's ordinal on."""
-        given = settings.consumer(self._kafka, self._timing, writer_id(self._relay, "reader"), log_level=0)
+        over = {"log_level": 0, "fetch.wait.max.ms": _END_WAIT_MS}
+        given = settings.consumer(self._kafka, self._timing, writer_id(self._relay, "reader"), **over)
 
         def reader(*, committed: bool) -> PartitionReader:
-            return PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=DEADLINE_S)
+            return PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=DEADLINE_S, batch=1)
 
         with reader(committed=False) as uncommitted:
             low, high = uncommitted.watermarks(self._partition)

@@ -17,10 +17,19 @@ POLL_S: Final = 0.2
 
 
 class PartitionReader:
-    """A consumer that is told what to read; ``committed`` hides aborted and undecided transactions."""
+    """A consumer that is told what to read; ``committed`` hides aborted and undecided transactions.
+
+    A read waits up to POLL_S for ``batch`` records at a time, also at its end: where few are read, 1 spares that wait.
+    """
 
     def __init__(
-        self, settings: Mapping[str, object], *, committed: bool, clock: Callable[[], float], deadline_s: float
+        self,
+        settings: Mapping[str, object],
+        *,
+        committed: bool,
+        clock: Callable[[], float],
+        deadline_s: float,
+        batch: int = BATCH_RECORDS,
     ) -> None:
         over = {
             "isolation.level": "read_committed" if committed else "read_uncommitted",
@@ -31,6 +40,7 @@ class PartitionReader:
         self._consumer = Consumer(self._given)
         self._clock = clock
         self._deadline_s = deadline_s
+        self._batch = batch
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +80,7 @@ class PartitionReader:
         limit = self._clock() + self._deadline_s
         try:
             while open_ends:
-                batch = consumer.consume(BATCH_RECORDS, POLL_S)
+                batch = consumer.consume(self._batch, POLL_S)
                 records = self._sort(batch, open_ends)
                 if records:
                     limit = self._clock() + self._deadline_s

@@ -12,16 +12,14 @@ from uuid import UUID
 
 from pyspark.sql import functions as sql
 
-from relay.capture.decisions import NONCE_BYTES, Attempt, UnitDecision, batch_unit
+from relay.capture.decisions import NONCE_BYTES, Attempt, batch_unit
 from relay.jobs.records import java_settings
-from relay.kafka.decisions import DecisionWriter
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.run import randomness
 from relay.run.crash import crash_point
-from relay.run.timing import Timing
 from relay.spark.columns import header_column, utc_text
-from relay.spark.deciding import abort_unit, commit_unit
+from relay.spark.deciding import UnitDecider
 from relay.spark.options import WriteOptions, check_kafka, check_topics
 from relay.spark.writing import QUERY_ID
 
@@ -64,8 +62,8 @@ def capture_batch(
     partitions = check_topics(options, [topic])[topic]
     _check(df)
     run = str(UUID(bytes=randomness.uuid_bytes()))
-    known = DecisionWriter(kafka, Timing(), relay).known(UnitDecision(unit, run, committed=True))
-    if known is not None and known.committed:
+    decider = UnitDecider(options, unit, run)
+    if decider.is_committed():
         return False
     nonce = randomness.random_bytes(NONCE_BYTES)
     attempt = Attempt(nonce, 0, tuple(LogPartition(topic, number) for number in range(partitions)))
@@ -81,9 +79,9 @@ def capture_batch(
         crash_point("spark.appended")
     except BaseException:
         # Abort: nothing is decided yet, so the rows of this run may not count; the query's next start runs it again.
-        abort_unit(options, unit, run, [attempt])
+        decider.abort([attempt])
         raise
-    return commit_unit(options, unit, run, [attempt]).run == run
+    return decider.commit([attempt]).run == run
 
 
 def _check(df: DataFrame) -> None:

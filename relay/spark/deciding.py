@@ -18,38 +18,72 @@ from relay.spark.options import WriteOptions
 log = structlog.get_logger("relay.spark")
 
 
-def commit_unit(options: WriteOptions, unit: Unit, run: str, attempts: Sequence[Attempt]) -> UnitDecision:
-    """Decide that these attempts count, unless the unit is decided; return the decision that stands.
+class UnitDecider:
+    """Decides one run of a unit, once, and marks it.
 
-    Raises CaptureError if this run was closed before, InDoubt if the decision's outcome cannot be found out now.
+    Made before the rows are written, it is connected when they are: new clients may take half a second each.
     """
-    crash_point("spark.deciding")
-    wanted = UnitDecision(unit, run, committed=True, attempts=tuple(attempts))
-    stands = DecisionWriter(options.kafka, Timing(), options.relay).decide(wanted)
-    crash_point("spark.decided")
-    if not stands.committed:
-        raise CaptureError(
-            f"run {run} of unit {unit.name} was closed before it was done; its rows do not count, run the query again"
-        )
-    counted = {attempt.nonce for attempt in stands.attempts}
-    if stands.run != run:
-        log.info("decided before", unit=unit.name, run=run, by=stands.run)
-    mark(options, stands, [attempt for attempt in attempts if attempt.nonce not in counted])
-    crash_point("spark.marked")
-    return stands
+
+    def __init__(self, options: WriteOptions, unit: Unit, run: str) -> None:
+        self._options = options
+        self._unit = unit
+        self._run = run
+        self._decisions = DecisionWriter(options.kafka, Timing(), options.relay)
+        self._decisions.connect(unit.writer)
+        self._markers = BulkAppender(options.kafka, Timing(), options.timeout_s)
+
+    def is_committed(self) -> bool:
+        """Is the unit committed, as far as one can tell without fencing anybody? Raises Unreachable, InDoubt."""
+        stands = self._decisions.known(UnitDecision(self._unit, self._run, committed=True))
+        return stands is not None and stands.committed
+
+    def commit(self, attempts: Sequence[Attempt]) -> UnitDecision:
+        """Decide that these attempts count, unless the unit is decided; return the decision that stands.
+
+        Raises CaptureError if this run was closed before, InDoubt if the decision's outcome cannot be found out now.
+        """
+        crash_point("spark.deciding")
+        wanted = UnitDecision(self._unit, self._run, committed=True, attempts=tuple(attempts))
+        stands = self._decisions.decide(wanted)
+        crash_point("spark.decided")
+        if not stands.committed:
+            raise CaptureError(
+                f"run {self._run} of unit {self._unit.name} was closed before it was done; its rows do not count, run the "
+                "query again"
+            )
+        counted = {attempt.nonce for attempt in stands.attempts}
+        if stands.run != self._run:
+            log.info("decided before", unit=self._unit.name, run=self._run, by=stands.run)
+        dropped = [attempt for attempt in attempts if attempt.nonce not in counted]
+        mark(self._options, stands, dropped, self._markers)
+        crash_point("spark.marked")
+        return stands
+
+    def abort(self, attempts: Sequence[Attempt]) -> UnitDecision:
+        """Close this run of the unit, unless the unit was committed after all; return the decision that stands."""
+        stands = self._decisions.decide(UnitDecision(self._unit, self._run, committed=False))
+        mark(self._options, stands, [] if stands.committed else attempts, self._markers)
+        return stands
+
+
+def commit_unit(options: WriteOptions, unit: Unit, run: str, attempts: Sequence[Attempt]) -> UnitDecision:
+    """Commit as ``UnitDecider`` does, where nothing can be connected beforehand."""
+    return UnitDecider(options, unit, run).commit(attempts)
 
 
 def abort_unit(options: WriteOptions, unit: Unit, run: str, attempts: Sequence[Attempt]) -> UnitDecision:
-    """Close this run of the unit, unless the unit was committed after all; return the decision that stands."""
-    wanted = UnitDecision(unit, run, committed=False)
-    stands = DecisionWriter(options.kafka, Timing(), options.relay).decide(wanted)
-    mark(options, stands, [] if stands.committed else attempts)
-    return stands
+    """Abort as ``UnitDecider`` does, where nothing can be connected beforehand."""
+    return UnitDecider(options, unit, run).abort(attempts)
 
 
-def mark(options: WriteOptions, decision: UnitDecision, dropped: Sequence[Attempt]) -> None:
+def mark(
+    options: WriteOptions,
+    decision: UnitDecision,
+    dropped: Sequence[Attempt],
+    appender: BulkAppender | None = None,
+) -> None:
     """Append the outcome markers; without them, workers read the decision after ``marker_wait``."""
-    appender = BulkAppender(options.kafka, Timing(), options.timeout_s)
+    appender = appender or BulkAppender(options.kafka, Timing(), options.timeout_s)
     try:
         appender.append(_markers(decision, dropped))
         appender.flush()

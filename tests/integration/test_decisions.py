@@ -105,6 +105,21 @@ def test_a_zombie_that_decides_late_is_fenced(kafka: str, relay_name: str) -> No
     assert [record.key() for record in read_all(kafka, f"{relay_name}.decisions", 1)] == [b"q/1"]
 
 
+def test_drivers_that_connected_early_decide_by_turns_each_unit_once(kafka: str, relay_name: str) -> None:
+    drivers = {name: writer(kafka, relay_name) for name in ("a", "b")}
+    stands: list[UnitDecision] = []
+    for number in range(4):
+        for decides in drivers.values():
+            decides.connect("q")
+        order = sorted(drivers, reverse=bool(number % 2))
+        stands += [drivers[run].decide(decision(batch_unit("q", number), run)) for run in order]
+
+    # The second of each pair was connected before the first decided: it must fence and read after that, not before.
+    assert [one.run for one in stands] == ["a", "a", "b", "b", "a", "a", "b", "b"]
+    assert [one.previous for one in stands[2::2]] == sorted({one.previous for one in stands[2::2]})
+    assert len(read_all(kafka, f"{relay_name}.decisions", 1)) == 4
+
+
 def append(route: TopicRoute, of: Unit, run: str, attempt: Attempt, count: int, prefix: str) -> None:
     producer = Producer({"bootstrap.servers": route.kafka, "enable.idempotence": True})
     for number in range(count):
