@@ -48,12 +48,13 @@ _PREPARE: Final = (
     """prepare relay_begin (bytea, bytea) as
 insert into relay_capture (capture, nonce, outcome) values ($1, $2, 'committed')""",
     # Another transaction than the one begun finds no row of its own: the division fails, COMMIT is not reached.
+    # What a statement of the application said about `synchronous_commit` is over then: this comes after all of them.
     """prepare relay_decide (bytea, text) as
 with decided as (
     update relay_capture set partitions = $2
     where capture = $1 and outcome = 'committed' and xmin = pg_current_xact_id()::xid
     returning 1
-) select 1 / count(*) from decided""",
+) select 1 / count(*), set_config('synchronous_commit', 'on', true) from decided""",
 )
 
 
@@ -205,7 +206,7 @@ class PostgresqlSession:
         assert b"\\" not in partitions
         try:
             failure = self._exchange(
-                b"execute relay_decide('\\x%b', '%b'); set local synchronous_commit = on; commit"
+                b"execute relay_decide('\\x%b', '%b'); commit"
                 % (capture.hex().encode(), partitions)
             )
         except _ConnectionLost as error:
