@@ -19,6 +19,7 @@ from relay.capture import message
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
 from relay.message import envelope
+from relay.message.avro_values import AvroEncoder
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
 from relay.message.identity import capture_id
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
@@ -120,11 +121,13 @@ class CaptureBlock:
         headers: Mapping[str, str | bytes] | None = None,
         content_type: str | None = None,
         time: str | None = None,
+        schema: AvroEncoder | None = None,
     ) -> str:
         """Add a message to the capture and return its id.
 
-        ``data`` is bytes, or anything that JSON can express. Without ``partition`` the key decides, without a key
-        the source, so that the publisher's order holds. Raises CaptureError for what cannot be appended,
+        ``data`` is bytes, or anything that JSON can express; with ``schema`` (see ``Capture.avro``) what fits it, None
+        being no value. Without ``partition`` the key decides, without a key the source, so that the publisher's order
+        holds. Raises CaptureError for what cannot be appended,
         ConfigError for a topic that does not exist or is compacted, Unreachable.
         """
         self._refuse_unless_open()
@@ -134,7 +137,7 @@ class CaptureBlock:
             partition = message.partition_of(raw_key or self._publisher.source_bytes, facts.partitions)
         elif not 0 <= partition < facts.partitions:
             raise CaptureError(f"partition = {partition}: topic {topic} has 0 to {facts.partitions - 1}")
-        value, kind = message.encoded(data)
+        value, kind = message.encoded(data, schema)
         identifier = id or f"{self._name}-{self._published}"
         fields = [
             *self._common,

@@ -9,6 +9,8 @@ from zlib import crc32
 import orjson
 
 from relay.message import envelope
+from relay.message.avro_values import CONTENT_TYPE as AVRO
+from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError
 
@@ -51,8 +53,10 @@ class Buffered(NamedTuple):
         return size
 
 
-def encoded(data: Any) -> tuple[bytes | None, bytes]:
-    """Return the value and its content type: bytes as they are, anything else as JSON."""
+def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None, bytes]:
+    """Return the value and its content type: Avro if a schema is given, bytes as they are, anything else as JSON."""
+    if schema is not None and data is not None:
+        return schema.encode(data), AVRO
     if isinstance(data, bytes):
         return data, b"application/octet-stream"
     if data is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from relay.capture.block import CaptureBlock
 from relay.capture.inquiries import Answering
@@ -17,9 +17,11 @@ from relay.capture.outcomes import Placed
 from relay.capture.upkeep import Upkeep, find_out
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.inquiries import InquiryReader
+from relay.kafka.registry import Registry, RegistryLike
 from relay.kafka.settings import TimingLike
 from relay.kafka.topics import TopicFacts
 from relay.message import envelope
+from relay.message.avro_values import AvroEncoder, parsed_schema
 from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
@@ -49,6 +51,7 @@ class Capture:
     """Captures messages together with transactions of one database. Use from any number of threads.
 
     ``inquiries`` is the topic in which relays ask that cannot ask the database themselves; None leaves them waiting.
+    ``registry`` is the section of a configuration that names a schema registry; it is asked by ``avro`` alone.
     A process that hangs up connections in PgBouncer's transaction mode cannot use it: a capture is a session.
     """
 
@@ -62,6 +65,7 @@ class Capture:
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = MAX_BYTES,
         inquiries: str | None = None,
+        registry: RegistryLike | None = None,
     ) -> None:
         if not source:
             raise ConfigError("source is empty; name the publisher, for example '/checkout'")
@@ -69,6 +73,7 @@ class Capture:
         self._resource = resource
         self._max_messages = max_messages
         self._max_bytes = max_bytes
+        self._registry = registry
         self._idle: deque[Session] = deque()
         self._nonces: deque[bytes] = deque()
         self._inside: set[int] = set()
@@ -117,6 +122,7 @@ class Capture:
             source=source,
             timing=config.timing,
             inquiries=config.inquiries_topic,
+            registry=config.registry,
         )
 
     def transaction(self) -> CaptureBlock:
@@ -126,6 +132,23 @@ class Capture:
         CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun), and what the block raises.
         """
         return CaptureBlock(self)
+
+    def avro(
+        self, topic: str, schema: Path | Mapping[str, Any], *, subject: str | None = None
+    ) -> AvroEncoder:
+        """Return what ``publish(schema=...)`` writes a topic's values with: in a registry's frame if one is configured.
+
+        The subject is ``TOPIC-value`` unless given. A registry is asked now, so that no block ever waits for it. Raises
+        ConfigError for what is no schema, is not registered or is refused; Unreachable; Stopped for wrong credentials.
+        """
+        parsed, text = parsed_schema(schema)
+        if self._registry is None:
+            return AvroEncoder(parsed)
+        registry = Registry(self._registry)
+        try:
+            return AvroEncoder(parsed, registry.number_of(subject or f"{topic}-value", text))
+        finally:
+            registry.close()
 
     @property
     def backlog(self) -> int:

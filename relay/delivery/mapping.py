@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-import fastavro
 import orjson
-from fastavro.schema import SchemaParseException
 
+from relay.message.avro_values import VALUE_BYTES_MAX, AvroDecoder, WriterSchemas, too_large
 from relay.message.envelope import CONTENT_TYPE
 from relay.message.errors import ConfigError, MessageRejected
 from relay.message.identity import resolve_pointer
 from relay.message.record import LogMessage
 
-VALUE_BYTES_MAX: Final = 16 * 1024**2
-"""A larger value is not decoded; brokers take 1 MiB unless told otherwise."""
 JSON_DEPTH_MAX: Final = 200
 """Fewer levels than the JSON writer takes (254), so that whatever is decoded can be written into a column again."""
-CONFLUENT_FRAME_BYTES: Final = 5
-"""A zero byte and a 4-byte schema id before the Avro body (Confluent's wire format)."""
 
-Decoder = Callable[[bytes | None], Any]
-
+Decode = Callable[[Sequence[LogMessage]], list[Any]]
+"""The documents in the values of a run of messages; MessageRejected if one of them is none."""
 
 Finish = Callable[[list[list[Any]]], list[Any]]
 """Turns a run's columns into rows of the form that a database takes; may raise MessageRejected like a source."""
@@ -51,25 +45,31 @@ class _Opened:
 
     __slots__ = ("documents", "headers", "messages")
 
-    def __init__(self, messages: Sequence[LogMessage], decode: Decoder | None, *, headers: bool) -> None:
+    def __init__(self, messages: Sequence[LogMessage], decode: Decode | None, *, headers: bool) -> None:
         self.messages = messages
         self.headers = [dict(message.headers) for message in messages] if headers else []
-        self.documents = [decode(message.value) for message in messages] if decode else []
+        self.documents = decode(messages) if decode else []
 
 
 _Column = Callable[[_Opened], list[Any]]
 
 
 class TableMapping:
-    """The compiled sources of a destination's columns. Thread-safe: it holds no state."""
+    """The compiled sources of a destination's columns. Thread-safe: it holds no state.
 
-    def __init__(self, columns: Mapping[str, str], schema: Path | None = None) -> None:
+    With a registry, framed Avro is read with its writer's schema, in the terms of ``schema`` if that is given; ``map``
+    then also raises what ``WriterSchemas.schema`` does: while nothing is known of a schema, nothing is said of a message.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, str], schema: Path | None = None, registry: WriterSchemas | None = None
+    ) -> None:
         self.names = tuple(columns)
         self.sources = tuple(columns.values())
         kinds = {source.partition(":")[0] for source in self.sources}
         if {"json", "avro"} <= kinds:
             raise ConfigError("columns: json: and avro: sources are mixed; a value is one or the other")
-        self._decode = _decoder(kinds, schema)
+        self._decode = _decoder(kinds, schema, registry)
         self._headers = bool(kinds & {"ce", "header"})
         self._columns = [_column(source) for source in self.sources]
 
@@ -112,13 +112,15 @@ def tuples(columns: list[list[Any]]) -> list[Any]:
     return list(zip(*columns, strict=True))
 
 
-def _decoder(kinds: set[str], schema: Path | None) -> Decoder | None:
+def _decoder(kinds: set[str], schema: Path | None, registry: WriterSchemas | None) -> Decode | None:
     if "json" in kinds:
-        return decode_json
+        return lambda messages: [decode_json(message.value) for message in messages]
     if "avro" in kinds:
-        if schema is None:
-            raise ConfigError('columns: an avro: source needs a schema; add schema = "path.avsc" to the destination')
-        return avro_decoder(schema)
+        if schema is None and registry is None:
+            remedy = 'add schema = "path.avsc" to the destination, or a [registry]'
+            raise ConfigError(f"columns: an avro: source needs a schema; {remedy}")
+        read = AvroDecoder(schema, registry).decode
+        return lambda messages: [read(message.value, message.headers) for message in messages]
     return None
 
 
@@ -127,7 +129,7 @@ def decode_json(value: bytes | None) -> Any:
     if not value:
         raise MessageRejected("decode", "no_value", "the message has no value, and a column is mapped from its JSON")
     if len(value) > VALUE_BYTES_MAX:
-        raise _too_large(value)
+        raise too_large(value)
     # A level takes two bytes, and more brackets than levels allowed are rare: only then the levels are counted.
     if (
         len(value) > 2 * JSON_DEPTH_MAX
@@ -161,45 +163,6 @@ def _depth(value: bytes) -> int:
         elif byte in (0x5D, 0x7D):  # ] }
             depth -= 1
     return deepest
-
-
-def avro_decoder(path: Path) -> Decoder:
-    """Return a decoder of values written with the schema of a file, with or without Confluent's frame.
-
-    Raises ConfigError if the file is not a schema; the decoder raises MessageRejected.
-    """
-    try:
-        schema = fastavro.parse_schema(orjson.loads(path.read_bytes()))
-    except (OSError, orjson.JSONDecodeError, SchemaParseException, fastavro.schema.UnknownType, KeyError) as error:
-        raise ConfigError(
-            f"schema = {str(path)!r}: not a readable Avro schema ({type(error).__name__}); correct the path or the file"
-        ) from None
-    return partial(_decode_avro, schema)
-
-
-def _decode_avro(schema: Any, value: bytes | None) -> Any:
-    if not value:
-        raise MessageRejected("decode", "no_value", "the message has no value, and a column is mapped from its Avro")
-    if len(value) > VALUE_BYTES_MAX:
-        raise _too_large(value)
-    # A zero byte may also begin a bare body, so a frame counts only if the rest is exactly one record.
-    starts = (CONFLUENT_FRAME_BYTES, 0) if value[0] == 0 and len(value) > CONFLUENT_FRAME_BYTES else (0,)
-    for start in starts:
-        buffer = io.BytesIO(value)
-        buffer.seek(start)
-        try:
-            found = fastavro.schemaless_reader(buffer, schema, None)
-        except Exception:  # noqa: BLE001, S112 - fastavro raises whatever the broken bytes lead it to
-            continue
-        if buffer.tell() == len(value):
-            return found
-    raise MessageRejected("decode", "not_avro", "the value is not one Avro record of the destination's schema")
-
-
-def _too_large(value: bytes) -> MessageRejected:
-    return MessageRejected(
-        "decode", "too_large", f"the value has {len(value)} bytes, more than the {VALUE_BYTES_MAX} that are decoded"
-    )
 
 
 def _column(source: str) -> _Column:

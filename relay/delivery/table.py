@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from relay.delivery.mapping import Mapped
+from relay.message.avro_values import WriterSchemas
 from relay.message.errors import Fenced, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, RangeRow, Verdict
@@ -37,6 +38,7 @@ class TablePlan:
     key: Sequence[str] = ()
     sql: str | None = None
     schema: Path | None = None
+    registry: WriterSchemas | None = None
     stop_on_dead: bool = False
     queue: str = ""
 

@@ -146,7 +146,7 @@ class PostgresqlCursor:
         self._resource = PostgresqlResource(plan.resource, url, (limits or Limits()).lock_timeout_s)
         self._plan = plan
         self._limits = limits or Limits()
-        self._mapping = mapping or TableMapping(plan.columns, plan.schema)
+        self._mapping = mapping or TableMapping(plan.columns, plan.schema, plan.registry)
         self._effects = effects or partial(effect, plan=plan)
         self._names = {"relay": plan.relay, "route": plan.route}
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}

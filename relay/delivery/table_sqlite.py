@@ -101,7 +101,7 @@ class SqliteCursor:
             plan.resource, url.removeprefix("sqlite:///"), self._limits.lock_timeout_s
         )
         self._plan = plan
-        self._mapping = mapping or TableMapping(plan.columns, plan.schema)
+        self._mapping = mapping or TableMapping(plan.columns, plan.schema, plan.registry)
         self._effects = effects or partial(SqliteEffect, plan=plan)
         self._names = (plan.relay, plan.route)
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}

@@ -139,9 +139,14 @@ class Intake:
         if capture is None and not LOG_ONLY_HEADERS.isdisjoint(fields):
             headers = outgoing(headers)  # a stranger's claim to belong to one of our transactions ends here
         topic_raw = self._topic_raw[topic]
-        digest = self._first_rule(fields, topic_raw, value)
-        if digest is None:
-            digest = self._identify(fields, topic_raw, value, topic, partition, offset)
+        try:
+            digest = self._first_rule(fields, topic_raw, value)
+            if digest is None:
+                digest = self._identify(fields, topic_raw, value, topic, partition, offset)
+        except MessageRejected as unread:
+            # Its identity is in a value that nothing can read for now: a dead letter, under its place.
+            fault = unread
+            digest = position_digest(self._topic_ids[topic], partition, offset)
         return _new(
             LogMessage,
             (

@@ -5,6 +5,11 @@ Every message is a sentence that names the key, the value and the remedy, and no
 
 from __future__ import annotations
 
+from typing import Final
+
+UNKNOWN_SCHEMA: Final = "unknown_schema"
+"""The rejection's code where a registry itself says that it does not know the schema of a value."""
+
 
 class RelayError(Exception):
     """Base of every error that the relay raises on purpose; ``exit_code`` is what a command returns."""

@@ -7,7 +7,7 @@ Kinds: ``c`` CloudEvents (source, id), ``h`` a header, ``j`` a JSON pointer, ``a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
@@ -17,14 +17,15 @@ from zlib import crc32
 import orjson
 
 from relay.message.envelope import ID, SOURCE
-from relay.message.errors import ConfigError
+from relay.message.errors import UNKNOWN_SCHEMA, ConfigError, MessageRejected
 
 DIGEST_BYTES: Final = 16
 CONTENT_BYTES: Final = 8
 _CONTENT: Final = Struct(">II")
 
 HeaderMap = Mapping[str, bytes]
-AvroReader = Callable[[bytes], Mapping[str, Any]]
+AvroReader = Callable[[bytes, Iterable[tuple[str, bytes]]], Mapping[str, Any]]
+"""(value, headers) -> the record; what it raises for a value that is none is MessageRejected."""
 Rule = Callable[[HeaderMap, bytes, bytes | None], bytes | None]
 """(headers, log topic's name as bytes, value) -> digest, or None when the rule finds nothing."""
 
@@ -131,9 +132,13 @@ def _avro_rule(field: str, read: AvroReader) -> Rule:
 
     def by_avro(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:
         try:
-            found = read(value or b"").get(field)
-        except Exception:  # noqa: BLE001 - any undecodable value means that this rule finds nothing
-            return None
+            found = read(value or b"", headers.items()).get(field)
+        except MessageRejected as rejected:
+            if rejected.code == UNKNOWN_SCHEMA:
+                raise  # it may be known tomorrow, and the same message must not have another identity then
+            return None  # a value that is no such record: this rule finds nothing
+        except AttributeError:
+            return None  # Avro, but no record
         return None if found is None else digest(b"a", name, headers.get(SOURCE) or topic, str(found).encode())
 
     return by_avro

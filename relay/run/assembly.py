@@ -21,12 +21,14 @@ from relay.kafka.decisions import DecisionLog
 from relay.kafka.group import GroupConsumer
 from relay.kafka.inquiries import InquiryTopic
 from relay.kafka.reading import PartitionReader
+from relay.kafka.registry import Registry
 from relay.kafka.topics import TopicFacts, Topics
 from relay.kafka.transactions import TransactionalInstance
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
+from relay.message.avro_values import AvroDecoder
 from relay.message.errors import ConfigError, Stopped
-from relay.message.identity import rules
+from relay.message.identity import Rule, rules
 from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.index import Budget
@@ -59,11 +61,12 @@ TOPIC_IDS_PERIOD_S = 10.0
 
 
 class RoutePorts:
-    """Makes the Kafka clients of one route's worker from the configuration."""
+    """Makes the clients of one route's worker from the configuration; ``registry`` is None if none is named."""
 
     def __init__(self, config: RelayConfig, route: RouteConfig) -> None:
         self._config = config
         self._group = config.group_id(route.name)
+        self.registry = Registry(config.registry) if config.registry else None
 
     def transaction(self, transactional_id: str) -> TransactionalInstance:
         """Make a producer instance; nothing is sent before its ``init``."""
@@ -170,7 +173,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     worker = RouteWorker(
         group=ports.group(route.from_, lambda: holder[0].revoked()),  # noqa: PLW0108 - the worker is made a line later
         intake=Intake(
-            rules(route.identity),
+            _identity_rules(route, ports.registry),
             route.order,
             budget=HoldBudget(route.inflight.hold_bytes),
             marker_wait_s=config.timing.marker_wait,
@@ -221,6 +224,12 @@ def _resolving(
     return Resolving(asks, watermark, inquiring.ask, hears_persons=True)
 
 
+def _identity_rules(route: RouteConfig, registry: Registry | None) -> list[Rule]:
+    if not any(rule.startswith("avro:") for rule in route.identity):
+        return rules(route.identity)
+    return rules(route.identity, AvroDecoder(route.to.schema_, registry).decode)
+
+
 def _destination(
     config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str, book: ControlBook
 ) -> Destination:
@@ -246,7 +255,7 @@ def _destination(
         )
     if isinstance(route.to, QueueDestination):
         return _queue(config, route, ports, topics, worker_id)
-    cursor = _cursor(config, route, route.to)
+    cursor = _cursor(config, route, route.to, ports.registry)
     return TableDelivery(*_table_parts(config, ports, cursor), **_table_names(config, route, topics, worker_id))
 
 
@@ -303,7 +312,9 @@ def _range_limits(route: RouteConfig) -> RangeLimits:
     return RangeLimits(route.inflight.incarnations, route.inflight.gaps)
 
 
-def _cursor(config: RelayConfig, route: RouteConfig, to: TableDestination) -> TableCursor:
+def _cursor(
+    config: RelayConfig, route: RouteConfig, to: TableDestination, registry: Registry | None
+) -> TableCursor:
     plan = TablePlan(
         relay=config.relay.name,
         route=route.name,
@@ -314,6 +325,7 @@ def _cursor(config: RelayConfig, route: RouteConfig, to: TableDestination) -> Ta
         key=to.key,
         sql=to.sql,
         schema=to.schema_,
+        registry=registry,
         stop_on_dead=route.on_dead == "stop",
     )
     limits = cursor_limits(config)

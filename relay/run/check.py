@@ -9,6 +9,7 @@ from typing import Any
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.run.check_queues import check_queues
+from relay.run.check_registry import check_registry
 from relay.run.check_table import judge_own_tables, judge_table, look_at, postgres_notes
 from relay.run.check_topics import Findings, judge_brokers, judge_topics, named_topics
 from relay.run.config import RelayConfig, TableDestination, examine
@@ -64,6 +65,7 @@ def check(path: Path, *, connect: bool) -> CheckReport:
         if connect:
             check_kafka(config, report.findings)
             check_resources(config, report.findings)
+            check_registry(config, report.findings)
             if not report.findings.unreachable:
                 check_queues(config, report.findings)
     return report

@@ -19,6 +19,7 @@ from relay.kafka.settings import redacted
 from relay.message.errors import ConfigError
 from relay.run.faults import Fault, Wrong, raise_if_any
 from relay.run.queue_config import QueueConfig
+from relay.run.registry_config import RegistryConfig
 from relay.run.route_config import (
     BatchLimits,
     InFlight,
@@ -36,6 +37,7 @@ __all__ = [
     "KafkaSettings",
     "QueueConfig",
     "QueueDestination",
+    "RegistryConfig",
     "RelayConfig",
     "RelaySection",
     "ResourceConfig",
@@ -156,6 +158,7 @@ class RelayConfig(_Section):
     routes: dict[str, RouteConfig] = Field(default_factory=dict)
     queues: dict[str, QueueConfig] = Field(default_factory=dict)
     timing: Timing = Field(default_factory=Timing)
+    registry: RegistryConfig | None = None
     path: Path
     notes: tuple[str, ...] = ()
 

@@ -16,6 +16,7 @@ from relay.kafka.settings import refusals
 from relay.run.config import (
     KafkaSettings,
     QueueConfig,
+    RegistryConfig,
     RelayConfig,
     RelaySection,
     ResourceConfig,
@@ -25,12 +26,13 @@ from relay.run.config import (
 from relay.run.faults import Fault, Wrong, shown
 from relay.run.queue_config import in_folder
 from relay.run.queue_rules import queue_faults
+from relay.run.registry_config import registry_faults
 from relay.run.route_config import Destined, destination_model, name_rule
 from relay.run.route_rules import RESERVED_ROUTES, route_faults
 from relay.run.substitution import Substitution
 from relay.run.timing import timing_faults
 
-SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "timing")
+SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "registry", "timing")
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -72,6 +74,7 @@ class _Reading:
         relay = self._relay()
         kafka = self._kafka(allow_plaintext=relay is not None and relay.allow_plaintext)
         timing = self._timing()
+        registry = self._registry(allow_plaintext=relay is not None and relay.allow_plaintext)
         resources: dict[str, ResourceConfig] = {}
         for name, table in self._tables("resources"):
             resource = self._resource(name, table)
@@ -86,7 +89,11 @@ class _Reading:
         given_resources = set(self._section("resources"))
         for route in routes.values():
             owner = relay.name if relay else None
-            self.faults.extend(route_faults(route, owner, given_resources, timing or Timing(), queues))
+            self.faults.extend(
+                route_faults(
+                    route, owner, given_resources, timing or Timing(), queues, registry="registry" in self.given
+                )
+            )
         for queue in queues.values():
             self.faults.extend(queue_faults(queue, given_resources) if queue else ())
         if self.faults or relay is None or timing is None:
@@ -98,6 +105,7 @@ class _Reading:
             routes=routes,
             queues={name: queue for name, queue in queues.items() if queue},
             timing=timing,
+            registry=registry,
             path=path,
             notes=tuple(self.notes),
         )
@@ -119,6 +127,17 @@ class _Reading:
                 value = shown(refusal.key, given.get(refusal.key))
                 self.faults.append(Fault(key, value, refusal.problem, refusal.remedy))
         return settings
+
+    def _registry(self, *, allow_plaintext: bool) -> RegistryConfig | None:
+        if "registry" not in self.given:
+            return None
+        found = self._model(RegistryConfig, "registry", self._section("registry"))
+        if found is None:
+            return None
+        if found.ca is not None:
+            found = found.model_copy(update={"ca": self.folder / found.ca})
+        self.faults.extend(registry_faults(found, allow_plaintext=allow_plaintext))
+        return found
 
     def _timing(self) -> Timing | None:
         section = self._section("timing")

@@ -97,7 +97,7 @@ def _identity_rule(value: list[str]) -> list[str]:
     if "position" in value[:-1]:
         raise Wrong("position always holds, so that rules after it are never used", "put position last")
     try:
-        identity.rules(value, avro=lambda _: {})
+        identity.rules(value, avro=lambda _value, _headers: {})
     except ConfigError as error:
         problem, _, remedy = str(error).partition("; ")
         raise Wrong(problem, remedy) from None

@@ -28,6 +28,8 @@ def route_faults(
     resources: set[str],
     timing: Timing,
     queues: Mapping[str, QueueConfig | None],
+    *,
+    registry: bool = False,
 ) -> Iterator[Fault]:
     """Yield every broken rule of one route; ``relay`` is None if its name is itself at fault, a queue likewise."""
     key = f"routes.{route.name}"
@@ -35,11 +37,11 @@ def route_faults(
         yield from _topic_name_faults(route, relay, key)
     yield from _bound_faults(route, timing, key)
     schema = route.to.schema_
-    if schema is None and any(rule.startswith("avro:") for rule in route.identity):
-        remedy = 'add schema = "path.avsc" to the route\'s to'
+    if schema is None and not registry and any(rule.startswith("avro:") for rule in route.identity):
+        remedy = 'add schema = "path.avsc" to the route\'s to, or a [registry]'
         yield Fault(f"{key}.identity", repr(route.identity), "an avro: rule needs a schema", remedy)
     if isinstance(route.to, TableDestination):
-        yield from _table_faults(route.to, resources, f"{key}.to")
+        yield from _table_faults(route.to, resources, f"{key}.to", registry=registry)
     elif isinstance(route.to, QueueDestination):
         yield from queue_route_faults(route, route.to, queues)
     elif route.dedup == "route":
@@ -77,7 +79,7 @@ def _bound_faults(route: RouteConfig, timing: Timing, key: str) -> Iterator[Faul
         yield Fault(f"{key}.batch.linger", f"{batch.linger_s:g}s", problem, "use some milliseconds")
 
 
-def _table_faults(to: TableDestination, resources: set[str], key: str) -> Iterator[Fault]:
+def _table_faults(to: TableDestination, resources: set[str], key: str, *, registry: bool) -> Iterator[Fault]:
     if to.resource not in resources:
         remedy = (
             f"add [resources.{to.resource}] or name one of {', '.join(sorted(resources)) or 'those you add'}"
@@ -85,8 +87,9 @@ def _table_faults(to: TableDestination, resources: set[str], key: str) -> Iterat
         yield Fault(f"{key}.resource", repr(to.resource), "there is no such resource", remedy)
     if not to.columns:
         yield Fault(f"{key}.columns", "", "no column is mapped", 'write columns = { id = "ce:id", ... }')
-    if to.schema_ is None and any(source.startswith("avro:") for source in to.columns.values()):
-        yield Fault(f"{key}.columns", "", "an avro: source needs a schema", 'add schema = "path.avsc"')
+    if to.schema_ is None and not registry and any(source.startswith("avro:") for source in to.columns.values()):
+        remedy = 'add schema = "path.avsc", or a [registry]'
+        yield Fault(f"{key}.columns", "", "an avro: source needs a schema", remedy)
     if to.mode == "sql":
         if to.sql is None:
             yield Fault(f"{key}.sql", "", 'mode = "sql" needs a statement', 'add sql = "..." with %(column)s')

@@ -24,7 +24,7 @@ VALUE = b'{"a":{"b":{"y":1,"x":2}}}'
     ],
 )
 def test_the_digest_of_each_rule_is_frozen(rule: str, headers: Mapping[str, bytes], frozen: str) -> None:
-    (identify,) = rules([rule], avro=lambda _: {"f": 42})
+    (identify,) = rules([rule], avro=lambda _value, _headers: {"f": 42})
 
     found = identify(headers, b"orders", VALUE)
 

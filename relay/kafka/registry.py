@@ -1,0 +1,286 @@
+"""A Confluent-compatible schema registry: which schema a framed value was written with, and the number of our own.
+
+Only the registry's own word counts as "there is no such schema". Whatever else goes wrong on the way to it means that
+nothing is known, so that a registry which is away makes messages wait and never turns them into dead letters.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
+from uuid import UUID
+
+import fastavro
+import orjson
+
+from relay.message.avro_values import SchemaKey
+from relay.message.errors import (
+    UNKNOWN_SCHEMA,
+    ConfigError,
+    MessageRejected,
+    RelayError,
+    Stopped,
+    Unreachable,
+)
+from relay.run import clock, schedule
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+SCHEMA_CHARACTERS_MAX: Final = 1 << 20
+REFERENCES_MAX: Final = 100
+"""Further schemas that one schema may name, all levels together."""
+UNKNOWN_FOR_S: Final = 30.0
+"""So long is the registry not asked again for a schema that it did not know."""
+RETRIES: Final = 1
+RETRY_WAIT_MS: Final = 100
+_NOT_FOUND: Final = frozenset({40401, 40402, 40403})
+"""The registry's codes for a subject, a version and a schema that it does not have."""
+_INVALID: Final = frozenset({409, 422})
+_CREDENTIALS: Final = frozenset({401, 403})
+
+Answer = TypeVar("Answer")
+
+
+class RegistryLike(Protocol):
+    """The section ``[registry]`` as this module reads it; ``timeout`` is in seconds, for each step of a request."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens; holds no secret."""
+
+    @property
+    def credentials(self) -> str | None:
+        """``user:password`` for HTTP's basic authentication."""
+
+    @property
+    def ca(self) -> Path | None:
+        """The file of certificates to trust, None for the usual ones."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds."""
+
+    @property
+    def cache(self) -> int:
+        """How many schemas are kept."""
+
+    @property
+    def register_(self) -> bool:
+        """Whether publishers may register their schemas."""
+
+
+class _NotFound(Exception):
+    """The registry says that it does not have what it was asked for."""
+
+
+class _Refused(Exception):
+    """The registry takes the request for wrong (409 incompatible, 422 invalid)."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Registry:
+    """A client of a registry with bounded caches. Any thread may use it; one request is made at a time."""
+
+    def __init__(self, settings: RegistryLike) -> None:
+        self._settings = settings
+        self._client = _client(settings)
+        self._lock = schedule.lock()
+        self._known: OrderedDict[SchemaKey, Any] = OrderedDict()
+        self._unknown: OrderedDict[SchemaKey, float] = OrderedDict()
+
+    def schema(self, key: SchemaKey) -> Any:
+        """Return the schema with a number or GUID, as fastavro takes it.
+
+        Raises MessageRejected if there is none or it is not Avro, Unreachable if nothing is known, Stopped if the
+        registry wants other credentials.
+        """
+        with self._lock:
+            found = self._known.get(key)
+            if found is not None:
+                self._known.move_to_end(key)
+                return found
+            if self._unknown.get(key, float("-inf")) > clock.monotonic():
+                raise _unknown(key)
+            try:
+                found = self._fetch(key)
+            except _NotFound:
+                self._keep(self._unknown, key, clock.monotonic() + UNKNOWN_FOR_S)
+                raise _unknown(key) from None
+            self._keep(self._known, key, found)
+            return found
+
+    def number_of(self, subject: str, text: str) -> int:
+        """Return the number of a schema under a subject; registers it if the section allows that.
+
+        Raises ConfigError if it is not registered and may not be, or is refused; Unreachable, Stopped.
+        """
+        with self._lock:
+            schema = _avro_schema(text)
+            try:
+                if self._settings.register_:
+                    return self._ask(lambda: self._client.register_schema(subject, schema))
+                number = self._ask(lambda: self._client.lookup_schema(subject, schema)).schema_id
+            except _NotFound:
+                raise ConfigError(
+                    f"the schema is not registered under {subject!r} at {self._where}; register it there, or write "
+                    "register = true into [registry]"
+                ) from None
+            except _Refused as refused:
+                why = (
+                    "is not compatible with the subject's earlier ones"
+                    if refused.status == 409
+                    else "is not valid"
+                )
+                raise ConfigError(
+                    f"the registry at {self._where} refuses the schema for {subject!r}: it {why}; change the schema, or "
+                    "the subject's compatibility there"
+                ) from None
+            if number is None:
+                raise self._away("its answer names no number")
+            return number
+
+    def check(self) -> None:
+        """Ask something cheap: raises Unreachable, or Stopped if the registry wants other credentials."""
+        with self._lock:
+            try:
+                self._ask(self._client.get_schema_types)
+            except (_NotFound, _Refused):
+                raise self._away("it answers, but not as a schema registry") from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            self._client.close()
+
+    @property
+    def _where(self) -> str:
+        return self._settings.url
+
+    def _fetch(self, key: SchemaKey) -> Any:
+        try:
+            if isinstance(key, int):
+                schema = self._ask(lambda: self._client.get_schema(key))
+            else:
+                schema = self._ask(lambda: self._client.get_schema_by_guid(str(UUID(bytes=key))))
+        except _Refused:
+            raise self._away("it does not take the question for a schema") from None
+        return self._parsed(key, schema)
+
+    def _parsed(self, key: SchemaKey, schema: Schema) -> Any:
+        named: dict[str, Any] = {}
+        self._add_references(schema, named, seen=set())
+        text = schema.schema_str or ""
+        if (schema.schema_type or "AVRO") != "AVRO" or len(text) > SCHEMA_CHARACTERS_MAX:
+            raise MessageRejected(
+                "decode", "bad_schema", f"schema {_shown(key)} of the registry is no Avro, or too large"
+            )
+        try:
+            return fastavro.parse_schema(orjson.loads(text), named)
+        except Exception:  # noqa: BLE001 - whatever a parser of a stranger's schema raises means one thing
+            sentence = f"schema {_shown(key)} of the registry cannot be read as Avro"
+            raise MessageRejected("decode", "bad_schema", sentence) from None
+
+    def _add_references(self, schema: Schema, named: dict[str, Any], seen: set[tuple[str, int]]) -> None:
+        """Parse the schemas that a schema names, the innermost first, into ``named``."""
+        for reference in schema.references or ():
+            subject, version = reference.subject or "", reference.version or 0
+            if (subject, version) in seen:
+                continue
+            seen.add((subject, version))
+            if len(seen) > REFERENCES_MAX:
+                sentence = f"the value's schema refers to more than {REFERENCES_MAX} others"
+                raise MessageRejected("decode", "bad_schema", sentence)
+            found = self._ask(lambda: self._client.get_version(subject, version)).schema  # noqa: B023 - called at once
+            self._add_references(found, named, seen)
+            try:
+                fastavro.parse_schema(orjson.loads(found.schema_str or ""), named)
+            except Exception:  # noqa: BLE001 - as above
+                sentence = f"{subject!r}, to which the value's schema refers, cannot be read as Avro"
+                raise MessageRejected("decode", "bad_schema", sentence) from None
+
+    def _ask(self, request: Callable[[], Answer]) -> Answer:
+        """Make a request; what is not the registry's own word becomes Unreachable."""
+        try:
+            return request()
+        except Exception as failure:  # noqa: BLE001 - the client raises whatever its HTTP library and JSON do
+            self._sort_out(failure)
+
+    def _sort_out(self, failure: Exception) -> NoReturn:
+        """Stop where a person must change credentials; retry wherever nothing is known."""
+        if isinstance(failure, RelayError):
+            raise failure
+        status = getattr(failure, "http_status_code", None)
+        if status in _CREDENTIALS:
+            raise Stopped(
+                f"the schema registry at {self._where} refuses these credentials ({status}); give the user of [registry] "
+                "the right to read schemas, or another user and password"
+            ) from None
+        if status == 404 and getattr(failure, "error_code", None) in _NOT_FOUND:
+            raise _NotFound from None
+        if status in _INVALID:
+            raise _Refused(status) from None
+        raise self._away(type(failure).__name__ if status is None else f"HTTP status {status}") from None
+
+    def _away(self, reason: str) -> Unreachable:
+        return Unreachable(
+            f"the schema registry at {self._where} gives no answer of use ({reason}); messages wait for it"
+        )
+
+    def _keep(self, cache: OrderedDict[SchemaKey, Any], key: SchemaKey, value: Any) -> None:
+        cache[key] = value
+        cache.move_to_end(key)
+        if len(cache) > self._settings.cache:
+            cache.popitem(last=False)
+            # Its own cache of schemas has no bound.
+            self._client.clear_caches()  # type: ignore[no-untyped-call]
+
+
+def _client(settings: RegistryLike) -> SchemaRegistryClient:
+    try:
+        # An extra, and 0.3 s: only a relay with a registry needs it.
+        from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
+    except ImportError as missing:
+        raise ConfigError(
+            f"[registry] needs the registry client, and {missing.name} is not installed; "
+            "pip install 'transactional-relay[registry]'"
+        ) from None
+    given: dict[str, Any] = {
+        "url": settings.url,
+        "timeout": settings.timeout,
+        "max.retries": RETRIES,
+        "retries.wait.ms": RETRY_WAIT_MS,
+        "retries.max.wait.ms": RETRY_WAIT_MS,
+        "cache.capacity": settings.cache,
+    }
+    if settings.credentials is not None:
+        given["basic.auth.user.info"] = settings.credentials
+    if settings.ca is not None:
+        given["ssl.ca.location"] = str(settings.ca)
+    try:
+        return SchemaRegistryClient(given)
+    except Exception as failure:  # noqa: BLE001 - files that it opens, settings that it checks
+        raise ConfigError(
+            f"[registry]: the client refuses the settings ({type(failure).__name__}); correct url, user or ca"
+        ) from None
+
+
+def _avro_schema(text: str) -> Schema:
+    from confluent_kafka.schema_registry import Schema  # noqa: PLC0415 - as above
+
+    return Schema(text, "AVRO")
+
+
+def _unknown(key: SchemaKey) -> MessageRejected:
+    return MessageRejected(
+        "decode", UNKNOWN_SCHEMA, f"the registry knows no schema {_shown(key)}, which the value names"
+    )
+
+
+def _shown(key: SchemaKey) -> str:
+    return str(key) if isinstance(key, int) else str(UUID(bytes=key))
