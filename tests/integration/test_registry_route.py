@@ -101,10 +101,9 @@ def test_while_the_registry_is_away_messages_wait_and_none_becomes_a_dead_letter
 ) -> None:
     publish(table_route.kafka, table_route.log, written(server, ORDER, 50))
     server.answer_with = (503, b"")
-    server.requests.clear()
     worker = table_route.start()
 
-    wait_for(lambda: len(server.requests) >= 6, what="the worker asks again")
+    wait_for(lambda: table_route.said().count("messages wait for it") >= 2, what="the worker asks again")
     assert rows(postgres) == []
     server.answer_with = None
     wait_for(lambda: len(rows(postgres)) == 50, what="all rows")
