@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 class RegistryServer:
     """Schemas by number, versions by subject; ``requests`` are the paths asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[str] = []
         self.texts: dict[int, dict[str, Any]] = {}
         self.subjects: dict[str, list[int]] = {}
@@ -44,7 +45,9 @@ class RegistryServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Requests)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def start(self) -> None:
@@ -134,9 +137,9 @@ class RegistryServer:
 
 
 @contextmanager
-def registry_server() -> Iterator[RegistryServer]:
+def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[RegistryServer]:
     """Run a stand-in for the length of a block."""
-    server = RegistryServer()
+    server = RegistryServer(tls)
     server.start()
     try:
         yield server

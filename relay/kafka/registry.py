@@ -225,7 +225,7 @@ class Registry:
             raise _NotFound from None
         if status in _INVALID:
             raise _Refused(status) from None
-        raise self._away(type(failure).__name__ if status is None else f"HTTP status {status}") from None
+        raise self._away(_reason(failure) if status is None else f"HTTP status {status}") from None
 
     def _away(self, reason: str) -> Unreachable:
         return Unreachable(
@@ -274,6 +274,16 @@ def _avro_schema(text: str) -> Schema:
     from confluent_kafka.schema_registry import Schema  # noqa: PLC0415 - as above
 
     return Schema(text, "AVRO")
+
+
+def _reason(failure: BaseException) -> str:
+    """Return why a request got no answer: the system's word, such as a refused connection or certificate, if there is one."""
+    inner: BaseException | None = failure
+    while inner is not None:
+        if isinstance(inner, OSError):
+            return getattr(inner, "verify_message", None) or inner.strerror or type(inner).__name__
+        inner = inner.__cause__ or inner.__context__
+    return type(failure).__name__
 
 
 def _unknown(key: SchemaKey) -> MessageRejected:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import ssl
+import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,11 @@ pytest.importorskip("confluent_kafka.schema_registry", reason="the extra `regist
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from relay.kafka.registry import Registry
 from relay.message.avro_values import AvroDecoder, AvroEncoder, frame, parsed_schema
@@ -59,6 +68,31 @@ def file_of(tmp_path: Path, schema: Any) -> Path:
     path = tmp_path / "wanted.avsc"
     path.write_text(json.dumps(schema))
     return path
+
+
+def self_signed(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """Return a server's side of TLS for 127.0.0.1, and the certificate that a client must trust."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "registry")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate = folder / "registry.pem"
+    certificate.write_bytes(made.public_bytes(Encoding.PEM))
+    private = folder / "registry.key"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, private)
+    return context, certificate
 
 
 class TestReading:
@@ -149,7 +183,7 @@ class TestUnknownIsNotFailed:
 
     def test_nobody_listens(self, server: RegistryServer) -> None:
         server.stop()
-        with pytest.raises(Unreachable, match="messages wait"):
+        with pytest.raises(Unreachable, match=r"refused.*messages wait"):
             Registry(RegistryConfig(url=server.url)).schema(1)
 
     def test_a_registry_that_does_not_answer_holds_up_for_a_bounded_time(self, server: RegistryServer) -> None:
@@ -173,6 +207,19 @@ class TestUnknownIsNotFailed:
         assert "wr0ng" not in str(caught.value)
         right = Registry(RegistryConfig(url=server.url, user="relay", password=SecretStr("s:e:cret")))
         assert right.schema(1)["name"] == "Order"
+
+    def test_a_certificate_is_checked_against_the_file_given(self, tmp_path: Path) -> None:
+        tls, certificate = self_signed(tmp_path)
+        with registry_server(tls) as server:
+            server.add("orders-value", ORDER)
+            with pytest.raises(Unreachable, match="certificate"):
+                Registry(RegistryConfig(url=server.url)).schema(1)
+            assert Registry(RegistryConfig(url=server.url, ca=certificate)).schema(1)["name"] == "Order"
+
+    def test_without_the_extra_the_remedy_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
+        with pytest.raises(ConfigError, match=r"pip install 'transactional-relay\[registry\]'"):
+            Registry(RegistryConfig(url="http://127.0.0.1"))
 
     def test_the_caches_are_bounded(self, server: RegistryServer) -> None:
         registry = Registry(RegistryConfig(url=server.url, cache=2))
