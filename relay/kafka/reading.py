@@ -78,10 +78,13 @@ class PartitionReader:
         consumer = self._consumer
         consumer.assign([TopicPartition(p.topic, p.partition, ranges[p][0]) for p in open_ends])
         limit = self._clock() + self._deadline_s
+        awaited = sum(end - ranges[partition][0] for partition, end in open_ends.items())
         try:
             while open_ends:
-                batch = consumer.consume(self._batch, POLL_S)
+                # Asking for more than is to come would wait for it.
+                batch = consumer.consume(min(self._batch, max(awaited, 1)), POLL_S)
                 records = self._sort(batch, open_ends)
+                awaited -= len(records)
                 if records:
                     limit = self._clock() + self._deadline_s
                     yield records

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from relay.kafka import reading
 from relay.kafka.values import GAP, LogValues
 from relay.queue.message import Place
 from relay.queue.port import StoreAway
@@ -50,6 +51,18 @@ def test_values_come_back_from_their_places_in_any_order(
     assert values.read(asked) == {**{places[n]: records[n][1] for n in range(0, 60, 2)}, far: b"far"}
     assert values.read([places[7]]) == {places[7]: None}
     assert values.read([]) == {}
+
+
+def test_reading_back_does_not_wait_for_records_that_nobody_asked_for(
+    kafka: str, make_topic: MakeTopic, values: LogValues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "POLL_S", 60.0)
+    places = append(kafka, make_topic(2), [(n % 2, b"%d" % n) for n in range(20)])
+    begun = time.monotonic()
+
+    for chosen in (places[:3], places[5:15], places[18:]):
+        assert len(values.read(chosen)) == len(chosen)
+    assert time.monotonic() - begun < 30.0
 
 
 def test_what_the_retention_took_and_what_was_never_there_is_missing_in_the_answer(
