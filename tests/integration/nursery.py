@@ -1,8 +1,8 @@
 """Many short lives: forks worker processes from one that has loaded everything, and kills them at random moments.
 
 Usage: ``python -m tests.integration.nursery CONFIG APP UUID KILLS SEED ALIVE``; so many workers live at a time. A life is
-counted from when the worker has opened its queue, but one in ten dies at any moment, perhaps before. It ends when the kills are
-done and the queue is empty, and prints how many it killed and how many ended wrongly.
+counted from its first handler, but one in ten dies at any moment, perhaps before. It ends when the kills are done and the
+queue is empty, and prints how many it killed and how many ended wrongly.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import random
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from relay.queue.desired import encode_uuid
 from relay.run import logging
@@ -25,7 +27,7 @@ from relay.work.worker import Limits
 
 CONCURRENCY = 8
 UNBORN = 0.1
-LIFE_S = (0.05, 0.4)
+LIFE_S = (0.0, 0.1)
 IDLE_S = 1.0
 
 
@@ -45,21 +47,21 @@ class Recorded:
 
 @dataclass
 class Child:
-    """A worker process, and where it says that its queue is open."""
+    """A worker process, and where it says that its first handler runs."""
 
     pid: int
-    opened: int
+    begun: int
 
-    def wait_until_open(self) -> None:
+    def wait_until_begun(self) -> None:
         """Wait for its word; also its end is one."""
-        os.read(self.opened, 1)
+        os.read(self.begun, 1)
 
     def ended(self, flags: int = 0) -> int | None:
         """Return the process's status if it has ended."""
         found, status = os.waitpid(self.pid, flags)
         if not found:
             return None
-        os.close(self.opened)
+        os.close(self.begun)
         return status
 
 
@@ -67,25 +69,32 @@ def live(config: Path, app: str, uuid: str, say: int) -> None:
     sys.setswitchinterval(0.0005)
     logging.setup()
     loaded = load(config)
-    job = Job(load_handler(app, "orders"), "orders", "ledger")
+    handler = load_handler(app, "orders")
+    told = [say]
+
+    def tell_once(*given: Any) -> None:
+        with suppress(IndexError):
+            os.close(told.pop())
+        handler(*given)
+
+    job = Job(replace(handler, function=tell_once), "orders", "ledger")
     assembled = Assembled(loaded, job, Limits(CONCURRENCY), DesiredFollower(Recorded(uuid)))
-    os.close(say)
     assembled.worker.run(IDLE_S)
     os._exit(0)
 
 
 def born(config: Path, app: str, uuid: str) -> Child:
-    opened, say = os.pipe()
+    begun, say = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(opened)
+        os.close(begun)
         try:
             live(config, app, uuid, say)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the parent counts it
             print(f"a worker failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
     os.close(say)
-    return Child(pid, opened)
+    return Child(pid, begun)
 
 
 def main() -> None:
@@ -93,21 +102,24 @@ def main() -> None:
     kills, chance, count = int(sys.argv[4]), random.Random(int(sys.argv[5])), int(sys.argv[6])
     alive = [born(config, app, uuid) for _ in range(count)]
     killed = failed = 0
+    is_empty = False
     while killed < kills:
         for place, child in enumerate(alive):
             status = child.ended(os.WNOHANG)
             if status is not None:
                 failed += status != 0
+                is_empty = is_empty or status == 0
                 alive[place] = born(config, app, uuid)
         place = chance.randrange(count)
-        if chance.random() >= UNBORN:
-            alive[place].wait_until_open()
+        if chance.random() >= UNBORN and not is_empty:
+            alive[place].wait_until_begun()
         time.sleep(chance.uniform(*LIFE_S) / count)
         os.kill(alive[place].pid, signal.SIGKILL)
         status = alive[place].ended()
         assert status is not None
         killed += os.WIFSIGNALED(status)
         failed += not os.WIFSIGNALED(status) and status != 0
+        is_empty = is_empty or status == 0
         alive[place] = born(config, app, uuid)
     for child in alive:
         failed += child.ended() != 0

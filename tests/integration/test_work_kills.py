@@ -24,10 +24,13 @@ MESSAGES = 20_000 * SCALE
 KILLS = 200 * SCALE
 LANES = 97
 APP = """
+import time
+
 from relay import subscriber
 
 @subscriber("orders", resource="shop", batch=20)
 def book(messages, db):
+    time.sleep(0.03)
     db.executemany("insert into effect (lane, number, attempt) values ({p}, {p}, {p})",
                    [(one.lane.decode(), int(one.value), one.taken.ticket.attempt) for one in messages])
 """
@@ -84,8 +87,8 @@ class Run:
         producer.flush(60)
         return [replace(message, place=placed[number]) for number, message in enumerate(messages)]
 
-    def kill_at_random(self, messages: int, kills: int, seed: int, deadline_s: float) -> tuple[int, int]:
-        """Return how many were killed, and how many ended wrongly by themselves."""
+    def kill_at_random(self, messages: int, kills: int, seed: int, deadline_s: float) -> None:
+        """Let so many workers be killed; none may end wrongly by itself."""
         uuid = self.put(messages)
         words = [
             str(self.site.path),
@@ -98,8 +101,11 @@ class Run:
         command = [sys.executable, "-m", "tests.integration.nursery", *words]
         done = subprocess.run(command, capture_output=True, timeout=deadline_s, check=False)
         assert done.returncode == 0, done.stderr.decode()[-3000:]
-        killed, failed = done.stdout.split()
-        return int(killed), int(failed)
+        assert done.stdout.split() == [b"%d" % kills, b"0"], done.stderr.decode()[-3000:]
+
+    def begun_anew(self) -> int:
+        """Return how many messages had an attempt that came to nothing before the one that took effect."""
+        return int(self.site.run_sql("select count(*) from effect where attempt > 1")[0][0])
 
 
 @pytest.fixture
@@ -126,9 +132,8 @@ def run(
     "medium", [name if name == "postgresql" else pytest.param(name, marks=pytest.mark.slow) for name in MEDIA]
 )
 def test_a_few_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> None:
-    killed, failed = run.kill_at_random(1_000, 8, 1, 120.0)
+    run.kill_at_random(1_000, 8, 1, 120.0)
 
-    assert (killed, failed) == (8, 0)
     run.site.check(range(1_000))
 
 
@@ -136,7 +141,7 @@ def test_a_few_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> No
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("medium", list(MEDIA))
 def test_hundreds_of_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> None:
-    killed, failed = run.kill_at_random(MESSAGES, KILLS, 7, 3000.0)
+    run.kill_at_random(MESSAGES, KILLS, 7, 3500.0)
 
-    assert (killed, failed) == (KILLS, 0)
     run.site.check(range(MESSAGES))
+    assert run.begun_anew() > KILLS
