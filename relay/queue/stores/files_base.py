@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,10 @@ JOURNAL_MESSAGES: Final = 8192
 """So many messages that have ended stay in memory at most; then they go into a journal file together."""
 FOLLOW_BYTES: Final = 64 << 20
 """A new log file follows when one has grown by this, or by twice what it began with if that is more."""
+FOLLOW_RECORD_BYTES: Final = 8 << 20
+"""A new log file follows also when the records in one are so many bytes, and twice what the living need: they are read at opening."""
+_LIVING_BYTES: Final = 256
+"""About what the records of one living message take."""
 SPARSE: Final = 4
 """A log file of whose bytes less than one in so many is needed is copied from, and deleted."""
 _CHUNK: Final = 1000
@@ -72,7 +77,7 @@ class FilesBase:
         self._retired = False
         self._pending: Pending | None = None
         self._broken: RelayError | None = None
-        self._follow_at = FOLLOW_BYTES
+        self._not_before = 0
         self._journal = Journal(directory)
         try:
             self._log = LogFiles(directory)
@@ -97,13 +102,14 @@ class FilesBase:
         messages: dict[int, Kept] = {}
         journals: dict[int, Sequence[int]] = {}
         newest = self._log.newest
-        for frame in newest.frames():
-            self._apply(frame, messages, journals, str(newest.path))
-        # What a process wrote and died over may be in the kernel only, and is believed from now on.
-        newest.sync()
-        self._journal.own(journals)
-        for message in messages.values():
-            self._index.add(message)
+        with _no_cycles():
+            for frame in newest.frames():
+                self._apply(frame, messages, journals, str(newest.path))
+            # What a process wrote and died over may be in the kernel only, and is believed from now on.
+            newest.sync()
+            self._journal.own(journals)
+            for message in messages.values():
+                self._index.add(message)
 
     def _apply(
         self, frame: Frame, messages: dict[int, Kept], journals: dict[int, Sequence[int]], path: str
@@ -279,15 +285,22 @@ class FilesBase:
         try:
             if len(self._index.ended) >= JOURNAL_MESSAGES:
                 self._journal_ended()
-            if self._log.grown() >= max(self._follow_at, 2 * self._log.begun_at):
+            if self._is_time_to_follow():
                 self._follow()
-                self._follow_at = FOLLOW_BYTES
+                self._not_before = 0
         except InDoubt as error:
             # Stop: whether the new file is there decides what the next opening reads.
             self._broken = error
         except (Retriable, OSError):
             # Retry: the old files hold.
-            self._follow_at = self._log.grown() + FOLLOW_BYTES
+            self._not_before = self._log.newest.end + FOLLOW_BYTES
+
+    def _is_time_to_follow(self) -> bool:
+        newest, living = self._log.newest, len(self._index.messages)
+        if newest.end < self._not_before:
+            return False
+        records = max(FOLLOW_RECORD_BYTES, 2 * _LIVING_BYTES * living)
+        return self._log.grown() >= max(FOLLOW_BYTES, 2 * self._log.begun_at) or newest.records >= records
 
     def _journal_ended(self) -> None:
         ended = [self._index.messages[handle] for handle in sorted(self._index.ended)]
@@ -346,3 +359,15 @@ class FilesBase:
         for message in messages:
             needed[message.at.file] += message.at.length
         return {number for number, file in self._log.files.items() if needed[number] * SPARSE < file.end}
+
+
+@contextmanager
+def _no_cycles() -> Iterator[None]:
+    """Keep the collector of cycles from looking through what is read back again and again: half of the time of opening."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -45,6 +45,8 @@ class LogFile:
         if word != _WORD:
             raise Stopped(f"{path} is no file of a queue: restore the queue's directory from a copy")
         self.end = os.fstat(self._fd).st_size
+        self.records = 0
+        """Bytes of the records that were read or written, without contents."""
 
     @classmethod
     def create(cls, path: Path, number: int) -> LogFile:
@@ -60,6 +62,7 @@ class LogFile:
             if found is None:
                 self._cut(offset)
                 return
+            self.records += len(found[0].record)
             yield found[0]
             offset = found[1]
 
@@ -113,6 +116,7 @@ class LogFile:
             self.sync()
         begin = self.end + _FRAME.size + len(record)
         self.end += len(frame)
+        self.records += len(record)
         crash_point("files.synced")
         return At(self.number, begin, len(contents))
 
