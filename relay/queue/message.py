@@ -89,8 +89,7 @@ class Ticket(NamedTuple):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """A message in a worker's hands, FETCHED. ``failures`` counts attempts that ended with `free(failed=True)`."""
 
     ticket: Ticket

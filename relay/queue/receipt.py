@@ -24,7 +24,9 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return what counts against ``message_bytes`` and the retention in bytes; a value in the log counts as if it were here."""
-    if value is None and headers and (in_log := _size_in_log(headers[-1])) is not None:
+    if not headers:
+        return len(key or b"") + len(value or b"")
+    if value is None and (in_log := _size_in_log(headers[-1])) is not None:
         return size_of(key, None, headers[:-1]) + in_log
     named = sum(len(name.encode()) + len(content or b"") for name, content in headers)
     return len(key or b"") + len(value or b"") + named
@@ -49,17 +51,27 @@ def audience_of(settings: QueueSettings, message: NewMessage) -> Audience:
 
 def check(settings: QueueSettings, message: NewMessage) -> None:
     """Raise Refused, naming the message and the remedy, if the queue does not accept it."""
-    named = f"message {message.id!r} of {message.publisher!r}"
+    if (fault := _fault(settings, message)) is not None:
+        raise Refused(f"{_named(message)} {fault}")
+    if message.priority:
+        check_priority(message.priority, _named(message))
+    if message.audience is not None:
+        _check_audience(settings, message.audience, _named(message))
+
+
+def _named(message: NewMessage) -> str:
+    return f"message {message.id!r} of {message.publisher!r}"
+
+
+def _fault(settings: QueueSettings, message: NewMessage) -> str | None:
     if settings.publishers is not None and message.publisher not in settings.publishers:
-        raise Refused(f"{named} is refused: queue {settings.name!r} takes none of this publisher; add it to its publishers")
+        return f"is refused: queue {settings.name!r} takes none of this publisher; add it to its publishers"
     size = size_of(message.key, message.value, message.headers)
     if size > settings.message_bytes:
-        raise Refused(f"{named} has {size} bytes, queue {settings.name!r} takes {settings.message_bytes}: raise its bound or send less")
+        return f"has {size} bytes, queue {settings.name!r} takes {settings.message_bytes}: raise its bound or send less"
     if message.attempt is not None and not message.parents:
-        raise Refused(f"{named} has an attempt and no parents: a child names what it was made from")
-    check_priority(message.priority, named)
-    if message.audience is not None:
-        _check_audience(settings, message.audience, named)
+        return "has an attempt and no parents: a child names what it was made from"
+    return None
 
 
 def check_priority(priority: int, named: str) -> None:

@@ -94,7 +94,7 @@ class LogQueue(SqlQueue):
         for one, (headers, placed) in zip(found, parts, strict=True):
             value = one.value if placed is None else values.get(placed.place)
             if placed is None or (value is not None and digest_of(value) == placed.digest):
-                shown.append(replace(one, headers=headers, value=value))
+                shown.append(_with_value(one, headers, value))
             else:
                 gone.append((one, placed))
         return shown, gone
@@ -107,6 +107,12 @@ class LogQueue(SqlQueue):
                 f"queue {self.settings.name!r} keeps its values in the log, which is not read here"
             )
         return dict(self._values.read([placed.place for placed in wanted]))
+
+
+def _with_value(one: Shown, headers: Headers, value: bytes | None) -> Shown:
+    if isinstance(one, Taken):
+        return one._replace(headers=headers, value=value)
+    return replace(one, headers=headers, value=value)
 
 
 def _without_value(message: NewMessage) -> NewMessage:

@@ -19,8 +19,9 @@ from relay.queue.port import StoreAway, StoreFull
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import sql_text
 from relay.queue.stores.sql_queue import SqlQueue
-from relay.queue.stores.sql_session import Arrivals, Collided, Repeated, Row
+from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
+from relay.queue.stores.sql_values import arrivals
 
 Connection = psycopg.Connection[Any]
 CONNECT_TIMEOUT_S: Final = 10
@@ -28,6 +29,7 @@ TALLY_ROWS_MAX: Final = 256
 """So many rows are summed up into one by whoever asks how many wait."""
 _COLLISIONS: Final = frozenset({"40001", "40P01"})
 _FULL: Final = frozenset({"53100"})
+_LISTS: Final = (list, range)
 _LOST: Final = frozenset({"08", "57"})
 """Classes of SQLSTATE that end the connection."""
 _MISSING: Final = frozenset({"42P01", "42703"})
@@ -49,6 +51,8 @@ having count(*) > 0
 
 class PostgresqlSession:
     """A `Session` of its own at an address, or one bound to somebody's connection, whose open transaction then decides."""
+
+    counts_cheaply = False
 
     def __init__(self, opened: str | Connection) -> None:
         self._url = opened if isinstance(opened, str) else None
@@ -127,7 +131,7 @@ class PostgresqlSession:
         prepared = self._text.get(text)
         if prepared is None:
             prepared = self._text[text] = postgresql_text(text)
-        given = {name: _array(name, v) if type(v) is list else v for name, v in parameters.items()}
+        given = {name: _array(name, v) if type(v) in _LISTS else v for name, v in parameters.items()}
         # The owner of a connection may have it return something else than tuples.
         cursor = self._connected().cursor(binary=True, row_factory=tuple_row)
         if self._depth:
@@ -141,8 +145,9 @@ class PostgresqlSession:
         with connection.cursor() as cursor:
             cursor.executemany(text.replace("?", "%s").encode(), rows)
 
-    def arrive(self, rows: Arrivals) -> None:
+    def arrive(self, arriving: Arriving) -> None:
         """Insert new messages."""
+        rows = arrivals(arriving)
         try:
             self._copy(OPEN, rows.opened)
         except psycopg.errors.UniqueViolation as error:
@@ -192,7 +197,7 @@ class PostgresqlSession:
             self._connection.close()
 
 
-def _array(name: str, values: list[Any]) -> Any:
+def _array(name: str, values: Sequence[Any]) -> Any:
     return values if name in sql_text.TEXT_LISTS else "{" + ",".join(map(str, values)) + "}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from relay.queue.message import Audience
 from relay.queue.port import Refused, Retired
@@ -11,9 +11,12 @@ from relay.queue.receipt import check_subscribers
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_schema import Shape
-from relay.queue.stores.sql_session import Row, Session
-from relay.queue.stores.sql_values import Seat, seats
+from relay.queue.stores.sql_session import Row, Seat, Session
+from relay.queue.stores.sql_values import seats
 from relay.run import randomness
+
+NEIGHBOURS_MAX: Final = 8
+"""Handles are read along the key where no more subscribers have rows in the database: it is ordered by handle first."""
 
 
 class SqlBase:
@@ -31,6 +34,7 @@ class SqlBase:
                 [member for group in settings.audience.groups for member in group.members],
             )
             self._seats = self._seats_in(settings.audience)
+            self._neighbours = int(session.run(sql.COUNT_SUBSCRIBERS, {})[0][0])
 
     def close(self) -> None:
         """Close the connection if it is the queue's own; the queue stays."""
@@ -69,6 +73,14 @@ class SqlBase:
         check_subscribers(self.settings, [name])
         return self._subscribers[name]
 
+    def _together(self, handles: list[int]) -> list[int] | range:
+        """Return handles that follow each other as a range, unless too many rows of others lie between theirs."""
+        if not handles or self._neighbours > NEIGHBOURS_MAX:
+            return handles
+        handles = sorted(handles)
+        run = range(handles[0], handles[0] + len(handles))
+        return run if handles == list(run) else handles
+
     def _lock_open(self, handles: Sequence[int]) -> dict[int, Row]:
         """Return what of these is PUT or REVEALED, and keep it so: handle, state, attempt, reveal_at."""
         return {row[0]: row for row in self._run(sql.LOCK_OPEN, handles=list(handles))}
@@ -85,7 +97,7 @@ class SqlBase:
         """
         alone = [handle for handle, shape in rows if not shape & Shape.SHARED]
         if alone:
-            over = self._write(sql.JOURNAL_ALONE, handles=alone)
+            over = self._write(sql.JOURNAL_ALONE, handles=self._together(alone))
             self.session.tally(self._queue, -over, over)
         shared = sorted({handle for handle, shape in rows if shape & Shape.SHARED})
         if not shared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import repeat
 from typing import Final
 
 from relay.queue.message import PRIORITY_MAX, Audience, NewMessage, PutAnswer
@@ -12,12 +13,11 @@ from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_base import SqlBase, once, too_large
 from relay.queue.stores.sql_schema import Shape
-from relay.queue.stores.sql_session import Repeated, Row, unit
-from relay.queue.stores.sql_values import Seat, arrivals, headers_of, headers_text
+from relay.queue.stores.sql_session import Arriving, Given, Repeated, Row, Seat, unit
+from relay.queue.stores.sql_values import headers_of, headers_text
 
 LOOKED_UP_MAX: Final = 8
 """Each time what was there ended before it could be found; more often is not believed."""
-Given = list[tuple[NewMessage, Sequence[Seat]]]
 
 
 class Publishing(SqlBase):
@@ -55,8 +55,7 @@ class Publishing(SqlBase):
             return ()
         with self.session.unit():
             handles = self.session.handles(self._queue, len(fresh))
-            numbered = ((handle, new, audience) for handle, (new, audience) in zip(handles, fresh, strict=True))
-            self.session.arrive(arrivals(self._queue, numbered, now, self.settings.ttl_ms, reveal=reveal))
+            self.session.arrive(Arriving(self._queue, handles, fresh, now, self.settings.ttl_ms, reveal))
             self.session.tally(self._queue, len(fresh), 0)
             bound = self.settings.waiting_max
             if self.waiting() > bound:
@@ -187,7 +186,7 @@ class Publishing(SqlBase):
 
 def _first_of_each(given: Given, known: dict[tuple[str, str], int]) -> Given:
     """Return what is neither known nor said before in the same call."""
-    fresh: Given = []
+    fresh: list[tuple[NewMessage, Sequence[Seat]]] = []
     said = set(known)
     for new, audience in given:
         name = (new.publisher, new.id)
@@ -202,7 +201,7 @@ def _answers(
     messages: Sequence[NewMessage], fresh: Given, handles: Sequence[int], known: dict[tuple[str, str], int]
 ) -> list[PutAnswer]:
     if len(fresh) == len(messages):
-        return [PutAnswer(handle, repeat=False) for handle in handles]
+        return list(map(PutAnswer, handles, repeat(False)))
     drawn = {id(new): handle for (new, _), handle in zip(fresh, handles, strict=True)}
     answers = []
     for new in messages:

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from relay.message.errors import RelayError
+from relay.queue.message import NewMessage
 from relay.queue.port import StoreAway
 
 Row = tuple[Any, ...]
@@ -24,16 +25,39 @@ class Repeated(RelayError):
     """One of the messages waits already; the unit around must be taken back."""
 
 
-class Arrivals(NamedTuple):
-    """The rows of new messages: what stays, what says that they are open, and one for each subscriber."""
+class Seat(NamedTuple):
+    """One subscriber's place in an audience."""
 
-    messages: list[Row]
-    opened: list[Row]
-    deliveries: list[Row]
+    subscriber: int
+    group: int
+    shape: int
+    turn: int
+    position: int
+
+
+Given = Sequence[tuple[NewMessage, Sequence[Seat]]]
+"""Messages, and who is to get each."""
+
+
+class Arriving(NamedTuple):
+    """New messages with their handles, put at one time (milliseconds)."""
+
+    queue: int
+    handles: Sequence[int]
+    given: Given
+    now: int
+    ttl_ms: int | None
+    reveal: bool
 
 
 class Session(Protocol):
-    """A connection to the database of a queue. Names in a statement are ``:name``; a list stands in ``in {name}``."""
+    """A connection to the database of a queue. Names in a statement are ``:name``; a list stands in ``in {name}``.
+
+    For ``handles`` a range may stand, too: they follow each other.
+    """
+
+    counts_cheaply: bool
+    """Whether to count the rows that a statement met costs much less than to have them returned."""
 
     @property
     def inside(self) -> bool:
@@ -54,7 +78,7 @@ class Session(Protocol):
     def many(self, text: str, rows: Sequence[Row]) -> None:
         """Run one statement for each row, with positional parameters ``?``."""
 
-    def arrive(self, rows: Arrivals) -> None:
+    def arrive(self, arriving: Arriving) -> None:
         """Insert new messages; raises Repeated if one is there already: the unit must be taken back."""
 
     def lock_groups(self, subscriber: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 from relay.queue.message import Taken, Ticket
 from relay.queue.port import Child, Holder, Refused
@@ -17,6 +17,12 @@ from relay.queue.stores.sql_taking import Choice
 from relay.queue.stores.sql_values import taken
 
 _TAKEN = frozenset(map(int, TAKEN))
+COUNTED_MIN: Final = 16
+"""For fewer messages to take back what was counted costs more than to have them returned."""
+
+
+class _Fewer(Exception):
+    """Not all that were asked for were met."""
 
 
 class Subscribing(SqlBase):
@@ -32,9 +38,9 @@ class Subscribing(SqlBase):
             raise Refused("this worker was not entered, or it was recovered: it must stop")
         self.session.lock_groups(number)
         chosen = Choice(self.session, self._queue, number, holder, limit, now, without).candidates()
-        handles = [candidate.handle for candidate in chosen]
         if not chosen:
             return []
+        handles = self._together([candidate.handle for candidate in chosen])
         if self._write(sql.TAKE, sub=number, handles=handles, holder=holder, now=now) < len(chosen):
             # Another writer ended some of them since they were read.
             mine = {row[0] for row in self._run(sql.STILL_MINE, sub=number, handles=handles, holder=holder)}
@@ -45,15 +51,35 @@ class Subscribing(SqlBase):
 
     def _guarded(self, text: str, subscriber: str, tickets: Sequence[Ticket], **given: Any) -> list[Row]:
         """Write what still has this attempt and a state that allows it; return (handle, attempt, shape) of these."""
-        number = self._subscribers.get(subscriber)
+        given["sub"] = self._subscribers.get(subscriber)
         by_attempt: dict[int, list[int]] = {}
         for handle, attempt in tickets:
             by_attempt.setdefault(attempt, []).append(handle)
-        return [
-            (handle, attempt, shape)
-            for attempt, handles in by_attempt.items()
-            for handle, shape in self._run(text, sub=number, handles=handles, attempt=attempt, **given)
-        ]
+        found: list[Row] = []
+        for attempt, asked in by_attempt.items():
+            handles = self._together(asked)
+            if self._meets_all(text, len(asked), handles=handles, attempt=attempt, **given):
+                found += [(handle, attempt, 0) for handle in asked]
+                continue
+            rows = self._run(text, handles=handles, attempt=attempt, **given)
+            found += [(handle, attempt, shape) for handle, shape in rows]
+        return found
+
+    def _meets_all(self, text: str, expected: int, **given: Any) -> bool:
+        """Write if all that is asked for may be written and nobody else has part in it; else nothing: ask for each one.
+
+        Nearly always it is so, and a row that is returned costs as much as the write.
+        """
+        if not self.session.counts_cheaply or expected < COUNTED_MIN or len(self._seats) > 1:
+            return False
+        try:
+            with self.session.unit():
+                if self._write(sql.counted(text), **given) < expected:
+                    raise _Fewer
+        except _Fewer:
+            # Taken back to the savepoint: retry, one by one.
+            return False
+        return True
 
     @unit
     def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:

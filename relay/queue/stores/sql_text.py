@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
+from relay.queue.message import PRIORITY_MAX
 from relay.queue.states import Event, PublisherState, SubscriberState, sources
 from relay.queue.stores.sql_schema import Phase
 from relay.queue.stores.sql_session import Row
@@ -38,9 +39,16 @@ def _numbered(text: str) -> str:
     return re.sub(r"\$(\w+)", lambda found: _MAY.get(found[1]) or str(_NUMBERS[found[1]]), text)
 
 
-def sqlite_text(text: str) -> str:
-    """Return a statement as SQLite reads it: lists arrive as JSON, and nothing is locked apart from the file."""
-    return _LIST.sub(r"in (select value from json_each(:\1))", _numbered(text)).replace("<lock>", "").replace("<share>", "")
+def sqlite_text(text: str, *, together: bool = False) -> str:
+    """Return a statement as SQLite reads it: lists arrive as JSON, and nothing is locked apart from the file.
+
+    With ``together`` the handles follow each other: they are read and written along the key, not one by one. What else
+    is asked must not lead SQLite to another index: ``<among>`` says of a condition that only rows found are held to it.
+    """
+    text = _numbered(text).replace("<lock>", "").replace("<share>", "").replace("<among>", "+" if together else "")
+    if together:
+        text = text.replace("in {handles}", "between :first and :last")
+    return _LIST.sub(r"in (select value from json_each(:\1))", text)
 
 
 def postgresql_text(text: str) -> bytes:
@@ -52,7 +60,8 @@ def postgresql_text(text: str) -> bytes:
     def none_of(found: re.Match[str]) -> str:
         return f"<> all(%({found[1]})s::bigint[])"
 
-    listed = _LIST.sub(any_of, _NO_LIST.sub(none_of, _numbered(text))).replace("<lock>", "for update").replace("<share>", "for share")
+    listed = _LIST.sub(any_of, _NO_LIST.sub(none_of, _numbered(text))).replace("<lock>", "for update")
+    listed = listed.replace("<share>", "for share").replace("<among>", "")
     return _PARAMETER.sub(r"%(\1)s", listed).encode()
 
 
@@ -117,6 +126,7 @@ ADD_SUBSCRIBER: Final = (
 ADD_GROUP: Final = "insert into relay_queue_group (queue, name) values (:queue, :name) on conflict do nothing"
 ADD_MEMBER: Final = "insert into relay_queue_member (sub, grp) values (:sub, :grp) on conflict do nothing"
 FIND_SUBSCRIBERS: Final = "select name, id from relay_queue_subscriber where queue = :queue"
+COUNT_SUBSCRIBERS: Final = "select count(*) from relay_queue_subscriber"
 FIND_GROUPS: Final = "select name, id from relay_queue_group where queue = :queue"
 # The row is shared by all who write, and locked by who retires the queue.
 GUARD: Final = "select retired from relay_queue where id = :queue <share>"
@@ -258,11 +268,21 @@ where sub = :sub and phase = 0 and lane is null and rank = :rank and handle > :h
 TAKE: Final = """update relay_queue_delivery
 set state = $S_FETCHED, phase = $TAKEN, attempt = attempt + 1, holder = :holder, again_at = null,
     get_at = :now, fetched_at = :now
-where sub = :sub and handle in {handles} and phase = 0"""
+where sub = :sub and handle in {handles} and <among>phase = 0"""
 STILL_MINE: Final = """select handle from relay_queue_delivery
 where sub = :sub and handle in {handles} and phase = 4 and holder = :holder"""
 READ_TAKEN: Final = """select handle, publisher, id, key, value, headers, subject, lane, priority, put_at, parents
 from relay_queue_message where queue = :queue and handle in {handles}"""
+RETURNING: Final = " returning handle, shape"
+_COUNTED: Final = " and shape = 0"
+
+
+@cache
+def counted(text: str) -> str:
+    """Return a statement that writes states of those only who have a message for themselves, and returns none of them."""
+    return text.removesuffix(RETURNING) + _COUNTED
+
+
 START: Final = """update relay_queue_delivery set state = $S_IN_PROCESS, in_process_at = :now
 where sub = :sub and handle in {handles} and attempt = :attempt and state in ($MAY_START) returning handle, shape"""
 FINISH: Final = """update relay_queue_delivery
@@ -363,6 +383,33 @@ HEADERS_OVER: Final = f"select m.headers {_ENDED} and m.headers is not null"
 TRIMMABLE: Final = f"select m.handle {_ENDED} and m.handle in {{handles}} order by m.handle <lock>"
 TRIM_MESSAGES: Final = "delete from relay_queue_message where queue = :queue and handle in {handles}"
 TRIM_DELIVERIES: Final = "delete from relay_queue_delivery where queue = :queue and handle in {handles}"
+
+# SQLite only --------------------------------------------------------------------------------------------------------
+
+OPEN_ARRIVED: Final = """insert into relay_queue_open (handle, queue, state, publisher, id, reveal_at, attempt)
+select handle, queue, case when revealed_at is null then $P_PUT else $P_REVEALED end, publisher,
+    case when parents is null then id end, reveal_at, attempt
+from relay_queue_message where queue = :queue and handle in {handles}"""
+_SEAT: Final = ("sub", "grp", "shape", "turn", "pos", "sees")
+
+
+def seat_names(number: int) -> tuple[str, ...]:
+    """Return the parameters of a seat in `deliveries_arrived`."""
+    return tuple(f"{column}{number}" for column in _SEAT)
+
+
+@cache
+def deliveries_arrived(seats: int) -> str:
+    """Return the statement that lets so many subscribers have messages that are there already."""
+    values = ", ".join(f"({', '.join(f':{name}' for name in seat_names(number))})" for number in range(seats))
+    return f"""with seat ({", ".join(_SEAT)}) as (values {values})
+insert into relay_queue_delivery (handle, sub, queue, grp, lane, rank, phase, shape, turn, pos, revealed, expires_at)
+select m.handle, s.sub, m.queue, s.grp, case when m.lane is not null then relay_lane_number(m.lane) end,
+    {PRIORITY_MAX} - m.priority,
+    case when m.revealed_at is not null and s.sees = 1 then $READY when m.attempt is null then $HIDDEN else $PLACE end,
+    s.shape, s.turn, s.pos, m.revealed_at is not null and s.sees = 1, m.expires_at
+from relay_queue_message m cross join seat s where m.queue = :queue and m.handle in {{handles}}"""  # noqa: S608 - constants
+
 
 # PostgreSQL only ----------------------------------------------------------------------------------------------------
 

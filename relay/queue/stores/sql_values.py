@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -12,7 +12,6 @@ from relay.queue.message import (
     PRIORITY_MAX,
     Audience,
     MessageView,
-    NewMessage,
     Parent,
     SubscriberView,
     Taken,
@@ -22,23 +21,21 @@ from relay.queue.message import (
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores.lanes import lane_number
 from relay.queue.stores.sql_schema import Phase, Shape
-from relay.queue.stores.sql_session import Arrivals, Row
+from relay.queue.stores.sql_session import Arriving, Row, Seat
 
 Headers = tuple[tuple[str, bytes | None], ...]
 _READY: Final = int(Phase.READY)
 _HIDDEN: Final = int(Phase.HIDDEN)
 _PLACE: Final = int(Phase.PLACE)
-_number_of_lane = lru_cache(1 << 16)(lane_number)
+number_of_lane = lru_cache(1 << 16)(lane_number)
 
 
-class Seat(NamedTuple):
-    """One subscriber's place in an audience."""
+class Arrivals(NamedTuple):
+    """The rows of new messages: what stays, what says that they are open, and one for each subscriber."""
 
-    subscriber: int
-    group: int
-    shape: int
-    turn: int
-    position: int
+    messages: list[Row]
+    opened: list[Row]
+    deliveries: list[Row]
 
 
 def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int]) -> list[Seat]:
@@ -52,45 +49,60 @@ def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int
     return found
 
 
-def arrivals(
-    queue: int,
-    given: Iterable[tuple[int, NewMessage, Sequence[Seat]]],
-    now: int,
-    ttl_ms: int | None,
-    *,
-    reveal: bool,
-) -> Arrivals:
-    """Return the rows of messages with their handles and who is to get them."""
-    rows = Arrivals([], [], [])
-    messages, opened, deliveries = rows
-    put, shown = int(PublisherState.PUT), int(PublisherState.REVEALED)
-    for handle, new, audience in given:
+def message_rows(arriving: Arriving) -> list[Row]:
+    """Return the rows that stay of new messages."""
+    queue, handles, given, now, ttl_ms, reveal = arriving
+    rows: list[Row] = []
+    for handle, (new, _) in zip(handles, given, strict=True):
         reveal_at = now + new.delay_ms if new.delay_ms else None
-        revealed = reveal and reveal_at is None and new.attempt is None
         ttl = ttl_ms if new.ttl_ms is None else new.ttl_ms
-        expires_at = None if ttl is None else now + ttl
-        # A child has no identity here: it is never a repeat, and never makes one.
-        name = None if new.parents else new.id
-        opened.append((handle, queue, shown if revealed else put, new.publisher, name, reveal_at, new.attempt))
-        messages.append((
-            *(handle, queue, now, now if revealed else None, new.priority),
-            *(new.publisher, new.id, new.key, new.value, new.lane),
-            *(reveal_at, expires_at, new.attempt),
+        rows.append((
+            handle,
+            queue,
+            now,
+            now if reveal and reveal_at is None and new.attempt is None else None,
+            new.priority,
+            new.publisher,
+            new.id,
+            new.key,
+            new.value,
+            new.lane,
+            reveal_at,
+            None if ttl is None else now + ttl,
+            new.attempt,
             headers_text(new.headers) if new.headers else None,
             new.subject,
             parents_text(new.parents) if new.parents else None,
         ))
-        lane = None if new.lane is None else _number_of_lane(new.lane)
+    return rows
+
+
+def arrivals(arriving: Arriving) -> Arrivals:
+    """Return all rows of new messages."""
+    rows = Arrivals(message_rows(arriving), [], [])
+    messages, opened, deliveries = rows
+    put, shown = int(PublisherState.PUT), int(PublisherState.REVEALED)
+    for row, (new, audience) in zip(messages, arriving.given, strict=True):
+        handle, queue, revealed, reveal_at, expires_at = row[0], row[1], row[3] is not None, row[10], row[11]
+        # A child has no identity here: it is never a repeat, and never makes one.
+        name = None if new.parents else new.id
+        opened.append((handle, queue, shown if revealed else put, new.publisher, name, reveal_at, new.attempt))
+        lane = None if new.lane is None else number_of_lane(new.lane)
         rank = PRIORITY_MAX - new.priority
         hidden = _HIDDEN if new.attempt is None else _PLACE
-        for subscriber, group, shape, turn, position in audience:
-            visible = revealed and not (turn and shape & Shape.ORDERED)
+        for seat in audience:
+            visible = revealed and sees_at_once(seat)
             phase = _READY if visible else hidden
             deliveries.append((
-                *(handle, subscriber, queue, group, rank, phase, int(visible), lane),
-                *(shape, turn, position, expires_at),
+                *(handle, seat.subscriber, queue, seat.group, rank, phase, int(visible), lane),
+                *(seat.shape, seat.turn, seat.position, expires_at),
             ))
     return rows
+
+
+def sees_at_once(seat: Seat) -> bool:
+    """Return whether a message that is revealed is so for this subscriber: no group is before its own."""
+    return not (seat.turn and seat.shape & Shape.ORDERED)
 
 
 def headers_text(headers: Headers) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +20,16 @@ from relay.queue.port import StoreAway, StoreFull
 from relay.queue.settings import QueueSettings
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_schema import create
-from relay.queue.stores.sql_session import Arrivals, Repeated, Row
-from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, insert, sqlite_text
+from relay.queue.stores.sql_session import Arriving, Repeated, Row, Seat
+from relay.queue.stores.sql_text import (
+    MESSAGE,
+    OPEN_ARRIVED,
+    deliveries_arrived,
+    insert,
+    seat_names,
+    sqlite_text,
+)
+from relay.queue.stores.sql_values import message_rows, number_of_lane, sees_at_once
 
 BUSY_TIMEOUT_S: Final = 15.0
 """How long a unit waits for the file's other writers."""
@@ -34,12 +43,15 @@ _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 class SqliteSession:
     """A `Session` of its own on a file, or one bound to somebody's connection, whose open transaction then decides."""
 
+    counts_cheaply = True
+
     def __init__(self, opened: Path | sqlite3.Connection) -> None:
         self._own = not isinstance(opened, sqlite3.Connection)
         self._connection = opened if isinstance(opened, sqlite3.Connection) else _open(opened)
         self._depth = 0
         self._told: set[str] = set()
-        self._text: dict[str, str] = {}
+        self._text: dict[tuple[str, bool], str] = {}
+        self._numbers_lanes = False
 
     @property
     def inside(self) -> bool:
@@ -107,28 +119,45 @@ class SqliteSession:
         return self._execute(text, parameters).rowcount
 
     def _execute(self, text: str, parameters: Mapping[str, Any]) -> sqlite3.Cursor:
-        prepared = self._text.get(text)
+        handles = parameters.get("handles")
+        together = type(handles) is range
+        prepared = self._text.get((text, together))
         if prepared is None:
-            prepared = self._text[text] = sqlite_text(text)
+            prepared = self._text[text, together] = sqlite_text(text, together=together)
         given = {k: orjson.dumps(v).decode() if type(v) is list else v for k, v in parameters.items()}
+        if isinstance(handles, range):
+            given |= {"handles": None, "first": handles[0], "last": handles[-1]}
         return self._connection.execute(prepared, given)
 
     def many(self, text: str, rows: Sequence[Row]) -> None:
         """Run one statement for each row."""
         self._connection.executemany(text, rows)
 
-    def arrive(self, rows: Arrivals) -> None:
-        """Insert new messages."""
+    def arrive(self, arriving: Arriving) -> None:
+        """Insert new messages; from these rows follow the others, which costs less than to bind their values."""
+        needed, rows = MESSAGE.fitted(message_rows(arriving))
+        self._connection.executemany(insert(MESSAGE.table, needed), rows)
+        at = {"queue": arriving.queue}
         try:
-            self._insert(OPEN, rows.opened)
+            self.count(OPEN_ARRIVED, {**at, "handles": range(arriving.handles[0], arriving.handles[-1] + 1)})
         except sqlite3.IntegrityError as error:
             raise Repeated("one of the messages waits already") from error
-        self._insert(MESSAGE, rows.messages)
-        self._insert(DELIVERY, rows.deliveries)
+        self._let_lanes_be_numbered()
+        first = arriving.handles[0]
+        for seats, same in groupby(audience for _, audience in arriving.given):
+            last = first + len(list(same)) - 1
+            self.count(deliveries_arrived(len(seats)), {**at, **_numbered(seats), "handles": range(first, last + 1)})
+            first = last + 1
 
-    def _insert(self, columns: Columns, rows: Sequence[Row]) -> None:
-        needed, fitted = columns.fitted(rows)
-        self._connection.executemany(insert(columns.table, needed), fitted)
+    def _let_lanes_be_numbered(self) -> None:
+        """Make `lane_number` known to the connection, whose owner may have open cursors: so only where it is unknown."""
+        if self._numbers_lanes:
+            return
+        try:
+            self._connection.execute("select relay_lane_number(x'')").fetchall()
+        except sqlite3.OperationalError:
+            self._connection.create_function("relay_lane_number", 1, number_of_lane, deterministic=True)
+        self._numbers_lanes = True
 
     def lock_groups(self, subscriber: int) -> None:
         """The file has one writer at a time."""
@@ -161,6 +190,16 @@ class SqliteSession:
         """Close the file if it was opened here."""
         if self._own:
             self._connection.close()
+
+
+def _numbered(seats: Sequence[Seat]) -> dict[str, int]:
+    """Return the parameters of `deliveries_arrived`."""
+    given: dict[str, int] = {}
+    for number, seat in enumerate(seats):
+        now = int(sees_at_once(seat))
+        values = (seat.subscriber, seat.group, seat.shape, seat.turn, seat.position, now)
+        given.update(zip(seat_names(number), values, strict=True))
+    return given
 
 
 def _open(path: Path) -> sqlite3.Connection:
