@@ -83,6 +83,8 @@ class Appender:
 
         Raises CaptureError; records handed over before may still arrive then.
         """
+        if self._closing:
+            raise CaptureError("the log takes nothing from this publisher any more: it was closed")
         if self._fatal:
             self._renew()
         produce = self._producer.produce
@@ -150,11 +152,15 @@ class Appender:
             self._facts.pop(name, None)
 
     def close(self) -> None:
-        """Wait shortly for what is under way, then stop."""
+        """Wait shortly for what is under way, then end the client: a forgotten one would go on looking for its brokers."""
         self._closing = True
         self._server.join()
-        for retired in (*self._retired, self._producer):
-            retired.flush(_CLOSE_S)
+        for client in (*self._retired, self._producer):
+            # What is left is purged first: the client's own close would wait for it until it times out.
+            if client.flush(_CLOSE_S):
+                client.purge()
+                client.flush(_CLOSE_S)
+            client.close()
         self._topics.close()
 
     def _serve_reports(self) -> None:

@@ -84,8 +84,8 @@ class QueueDesk:
 
     def _put(self, key: bytes, value: bytes) -> None:
         if self._control is None:
-            given = settings.consumer(self.config.kafka, self.config.timing, f"{self.config.relay.name}.control.reader")
-            made = settings.producer(self.config.kafka, self.config.timing)
+            given = settings.consumer(self.config.kafka, self.config.timing, f"{self.config.relay.name}.control.reader", log_level=0)
+            made = settings.producer(self.config.kafka, self.config.timing, log_level=0)
             self._control = ControlTopic(
                 given, made, self.config.control_topic, clock.monotonic, START_DEADLINE_S
             )

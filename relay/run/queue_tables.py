@@ -101,8 +101,8 @@ def _record(config: RelayConfig, name: str, desired: Desired) -> str:
     store.close()
     if name not in desired.uuids:
         control = ControlTopic(
-            settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader"),
-            settings.producer(config.kafka, config.timing),
+            settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader", log_level=0),
+            settings.producer(config.kafka, config.timing, log_level=0),
             config.control_topic,
             clock.monotonic,
             START_DEADLINE_S,

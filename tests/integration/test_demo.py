@@ -21,7 +21,7 @@ from tests.routes import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 ZERO = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "dead_letters", "unseen", "altered")
-COMMAND = [sys.executable, "-m", "relay.cli.main", "demo", "--messages"]
+COMMAND = [sys.executable, "-m", "relay.cli.main", "demo"]
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def place() -> Iterator[Path]:
 
 
 def start(place: Path, *words: str, **streams: int | IO[Any]) -> subprocess.Popen[str]:
+    """Run the demonstration of flights, of so many messages, or another one that is named."""
     env = {**os.environ, "TMPDIR": str(place)}
     # A shell's background job ignores SIGINT, and so would what it starts.
     heeding = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,7 +57,7 @@ def processes_of(place: Path) -> list[str]:
 
 
 def test_a_small_run_with_kills_and_crashes_is_exactly_once_and_leaves_nothing(place: Path) -> None:
-    demo = start(place, "3000", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    demo = start(place, "--messages", "3000", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, said = demo.communicate(timeout=170)
     assert demo.returncode == 0, said
 
@@ -73,13 +74,26 @@ def test_a_small_run_with_kills_and_crashes_is_exactly_once_and_leaves_nothing(p
     assert processes_of(place) == []
 
 
+def test_credit_over_two_queues_is_exactly_once_and_ends_without_a_word_of_its_client(place: Path) -> None:
+    demo = start(place, "credit", "--sales", "60", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, said = demo.communicate(timeout=170)
+    assert demo.returncode == 0, said
+
+    report = json.loads(out)
+    assert [name for name in ZERO if report.get(name)] == []
+    assert (report["captured"], report["delivered"], report["aborted"], report["kills"]) == (57, 57, 3, 2)
+    assert "rdkafka" not in said, "a client of its own outlived its broker"
+    assert list(place.iterdir()) == []
+    assert processes_of(place) == []
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_on_the_way_it_stops_everything_it_started(
     place: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     log = tmp_path / "demo.log"
     with log.open("w") as out:
-        demo = start(place, "3000", stdout=out, stderr=out)
+        demo = start(place, "--messages", "3000", stdout=out, stderr=out)
     # When the first worker has said something, everything is started.
     wait_for(lambda: any(path.stat().st_size for path in place.glob("relay-demo-*/relay.log")), what="a worker")
     assert len(processes_of(place)) > 4
@@ -93,7 +107,7 @@ def test_interrupted_on_the_way_it_stops_everything_it_started(
 
 def test_a_directory_with_something_in_it_is_refused_and_left_alone(place: Path) -> None:
     (place / "mine").write_text("mine")
-    demo = start(place, "3000", "--dir", str(place), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    demo = start(place, "--messages", "3000", "--dir", str(place), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     _, said = demo.communicate(timeout=30)
 

@@ -177,6 +177,10 @@ class SimProducer(Client):
         if self._transactional_id is not None and not self._calls:
             self.closed = True
 
+    def close(self) -> None:
+        """End the client; who closes has flushed it."""
+        self.closed = True
+
     def send_offsets_to_transaction(
         self, offsets: list[TopicPartition], membership: bytes, timeout: float
     ) -> None:
