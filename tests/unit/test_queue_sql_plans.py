@@ -24,10 +24,11 @@ STATEMENTS = {
 }
 
 
-def plan(text: str) -> list[str]:
+def plan(text: str, *, together: bool = False) -> list[str]:
     connection = sqlite3.connect(":memory:")
     create(connection)
-    prepared = sql_text.sqlite_text(text)
+    connection.create_function("relay_lane_number", 1, int, deterministic=True)
+    prepared = sql_text.sqlite_text(text, together=together)
     named = dict.fromkeys(re.findall(r":(\w+)", prepared))
     given = named or [None] * prepared.count("?")
     return [row[3] for row in connection.execute(f"explain query plan {prepared}", given)]
@@ -50,3 +51,16 @@ def test_what_workers_have_is_read_by_the_index_that_has_nothing_else(name: str)
 @pytest.mark.parametrize("name", ["RANKS", "READY_PAGE", "READY_ALONE", "READY_LEVEL", "COUNT_WAITING"])
 def test_what_waits_is_read_by_the_index_that_has_nothing_else(name: str) -> None:
     assert any("relay_queue_delivery_ready" in step for step in plan(STATEMENTS[name]))
+
+
+TOGETHER = {name: text for name, text in STATEMENTS.items() if "in {handles}" in text} | {
+    **{f"counted {name}": sql_text.counted(STATEMENTS[name]) for name in ("START", "FINISH", "REFUSE", "FREE")},
+    "deliveries_arrived": sql_text.deliveries_arrived(2),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TOGETHER))
+def test_handles_that_follow_each_other_are_read_along_the_key(name: str) -> None:
+    found = plan(TOGETHER[name], together=True)
+
+    assert any("USING PRIMARY KEY (handle>? AND handle<?)" in step for step in found), found
