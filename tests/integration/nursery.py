@@ -27,7 +27,7 @@ from relay.work.worker import Limits
 
 CONCURRENCY = 8
 UNBORN = 0.1
-LIFE_S = (0.0, 0.1)
+LIFE_S = (0.0, 0.2)
 IDLE_S = 1.0
 
 
