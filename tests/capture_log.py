@@ -117,6 +117,10 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any
         time.sleep(0.02)
 
 
+BOUND_COMMIT = b"\x00relay_commit\x00"
+"""What the request that decides a capture holds: the unnamed portal bound to the prepared COMMIT."""
+
+
 class DatabaseProxy:
     """Stands before PostgreSQL. ``lose_answer_to`` cuts the connection once the server has answered a command."""
 

@@ -1,7 +1,7 @@
 """PostgreSQL as a resource manager: the capture's COMMIT cannot happen unless it proves which transaction it ends.
 
-Sessions speak to libpq directly for the three statements of their own, since each capture pays for them: one round
-trip to begin, one to decide. Only hexadecimal digits made here and JSON checked here are put into their text.
+Sessions speak to libpq directly for the statements of their own, since each capture pays for them: prepared, and
+pipelined into one round trip to begin and one to decide.
 """
 
 from __future__ import annotations
@@ -44,17 +44,32 @@ _UNIQUE_VIOLATION: Final = b"23505"
 _DIVISION_BY_ZERO: Final = b"22012"
 _NO_SUCH_PREPARED: Final = b"26000"
 
-_PREPARE: Final = (
-    """prepare relay_begin (bytea, bytea) as
-insert into relay_capture (capture, nonce, outcome) values ($1, $2, 'committed')""",
+_BEGIN: Final = b"relay_begin"
+_ENTER: Final = b"relay_enter"
+_DECIDE: Final = b"relay_decide"
+_COMMIT: Final = b"relay_commit"
+_BYTEA: Final = 17
+_TEXT: Final = 25
+_BINARY: Final = 1
+_PREPARED: Final = (
+    (_BEGIN, b"begin", ()),
+    (
+        _ENTER,
+        b"insert into relay_capture (capture, nonce, outcome) values ($1, $2, 'committed')",
+        (_BYTEA, _BYTEA),
+    ),
     # Another transaction than the one begun finds no row of its own: the division fails, COMMIT is not reached.
     # What a statement of the application said about `synchronous_commit` is over then: this comes after all of them.
-    """prepare relay_decide (bytea, text) as
-with decided as (
+    (
+        _DECIDE,
+        b"""with decided as (
     update relay_capture set partitions = $2
     where capture = $1 and outcome = 'committed' and xmin = pg_current_xact_id()::xid
     returning 1
 ) select 1 / count(*), set_config('synchronous_commit', 'on', true) from decided""",
+        (_BYTEA, _TEXT),
+    ),
+    (_COMMIT, b"commit", ()),
 )
 
 
@@ -104,8 +119,10 @@ class PostgresqlResource:
         try:
             uuid = _uuid(connection, self.name)
             with reaching(self.name):
-                for statement in _PREPARE:
-                    connection.execute(statement)
+                for name, statement, types in _PREPARED:
+                    prepared = connection.pgconn.prepare(name, statement, types)
+                    if prepared.status != ExecStatus.COMMAND_OK:
+                        raise psycopg.errors.error_from_result(prepared)
         except BaseException:
             connection.close()
             raise
@@ -158,10 +175,7 @@ class PostgresqlSession:
     def begin(self, capture: bytes, nonce: bytes) -> None:
         """Begin, with the decision as the first statement, in one round trip."""
         try:
-            failure = self._exchange(
-                b"begin; execute relay_begin('\\x%b', '\\x%b')"
-                % (capture.hex().encode(), nonce.hex().encode())
-            )
+            failure = self._pipelined((_BEGIN, []), (_ENTER, [capture, nonce]))
         except _ConnectionLost as error:
             # Retry: nothing was decided, and the server rolls back what it may have begun.
             raise Unreachable(
@@ -202,13 +216,8 @@ class PostgresqlSession:
 
         `synchronous_commit` is set last, so that no statement of the application weakens the decision.
         """
-        assert b"'" not in partitions
-        assert b"\\" not in partitions
         try:
-            failure = self._exchange(
-                b"execute relay_decide('\\x%b', '%b'); commit"
-                % (capture.hex().encode(), partitions)
-            )
+            failure = self._pipelined((_DECIDE, [capture, partitions]), (_COMMIT, []))
         except _ConnectionLost as error:
             # In doubt: the server may have committed before the connection went.
             raise AnswerLost(f"resources.{self._name}: the answer to COMMIT was lost") from error
@@ -261,30 +270,58 @@ class PostgresqlSession:
         if failure is not None:
             raise psycopg.errors.error_from_result(failure)
 
-    def _exchange(self, commands: bytes) -> PGresult | None:
-        """Send commands in one message and return the first that failed, or None. Raises _ConnectionLost.
+    def _pipelined(self, *commands: tuple[bytes, list[bytes]]) -> PGresult | None:
+        """Run prepared statements in one round trip and return the first that failed, or None.
+
+        After a failure the server skips the rest, COMMIT among them. Raises _ConnectionLost.
+        """
+        pgconn = self._pgconn
+        try:
+            pgconn.enter_pipeline_mode()
+            for name, values in commands:
+                pgconn.send_query_prepared(name, values, [_BINARY] * len(values))
+            pgconn.pipeline_sync()
+            failure = self._answers(until_sync=True)
+            pgconn.exit_pipeline_mode()
+        except psycopg.OperationalError as error:
+            self._lost(error)
+        return failure
+
+    def _exchange(self, command: bytes) -> PGresult | None:
+        """Send a command and return its failure, or None. Raises _ConnectionLost.
 
         Not PQexec: its wait has no end when a proxy or a host in between falls silent.
         """
+        try:
+            self._pgconn.send_query(command)
+            failure = self._answers(until_sync=False)
+        except psycopg.OperationalError as error:
+            self._lost(error)
+        return failure
+
+    def _answers(self, *, until_sync: bool) -> PGresult | None:
+        """Read all answers and return the first failure. Raises _ConnectionLost, psycopg.OperationalError."""
         pgconn = self._pgconn
         failure: PGresult | None = None
         deadline = clock.monotonic() + ANSWER_TIMEOUT_S
-        try:
-            pgconn.send_query(commands)
-            while pgconn.flush():
+        while pgconn.flush():
+            self._wait(deadline)
+        while True:
+            while pgconn.is_busy():
                 self._wait(deadline)
-            while True:
-                while pgconn.is_busy():
-                    self._wait(deadline)
-                    pgconn.consume_input()
-                result = pgconn.get_result()
-                if result is None:
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:
+                if pgconn.transaction_status == TransactionStatus.UNKNOWN:
                     break
-                if failure is None and result.status == ExecStatus.FATAL_ERROR:
-                    failure = result
-        except psycopg.OperationalError as error:
-            self._lost(error)
-        if pgconn.transaction_status == TransactionStatus.UNKNOWN and failure is None:
+                if until_sync:
+                    continue
+                return failure
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                return failure
+            if failure is None and result.status == ExecStatus.FATAL_ERROR:
+                failure = result
+        if failure is None:
             self._lost(None)
         return failure
 

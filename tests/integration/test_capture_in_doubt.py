@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from capture_log import DatabaseProxy, messages, read_log, shown, until
+from capture_log import BOUND_COMMIT, DatabaseProxy, messages, read_log, shown, until
 
 from relay import Capture
 from relay.capture import publisher
@@ -81,7 +81,7 @@ def test_a_lost_commit_answer_is_found_out(
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.silent, proxy.lose_answer_to = silent, b"; commit"
+        proxy.silent, proxy.lose_answer_to = silent, BOUND_COMMIT
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker")
 
@@ -98,7 +98,7 @@ def test_a_lost_answer_with_the_database_away_is_in_doubt_and_found_out_later(
     with pytest.raises(CaptureInDoubt, match="answer was lost"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.lose_answer_to, proxy.refuse = b"; commit", True
+        proxy.lose_answer_to, proxy.refuse = BOUND_COMMIT, True
     assert capture.in_doubt == 1
     assert [read.marker for read in read_log(kafka, topic)] == [None], "nobody may guess meanwhile"
     proxy.refuse = False
