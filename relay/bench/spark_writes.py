@@ -25,6 +25,9 @@ STRIDE: Final = 61
 """Values start so far apart in the noise: random, so that no side gains by compression what real payloads do not give."""
 WARM_PART: Final = 10
 """The warming write has this part of the rows: in short runs the JVM shows a third of its speed."""
+SOURCE: Final = "/bench"
+TYPE: Final = "bench"
+"""The attributes are the same on every side, so that sides differ only in what makes rows a capture."""
 PLAIN: Final = "plain"
 DATASOURCE: Final = "datasource"
 CAPTURE: Final = "capture"
@@ -39,12 +42,17 @@ class Writes:
         self._kafka = kafka
         self._relay = relay
         self._topic = topic
+        self._query = uuid4().hex
         self._batch = 0
         self._noise = bytearray(os.urandom(NOISE_BYTES))
 
     def plain(self, rows: int) -> None:
-        """Write through Spark's Kafka sink, with the headers that a plain job gives."""
-        made = kafka_columns(self._rows(rows), id="id", source="/bench", type="bench", key="key")
+        """Write through Spark's Kafka sink: the same keys, values and CloudEvents headers (specversion, id, source, type).
+
+        At least once, with the producer settings of a capture. The headers of a capture, which name capture and resource,
+        are missing here, and so is every decision.
+        """
+        made = kafka_columns(self._rows(rows), id="id", source=SOURCE, type=TYPE, key="key")
         options = {
             "kafka.bootstrap.servers": self._kafka,
             "kafka.acks": "all",
@@ -59,6 +67,8 @@ class Writes:
             "topic": self._topic,
             "kafka.bootstrap.servers": self._kafka,
             "unit": uuid4().hex,
+            "source": SOURCE,
+            "type": TYPE,
         }
         self._rows(rows).write.format("relay").options(**options).mode("append").save()
 
@@ -74,8 +84,9 @@ class Writes:
         self._batch += 1
         servers = {"bootstrap.servers": self._kafka}
         capture_batch(
-            made, self._batch, relay=self._relay, topic=self._topic, kafka=servers, query=uuid4().hex
-        )
+            made, self._batch, relay=self._relay, topic=self._topic, kafka=servers, query=self._query, source=SOURCE,
+            type=TYPE,
+        )  # fmt: skip
 
     def _rows(self, rows: int) -> DataFrame:
         number = sql.col("id")
