@@ -21,7 +21,7 @@ from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.cli.verify import MEANINGS
 from relay.message.errors import ConfigError
 from relay.run import clock
-from relay.run.config import load
+from relay.run.config import RelayConfig, load
 
 PAGE: Final = "timeline.html"
 SERVICES: Final = ("kafka", "postgres", "state", "clocks", IMAGES)
@@ -66,9 +66,10 @@ def chaos_command(
         at = clock.monotonic() - began
         console.print(f"{at:6.1f} s  {sentence}", markup=False, highlight=False, soft_wrap=True)
 
+    loaded = load(Path(config)) if config is not None else None
     order = Order(minutes, seed, workers, brokers)
     with ending_properly():
-        result = _run(config, place(directory), order, say)
+        result = _run(loaded, place(directory), order, say)
     if as_json:
         print_json({**result.document(), "timeline": str(Path(result.directory, PAGE))})
     else:
@@ -76,17 +77,16 @@ def chaos_command(
     raise typer.Exit(0 if result.ok else 1)
 
 
-def _run(config: str | None, directory: Path, order: Order, say: Say) -> Result:
+def _run(config: RelayConfig | None, directory: Path, order: Order, say: Say) -> Result:
     """Run, and draw the page even of a run that did not come to its end."""
     say(f"history, logs and {PAGE} are in {directory}")
-    loaded = load(Path(config)) if config is not None else None
     try:
-        result = demonstrate(directory, order, say) if loaded is None else strike(loaded, directory, order, say)
+        result = demonstrate(directory, order, say) if config is None else strike(config, directory, order, say)
     finally:
         written = directory / history.FILE
         if written.exists():
             (directory / PAGE).write_text(page(history.read(written)), encoding="utf-8")
-    if loaded is None and result.ok:
+    if config is None and result.ok:
         for name in SERVICES:
             shutil.rmtree(directory / name, ignore_errors=True)
     return result

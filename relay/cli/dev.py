@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +9,15 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from relay.cli.report import JsonOption, print_json, print_line, print_table
+from relay.local.postgres import without_password
 from relay.local.services import LocalServices
-from relay.message.errors import CheckFailed, ConfigError, RelayError
+from relay.message.errors import ConfigError, RelayError
 
-app = typer.Typer(name="dev", help="Kafka and PostgreSQL on this machine.", no_args_is_help=True)
+app = typer.Typer(name="dev", help="Kafka and PostgreSQL on this machine.", add_completion=False, no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Option("--dir", help="Where data, logs and the record of processes live.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")]
 
 
 @app.command()
@@ -37,7 +36,7 @@ def up(
     postgres: Annotated[
         str | None, typer.Option(metavar="URL", help="Use this PostgreSQL instead of starting one.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start the services, wait until they answer, and leave them running. Doing so twice changes nothing."""
     with _reported():
@@ -54,14 +53,13 @@ def up(
             tell=lambda line: console.print(line, style="dim"),
         )
     if as_json:
-        typer.echo(json.dumps({"kafka": services.kafka, "postgres": services.postgres}))
+        print_json({"kafka": services.kafka, "postgres": services.postgres})
         return
-    table = Table("service")
-    table.add_column("address", overflow="fold")
-    table.add_row("kafka", services.kafka)
-    table.add_row("postgres", services.postgres or "not asked for")
-    Console().print(table)
-    typer.echo(f"Stop them with: relay dev down --dir {directory}")
+    # A server of ours is useless without the password made for it; who gave a URL knows its password.
+    address = services.postgres or "not asked for"
+    print_line(f"kafka     {services.kafka}")
+    print_line(f"postgres  {address if postgres is None else without_password(address)}")
+    print_line(f"Stop them with: relay dev down --dir {directory}")
 
 
 @app.command()
@@ -75,7 +73,7 @@ def down(directory: Directory) -> None:
 
 
 @app.command()
-def status(directory: Directory, *, as_json: Json = False) -> None:
+def status(directory: Directory, *, as_json: JsonOption = False) -> None:
     """Tell which services of the directory answer; exit code 3 when one of them does not."""
     with _reported():
         services = LocalServices.find(directory)
@@ -83,16 +81,13 @@ def status(directory: Directory, *, as_json: Json = False) -> None:
             raise ConfigError(f"{directory} holds no services: name the directory given to `relay dev up`.")
         report = services.status()
     if as_json:
-        typer.echo(json.dumps(report))
+        print_json(report)
     else:
-        table = Table("service", "address", "answers", "process")
-        for broker in report["kafka"]["brokers"]:
-            address = f"127.0.0.1:{broker['port']}"
-            table.add_row("kafka", address, _yes(report["kafka"]["answers"]), str(broker["pid"] or "-"))
-        if report["postgres"] is not None:
-            entry = report["postgres"]
-            table.add_row("postgres", entry["address"], _yes(entry["answers"]), str(entry["pid"] or "-"))
-        Console().print(table)
+        kafka, postgres = report["kafka"], report["postgres"]
+        rows = [("kafka", f"127.0.0.1:{one['port']}", _yes(kafka["answers"]), one["pid"]) for one in kafka["brokers"]]
+        if postgres is not None:
+            rows.append(("postgres", postgres["address"], _yes(postgres["answers"]), postgres["pid"]))
+        print_table(("service", "address", "answers", "process"), rows)
     if not all(entry["answers"] for entry in report.values() if entry is not None):
         raise typer.Exit(3)
 
@@ -109,7 +104,7 @@ def _reported() -> Iterator[None]:
     except RelayError as error:
         _fail(error)
     except OSError as error:
-        _fail(CheckFailed(f"The directory cannot be used: {error}."))
+        _fail(ConfigError(f"--dir cannot be used ({error.strerror}); name a directory that you may write, or a new one"))
 
 
 def _fail(error: RelayError) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.message.errors import CheckFailed, ConfigError
 from relay.monitor.resolution import Kind, Told, parse
 from relay.run import clock
@@ -23,7 +23,7 @@ from relay.run.logging import text
 _COLUMNS: Final = ("name", "since", "why", "resource", "decided")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name that `relay indoubt list` shows.")]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 
 
 @app.command("list")

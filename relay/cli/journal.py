@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli.choosing import AfterOption, LimitOption, QueueArgument, QueueOption, WhoOption, me
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.message.errors import CheckFailed
 from relay.queue import journal
 from relay.queue.port import Filter
@@ -22,7 +22,7 @@ from relay.run.queue_upkeep import archive, archive_folder
 from relay.run.queue_views import message_row
 from relay.run.queues import queue_of
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 ArchivedOption = Annotated[bool, typer.Option("--archived", help="What has left the queue, from this host's files.")]
 
 

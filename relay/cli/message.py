@@ -25,7 +25,7 @@ from relay.cli.choosing import (
     filter_of,
     me,
 )
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
 from relay.queue.redriving import Redriven, chosen, redrive
@@ -36,9 +36,9 @@ from relay.run.queue_desk import QueueDesk
 from relay.run.queue_tracing import trace
 from relay.run.queue_views import message_row, timeline
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", help="The message's handle in that queue.")]
-HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE...", help="Handles in that queue.")]
+HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE", help="Handles in that queue.")]
 ToOption = Annotated[list[str] | None, typer.Option("--to", metavar="SUBSCRIBER", help="Only to these.")]
 
 
@@ -220,7 +220,7 @@ def edit_command(
 def redrive_command(
     config: ConfigArgument,
     queue: QueueArgument,
-    handles: Annotated[list[int] | None, typer.Argument(metavar="[HANDLE...]", help="Only these.")] = None,
+    handles: Annotated[list[int] | None, typer.Argument(metavar="HANDLE", help="Only these.")] = None,
     *,
     subscriber: SubscriberOption = None,
     publisher: PublisherOption = None,

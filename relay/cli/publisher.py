@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.cli.wishing import record
 from relay.message.errors import ConfigError
-from relay.queue.desired import Kind, Wanted
+from relay.queue.desired import Kind, Wanted, Wish
 from relay.queue.withholding import reveal_kept
 from relay.run import clock
 from relay.run.config import load
 from relay.run.queue_desk import QueueDesk
-from relay.run.queue_views import publishers, wish_row
+from relay.run.queue_views import publishers
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="The publisher: ce_source of its messages.")]
 MESSAGES_MAX: Final = 100_000
 
@@ -68,7 +70,7 @@ def pause_command(
     as_json: JsonOption = False,
 ) -> None:
     """Keep what it publishes from now on PUT: nobody sees it before the publisher is resumed."""
-    _wish(config, source, queue, Wanted.PAUSE, reason, who, as_json=as_json)
+    _record(config, source, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 
 @app.command("resume")
@@ -82,19 +84,20 @@ def resume_command(
     as_json: JsonOption = False,
 ) -> None:
     """Reveal what was kept, in its order, and let the publisher go on."""
-    _wish(config, source, queue, Wanted.RUN, reason, who, as_json=as_json)
+    _record(config, source, queue, Wanted.RUN, reason, who, as_json=as_json)
 
 
-def _wish(config: str, source: str, queue: str | None, wanted: Wanted, reason: str, who: str | None, *, as_json: bool) -> None:
+def _record(config: str, source: str, queue: str | None, wanted: Wanted, reason: str, who: str | None, *, as_json: bool) -> None:
     if not source:
         raise ConfigError("SOURCE is empty; give the ce_source of the publisher's messages")
-    revealed = 0
-    with QueueDesk(load(Path(config)), who or me()) as desk:
-        wishes = [desk.wish(Kind.PUBLISHER, name, source, wanted, reason) for name in desk.names(queue)]
-        if wanted is Wanted.RUN:
-            revealed = sum(reveal_kept(desk.store(wish.subject.queue), source, clock.wall_ms()) for wish in wishes)
-    if as_json:
-        print_json({"wishes": [wish_row(wish) for wish in wishes], "revealed": revealed})
-    else:
-        for wish in wishes:
-            print_line(f"publisher {source} in queue {wish.subject.queue}: {wanted.value.lower()}")
+
+    def reveal(desk: QueueDesk, wishes: Sequence[Wish]) -> dict[str, int]:
+        if wanted is Wanted.PAUSE:
+            return {"revealed": 0}
+        stores = [desk.store(wish.subject.queue) for wish in wishes]
+        return {"revealed": sum(reveal_kept(store, source, clock.wall_ms()) for store in stores)}
+
+    record(
+        config, Kind.PUBLISHER, source, wanted, lambda desk: desk.names(queue),
+        reason=reason, who=who, as_json=as_json, obeyed=reveal,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from relay.cli.choosing import (
     filter_of,
     me,
 )
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.message.errors import CheckFailed, RelayError
 from relay.queue.desired import Kind, Wanted
 from relay.queue.states import PublisherState
@@ -29,7 +29,7 @@ from relay.run.queue_moving import move_queue
 from relay.run.queue_purging import purge
 from relay.run.queue_views import queue_row, settings_row, wish_row
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 _COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "workers")
 _TAKEN: Final = ("GET", "FETCHED", "IN_PROCESS")
 

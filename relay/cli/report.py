@@ -18,6 +18,12 @@ ConfigArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+def purpose(document: str | None) -> str:
+    """Return a module's docstring as its command's help: without the command's own name before it."""
+    _, _, text = (document or "").partition("``: ")
+    return text[:1].upper() + text[1:]
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document and a line end on standard output."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n")

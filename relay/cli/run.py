@@ -35,7 +35,7 @@ def run_command(
         ),
     ] = None,
     instance: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Instead of the configuration's [relay] instance.")
+        str | None, typer.Option(metavar="NAME", help="Instead of the configuration's relay.instance.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON lines on standard error, as when it is no terminal.")

@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False)
 )
 def spark_command(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="The job; without it the jobs are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The job; without it the jobs are listed.")] = None,
 ) -> None:
     """Run a Spark job; what follows NAME is the job's own (try: relay spark flights --help)."""
     if name is None:

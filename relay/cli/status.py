@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -41,7 +42,7 @@ def status_command(
         code = show_once(loaded, reader, as_json=as_json)
         while watch:
             clock.sleep(WATCH_PERIOD_S)
-            if not as_json:
+            if not as_json and sys.stdout.isatty():
                 typer.echo(_CLEAR, nl=False)
             try:
                 code = show_once(loaded, reader, as_json=as_json)

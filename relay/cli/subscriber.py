@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_table, purpose
+from relay.cli.wishing import record
 from relay.queue.desired import Kind, Wanted
 from relay.run.config import load
 from relay.run.queue_desk import QueueDesk
-from relay.run.queue_views import queue_row, wish_row
+from relay.run.queue_views import queue_row
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIBER", help="A subscriber, also one of a pool.")]
 
 
@@ -55,7 +56,7 @@ def pause_command(
     as_json: JsonOption = False,
 ) -> None:
     """Let the subscriber take nothing; what its workers have ends."""
-    _wish(config, subscriber, queue, Wanted.PAUSE, reason, who, as_json=as_json)
+    _record(config, subscriber, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 
 @app.command("resume")
@@ -69,17 +70,11 @@ def resume_command(
     as_json: JsonOption = False,
 ) -> None:
     """Let the subscriber take messages again."""
-    _wish(config, subscriber, queue, Wanted.RUN, reason, who, as_json=as_json)
+    _record(config, subscriber, queue, Wanted.RUN, reason, who, as_json=as_json)
 
 
-def _wish(
-    config: str, subscriber: str, queue: str | None, wanted: Wanted, reason: str, who: str | None, *, as_json: bool
-) -> None:
-    with QueueDesk(load(Path(config)), who or me()) as desk:
-        queues = desk.queue_of_subscriber(subscriber, queue)
-        wishes = [desk.wish(Kind.SUBSCRIBER, name, subscriber, wanted, reason) for name in queues]
-    if as_json:
-        print_json({"wishes": [wish_row(wish) for wish in wishes]})
-    else:
-        for wish in wishes:
-            print_line(f"subscriber {subscriber} of queue {wish.subject.queue}: {wanted.value.lower()}")
+def _record(config: str, name: str, queue: str | None, wanted: Wanted, reason: str, who: str | None, *, as_json: bool) -> None:
+    record(
+        config, Kind.SUBSCRIBER, name, wanted, lambda desk: desk.queue_of_subscriber(name, queue),
+        reason=reason, who=who, as_json=as_json,
+    )  # fmt: skip

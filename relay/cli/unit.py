@@ -6,20 +6,20 @@ would end them as well; nothing ends them by age.
 
 from __future__ import annotations
 
-import getpass
-import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relay.capture.decisions import UnitDecision, unit_called
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line
-from relay.kafka.decisions import DecisionWriter
+from relay.cli.choosing import me
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, purpose
+from relay.kafka.decisions import DecisionWriter, decisions_partition
 from relay.message.errors import CheckFailed, ConfigError
 from relay.run.config import load
+from relay.run.required import require_topics
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 
 
 @app.callback()
@@ -33,14 +33,15 @@ def close_command(
     unit: Annotated[str, typer.Argument(metavar="UNIT", help="What stands between `decisions:` and the last slash.")],
     run: Annotated[str, typer.Argument(metavar="RUN", help="What stands behind the last slash.")],
     *,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the decision.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the decision.")],
     as_json: JsonOption = False,
 ) -> None:
     """Decide that nothing of this run counts. Refused (exit 1) if the unit is committed; a living driver finds out."""
     if not reason.strip():
         raise ConfigError("--reason is empty; say why, for whoever reads the decision later")
     loaded = load(Path(config))
-    why = f"{getpass.getuser()}@{socket.gethostname()}: {reason[:1000]}"
+    why = f"{me()}: {reason[:1000]}"
+    require_topics(loaded, decisions_partition(loaded.relay.name).topic)
     wanted = UnitDecision(unit_called(unit), run, committed=False, why=why)
     stands = DecisionWriter(loaded.kafka, loaded.timing, loaded.relay.name).decide(wanted)
     if stands.committed:

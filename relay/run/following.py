@@ -49,5 +49,5 @@ class DesiredFollower:
 
 def follow(config: RelayConfig) -> DesiredFollower:
     """Follow the relay's control topic; nothing is read before `DesiredFollower.now` is called."""
-    given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader")
+    given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader", log_level=0)
     return DesiredFollower(Following(given, config.control_topic, deadline_s=START_DEADLINE_S))

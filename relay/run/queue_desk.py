@@ -18,15 +18,17 @@ from relay.run import clock, randomness
 from relay.run.config import RelayConfig
 from relay.run.following import START_DEADLINE_S, follow
 from relay.run.queues import open_queue, queue_of
+from relay.run.required import require_topics
 
 
 class QueueDesk:
-    """One command's work. ``who`` stands in every record that it writes."""
+    """One command's work. ``who`` stands in every record that it writes. Raises ConfigError, Unreachable before anything else."""
 
     def __init__(self, config: RelayConfig, who: str) -> None:
         self.config = config
         self.who = who
         self._stack = ExitStack()
+        require_topics(config, config.control_topic)
         self._follower = follow(config)
         self._control: ControlTopic | None = None
         self._stores: dict[str, QueueStore] = {}

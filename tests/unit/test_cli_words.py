@@ -1,0 +1,133 @@
+"""Every command says what it does, what each of its options means, and what is wrong with what it was given."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relay.cli import report
+from relay.cli.main import COMMANDS
+from relay.cli.main import app as relay
+
+CONFIG = """\
+[relay]
+name = "shop"
+instance = "one"
+state = "state"
+
+[kafka]
+"bootstrap.servers" = "127.0.0.1:1"
+
+[routes.to-credit]
+from = ["orders"]
+to = { queue = "credit" }
+
+[queues.credit]
+store = "sqlite:///credit.db"
+subscribers = { approval = {} }
+"""
+
+
+def commands(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands((*words, name), inner)
+
+
+ALL = {
+    " ".join(words): command
+    for name in COMMANDS
+    for words, command in commands((name,), typer.main.get_command(importlib.import_module(f"relay.cli.{name}").app))
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "relay.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(relay, list(words))
+    assert result.exception is None or isinstance(result.exception, SystemExit), "an error is a sentence, not a traceback"
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_a_commands_help_is_a_sentence_and_so_is_each_options(words: str) -> None:
+    command = ALL[words]
+
+    assert command.help, words
+    assert not command.help.startswith("`"), "the name stands in the line above already"
+    for parameter in command.params:
+        if parameter.name != "help":
+            assert getattr(parameter, "help", None), f"relay {words} {parameter.name} says nothing"
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_nothing_of_a_help_is_taken_for_markup(words: str) -> None:
+    texts = [ALL[words].help, *(getattr(parameter, "help", "") for parameter in ALL[words].params)]
+
+    assert [text for text in texts if re.search(r"\[[a-z]+\]", text or "")] == []
+
+
+def test_the_exit_codes_stand_in_the_help() -> None:
+    code, out, _ = said("--help")
+
+    assert code == 0
+    assert "2 usage or configuration, 3 unreachable" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("check none.toml", "give the path of a configuration"),
+        ("chaos none.toml", "give the path of a configuration"),
+        ("queue purge relay.toml credit --since yesterday --yes", "write a duration"),
+        ("message list relay.toml credit --state lost", "give one of PUT"),
+        ("message list relay.toml credit --is AVAILABLE", "say whose state is meant"),
+        ("message edit relay.toml credit 1 --value none --reason x", "correct the path"),
+        ("publisher pause relay.toml ''", "give the ce_source"),
+        ("unit close relay.toml u r --reason ''", "say why"),
+        ("run relay.toml --route other", "there is to-credit"),
+        ("work none.py --queue credit --subscriber approval", "give the path of a .py file"),
+        ("work json --queue other --subscriber approval", "other"),
+        ("dev up --dir relay.toml", "name a directory"),
+        ("dev status --dir .", "relay dev up"),
+        ("bench other", "choose of"),
+        ("spark other", "there are: "),
+        ("demo --dir .", "name one that is empty"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_remedy(place: Path, words: str, remedy: str) -> None:
+    code, out, error = said(*("" if word == "''" else word for word in words.split()))
+
+    assert (code, out) == (2, "")
+    assert remedy in " ".join(error.split())
+
+
+def test_purging_needs_a_yes(place: Path) -> None:
+    code, _, error = said("queue", "purge", "relay.toml", "credit")
+
+    assert code == 1
+    assert "--yes" in error
+
+
+def test_a_check_prints_json_for_programs(place: Path) -> None:
+    code, out, _ = said("check", "relay.toml", "--json")
+
+    assert code == 0
+    assert json.loads(out)["routes"][0]["name"] == "to-credit"
+
+
+def test_a_docstring_is_the_help_without_the_name() -> None:
+    assert report.purpose("``relay queue``: see every queue.") == "See every queue."
