@@ -1,8 +1,9 @@
 """Many short lives: forks worker processes from one that has loaded everything, and kills them at random moments.
 
-Usage: ``python -m tests.integration.nursery CONFIG APP UUID KILLS SEED ALIVE``; so many workers live at a time. A life is
-counted from its first handler, but one in ten dies at any moment, perhaps before. It ends when the kills are done and the
-queue is empty, and prints how many it killed and how many ended wrongly.
+Usage: ``python -m tests.integration.nursery CONFIG APP UUID KILLS SEED ALIVE CALLS``; so many workers live at a time. A life is
+measured in work, whatever the machine is busy with: up to so many calls of the handler, but one in ten dies at any moment,
+perhaps before its first. It ends when the kills are done and the queue is empty, and prints how many it killed and how many
+ended wrongly.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from relay.work.worker import Limits
 
 CONCURRENCY = 8
 UNBORN = 0.1
-LIFE_S = (0.0, 0.2)
+LAST_S = (0.0, 0.05)
 IDLE_S = 1.0
 
 
@@ -47,21 +48,22 @@ class Recorded:
 
 @dataclass
 class Child:
-    """A worker process, and where it says that its first handler runs."""
+    """A worker process; it writes a byte into ``calls`` for each call of its handler."""
 
     pid: int
-    begun: int
+    calls: int
 
-    def wait_until_begun(self) -> None:
-        """Wait for its word; also its end is one."""
-        os.read(self.begun, 1)
+    def wait_for(self, count: int) -> None:
+        """Wait until its handler was called so often; its end is enough, too."""
+        while count > 0 and (read := os.read(self.calls, count)):
+            count -= len(read)
 
     def ended(self, flags: int = 0) -> int | None:
         """Return the process's status if it has ended."""
         found, status = os.waitpid(self.pid, flags)
         if not found:
             return None
-        os.close(self.begun)
+        os.close(self.calls)
         return status
 
 
@@ -70,36 +72,37 @@ def live(config: Path, app: str, uuid: str, say: int) -> None:
     logging.setup()
     loaded = load(config)
     handler = load_handler(app, "orders")
-    told = [say]
+    os.set_blocking(say, False)
 
-    def tell_once(*given: Any) -> None:
-        with suppress(IndexError):
-            os.close(told.pop())
+    def tell(*given: Any) -> None:
+        with suppress(BlockingIOError):
+            os.write(say, b".")
         handler(*given)
 
-    job = Job(replace(handler, function=tell_once), "orders", "ledger")
+    job = Job(replace(handler, function=tell), "orders", "ledger")
     assembled = Assembled(loaded, job, Limits(CONCURRENCY), DesiredFollower(Recorded(uuid)))
     assembled.worker.run(IDLE_S)
     os._exit(0)
 
 
 def born(config: Path, app: str, uuid: str) -> Child:
-    begun, say = os.pipe()
+    calls, say = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(begun)
+        os.close(calls)
         try:
             live(config, app, uuid, say)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the parent counts it
             print(f"a worker failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
     os.close(say)
-    return Child(pid, begun)
+    return Child(pid, calls)
 
 
 def main() -> None:
     config, app, uuid = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     kills, chance, count = int(sys.argv[4]), random.Random(int(sys.argv[5])), int(sys.argv[6])
+    calls = int(sys.argv[7])
     alive = [born(config, app, uuid) for _ in range(count)]
     killed = failed = 0
     is_empty = False
@@ -112,8 +115,8 @@ def main() -> None:
                 alive[place] = born(config, app, uuid)
         place = chance.randrange(count)
         if chance.random() >= UNBORN and not is_empty:
-            alive[place].wait_until_begun()
-        time.sleep(chance.uniform(*LIFE_S) / count)
+            alive[place].wait_for(chance.randrange(1, calls))
+        time.sleep(chance.uniform(*LAST_S))
         os.kill(alive[place].pid, signal.SIGKILL)
         status = alive[place].ended()
         assert status is not None

@@ -30,7 +30,7 @@ from relay import subscriber
 
 @subscriber("orders", resource="shop", batch=BATCH)
 def book(messages, db):
-    time.sleep(0.03)
+    time.sleep(0.01)
     db.executemany("insert into effect (lane, number, attempt) values ({p}, {p}, {p})",
                    [(one.lane.decode(), int(one.value), one.taken.ticket.attempt) for one in messages])
 """
@@ -99,6 +99,7 @@ class Run:
             str(kills),
             str(seed),
             str(self.medium.alive),
+            str(2 * messages // kills // self.medium.batch),
         ]
         command = [sys.executable, "-m", "tests.integration.nursery", *words]
         done = subprocess.run(command, capture_output=True, timeout=deadline_s, check=False)

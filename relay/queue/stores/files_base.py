@@ -13,11 +13,11 @@ from typing import Final
 
 from relay.message.errors import InDoubt, RelayError, Retriable, Stopped
 from relay.message.schemas import UnknownRecord
-from relay.queue.port import Holder, Retired, StoreAway
+from relay.queue.port import Holder, Retired, StoreAway, StoreFull
 from relay.queue.settings import QueueSettings
 from relay.queue.stores.files_index import Index
 from relay.queue.stores.files_journal import Journal, Row
-from relay.queue.stores.files_log import Frame, LogFile, LogFiles, lock_directory, sync_directory
+from relay.queue.stores.files_log import FULL, Frame, LogFile, LogFiles, lock_directory, sync_directory
 from relay.queue.stores.files_message import At, Content, Kept
 from relay.queue.stores.files_record import HERE, Unit, bring, decode_content, decode_unit, message_of
 from relay.run import randomness
@@ -46,6 +46,7 @@ class Pending:
     touched: set[int] = field(default_factory=set)
     gone: list[int] = field(default_factory=list)
     journals: set[int] = field(default_factory=set)
+    emptied: list[int] = field(default_factory=list)
     holders: dict[bytes, Holder] = field(default_factory=dict)
     left: list[bytes] = field(default_factory=list)
     outcomes: list[tuple[str, bool]] = field(default_factory=list)
@@ -64,37 +65,62 @@ class FilesBase:
 
     def __init__(self, settings: QueueSettings, directory: Path) -> None:
         self.settings = settings
-        new = not directory.exists()
-        directory.mkdir(parents=True, exist_ok=True)
-        if new:
+        self._directory = directory
+        self._lock = -1
+        self._pending: Pending | None = None
+        self._broken: RelayError | None = None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
             sync_directory(directory.parent)
-        self._lock = lock_directory(directory, settings.name)
+            self._lock = lock_directory(directory, settings.name)
+            self._load()
+        except (OSError, InDoubt) as error:
+            # Retry: whoever opens has written nothing of its own yet.
+            self.close()
+            raise _away(settings.name, directory, error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let the directory go to whoever opens it next; once more: nothing happens."""
+        self._close_files()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _close_files(self) -> None:
+        for files in (getattr(self, "_log", None), getattr(self, "_journal", None)):
+            if files is not None:
+                files.close()
+
+    # Reading the log back ---------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
         self.uuid = randomness.uuid_bytes().hex()
         self._index = Index()
         self._holders: dict[bytes, Holder] = {}
         self._outcomes: dict[str, bool] = {}
         self._last = 0
         self._retired = False
-        self._pending: Pending | None = None
-        self._broken: RelayError | None = None
         self._not_before = 0
-        self._journal = Journal(directory)
+        self._journal = Journal(self._directory)
+        self._log = LogFiles(self._directory)
+        self._read_back()
+
+    def _mend(self) -> None:
+        """Read the files back after a write whose end is unknown, and write anew what the disk may not have."""
+        if self._broken is None:
+            return
         try:
-            self._log = LogFiles(directory)
-            self._read_back()
-        except BaseException:
-            os.close(self._lock)
-            raise
-
-    def close(self) -> None:
-        """Let the directory go to whoever opens it next; once more: nothing happens."""
-        self._log.close()
-        self._journal.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    # Reading the log back ---------------------------------------------------------------------------------------------
+            self._close_files()
+            self._load()
+            # The cache may show what a disk that did not confirm has dropped: nothing of that file is relied upon.
+            self._follow(self._log.newest.number)
+        except (OSError, Retriable, InDoubt) as error:
+            # Retry: the next call tries it again; until then nothing is read or written.
+            raise StoreAway(f"queue {self.settings.name!r} must be opened again: {self._broken}") from error
+        self._broken = None
 
     def _read_back(self) -> None:
         if not self._log.files:
@@ -109,6 +135,7 @@ class FilesBase:
             newest.sync()
             self._journal.own(journals)
             for message in messages.values():
+                self._log.check_place(message.at, f"message {message.handle}")
                 self._index.add(message)
 
     def _apply(
@@ -145,6 +172,7 @@ class FilesBase:
         if self._pending is not None:
             yield
             return
+        self._mend()
         self._pending = pending = Pending()
         try:
             yield
@@ -157,6 +185,8 @@ class FilesBase:
             raise
         finally:
             self._pending = None
+        for number in pending.emptied:
+            self._journal.forget(number)
         self._tidy()
 
     @contextmanager
@@ -165,13 +195,12 @@ class FilesBase:
         with self.transaction():
             if self._retired:
                 raise Retired(f"queue {self.settings.name!r} has moved to another store: write there")
-            self._guard()
             assert self._pending is not None
             yield self._pending
 
     def _guard(self) -> None:
-        if self._broken is not None:
-            raise StoreAway(f"queue {self.settings.name!r} must be opened again: {self._broken}")
+        if self._pending is None:
+            self._mend()
 
     def _commit(self, pending: Pending) -> None:
         contents, offset = [], 0
@@ -201,8 +230,7 @@ class FilesBase:
         for handle in pending.contents:
             at = pending.changed[handle].at
             pending.changed[handle].at = At(begin.file, begin.offset + at.offset, at.length)
-        for number in emptied:
-            self._journal.forget(number)
+        pending.emptied = emptied
 
     def _append(self, file: LogFile, unit: Unit, contents: bytes) -> At:
         try:
@@ -315,21 +343,21 @@ class FilesBase:
         for message in ended:
             self._index.forget(message)
 
-    def _follow(self) -> None:
+    def _follow(self, doubted: int | None = None) -> None:
         moved: dict[int, At] = {}
-        self._log.begin(lambda file: moved.update(self._write_all(file)))
+        self._log.begin(lambda file: moved.update(self._write_all(file, doubted)))
         for handle, at in moved.items():
             self._index.messages[handle].at = at
         self._log.drop_but({message.at.file for message in self._index.messages.values()})
 
-    def _write_all(self, file: LogFile) -> dict[int, At]:
-        """Write all that lives, and the contents of files that hold little else; return where those lie now."""
+    def _write_all(self, file: LogFile, doubted: int | None = None) -> dict[int, At]:
+        """Write all that lives, and the contents of files that hold little else, or are doubted; return where those lie now."""
         journals = [(number, sorted(known.dead)) for number, known in self._journal.files.items()]
         first = Unit(self.uuid, self._last, self._retired, journals=journals)
         first.holders, first.outcomes = list(self._holders.values()), list(self._outcomes.items())
         file.append(first.encode(), b"", sync=False)
         messages, moved = list(self._index.messages.values()), dict[int, At]()
-        sparse = self._sparse(messages)
+        sparse = self._sparse(messages) | ({doubted} if doubted is not None else set())
         for begin in range(0, len(messages), _CHUNK):
             moved.update(self._write_some(file, messages[begin : begin + _CHUNK], sparse))
         return moved
@@ -371,3 +399,12 @@ def _no_cycles() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _away(name: str, directory: Path, error: OSError | InDoubt) -> Retriable:
+    if isinstance(error, OSError) and error.errno in FULL:
+        return StoreFull(
+            f"queue {name!r} in {directory} cannot be opened ({error.strerror}): make room on its disk"
+        )
+    reason = error.strerror if isinstance(error, OSError) else error
+    return StoreAway(f"queue {name!r} in {directory} cannot be opened ({reason}): mend the disk")

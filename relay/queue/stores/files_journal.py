@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -103,6 +104,8 @@ class Journal:
                 self.bury(number, row)
 
     def _known(self, number: int) -> JournalFile:
+        if not self._path(number).exists():
+            raise Stopped(f"{self._path(number)} is missing: restore the queue's directory from a copy")
         file = LogFile(self._path(number), number)
         (count, size, first, last, earliest, *states, _), _ = _trailer_of(file)
         file.close()
@@ -135,11 +138,12 @@ class Journal:
         return number
 
     def forget(self, number: int) -> None:
-        """Delete a file that the log does not name, or no longer."""
+        """Delete a file that the log does not name, or no longer; one that stays is deleted at the next opening (`own`)."""
         self.files.pop(number, None)
         if number in self._opened:
             self._opened.pop(number).close()
-        self._path(number).unlink(missing_ok=True)
+        with suppress(OSError):
+            self._path(number).unlink(missing_ok=True)
 
     def find(self, handle: int) -> tuple[int, Row] | None:
         """Return the file's number and the row of a message that is not dead."""
@@ -213,8 +217,9 @@ def _footer(rows: Sequence[Row]) -> bytes:
 
 def _trailer_of(file: LogFile) -> tuple[tuple[int, ...], int]:
     """Return the trailer and how many bytes the rows before it have."""
-    raw = file.read(At(file.number, file.end - _TRAILER.size, _TRAILER.size))
-    if len(raw) < _TRAILER.size:
+    raw = file.read(At(file.number, max(0, file.end - _TRAILER.size), _TRAILER.size))
+    trailer = _TRAILER.unpack(raw.ljust(_TRAILER.size, b"\0"))
+    rows_length = trailer[0] * _ROW.size
+    if not file.ends_with(rows_length + _TRAILER.size):
         raise Stopped(f"{file.path} is damaged: restore the queue's directory from a copy")
-    trailer = _TRAILER.unpack(raw)
-    return trailer, trailer[0] * _ROW.size
+    return trailer, rows_length

@@ -82,6 +82,14 @@ class LogFile:
         contents = At(self.number, begin + record_length, content_length)
         return Frame(body[:record_length], contents), end
 
+    def ends_with(self, content_length: int) -> bool:
+        """Tell whether a frame of nothing but so many bytes of contents ends the file; its checksum is not looked at."""
+        begin = self.end - content_length - _FRAME.size
+        if begin < _HEADER.size:
+            return False
+        mark, record_length, length, _ = _FRAME.unpack(os.pread(self._fd, _FRAME.size, begin))
+        return bool(mark == _MARK and record_length == 0 and length == content_length)
+
     def _checksum(self, record_length: int, content_length: int, body: bytes) -> int:
         return crc32(body, crc32(b"%d,%d" % (record_length, content_length), self._salt))
 
@@ -161,6 +169,9 @@ def lock_directory(directory: Path, name: str) -> int:
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError):  # the name is for whoever is refused; a disk without room has none for it
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except BlockingIOError:
         owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
@@ -168,8 +179,9 @@ def lock_directory(directory: Path, name: str) -> int:
             f"queue {name!r} in {directory} is open in process {owner}, and files are for one process at a time: "
             "end that process, or keep the queue in sqlite:/// or postgresql://"
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -217,6 +229,15 @@ class LogFiles:
         file.path = path
         self.files[number] = file
         self.begun_at = file.end
+
+    def check_place(self, at: At, named: str) -> None:
+        """Raise Stopped, naming the message, unless its content can lie there: a file is missing or was cut."""
+        file = self.files.get(at.file)
+        if file is None or at.offset + at.length > file.end:
+            raise Stopped(
+                f"{named} has its content in {self._path(at.file)}, which is missing or too short: "
+                "restore the queue's directory from a copy"
+            )
 
     def read(self, at: At) -> bytes:
         """Return a content."""
