@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +70,30 @@ class Run:
         store = self.site.store()
         for first in range(0, messages, 1000):
             numbers = range(first, min(first + 1000, messages))
-            new = [NewMessage("p", str(n), b"%d" % n, lane=b"%d" % (n % LANES)) for n in numbers]
-            store.put(self._appended(new) if "log+" in self.medium.store else new, 1)
+            places = self._append(numbers) if "log+" in self.medium.store else {}
+            store.put(
+                [
+                    NewMessage("p", str(n), b"%d" % n, lane=b"%d" % (n % LANES), place=places.get(n))
+                    for n in numbers
+                ],
+                1,
+            )
         store.close()
         return store.uuid
 
-    def _appended(self, messages: list[NewMessage]) -> list[NewMessage]:
-        """Append values to the log and return the messages with their places."""
-        placed: dict[int, Place] = {}
+    def _append(self, numbers: range) -> dict[int, Place]:
+        """Append values to the log and return their places."""
+        places: dict[int, Place] = {}
         producer = Producer({"bootstrap.servers": self.kafka, "linger.ms": 5})
-        for number, message in enumerate(messages):
+        for number in numbers:
 
             def note(error: object, record: Any, number: int = number) -> None:
                 assert error is None
-                placed[number] = Place(self.topic, "", record.partition(), record.offset())
+                places[number] = Place(self.topic, "", record.partition(), record.offset())
 
-            producer.produce(self.topic, message.value, key=message.lane, on_delivery=note)
+            producer.produce(self.topic, b"%d" % number, key=b"%d" % (number % LANES), on_delivery=note)
         producer.flush(60)
-        return [replace(message, place=placed[number]) for number, message in enumerate(messages)]
+        return places
 
     def kill_at_random(self, messages: int, kills: int, seed: int, deadline_s: float) -> None:
         """Let so many workers be killed; none may end wrongly by itself."""
