@@ -119,12 +119,7 @@ class TopicWatch:
                 f"{self._monitor} has {found[self._monitor].partitions} partitions for {max(counts.values())} of the "
                 "log: run `relay migrate`, which adds them before they are read"
             )
-        for name, facts in self._facts.items():
-            if found[name].topic_id != facts.topic_id:
-                raise Stopped(
-                    f"topic {name!r} was deleted and created again under the worker; check what was lost, then give "
-                    "the route a new name or record a new start"
-                )
+        self._compare({name: facts.topic_id for name, facts in found.items()})
         self._facts = found
         self._read_at = clock.monotonic()
         return found
@@ -134,6 +129,21 @@ class TopicWatch:
         if clock.monotonic() - self._read_at > TOPIC_IDS_PERIOD_S:
             self.facts()
         return {name: self._facts[name].topic_id for name in self._names}
+
+    def check(self) -> None:
+        """Raise Stopped if a log topic is another one by now: ask between reading a batch and delivering it.
+
+        A consumer says nothing of it: it goes on in the new topic at the old offset, if that one is long enough.
+        """
+        self._compare(self._topics.ids(self._names))
+
+    def _compare(self, found: Mapping[str, bytes]) -> None:
+        for name, facts in self._facts.items():
+            if found.get(name, facts.topic_id) != facts.topic_id:
+                raise Stopped(
+                    f"topic {name!r} was deleted and created again under the worker; check what was lost, then give "
+                    "the route a new name"
+                )
 
 
 def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
@@ -164,6 +174,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         topic_ids={name: facts[name].topic_id for name in route.from_},
         watermarks=scanner.watermarks,
         may_pass=lambda place, first, low: book.pass_lost(route.name, place, first, low, count=low - first),
+        undecided=lambda place, first, low: book.undecided(route.name, place, first, low),
     )
     reloading = Reloading(
         lambda: ports.reader(committed=True),
@@ -201,6 +212,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         starts=policy.resolve,
         check_twin=twins.check,
         topic_ids=watch.ids,
+        check_topics=watch.check,
         decided=book.has_changed,
         bounds=Bounds(route.batch.messages, route.batch.bytes, route.batch.linger_s, route.inflight.messages),
     )

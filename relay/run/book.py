@@ -87,14 +87,19 @@ class ControlBook:
 
     def pass_lost(self, route: str, place: LogPartition, first: int, following: int, *, count: int) -> bool:
         """May these offsets, which have left the log, be passed? If so, obey, and count what is lost."""
-        told = self.recent().of_route(Kind.LOST, route, [place])
-        if any(uncovered(first, following, [Span(one.subject.first, one.subject.next) for one in told])):
+        if self.undecided(route, place, first, following) is not None:
             return False
-        for one in told:
+        for one in self.recent().of_route(Kind.LOST, route, [place]):
             if one.subject.first < following and first < one.subject.next:
                 self.obey(one, f"passed offsets {first} to {following - 1} of {place.topic}[{place.partition}] as lost")
         self.lost += count
         return True
+
+    def undecided(self, route: str, place: LogPartition, first: int, following: int) -> Span | None:
+        """Of offsets that have left the log, return the first part that nobody has decided about."""
+        told = self.recent().of_route(Kind.LOST, route, [place])
+        spans = [Span(one.subject.first, one.subject.next) for one in told]
+        return next(uncovered(first, following, spans), None)
 
     def _opened(self) -> Register:
         if self._register is None:

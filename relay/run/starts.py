@@ -22,6 +22,21 @@ class Register(Protocol):
         """Append a record."""
 
 
+def recorded_start(register: Register, route: str, partition: LogPartition, topic_id: bytes) -> int | None:
+    """Return where the route's first start set a partition; None if nothing is recorded of it."""
+    found = orjson.loads(register.first(_key(route)) or b"{}").get("starts", {})
+    start: int | None = found.get(_topic_key(partition.topic, topic_id), {}).get(str(partition.partition))
+    return start
+
+
+def _key(route: str) -> bytes:
+    return f"start/{route}".encode()
+
+
+def _topic_key(topic: str, topic_id: bytes) -> str:
+    return f"{topic}/{topic_id.hex()}"
+
+
 class StartPolicy:
     """Applies ``start`` to the partitions that exist when the route first starts, and never again.
 
@@ -39,15 +54,17 @@ class StartPolicy:
         topic_ids: Mapping[str, bytes],
         watermarks: Callable[[LogPartition], tuple[int, int]],
         may_pass: Callable[[LogPartition, int, int], bool] | None = None,
+        undecided: Callable[[LogPartition, int, int], tuple[int, int] | None] = lambda _place, first, low: (first, low),
     ) -> None:
         self._register = register
-        self._key = f"start/{route}".encode()
+        self._key = _key(route)
         self._route = route
         self._policy = policy
         self._topics = topics
         self._topic_ids = topic_ids
         self._watermarks = watermarks
         self._may_pass = may_pass
+        self._undecided = undecided
         self._recorded: dict[str, dict[str, int]] | None = None
 
     def resolve(
@@ -59,7 +76,9 @@ class StartPolicy:
         position theirs is lost, not new.
         """
         return {
-            partition: self._unknown(partition, partition in ran_before) if offset is None else self._known(partition, offset)
+            partition: self._unknown(partition, partition in ran_before)
+            if offset is None
+            else self._known(partition, offset, self._watermarks(partition))
             for partition, offset in stored.items()
         }
 
@@ -71,7 +90,7 @@ class StartPolicy:
             for topic, count in self._topics.items():
                 marks = [self._watermarks(LogPartition(topic, p)) for p in range(count)]
                 offsets = [low if self._policy == "earliest" else high for low, high in marks]
-                starts[f"{topic}/{self._topic_ids[topic].hex()}"] = {str(p): o for p, o in enumerate(offsets)}
+                starts[_topic_key(topic, self._topic_ids[topic])] = {str(p): o for p, o in enumerate(offsets)}
             self._register.put(self._key, orjson.dumps({"policy": self._policy, "starts": starts}), wait=True)
             crash_point("start.recorded")
             found = self._register.first(self._key)
@@ -81,8 +100,8 @@ class StartPolicy:
         if self._recorded is None:
             self.record()
         assert self._recorded is not None
-        low, _high = self._watermarks(partition)
-        topic_key = f"{partition.topic}/{self._topic_ids[partition.topic].hex()}"
+        low, high = self._watermarks(partition)
+        topic_key = _topic_key(partition.topic, self._topic_ids[partition.topic])
         if topic_key not in self._recorded:
             if any(key.split("/")[0] == partition.topic for key in self._recorded):
                 raise Stopped(
@@ -93,20 +112,22 @@ class StartPolicy:
         start = self._recorded[topic_key].get(str(partition.partition))
         if start is None:
             return low
-        if ran_before or start < low:
+        if ran_before:
             raise Stopped(self._expired(partition, low))
-        return start
+        return self._known(partition, start, (low, high))
 
-    def _known(self, partition: LogPartition, offset: int) -> int:
-        low, high = self._watermarks(partition)
+    def _known(self, partition: LogPartition, offset: int, marks: tuple[int, int]) -> int:
+        low, high = marks
         if offset < low and self._may_pass is not None and self._may_pass(partition, offset, low):
             return low
         if offset < low:
-            name = f"lost:{self._route}/{partition.topic}/{partition.partition}/{offset}-{low - 1}"
+            # Retention goes on after a person has decided: only what nobody has decided about can be decided.
+            first, following = self._undecided(partition, offset, low) or (offset, low)
+            name = f"lost:{self._route}/{partition.topic}/{partition.partition}/{first}-{following - 1}"
             raise Stopped(
                 f"{partition.topic}[{partition.partition}] of route {self._route!r} stands at {offset}, but the log "
                 f"begins at {low}: {low - offset} offsets left it unread; lengthen its retention, find the messages "
-                f"elsewhere, then pass them as lost: `relay indoubt resolve CONFIG {name} --abort --reason ...`"
+                f"elsewhere, then pass what is lost: `relay indoubt resolve CONFIG {name} --abort --reason ...`"
             )
         if offset > high:
             raise Stopped(

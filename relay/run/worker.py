@@ -86,6 +86,7 @@ class RouteWorker:
         starts: Starts,
         check_twin: Callable[[], None],
         topic_ids: Callable[[], Mapping[str, bytes]],
+        check_topics: Callable[[], object],
         bounds: Bounds,
         decided: Callable[[], bool] = bool,
     ) -> None:
@@ -99,6 +100,7 @@ class RouteWorker:
         self._starts = starts
         self._check_twin = check_twin
         self._topic_ids = topic_ids
+        self._check_topics = check_topics
         self._bounds = bounds
         self._decided = decided
         self._generation = -1
@@ -123,9 +125,10 @@ class RouteWorker:
         while not self._stopping:
             try:
                 self._turn()
-            except (TwinDetected, ConfigError, Stopped) as final:
+            except (TwinDetected, ConfigError, Stopped) as found:
+                final = self._reason(found)
                 self._leave(final)
-                raise  # stop: a person must act
+                raise final from found.__cause__  # stop: a person must act
             except Stuck as stuck:
                 self._wait_stuck(stuck)  # in doubt: nothing can be found out now; wait for help, visibly
             except (Fenced, InDoubt, Retriable) as unclear:
@@ -212,6 +215,7 @@ class RouteWorker:
             self._generation = generation
             return
         self._check_twin()
+        self._check_topics()
         topic_ids = self._topic_ids()
         self._progress.state("recovering")
         views = self._views.take({p.partition for p in assigned})
@@ -246,6 +250,7 @@ class RouteWorker:
         self._advance_at = now + OFFSET_ADVANCE_PERIOD_S
         self._repeat_at = now + POSITIONS_REPEATED_AFTER_S if moved else float("inf")
         self._measure(messages)
+        self._check_topics()  # after the reading: what a namesake of the log holds is never delivered as the log's
         batch = Batch(
             generation=self._generation,
             messages=messages,
@@ -356,6 +361,17 @@ class RouteWorker:
         self._resolving.close()
         self._group.close()
         self._progress.state("stopped")
+
+    def _reason(self, found: RelayError) -> RelayError:
+        """What stops a worker may only show that the log is another topic by now, and that has another remedy."""
+        try:
+            if isinstance(found, Stopped):
+                self._check_topics()
+        except Stopped as another:
+            return another
+        except RelayError:
+            log.warning("topics not seen", reason=str(found))  # stop: for what was found
+        return found
 
     def _leave(self, why: RelayError) -> None:
         """Let others take over at once, and say why this worker stops."""

@@ -166,6 +166,8 @@ def test_lost_offsets_are_passed_only_if_every_one_was_let_go() -> None:
     one.write(resolution(of_offsets(Kind.LOST, "main", PLACE, 5, 9), Told.ABORT))
 
     assert not one.pass_lost("main", PLACE, 5, 10, count=5)
+    assert one.undecided("main", PLACE, 5, 10) == (9, 10), "what left the log since then is another thing to decide"
+    assert one.undecided("main", PLACE, 5, 9) is None
     assert not one.pass_lost("other", PLACE, 5, 9, count=4)
     assert one.lost == 0
     assert one.pass_lost("main", PLACE, 5, 9, count=4)

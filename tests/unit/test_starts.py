@@ -10,7 +10,7 @@ import pytest
 
 from relay.message.errors import Stopped
 from relay.message.record import LogPartition
-from relay.run.starts import StartPolicy
+from relay.run.starts import StartPolicy, recorded_start
 
 ID, OTHER_ID = b"1" * 16, b"2" * 16
 
@@ -105,12 +105,31 @@ def test_a_partition_that_was_delivered_from_and_has_no_position_has_lost_it() -
         policy(register).resolve({place(0): None}, {place(0)})
 
 
-def test_a_recorded_start_that_left_the_log_stops() -> None:
+def test_a_recorded_start_that_left_the_log_before_anything_was_delivered_is_lost_under_a_name() -> None:
     register = Shared()
     policy(register).record()
+    marks = {0: (6, 10)}
 
-    with pytest.raises(Stopped, match="the log now begins at 6"):
-        policy(register, marks={0: (6, 10)}).resolve({place(0): None}, ())
+    with pytest.raises(Stopped, match="begins at 6: 6 offsets left it unread.*lost:main/log/0/0-5 "):
+        policy(register, marks=marks).resolve({place(0): None}, ())
+
+    told = StartPolicy(
+        register, route="main", policy="earliest", topics={"log": 1}, topic_ids={"log": ID},
+        watermarks=lambda _: (6, 10), may_pass=lambda one, first, low: (one, first, low) == (place(0), 0, 6),
+    )  # fmt: skip
+    assert told.resolve({place(0): None}, ()) == {place(0): 6}
+    assert recorded_start(register, "main", place(0), ID) == 0
+    assert recorded_start(register, "main", place(0), OTHER_ID) is None
+
+
+def test_what_leaves_the_log_after_a_person_has_decided_is_named_apart() -> None:
+    made = StartPolicy(
+        Shared(), route="main", policy="earliest", topics={"log": 2}, topic_ids={"log": ID},
+        watermarks=lambda _: (9, 20), may_pass=lambda *_: False, undecided=lambda *_: (5, 9),
+    )  # fmt: skip
+
+    with pytest.raises(Stopped, match="7 offsets left it unread.*lost:main/log/1/5-8 "):
+        made.resolve({place(1): 2}, ())
 
 
 def test_a_topic_created_again_stops() -> None:

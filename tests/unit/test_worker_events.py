@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 from confluent_kafka import KafkaError
 
-from relay.message.errors import Fenced, RelayError, Stopped, Stuck
+from relay.message.errors import Fenced, RelayError, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.run import worker as worker_module
 from relay.run.worker import Bounds, RouteWorker
@@ -38,7 +38,7 @@ def worker() -> tuple[RouteWorker, Any]:
     made = RouteWorker(
         group=parts.group, intake=parts.intake, destination=parts.destination, views=parts.views,
         resolving=parts.resolving, reloading=parts.reloading, progress=parts.progress, starts=parts.starts,
-        check_twin=parts.check_twin, topic_ids=parts.topic_ids, bounds=MagicMock(spec=Bounds),
+        check_twin=parts.check_twin, topic_ids=parts.topic_ids, check_topics=parts.check_topics, bounds=Bounds(10, 1000, 0.1, 100),
     )  # fmt: skip
     return made, parts
 
@@ -57,6 +57,30 @@ def test_an_error_in_place_of_a_record(code: int, error: type[RelayError], words
 
     with pytest.raises(error, match=words):
         made._event(Event(code))
+
+
+def test_what_stops_a_worker_may_be_that_the_log_is_another_topic() -> None:
+    made, parts = worker()
+    lost = Stopped("the log begins above the position")
+
+    assert made._reason(lost) is lost
+    parts.check_topics.side_effect = Unreachable("the brokers are away")
+    assert made._reason(lost) is lost
+    parts.check_topics.side_effect = another = Stopped("the log was created again")
+    assert made._reason(lost) is another
+
+
+def test_no_batch_is_delivered_once_the_log_is_another_topic() -> None:
+    made, parts = worker()
+    parts.destination.narrowed_to = None
+    parts.intake.take_ready.return_value = []
+    parts.check_topics.side_effect = Stopped("the log was created again")
+
+    with pytest.raises(Stopped, match="created again"):
+        made._deliver(0.0)
+
+    parts.intake.take_ready.assert_called_once()  # before it: what is asked later says nothing of what was read
+    parts.destination.submit.assert_not_called()
 
 
 def test_the_end_of_a_partition_moves_the_position_past_markers() -> None:
