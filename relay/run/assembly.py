@@ -191,17 +191,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
             askable=frozenset(resources),
         ),
         destination=destination,
-        views=ViewKeeper(
-            CheckpointStore(
-                config.relay.state / route.name / str(number),
-                relay=config.relay.name,
-                route=route.name,
-                topic_id=facts[monitor].topic_id,
-                budget=Budget(INDEX_ENTRIES_IN_MEMORY),
-                watermarks=lambda partition: scanner.watermarks(LogPartition(monitor, partition)),
-            ),
-            clock.monotonic,
-        ),
+        views=_views(config, route, number, facts[monitor].topic_id, scanner),
         resolving=_resolving(config, ports, resources, worker_id, lambda partition: scanner.watermarks(partition)[1]),
         reloading=reloading,
         progress=Progress(
@@ -218,6 +208,19 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     )
     holder.append(worker)
     return worker
+
+
+def _views(config: RelayConfig, route: RouteConfig, number: int, topic_id: bytes, scanner: PartitionReader) -> ViewKeeper:
+    monitor = config.monitor_topic(route.name)
+    store = CheckpointStore(
+        config.relay.state / route.name / str(number),
+        relay=config.relay.name,
+        route=route.name,
+        topic_id=topic_id,
+        budget=Budget(INDEX_ENTRIES_IN_MEMORY),
+        watermarks=lambda partition: scanner.watermarks(LogPartition(monitor, partition)),
+    )
+    return ViewKeeper(store, clock.monotonic)
 
 
 def _resolving(
