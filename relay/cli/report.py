@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="The configuration, such as relay.toml.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+_PIPE_WIDTH: Final = 1000
+"""Columns of a line that no person's window bounds; a table is no wider than its cells."""
 
 
 def purpose(document: str | None) -> str:
@@ -30,11 +32,14 @@ def print_json(document: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table; cells are shown as they are, never read as markup."""
-    table = Table(*columns, title=title, title_justify="left")
+    """Print a table; cells are shown as they are, never read as markup, and whole: folded, or in a pipe on one line."""
+    table = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
     for row in rows:
         table.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    console.print(table)
 
 
 def print_line(text: str = "", style: str | None = None) -> None:

@@ -131,3 +131,15 @@ def test_a_check_prints_json_for_programs(place: Path) -> None:
 
 def test_a_docstring_is_the_help_without_the_name() -> None:
     assert report.purpose("``relay queue``: see every queue.") == "See every queue."
+
+
+def test_a_table_in_a_pipe_shows_every_cell_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    long = "sqlite:///" + "x" * 60
+
+    report.print_table(("queue", "store"), [("credit", long), ("[bold]", None)])
+
+    out = capsys.readouterr().out
+    assert long in out
+    assert "[bold]" in out
+    assert "\x1b" not in out
