@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from relay.message.errors import ConfigError
+from relay.queue.moving import cut_over
 from relay.queue.port import Refused, StoreAway
 from relay.queue.receipt import PLACE
 from relay.queue.states import PublisherState as P
@@ -74,6 +75,22 @@ def test_a_value_that_left_the_log_ends_its_message_with_a_cause_and_the_others_
     assert store.finish("ann", tickets(taken), NOW) == [True, True]
     assert ids(take(store, "bob")) == ["a", "c"]
     assert store.trim([gone]) == 1
+
+
+def test_what_has_lost_its_value_does_not_move_without_it(
+    medium: Medium, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> None:
+    store = opened(medium, "ann")
+    put(store, "a", "gone", "c")
+    lose(medium, b"gone")
+    other = medium_of("sqlite", tmp_path_factory.mktemp("other"), request)
+    target = other.open(store.settings)
+
+    for _ in range(2):
+        cut_over(store, target, lambda _: None)
+    assert state(target, 2) is P.UNAVAILABLE
+    assert [(one.id, one.value) for one in take(target)] == [("a", b"a"), ("c", b"c")]
+    other.close()
 
 
 def test_another_value_in_the_same_place_is_not_given(medium: Medium) -> None:

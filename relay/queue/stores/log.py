@@ -7,20 +7,24 @@ cause for whoever would have got it. A message put without a place (a child, an 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import orjson
 
 from relay.message.errors import Retriable
 from relay.queue.message import MessageView, NewMessage, Place, PutAnswer, Taken
-from relay.queue.port import StoreAway
+from relay.queue.port import Filter, Retired, StoreAway
 from relay.queue.receipt import PLACE, Headers
 from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Session
 from relay.queue.values import Values, digest_of
+from relay.run import clock
 
+_PAGE: Final = 200
 Shown = TypeVar("Shown", Taken, MessageView)
 
 
@@ -68,6 +72,17 @@ class LogQueue(SqlQueue):
                 self.withdraw([one.ticket.handle for one, _ in gone], now)
                 self.refuse(subscriber, [(one.ticket, _cause(placed)) for one, placed in gone], now)
         return shown
+
+    def retire(self) -> None:
+        """End what has lost its value, then refuse every later write; see the port. Else it would move with none, and be given so."""
+        with suppress(Retired):
+            for state in (PublisherState.PUT, PublisherState.REVEALED):
+                after = 0
+                while page := self.find(Filter(state=state), after=after, limit=_PAGE):
+                    after = page[-1].handle
+                    _, gone = self._fill(super()._views([view.handle for view in page], value=True))
+                    self.withdraw([view.handle for view, _ in gone], clock.wall_ms())
+        super().retire()
 
     def adopt(
         self, messages: Sequence[MessageView], *, uuid: str, outcomes: Sequence[tuple[str, bool]] = ()
