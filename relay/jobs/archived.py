@@ -1,7 +1,8 @@
 """What is archived may be trimmed: a record in the control topic says up to where, for each topic by its id.
 
-The archive writes it after the files are in place; whoever keeps the messages (a queue's journal, an operator who
-shortens a log's retention) may forget what lies below, and nothing else follows from it.
+The archive writes it after the files are in place; an operator who shortens a topic's retention may forget what lies
+below. Nothing in the relay trims by it: a log keeps what its routes may still need, and a queue's journal holds states
+too, which no topic has, so that it is let go by the queue's own retention.
 """
 
 from __future__ import annotations

@@ -95,7 +95,6 @@ class _Monitor:
     ranges: dict[LogPartition, Range] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=Evidence)
     ends: Ends = field(default_factory=Ends)
-    instances: set[bytes] = field(default_factory=set)
 
 
 class RouteAudit:
@@ -187,13 +186,15 @@ class RouteAudit:
                 found.ends.take(entry)
         if broken:
             self._notes.append(f"{broken} records of {name} cannot be read")
-        pages = (
-            records.where("substring(key, 1, 1) = X'65'")
-            .selectExpr("substring(key, 2, 16) as instance")
-            .distinct()
-        )
-        found.instances = found.evidence.instances | {bytes(row.instance) for row in pages.collect()}
         return found
+
+    def _instances(self, monitor: _Monitor) -> set[bytes]:
+        """Return the producer instances that a monitor knows, by its small records and by the keys of its pages."""
+        if not monitor.ranges:
+            return monitor.evidence.instances
+        pages = self._read(monitor.ranges).where("substring(key, 1, 1) = X'65'")
+        named = pages.selectExpr("substring(key, 2, 16) as instance").distinct().collect()
+        return monitor.evidence.instances | {bytes(row.instance) for row in named}
 
     def _before(
         self, monitor: _Monitor, to: TopicDestination | TableDestination, stack: ExitStack
@@ -264,34 +265,34 @@ class RouteAudit:
         """Divide the messages by how their captures ended; each part is one side of the meeting."""
         self._notes += asked.notes
         messages = self._kept_log.where(f"kind = {facts.MESSAGE}")
-        markers = self._kept_log.where(f"kind in ({facts.COMMITTED}, {facts.ABORTED})")
         free = judging.sided(messages.where("capture is null"), judging.CAPTURED)
         if self._kept_log.where("capture is not null").isEmpty():
             return [free]
         held = messages.where("capture is not null")
+        markers = self._kept_log.where(f"kind in ({facts.COMMITTED}, {facts.ABORTED})")
         marked = markers.groupBy("capture").agg({"kind": "min"}).withColumnRenamed("min(kind)", "marked")
-        outcomes = asked.of(held, marked)
-        decided = held.join(marked, "capture", "left").join(outcomes, "capture", "left")
-        ended = decided.selectExpr(
-            "*", f"case when marked = {facts.COMMITTED} then 'committed' else outcome end as ended"
-        )
-        return [
-            free,
-            judging.sided(ended.where("ended = 'committed'"), judging.CAPTURED),
-            judging.sided(ended.where("ended = 'aborted'"), judging.TAKEN_BACK),
-            judging.sided(ended.where("ended is null"), judging.UNDECIDED),
-        ]
+        committed = self._sent_to_all(marked.where(f"marked = {facts.COMMITTED}").select("capture"))
+        undecided = held.join(committed, "capture", "left_anti")
+        counted = judging.sided(held.join(committed, "capture", "left_semi"), judging.CAPTURED)
+        return [free, counted, judging.ended(undecided, asked.of(undecided, marked))]
+
+    def _sent_to_all(self, captures: DataFrame) -> DataFrame:
+        """Let captures travel whole to every task as long as they are few: the messages need not be shuffled then."""
+        from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+        kept = captures.cache()
+        return sql.broadcast(kept) if kept.count() <= SMALL else kept
 
     def _entered(self, met: DataFrame, monitor: _Monitor) -> DataFrame | None:
         """Ask the monitor about what the log and the destination do not explain; None where that is nothing."""
         wanted = judging.unexplained(met)
-        count = wanted.count()
-        if not count or not monitor.ranges:
+        first = wanted.limit(SMALL + 1).collect()
+        if not first or not monitor.ranges:
             return None
-        self._step(f"monitor, for {count:,} messages")
+        self._step(f"monitor, for {'more than ' if len(first) > SMALL else ''}{min(len(first), SMALL):,} messages")
         pages, partitions = self._read(monitor.ranges), list(monitor.ranges)
-        if count <= SMALL:
-            asked = frozenset(bytes(row.digest) for row in wanted.collect())
+        if len(first) <= SMALL:
+            asked = frozenset(bytes(row.digest) for row in first)
             return judging.deciding_entries(facts.page_rows(pages, partitions, monitor.ends, asked)).cache()
         rows = facts.page_rows(pages, partitions, monitor.ends).join(wanted, "digest", "left_semi")
         return judging.deciding_entries(rows).cache()
@@ -355,26 +356,24 @@ class RouteAudit:
 
     def _examples(self, findings: Findings, judged: DataFrame) -> None:
         """Keep the first few offenders of each kind by their place; a row of a table has none of its own."""
-        for kind, condition, where, why in _OFFENCES:
-            if getattr(findings, kind):
-                lies_in_log = where in (_LOG, "undecided.pos")
-                first = (
-                    judged.where(condition)
-                    .selectExpr(f"{where} as pos", "log.pos as log")
-                    .orderBy("pos", "log")
-                )
-                for row in first.limit(EXAMPLES_MAX).collect():
-                    if lies_in_log or (row.pos is None and row.log is not None):
-                        self._example(
-                            findings,
-                            kind,
-                            self._place(row.log if row.pos is None else row.pos, self._partitions),
-                            why,
-                        )
-                    elif row.pos is None:
-                        self._example(findings, kind, "a row of the table", why)
-                    else:
-                        self._example(findings, kind, self._place(row.pos, self._outputs), why)
+        present = [one for one in _OFFENCES if getattr(findings, one[0])]
+        if not present:
+            return
+        # One pass over everything; the kinds are looked for among what is wrong at all.
+        wrong = judged.where(" or ".join(f"({condition})" for _, condition, _, _ in present)).cache()
+        for kind, condition, where, why in present:
+            lies_in_log = where in (_LOG, "undecided.pos")
+            first = (
+                wrong.where(condition).selectExpr(f"{where} as pos", "log.pos as log").orderBy("pos", "log")
+            )
+            for row in first.limit(EXAMPLES_MAX).collect():
+                if lies_in_log or (row.pos is None and row.log is not None):
+                    place = self._place(row.log if row.pos is None else row.pos, self._partitions)
+                    self._example(findings, kind, place, why)
+                elif row.pos is None:
+                    self._example(findings, kind, "a row of the table", why)
+                else:
+                    self._example(findings, kind, self._place(row.pos, self._outputs), why)
 
     @staticmethod
     def _example(findings: Findings, kind: str, place: Place | str, why: str) -> None:
@@ -399,11 +398,15 @@ class RouteAudit:
 
     def _foreign(self, own: _Monitor, to: TopicDestination) -> set[bytes]:
         """Return the producer instances of other routes that write into the same output topic."""
-        found: set[bytes] = set()
-        for other in self._config.routes.values():
-            if other.name != self._route.name and getattr(other.to, "topic", None) == to.topic:
-                found |= self._monitor(other.name).instances
-        return found - own.instances
+        beside = [
+            other.name
+            for other in self._config.routes.values()
+            if other.name != self._route.name and getattr(other.to, "topic", None) == to.topic
+        ]
+        if not beside:
+            return set()
+        found = set[bytes]().union(*(self._instances(self._monitor(name)) for name in beside))
+        return found - self._instances(own)
 
     def _starts(self) -> dict[LogPartition, int]:
         if self._config.control_topic not in self._facts:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from relay.jobs.records import OFFSETS, place
+from relay.jobs.records import OFFSETS, PLACE_SHIFT, place
 from relay.message import identity
 from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
 from relay.message.record import LogPartition
@@ -83,7 +83,7 @@ def log_facts(records: DataFrame, partitions: Sequence[LogPartition], rules: Rul
         marker.alias("marker"),
         *_identifying(header, rules),
     )
-    return chosen.mapInArrow(_facts_of(rules), FACTS)
+    return chosen.mapInArrow(_facts_of(rules, tuple(partitions)), FACTS)
 
 
 def output_effects(
@@ -105,7 +105,7 @@ def output_effects(
         *([sql.col("value")] if rules.reads_value else []),
         *_identifying(header, rules),
     )
-    return chosen.mapInArrow(_effects_of(rules), EFFECTS)
+    return chosen.mapInArrow(_effects_of(rules, tuple(partitions)), EFFECTS)
 
 
 def dead_letters(records: DataFrame, route: str) -> DataFrame:
@@ -175,41 +175,33 @@ def _content() -> Column:
 
 
 def _identifying(header: Column, rules: Rules) -> list[Column]:
-    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    found = [
-        sql.col("topic"),
-        sql.col("partition"),
-        sql.col("offset"),
-        header[ID].alias("id"),
-        header[SOURCE].alias("source"),
-    ]
+    found = [header[ID].alias("id"), header[SOURCE].alias("source")]
     return found + [header[name].alias(f"{_RULED}{number}") for number, name in enumerate(rules.headers)]
 
 
 def _identified(
     batch: pyarrow.RecordBatch,
     rules: Rules,
-    fallback: Callable[[int, str, int, int], bytes],
+    partitions: Sequence[LogPartition],
+    fallback: Callable[[int, LogPartition, int], bytes],
     *,
     several: bool,
 ) -> list[bytes]:
-    """Return each row's digest by the first rule that finds something, else by ``fallback(row, topic, partition, offset)``.
+    """Return each row's digest by the first rule that finds something, else by ``fallback(row, partition, offset)``.
 
     ``several``: a record without a source may come from more than one log topic, so that no rule may be asked.
     """
     applied = identity.rules(rules.identity)
-    topics, partitions, offsets, identifiers, sources = (
-        batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "id", "source")
-    )
+    places, identifiers, sources = (batch.column(name).to_pylist() for name in ("pos", "id", "source"))
     extra = [
         (name, batch.column(f"{_RULED}{number}").to_pylist()) for number, name in enumerate(rules.headers)
     ]
     values = batch.column("value").to_pylist() if rules.reads_value else [None] * batch.num_rows
     only = next(iter(rules.topic_ids))
-    names = {topic: (topic if topic in rules.topic_ids else only).encode() for topic in set(topics)}
+    names = [(one.topic if one.topic in rules.topic_ids else only).encode() for one in partitions]
     digests: list[bytes] = []
-    for row, (topic, identifier, source) in enumerate(zip(topics, identifiers, sources, strict=True)):
+    for row, (pos, identifier, source) in enumerate(zip(places, identifiers, sources, strict=True)):
         fields = {ID: identifier, SOURCE: source}
         for name, found in extra:
             if found[row] is not None:
@@ -217,42 +209,48 @@ def _identified(
         digest = None
         if not several or source is not None:
             for rule in applied:
-                digest = rule(fields, names[topic], values[row])
+                digest = rule(fields, names[pos >> PLACE_SHIFT], values[row])
                 if digest is not None:
                     break
-        digests.append(digest if digest is not None else fallback(row, topic, partitions[row], offsets[row]))
+        digests.append(digest or fallback(row, partitions[pos >> PLACE_SHIFT], pos & OFFSETS))
     return digests
 
 
-def _facts_of(rules: Rules) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
+def _facts_of(
+    rules: Rules, partitions: Sequence[LogPartition]
+) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
     def facts(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+        import numpy as np  # noqa: PLC0415 - on the executor; comes with Arrow's users
         import pyarrow  # noqa: PLC0415 - on the executor
 
-        def by_position(_row: int, topic: str, partition: int, offset: int) -> bytes:
-            return identity.position_digest(rules.topic_ids[topic], partition, offset)
+        def by_position(_row: int, place: LogPartition, offset: int) -> bytes:
+            return identity.position_digest(rules.topic_ids[place.topic], place.partition, offset)
 
         for batch in batches:
-            digests = _identified(batch, rules, by_position, several=False)
-            captures = batch.column("capture").to_pylist()
-            kinds = [MESSAGE] * batch.num_rows
-            markers = batch.column("marker").to_pylist()
-            if True in markers:
-                keys, values = batch.column("marker_key").to_pylist(), batch.column("value").to_pylist()
-                for row in (row for row, marker in enumerate(markers) if marker):
-                    kinds[row], captures[row] = _outcome(keys[row], values[row])
+            digests = _identified(batch, rules, partitions, by_position, several=False)
+            captures = batch.column("capture")
+            kinds = pyarrow.array(np.zeros(batch.num_rows, np.int8))
+            if batch.column("marker").true_count:
+                captures, kinds = _outcomes(batch)
             kept = [batch.column(name) for name in ("pos", "at", "content", "lane")]
             yield pyarrow.RecordBatch.from_arrays(
-                [
-                    *kept,
-                    pyarrow.array(captures, pyarrow.binary()),
-                    batch.column("resource"),
-                    pyarrow.array(digests, pyarrow.binary()),
-                    pyarrow.array(kinds, pyarrow.int8()),
-                ],
+                [*kept, captures, batch.column("resource"), pyarrow.array(digests, pyarrow.binary()), kinds],
                 ["pos", "at", "content", "lane", "capture", "resource", "digest", "kind"],
             )
 
     return facts
+
+
+def _outcomes(batch: pyarrow.RecordBatch) -> tuple[pyarrow.Array, pyarrow.Array]:
+    """Return capture and kind of each row, markers read."""
+    import pyarrow  # noqa: PLC0415 - on the executor
+
+    captures, kinds = batch.column("capture").to_pylist(), [MESSAGE] * batch.num_rows
+    markers = zip(*(batch.column(name).to_pylist() for name in ("marker", "marker_key", "value")), strict=True)
+    for row, (marker, key, value) in enumerate(markers):
+        if marker:
+            kinds[row], captures[row] = _outcome(key, value)
+    return pyarrow.array(captures, pyarrow.binary()), pyarrow.array(kinds, pyarrow.int8())
 
 
 def _outcome(key: bytes | None, value: bytes | None) -> tuple[int, bytes | None]:
@@ -270,22 +268,22 @@ def _outcome(key: bytes | None, value: bytes | None) -> tuple[int, bytes | None]
     return (COMMITTED, capture) if proven else (BROKEN_MARKER, None)
 
 
-def _effects_of(rules: Rules) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
+def _effects_of(
+    rules: Rules, partitions: Sequence[LogPartition]
+) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
     def effects(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow  # noqa: PLC0415 - on the executor
 
         for batch in batches:
-            own = batch.column("own").to_pylist()
+            own = batch.column("own")
 
-            def by_relay(
-                row: int, topic: str, partition: int, offset: int, own: list[str | None] = own
-            ) -> bytes:
+            def by_relay(row: int, place: LogPartition, offset: int, own: pyarrow.Array = own) -> bytes:
                 try:
-                    return bytes.fromhex(own[row] or "x")
+                    return bytes.fromhex(own[row].as_py() or "x")
                 except ValueError:
-                    return identity.digest(b"?", f"{topic}/{partition}/{offset}".encode())
+                    return identity.digest(b"?", f"{place.topic}/{place.partition}/{offset}".encode())
 
-            digests = _identified(batch, rules, by_relay, several=len(rules.topic_ids) > 1)
+            digests = _identified(batch, rules, partitions, by_relay, several=len(rules.topic_ids) > 1)
             kept = [batch.column(name) for name in ("pos", "at", "content")]
             yield pyarrow.RecordBatch.from_arrays(
                 [*kept, pyarrow.array(digests, pyarrow.binary())], ["pos", "at", "content", "digest"]

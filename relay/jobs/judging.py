@@ -48,13 +48,24 @@ class Standing:
     told: Sequence[InputRange] = field(default_factory=list)
 
 
-def sided(facts: DataFrame, side: int) -> DataFrame:
+def sided(facts: DataFrame, side: int | Column) -> DataFrame:
     """Return facts as one side of the union by digest."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     types = {"pos": "long", "at": "timestamp", "content": "long", "lane": "long"}
     have = [sql.col(n) if n in facts.columns else sql.lit(None).cast(t).alias(n) for n, t in types.items()]
     return facts.select(sql.lit(side).cast("byte").alias("side"), "digest", *have)
+
+
+def ended(messages: DataFrame, outcomes: DataFrame | None) -> DataFrame:
+    """Return messages that no marker committed as sides, by the outcome of their captures (None: nothing is known)."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    if outcomes is None:
+        return sided(messages, UNDECIDED)
+    outcome = sql.col("outcome")
+    side = sql.when(outcome == "committed", CAPTURED).when(outcome == "aborted", TAKEN_BACK).otherwise(UNDECIDED)
+    return sided(messages.join(outcomes, "capture", "left"), side)
 
 
 def meet(sides: Iterable[DataFrame]) -> DataFrame:

@@ -39,14 +39,13 @@ class CaptureOutcomes:
             else:
                 self._stores[name] = store
 
-    def of(self, held: DataFrame, marked: DataFrame) -> DataFrame:
-        """Decide the captures without a valid committed marker, as ``relay verify`` does: row, person, then hint."""
-        asked = (
-            held.groupBy("capture").agg({"resource": "min"}).withColumnRenamed("min(resource)", "resource")
-        )
-        unmarked = asked.join(marked, "capture", "left").where(
-            f"marked is null or marked <> {facts.COMMITTED}"
-        )
+    def of(self, unmarked: DataFrame, marked: DataFrame) -> DataFrame | None:
+        """Decide the captures of messages without a valid committed marker, as ``relay verify`` does; None if there are none.
+
+        A row decides, then a person's word, then the hint of an aborted marker among ``marked``.
+        """
+        asked = unmarked.groupBy("capture").agg({"resource": "min"}).withColumnRenamed("min(resource)", "resource")
+        unmarked = asked.join(marked.where(f"marked = {facts.ABORTED}"), "capture", "left")
         found: list[tuple[bytes, str | None]] = []
         pending: list[Any] = []
         for row in unmarked.toLocalIterator():
@@ -55,7 +54,7 @@ class CaptureOutcomes:
                 found += self._ask(pending)
                 pending = []
         found += self._ask(pending)
-        return held.sparkSession.createDataFrame(found, "capture binary, outcome string")
+        return unmarked.sparkSession.createDataFrame(found, "capture binary, outcome string") if found else None
 
     def _ask(self, rows: list[Any]) -> list[tuple[bytes, str | None]]:
         by_resource: dict[str, list[bytes]] = {}
