@@ -245,3 +245,8 @@ def _of_known(message: LogMessage, row: InboxRow, cause: MessageRejected | None)
 LOST_CAUSE: Final = MessageRejected(
     "apply", "cause_lost", "the message was rejected in a transaction whose answer was lost, and the cause with it"
 )
+LOST_PAYLOAD: Final = MessageRejected(
+    "apply",
+    "payload_lost",
+    "the message was rejected, and left the log before its dead letter was acknowledged; an earlier one may have it",
+)

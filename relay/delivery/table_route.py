@@ -20,9 +20,10 @@ from relay.delivery.evidence_reading import MonitorView, fold_committed, high_wa
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, closings, judged, kept_rows, taken_rows
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts
 from relay.delivery.sifting import sift
-from relay.delivery.table import LOST_CAUSE
+from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
 from relay.message.envelope import Headers, outgoing
 from relay.message.errors import MessageRejected
+from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
@@ -342,6 +343,9 @@ class TableDelivery:
                 message = _read_again(reader, row)
                 if message is not None:
                     self._append_dead(bundle, message, LOST_CAUSE)
+                else:
+                    log.error("payload lost", topic=row.partition.topic, partition=row.partition.partition, offset=row.offset)
+                    self._append_dead(bundle, _as_message(row), LOST_PAYLOAD)
 
     def _append_dead(self, bundle: Any, message: LogMessage, cause: MessageRejected) -> None:
         key, value, headers = dead_letter(
@@ -361,12 +365,17 @@ class TableDelivery:
 
 
 def _read_again(reader: Reader, row: InboxRow) -> LogMessage | None:
-    """Read the message of an inbox row from the log; None if it has left the log by now."""
+    """Read the message of an inbox row from the log; None if it has left the log by now.
+
+    At its place may lie the message of another topic of that name, which the content tells.
+    """
     low, high = reader.watermarks(row.partition)
     if not low <= row.offset < high:
         return None
     for records in reader.read({row.partition: (row.offset, row.offset + 1)}):
         for record in records:
+            if content_digest(record.key(), record.value()) != row.content:
+                return None
             try:
                 headers = outgoing(record.headers() or ())
             except SystemError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from relay.delivery.deadletter import PREFIX
+from relay.delivery.table import LOST_PAYLOAD
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
@@ -30,8 +31,9 @@ def dead_letters(config: RelayConfig, *, route: str | None = None, code: str | N
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for record in _records(config):
         row = _row(record)
-        if (route in (None, row["route"])) and (code in (None, row["code"])):
-            found[row["digest"], row["route"]] = row
+        key = row["digest"], row["route"]
+        if route in (None, row["route"]) and code in (None, row["code"]) and _tells_more(row, known=key in found):
+            found[key] = row
     return sorted(found.values(), key=lambda row: (row["route"], row["topic"], int(row["partition"]), int(row["offset"])))
 
 
@@ -40,7 +42,7 @@ def dead_letter(config: RelayConfig, digest: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in _records(config):
         row = _row(record)
-        if row["digest"] == digest:
+        if row["digest"] == digest and _tells_more(row, known=row["route"] in found):
             value = record.value()
             found[row["route"]] = {**row, "value": None if value is None else base64.b64encode(value).decode("ascii")}
     return list(found.values())
@@ -59,6 +61,11 @@ def _records(config: RelayConfig) -> Iterator[Any]:
             ranges[LogPartition(facts.name, number)] = (max(low, high - RECORDS_MAX), high)
         for batch in reader.read(ranges):
             yield from batch
+
+
+def _tells_more(row: Mapping[str, Any], *, known: bool) -> bool:
+    """Of a repeat only the last counts, unless it was written without the payload (at a recovery)."""
+    return not known or row["code"] != LOST_PAYLOAD.code
 
 
 def _row(record: Any) -> dict[str, Any]:

@@ -20,11 +20,21 @@ from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord
 from relay.monitor.entries import Begin, decode
 from relay.monitor.in_doubt import Attempt, Doubt, Why, in_doubt
-from relay.monitor.resolution import Kind, Resolution, Resolutions, Subject, of_capture, of_offsets
+from relay.monitor.resolution import (
+    Kind,
+    Resolution,
+    Resolutions,
+    Span,
+    Subject,
+    of_capture,
+    of_offsets,
+    uncovered,
+)
 from relay.run import clock
 from relay.run.book import ControlBook
 from relay.run.config import RelayConfig
 from relay.run.route_config import RouteConfig, TopicDestination
+from relay.run.starts import recorded_start
 from relay.run.status import PartitionView, RouteView
 from relay.run.status_reading import StatusReader
 from relay.run.status_record import PartitionStatus, StatusRecord, Waiting
@@ -235,23 +245,40 @@ class InDoubtReader:
     ) -> Iterator[Item]:
         for partition in view.partitions:
             place = LogPartition(partition.topic, partition.partition)
-            span = self._lost_span(partition, words.get(place))
-            if span is not None:
-                subject = of_offsets(Kind.LOST, view.name, place, *span)
+            span = self._lost_span(view.name, partition, words.get(place))
+            for part in self._still_to_decide(view.name, place, span) if span is not None else ():
+                subject = of_offsets(Kind.LOST, view.name, place, *part)
                 yield self._item(
                     subject, view.name, LOST, needs_person=True, since_ms=None,
-                    places=((place, span[0]),), offsets=span[1] - span[0], worker=partition.owner,
+                    places=((place, part.first),), offsets=part.next - part.first, worker=partition.owner,
                 )  # fmt: skip
 
+    def _still_to_decide(self, route: str, place: LogPartition, span: tuple[int, int]) -> list[Span]:
+        """The parts that nobody has decided about, since retention goes on; all of it, once all is decided."""
+        told = self.decided.of_route(Kind.LOST, route, [place])
+        return list(uncovered(*span, [Span(one.subject.first, one.subject.next) for one in told])) or [Span(*span)]
+
     def _lost_span(
-        self, view: PartitionView, word: tuple[StatusRecord, PartitionStatus] | None
+        self, route: str, view: PartitionView, word: tuple[StatusRecord, PartitionStatus] | None
     ) -> tuple[int, int] | None:
         """Return the offsets that a living worker waits at, or, without one, that the next would stop at."""
         if view.owner is not None and word is not None:
             status = word[1]
             return None if status.lost_first is None or status.lost_next is None else (status.lost_first, status.lost_next)
-        low = self.reader.watermarks(LogPartition(view.topic, view.partition))[0]
-        return None if view.position is None or view.position >= low else (view.position, low)
+        place = LogPartition(view.topic, view.partition)
+        low = self.reader.watermarks(place)[0]
+        position = self._first_position(route, place) if view.position is None else view.position
+        return None if position is None or position >= low else (position, low)
+
+    def _first_position(self, route: str, place: LogPartition) -> int | None:
+        """Where a partition starts that nothing was ever delivered of; None if that is not known, or something was."""
+        facts = self._topics.describe([place.topic], settings=False)
+        if place.topic not in facts:
+            return None
+        monitor = LogPartition(self.config.monitor_topic(route), place.partition)
+        if any(_begins(self._stable, monitor, self._stable.watermarks(monitor))):
+            return None
+        return recorded_start(self._control(), route, place, facts[place.topic].topic_id)
 
     def _item(self, subject: Subject, route: str, why: str, **more: Any) -> Item:
         resolution = self.decided.about(subject)

@@ -110,7 +110,7 @@ def test_a_recorded_start_that_left_the_log_before_anything_was_delivered_is_los
     policy(register).record()
     marks = {0: (6, 10)}
 
-    with pytest.raises(Stopped, match="begins at 6: 6 offsets left it unread.*lost:main/log/0/0-5 "):
+    with pytest.raises(Stopped, match=r"begins at 6: 6 offsets left it unread.*lost:main/log/0/0-5 "):
         policy(register, marks=marks).resolve({place(0): None}, ())
 
     told = StartPolicy(
@@ -128,7 +128,7 @@ def test_what_leaves_the_log_after_a_person_has_decided_is_named_apart() -> None
         watermarks=lambda _: (9, 20), may_pass=lambda *_: False, undecided=lambda *_: (5, 9),
     )  # fmt: skip
 
-    with pytest.raises(Stopped, match="7 offsets left it unread.*lost:main/log/1/5-8 "):
+    with pytest.raises(Stopped, match=r"7 offsets left it unread.*lost:main/log/1/5-8 "):
         made.resolve({place(1): 2}, ())
 
 
