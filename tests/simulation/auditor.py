@@ -46,6 +46,11 @@ class Case:
         self.times = Counter(effect.id for effect in evidence.effects)
         self.dead = set(evidence.dead)
 
+    def is_lost(self, record: Logged) -> bool:
+        """Has it left the log, and was it passed as lost, visibly? Then it has an effect or none, but never two."""
+        spans = self.evidence.passed.get(record.partition, ())
+        return record.gone and any(first <= record.offset < following for first, following in spans)
+
     def is_published(self, record: Logged) -> bool:
         """Did its Kafka transaction, and its capture, commit?"""
         if record.aborted:
@@ -67,7 +72,7 @@ def lost_write(case: Case) -> Found:
     if not case.evidence.quiescent:
         return
     for name, record in case.first.items():
-        if name in case.times or name in case.dead:
+        if name in case.times or name in case.dead or case.is_lost(record):
             continue
         if record.poison:
             yield Anomaly("lost dead letter", "I1", f"{_at(record)} is no dead letter")
@@ -137,8 +142,9 @@ def torn_capture(case: Case) -> Found:
     if not case.evidence.quiescent:
         return
     states: dict[str, set[bool]] = defaultdict(set)
+    lost = {record.capture for record in case.evidence.log if case.is_lost(record)}
     for record in case.evidence.log:
-        if record.capture is not None:
+        if record.capture is not None and record.capture not in lost:
             states[record.capture].add(record.id in case.times or record.id in case.dead)
     for capture, state in states.items():
         if len(state) > 1:
@@ -200,7 +206,7 @@ def unsafe_position(case: Case) -> Found:
             for record in case.log.get(partition, ()):
                 if record.offset >= position:
                     break
-                if case.first.get(record.id) is not record or record.id in effects:
+                if case.first.get(record.id) is not record or record.id in effects or case.is_lost(record):
                     continue
                 if not record.poison and record.id not in case.dead:
                     yield Anomaly("position beyond delivery", "I2", f"{position} at {at:.4f}, without {_at(record)}")
@@ -383,8 +389,8 @@ def _in_order(case: Case, name: str, shown: list[tuple[str, tuple[int, ...], Mes
     place_of_last: dict[tuple[str, str, Partition], tuple[int, ...]] = {}
     for lane, place, message in sorted(shown):
         record = case.first.get(message)
-        if record is None:
-            continue
+        if record is None or case.is_lost(record):
+            continue  # of one that left the log a later repeat may have the effect
         key = (lane, message[0], record.partition)
         before = last.get(key)
         if before is not None and record.offset < before.offset and place != place_of_last[key]:

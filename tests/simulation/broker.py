@@ -277,6 +277,8 @@ class Topic:
     def __init__(self, world: World, name: str, partitions: int, bytes_max: int) -> None:
         self.name = name
         self.topic_id = world.rng.randbytes(16)
+        self.known_at = 0.0
+        """When consumers that read a namesake before learn that this one is there."""
         self.partitions = [Partition(world, LogPartition(name, p), bytes_max) for p in range(partitions)]
 
 

@@ -165,6 +165,13 @@ class Group:
                 return KafkaError.UNSTABLE_OFFSET_COMMIT, {}
         return NONE, {p: self.committed[p] for p in partitions if p in self.committed}
 
+    def forget(self, topic: str) -> None:
+        """The topic was deleted: so are its offsets (KIP-211 and before), whoever is a member."""
+        for place in [place for place in self.committed if place.topic == topic]:
+            del self.committed[place]
+            self._writers.pop(place, None)
+            self._stored_by.pop(place, None)
+
     def expect_again(self) -> None:
         """The coordinator has restarted: every session begins anew."""
         for member in self.members.values():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import orjson
 
 from relay.capture.outcomes import decode_marker
+from relay.delivery.deadletter import PREFIX
+from relay.delivery.table import LOST_PAYLOAD
 from relay.message import envelope
 from relay.message.identity import capture_id, cloudevents
 from relay.message.record import LogPartition
+from relay.monitor.resolution import Kind, Resolutions
 from tests.simulation.broker import StoredRecord
+from tests.simulation.crew import RELAY
 from tests.simulation.databases import Commit, Database, Row
 from tests.simulation.evidence import (
     Decided,
@@ -46,31 +50,53 @@ def log_of(cluster: Cluster, topics: list[str], is_poison: Callable[[StoredRecor
             place: Partition = (topic, partition.place.partition)
             into.log_ends[place] = partition.end
             for record in partition.records:
-                if record.control is not None:
-                    continue
-                marker = decode_marker(record.key(), record.value(), record.headers())
-                if marker is not None:
-                    proved = marker.committed and capture_id(marker.nonce or b"") == marker.capture
-                    into.marked.append(
-                        Marked(place, record.offset(), marker.capture.hex(), marker.committed, proved)
-                    )
-                    continue
-                headers = dict(record.headers() or ())
-                capture, number = headers.get(envelope.CAPTURE), headers.get(envelope.SEQUENCE)
-                incarnation = headers.get(envelope.INCARNATION)
-                name = message_id(record)
-                into.log.append(
-                    Logged(
-                        place,
-                        record.offset(),
-                        name,
-                        capture.decode() if capture else None,
-                        record.aborted,
-                        is_poison(record),
-                        int(number) if number and incarnation else None,
-                        incarnation.decode() if incarnation else None,
-                    )
-                )
+                _logged(place, record, is_poison, into)
+
+
+def gone_of(records: Iterable[StoredRecord], is_poison: Callable[[StoredRecord], bool], into: Evidence) -> None:
+    """Take what has left the log as if it were there still."""
+    for record in records:
+        before = len(into.log)
+        _logged((record.topic(), record.partition()), record, is_poison, into)
+        into.log[before:] = [logged._replace(gone=True) for logged in into.log[before:]]
+
+
+def passed_of(cluster: Cluster, into: Evidence) -> None:
+    """Read the audit records: what persons let go as lost, and its owner has noted to pass."""
+    told = Resolutions()
+    for record in cluster.topics.by_name[f"{RELAY}.control"].partitions[0].visible():
+        told.add(record.key() or b"", record.value())
+    for one in told.holding:
+        if one.subject.kind is Kind.LOST and told.is_obeyed(one):
+            place = (one.subject.place.topic, one.subject.place.partition)
+            into.passed.setdefault(place, []).append((one.subject.first, one.subject.next))
+
+
+def _logged(
+    place: Partition, record: StoredRecord, is_poison: Callable[[StoredRecord], bool], into: Evidence
+) -> None:
+    if record.control is not None:
+        return
+    marker = decode_marker(record.key(), record.value(), record.headers())
+    if marker is not None:
+        proved = marker.committed and capture_id(marker.nonce or b"") == marker.capture
+        into.marked.append(Marked(place, record.offset(), marker.capture.hex(), marker.committed, proved))
+        return
+    headers = dict(record.headers() or ())
+    capture, number = headers.get(envelope.CAPTURE), headers.get(envelope.SEQUENCE)
+    incarnation = headers.get(envelope.INCARNATION)
+    into.log.append(
+        Logged(
+            place,
+            record.offset(),
+            message_id(record),
+            capture.decode() if capture else None,
+            record.aborted,
+            is_poison(record),
+            int(number) if number and incarnation else None,
+            incarnation.decode() if incarnation else None,
+        )
+    )
 
 
 def decisions_of(database: Database, into: Evidence) -> None:
@@ -113,8 +139,16 @@ def output_of(cluster: Cluster, topic: str, into: Evidence) -> None:
 
 def dead_of(cluster: Cluster, topic: str, into: Evidence) -> None:
     """Read the dead letters; the same one may be there more than once, and counts once."""
-    found = {message_id(record): True for p in cluster.topics.by_name[topic].partitions for record in p.visible()}
+    found = {_dead_id(record): True for p in cluster.topics.by_name[topic].partitions for record in p.visible()}
     into.dead += found
+
+
+def _dead_id(record: StoredRecord) -> MessageId:
+    """Return (source, id); of one whose message has left the log, only the log's topic and where it lay are known."""
+    facts = {name.removeprefix(PREFIX): (value or b"").decode() for name, value in record.headers() or ()}
+    if facts.get("code") == LOST_PAYLOAD.code:
+        return facts["topic"], f"@{facts['route']}/{facts['partition']}/{facts['offset']}"
+    return message_id(record)
 
 
 def leaks_of(cluster: Cluster, topics: list[str], into: Evidence) -> None:
@@ -131,8 +165,13 @@ def group_positions(cluster: Cluster, group: str) -> dict[Partition, int]:
     return {(p.topic, p.partition): offset for p, (offset, _) in cluster.groups.group(group).committed.items()}
 
 
-def table_of(database: Database, table: str, into: Evidence) -> None:
-    """Read a destination table: its rows with the commits that made them, and every write of a position on the way."""
+def table_of(
+    database: Database, table: str, into: Evidence, first_of: Callable[[bytes], int] = lambda _topic_id: 0
+) -> None:
+    """Read a destination table: its rows with the commits that made them, and every write of a position on the way.
+
+    ``first_of`` a topic id is where its offsets count from, if several topics had the log's name.
+    """
     effects: dict[tuple[object, ...], Effect] = {}
     positions: dict[Partition, int] = {}
     for commit in database.history:
@@ -146,7 +185,7 @@ def table_of(database: Database, table: str, into: Evidence) -> None:
             elif name == table and after is None:
                 effects.pop(key, None)
             elif name == POSITIONS:
-                _position(commit, before, after, positions, into)
+                _position(commit, (before, after), positions, first_of, into)
         if commit.by != "restore":
             _torn(commit, new, into)
         if any(change[0] == POSITIONS for change in commit.changes):
@@ -156,8 +195,13 @@ def table_of(database: Database, table: str, into: Evidence) -> None:
 
 
 def _position(
-    commit: Commit, before: Row | None, after: Row | None, positions: dict[Partition, int], into: Evidence
+    commit: Commit,
+    change: tuple[Row | None, Row | None],
+    positions: dict[Partition, int],
+    first_of: Callable[[bytes], int],
+    into: Evidence,
 ) -> None:
+    before, after = change
     if after is None or after["position"] is None:
         known = before or after
         assert known is not None
@@ -167,9 +211,10 @@ def _position(
     place: Partition = (after["topic"], after["partition"])
     claim = before is None or before["epoch"] != after["epoch"]
     if commit.by != "restore":
-        into.held.append(Held(place, after["epoch"], after["worker"], commit.by, after["position"], claim, commit.at))
+        held = (f"{after['topic']} of {after['route']} ({after['topic_id'].hex()[:4]})", after["partition"])
+        into.held.append(Held(held, after["epoch"], after["worker"], commit.by, after["position"], claim, commit.at))
     if after["position"] is not None:
-        positions[place] = after["position"]
+        positions[place] = after["position"] + first_of(after["topic_id"])
 
 
 def _torn(commit: Commit, new: list[MessageId], into: Evidence) -> None:

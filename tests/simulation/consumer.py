@@ -108,7 +108,7 @@ class SimConsumer(Client):
         if len(names) > 1:
             self.world.rng.shuffle(names)
         for name in names:
-            if cluster.network.is_paused(cluster.leader_of(name)):
+            if cluster.network.is_paused(cluster.leader_of(name)) or self.world.now < cluster.topics.by_name[name.topic].known_at:
                 continue
             place = self._places[name]
             partition = cluster.topics.partition(name)

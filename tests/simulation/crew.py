@@ -15,6 +15,8 @@ from relay.run.config import RelayConfig, parse
 from tests.simulation.scheduler import Crashed, Process, World
 
 FOR_A_PERSON = (Stopped, TwinDetected, ConfigError)
+Person = Callable[[RelayError], bool]
+"""Whoever is told with what sentence a worker stopped: does it act on it? Then the worker is started again."""
 RELAY, ROUTE, LOG, OUTPUT = "sim", "main", "log", "out"
 
 
@@ -48,6 +50,8 @@ class Crew:
     def __init__(self, world: World, config: RelayConfig) -> None:
         self.world = world
         self.config = config
+        self.route = ROUTE
+        self.person: Person = lambda _said: False
         self.running: dict[int, Process] = {}
         self.twinned: set[int] = set()
         self.stopped: list[str] = []
@@ -65,13 +69,20 @@ class Crew:
         self.world.spawn(process, "main", lambda: self._main(number, process))
         return process
 
+    def rename(self, config: RelayConfig, route: str) -> None:
+        """Stop every worker at once; they are started again with this route of this configuration."""
+        self.config, self.route = config, route
+        for process in list(self.world.processes):
+            if process.alive and process.name.startswith("worker-"):
+                process.kill()
+
     def _main(self, number: int, process: Process) -> None:
         try:
-            self._assemble(self.config, ROUTE, number).run(None)
+            self._assemble(self.config, self.route, number).run(None)
         except Crashed:
             raise
         except FOR_A_PERSON as final:
-            if not (isinstance(final, TwinDetected) and self._goes_on(number, process)):
+            if not (isinstance(final, TwinDetected) and self._goes_on(number, process)) and not self.person(final):
                 self.stopped.append(f"{process.name} {type(final).__name__}: {final}")
             self.world.trace(process.name, "stopped", type(final).__name__, str(final)[:300])
         except RelayError as known:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from relay.delivery.mapping import TableMapping, tuples
+from relay.delivery.mapping import BatchMapping, TableMapping, tuples
 from relay.delivery.table import (
     INBOX_ROWS,
     TRIM_ROWS,
@@ -56,12 +56,13 @@ class SimulatedCursor:
         plan: TablePlan,
         limits: Limits | None = None,
         label: str = "cursor",
+        mapping: BatchMapping | None = None,
     ) -> None:
         self._database = database
         self._plan = plan
         self._limits = limits or Limits()
         self._label = label
-        self._mapping = TableMapping(plan.columns, plan.schema)
+        self._mapping = mapping or TableMapping(plan.columns, plan.schema)
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims: dict[LogPartition, int] = {}

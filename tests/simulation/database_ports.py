@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import relay.run.assembly
+from relay.delivery.mapping import BatchMapping
 from relay.delivery.table import Limits, TablePlan
 from tests.simulation.database_cursor import SimulatedCursor
 from tests.simulation.database_resource import SimulatedResource
@@ -24,7 +25,9 @@ def stand_ins(databases: Mapping[str, Database]) -> list[tuple[Any, str, Any]]:
     def resource(name: str, url: str, lock_timeout_s: float = 1.0) -> SimulatedResource:
         return SimulatedResource(name, by_address[url], lock_timeout_s)
 
-    def cursor(url: str, plan: TablePlan, limits: Limits | None = None) -> SimulatedCursor:
-        return SimulatedCursor(by_address[url], plan, limits)
+    def cursor(
+        url: str, plan: TablePlan, limits: Limits | None = None, mapping: BatchMapping | None = None
+    ) -> SimulatedCursor:
+        return SimulatedCursor(by_address[url], plan, limits, mapping=mapping)
 
     return [(relay.run.assembly, "open_resource", resource), (relay.run.assembly, "PostgresqlCursor", cursor)]

@@ -35,6 +35,8 @@ class Logged(NamedTuple):
     """The destination cannot take it: it belongs among the dead letters."""
     sequence: int | None = None
     incarnation: str | None = None
+    gone: bool = False
+    """It has left the log: by retention, or with the topic."""
 
 
 class Effect(NamedTuple):
@@ -124,6 +126,8 @@ class Evidence:
     """Records outside the log that still name a capture, in words."""
     torn: list[str] = field(default_factory=list)
     """Committed transactions of a table that hold effects without their inbox rows, or the reverse, in words."""
+    passed: dict[Partition, list[tuple[int, int]]] = field(default_factory=dict)
+    """Offsets, first and next, that persons have let go as lost, and that the owner has said to pass."""
     quiescent: bool = True
     """Faults healed, publishers stopped, and the workers were given time: then everything must have arrived."""
     markers_due: bool = True

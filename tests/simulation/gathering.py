@@ -33,7 +33,9 @@ class Gathering:
         self._dead = cluster.topics.by_name[f"{RELAY}.deadletter"].partitions
         self._reached: dict[tuple[str, int], int] = {}
         self._read_to = [0] * len(self._outputs)
-        cluster.groups.group(f"{RELAY}.{ROUTE}").on_fall.append(self._position_falls)
+        self._group = cluster.groups.group(f"{RELAY}.{ROUTE}")
+        self._group.on_fall.append(self._position_falls)
+        self._first = 0
         world.at(READ_PERIOD_S, self._read_on)
 
     def sample(self) -> None:
@@ -42,6 +44,16 @@ class Gathering:
         dead = {message_id(record) for topic in self._dead for record in self._decided(topic)}
         positions = {place: max(at, self._reached.get(place, 0)) for place, at in self._positions().items()}
         self.evidence.samples.append(Sample(self._world.now, positions, frozenset(effects | dead)))
+
+    def begin_again(self, group: str, first: int) -> None:
+        """The log is another topic by now, read by another group: its offsets count from ``first``."""
+        self.sample()
+        self._group.on_fall.clear()
+        self._group = self._cluster.groups.group(group)
+        self._group.on_fall.append(self._position_falls)
+        self._logs = self._cluster.topics.by_name[LOG].partitions
+        self._first = first
+        self._reached = {}
 
     def finish(self, *, quiescent: bool) -> Evidence:
         """Return all evidence."""
@@ -72,12 +84,13 @@ class Gathering:
         """Is everything read, decided and delivered?"""
         positions = self._positions()
         return all(
-            log.stable_end == log.end and positions.get((LOG, log.place.partition), 0) >= log.end for log in self._logs
+            log.stable_end == log.end and positions.get((LOG, log.place.partition), 0) >= log.end + self._first
+            for log in self._logs
         ) and all(one.stable_end == one.end for one in (*self._outputs, *self._dead))
 
     def _positions(self) -> dict[tuple[str, int], int]:
-        committed = self._cluster.groups.group(f"{RELAY}.{ROUTE}").committed
-        return {(place.topic, place.partition): offset for place, (offset, _) in committed.items()}
+        committed = self._group.committed
+        return {(place.topic, place.partition): offset + self._first for place, (offset, _) in committed.items()}
 
     def _position_falls(self, place: LogPartition, offset: int, by_itself: bool) -> None:
         """A stored position is about to go back: a sample before and one after show it.
@@ -91,7 +104,7 @@ class Gathering:
             return
         self.sample()
         before = self.evidence.samples[-1]
-        after = {**before.positions, (place.topic, place.partition): offset}
+        after = {**before.positions, (place.topic, place.partition): offset + self._first}
         self.evidence.samples.append(before._replace(positions=after))
 
     def _decided(self, partition: BrokerPartition) -> list[StoredRecord]:

@@ -39,6 +39,10 @@ class PlainProducers:
             world.at(at, self._burst, rng.randrange(1, 8))
             self.sent += 4
 
+    def forget(self) -> None:
+        """Send nothing again of what was sent before."""
+        self._sent.clear()
+
     def _burst(self, count: int) -> None:
         """Some records of one source into one partition, perhaps as a Kafka transaction that stays open for a while."""
         rng = self._world.rng

@@ -350,13 +350,12 @@ class SimProducer(Client):
         batch.attempt += 1
         attempt = batch.attempt
         cluster = self.cluster
-        partition = cluster.topics.partition(lane.place)
         left = batch.items[0].expires_at - self.world.now
         batch.resets = self.leader(lane.place).resets
         self.leader(lane.place).request(
             "Produce",
             lambda reply: reply(
-                partition.append(
+                cluster.topics.partition(lane.place).append(
                     records,
                     batch.producer_id,
                     batch.epoch,

@@ -107,14 +107,26 @@ class RouteTrial:
         if self.gathering is not None:
             return self.gathering.is_done()
         assert self.destination is not None
-        rows = self.databases[self.destination].rows("relay_position")
-        positions = {row["partition"]: row["position"] or 0 for row in rows}
+        positions = self.stored()
         logs = self.cluster.topics.by_name[LOG].partitions
         if not all(log.stable_end == log.end <= positions.get(log.place.partition, 0) for log in logs):
             return False
         # A worker that dies after its commit leaves its dead letters to the next owner.
         refused = sum(row["outcome"] == 1 for row in self.databases[self.destination].rows("relay_inbox"))
         return sum(1 for dead in self.cluster.topics.by_name[f"{RELAY}.deadletter"].partitions for _ in dead.visible()) >= refused
+
+    def stored(self) -> dict[int, int]:
+        """Return where the route stands in each partition of the log as it is now, by its place of truth."""
+        topic_id, route = self.cluster.topics.by_name[LOG].topic_id, self.crew.route
+        if self.destination is None:
+            committed = self.cluster.groups.group(f"{RELAY}.{route}").committed
+            return {place.partition: offset for place, (offset, _) in committed.items()}
+        rows = self.databases[self.destination].rows("relay_position")
+        return {
+            row["partition"]: row["position"] or 0
+            for row in rows
+            if (row["topic_id"], row["route"]) == (topic_id, route)
+        }
 
     def _publishers(self) -> list[Publisher]:
         world, rng = self.world, self.world.rng
@@ -210,7 +222,7 @@ class RouteTrial:
         else:
             assert self.destination is not None
             evidence = Evidence(quiescent=quiescent)
-            collecting.table_of(self.databases[self.destination], LEDGER, evidence)
+            collecting.table_of(self.databases[self.destination], LEDGER, evidence, self._first_of)
             collecting.dead_of(self.cluster, f"{RELAY}.deadletter", evidence)
         evidence.told, evidence.undone = self.notes.told, self.notes.undone
         collecting.log_of(self.cluster, [LOG], self._is_poison, evidence)
@@ -218,6 +230,10 @@ class RouteTrial:
         collecting.leaks_of(self.cluster, [OUTPUT, f"{RELAY}.deadletter"], evidence)
         evidence.markers_due = False  # a COMMIT may land after its publisher's last start
         return evidence
+
+    def _first_of(self, _topic_id: bytes) -> int:
+        """Where the offsets of a topic with the log's name count from: here is one only."""
+        return 0
 
     def _is_poison(self, record: StoredRecord) -> bool:
         if self.destination is None:
