@@ -86,7 +86,7 @@ def test_readmes_configuration_is_one_file_that_passes_the_check(tmp_path: Path)
     assert faults == []
     assert config is not None
     assert list(config.routes) == ["to-ledger", "to-table", "to-credit"]
-    assert list(config.queues) == ["credit"]
+    assert list(config.queues) == ["credit", "mail"]
 
 
 def test_readmes_python_compiles_and_imports_what_there_is() -> None:
