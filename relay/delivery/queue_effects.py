@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from relay.delivery.queue_mapping import Putting
@@ -94,5 +94,5 @@ def _timed(row: Putting, now: int, longest_ms: int | None, audience: Audience | 
     message = row.message
     if row.expires_at is not None:
         ttl_ms = max(0, row.expires_at - now)
-        message = replace(message, ttl_ms=ttl_ms if longest_ms is None else min(ttl_ms, longest_ms))
-    return replace(message, audience=audience) if audience is not None and message.audience is None else message
+        message = message._replace(ttl_ms=ttl_ms if longest_ms is None else min(ttl_ms, longest_ms))
+    return message._replace(audience=audience) if audience is not None and message.audience is None else message

@@ -9,7 +9,6 @@ design.md section 8 says: a parent's state alone is never believed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from relay.message.errors import RelayError
@@ -90,7 +89,7 @@ def put_children(
     """
     done = []
     for name, messages in children.items():
-        named = [replace(message, attempt=attempt, parents=tuple(parents)) for message in messages]
+        named = [message._replace(attempt=attempt, parents=tuple(parents)) for message in messages]
         done.append(PutChildren(name, [answer.handle for answer in queues[name].put(named, now)]))
         crash_point("attempt.child")
     return done

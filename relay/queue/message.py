@@ -46,8 +46,7 @@ class Place(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewMessage:
+class NewMessage(NamedTuple):
     """What a publisher puts. Times are milliseconds.
 
     ``id`` is unique for its publisher; ``lane`` orders (None: no order, every message for itself); ``audience`` None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from relay.message.errors import InDoubt, RelayError, Retriable, Unreachable
@@ -169,7 +169,7 @@ class Runner:
             for message, children in near:
                 for queue, new in self._named(message, children).items():
                     parents = self._place.parents(message)
-                    desk.stores[queue].put([replace(one, parents=parents) for one in new], now)
+                    desk.stores[queue].put([one._replace(parents=parents) for one in new], now)
             elsewhere = [message.taken for message, _ in far]
             if further.is_begun and work.messages[0] not in elsewhere:
                 elsewhere.append(work.messages[0])
@@ -276,7 +276,7 @@ class Runner:
             for one in new:
                 number += 1
                 name = f"{place.store.uuid}.{message.handle}.{number}"
-                named[queue].append(replace(one, publisher=f"{place.queue}/{place.subscriber}", id=name))
+                named[queue].append(one._replace(publisher=f"{place.queue}/{place.subscriber}", id=name))
         return named
 
     def _accept(self, put: list[PutChildren]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Log:
             return message
         place = Place("orders", "id", len(self.values) % 3, len(self.values))
         self.values[place] = message.value
-        return replace(message, place=place)
+        return message._replace(place=place)
 
     def read(self, places: Sequence[Place]) -> dict[Place, bytes | None]:
         if self.away:

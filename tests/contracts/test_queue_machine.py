@@ -95,7 +95,7 @@ class Subject:
                 answer, handle=self.handles.index(answer.handle), headers=without_digests(answer.headers)
             )
         if isinstance(answer, Taken):
-            return replace(answer, ticket=self.plain(answer.ticket), headers=without_digests(answer.headers))
+            return answer._replace(ticket=self.plain(answer.ticket), headers=without_digests(answer.headers))
         if isinstance(answer, Ticket | Child):
             return answer._replace(handle=self.handles.index(answer.handle))
         if isinstance(answer, list | tuple) and not hasattr(answer, "_fields"):
@@ -173,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
     def put(self, messages: list[NewMessage], reveal: bool, own: int) -> None:
         if own < 2 and len(self.known()) > 1:
             other = subscribers(self.known()[-1]) if own else subscribers(tuple(self.known()))
-            messages = [replace(message, audience=other) for message in messages]
+            messages = [message._replace(audience=other) for message in messages]
 
         def put(it: Subject) -> list[tuple[int, bool]]:
             answers = it.store.put(messages, self.now, reveal=reveal)

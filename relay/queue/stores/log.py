@@ -134,9 +134,9 @@ def _without_value(message: NewMessage) -> NewMessage:
     # The place is the relay's own word: whatever came under its name is left out.
     headers = _own(message.headers)
     if message.place is None or message.value is None:
-        return replace(message, headers=headers)
+        return message._replace(headers=headers)
     place = orjson.dumps([*message.place, digest_of(message.value), len(message.value)])
-    return replace(message, value=None, headers=(*headers, (PLACE, place)))
+    return message._replace(value=None, headers=(*headers, (PLACE, place)))
 
 
 def _own(headers: Headers) -> Headers:

@@ -104,10 +104,11 @@ DELIVERY: Final = Columns(
 
 
 @cache
-def insert(table: str, columns: str) -> str:
-    """Return the statement that inserts one row with positional parameters."""
+def insert(table: str, columns: str, rows: int = 1) -> str:
+    """Return the statement that inserts so many rows with positional parameters."""
     marks = ", ".join("?" for _ in columns.split(","))
-    return f"insert into {table} ({columns}) values ({marks})"  # noqa: S608 - both are constants of this module
+    values = ", ".join([f"({marks})"] * rows)
+    return f"insert into {table} ({columns}) values {values}"  # noqa: S608 - both are constants of this module
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ BUSY_TIMEOUT_S: Final = 15.0
 CACHE_KIB: Final = 64 * 1024
 CHECKPOINT_PAGES: Final = 4_000
 """A delivery's page is written with each of its states: copied into the file once for several of them."""
+ROWS_AT_ONCE: Final = 20
+"""Messages that one statement inserts: more of them gain nothing."""
 _FULL: Final = (sqlite3.SQLITE_FULL,)
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -135,8 +137,7 @@ class SqliteSession:
 
     def arrive(self, arriving: Arriving) -> None:
         """Insert new messages; from these rows follow the others, which costs less than to bind their values."""
-        needed, rows = MESSAGE.fitted(message_rows(arriving))
-        self._connection.executemany(insert(MESSAGE.table, needed), rows)
+        self._insert_messages(arriving)
         at = {"queue": arriving.queue}
         try:
             self.count(OPEN_ARRIVED, {**at, "handles": range(arriving.handles[0], arriving.handles[-1] + 1)})
@@ -148,6 +149,14 @@ class SqliteSession:
             last = first + len(list(same)) - 1
             self.count(deliveries_arrived(len(seats)), {**at, **_numbered(seats), "handles": range(first, last + 1)})
             first = last + 1
+
+    def _insert_messages(self, arriving: Arriving) -> None:
+        needed, rows = MESSAGE.fitted(message_rows(arriving))
+        paged = len(rows) - len(rows) % ROWS_AT_ONCE
+        pages = (rows[first : first + ROWS_AT_ONCE] for first in range(0, paged, ROWS_AT_ONCE))
+        text = insert(MESSAGE.table, needed, ROWS_AT_ONCE)
+        self._connection.executemany(text, (tuple(chain.from_iterable(page)) for page in pages))
+        self._connection.executemany(insert(MESSAGE.table, needed), rows[paged:])
 
     def _let_lanes_be_numbered(self) -> None:
         """Make `lane_number` known to the connection, whose owner may have open cursors: so only where it is unknown."""
