@@ -175,7 +175,6 @@ def _content() -> Column:
 
 
 def _identifying(header: Column, rules: Rules) -> list[Column]:
-
     found = [header[ID].alias("id"), header[SOURCE].alias("source")]
     return found + [header[name].alias(f"{_RULED}{number}") for number, name in enumerate(rules.headers)]
 
