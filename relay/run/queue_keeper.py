@@ -1,8 +1,8 @@
-"""Keeps a queue's journal within its retention, in a thread with a connection of its own, so that nobody waits for it."""
+"""Keeps a queue's journal within its retention, in a thread of its own, where the store allows it with a connection of its own."""
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Final
 
 import structlog
@@ -20,12 +20,18 @@ log = structlog.get_logger("relay.journal")
 
 
 class JournalKeeper:
-    """Several processes may keep one queue: a file that two of them write has the same messages."""
+    """Several processes may keep one queue: a file that two of them write has the same messages.
 
-    def __init__(self, config: RelayConfig, queue: str, desired: Desired) -> None:
+    ``lent`` is the store that this process has open, for use by several threads, where nobody can open it once more.
+    """
+
+    def __init__(
+        self, config: RelayConfig, queue: str, desired: Desired, lent: QueueStore | None = None
+    ) -> None:
         self._config = config
         self._queue = queue
         self._desired = desired
+        self._lent = lent
         self._ended = schedule.event()
         self._thread: schedule.Thread | None = None
         self.let_go = 0
@@ -45,12 +51,17 @@ class JournalKeeper:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                with closing(open_queue(self._config, self._queue, self._desired)) as store:
+                with self._open() as store:
                     self._keep(store)
             except (RelayError, OSError) as failure:
                 # Retry: nothing is trimmed that was not written.
                 log.warning("journal kept later", queue=self._queue, kind=type(failure).__name__)
             self._ended.wait(PERIOD_S)
+
+    def _open(self) -> AbstractContextManager[QueueStore]:
+        if self._lent is not None:
+            return nullcontext(self._lent)
+        return closing(open_queue(self._config, self._queue, self._desired))
 
     def _keep(self, store: QueueStore) -> None:
         while not self._ended.is_set():

@@ -24,6 +24,7 @@ from relay.run.queues import address, bind_queue, open_queue, queue_of
 from relay.work.backoff import Backoff
 from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.further import Connections, Further, FurtherDatabase
+from relay.work.locked import locked
 from relay.work.mark import Mark
 from relay.work.running import Place, Runner
 from relay.work.stores import Deciding, Stores
@@ -71,7 +72,7 @@ class Assembled:
         url = address(config, job.queue, self._desired)
         self._alerts = open_alerts(job.queue, url, state=config.relay.state)
         self.worker, self.runner = self._assemble(limits)
-        self._journal = JournalKeeper(config, job.queue, self._desired)
+        self._journal = JournalKeeper(config, job.queue, self._desired, self._lent())
         self._journal.start()
 
     def close(self) -> None:
@@ -179,6 +180,11 @@ class Assembled:
             lent.callback(connection.close)
             found[resource] = PreparedEffects(self._config.relay.name, resource, connection)
         return found
+
+    def _lent(self) -> QueueStore | None:
+        """Return the queue's store for other threads if nobody can open it once more: files are open once."""
+        store = self.stores[self._job.queue]
+        return None if store.shared else locked(store, self.stores.locks[self._job.queue])
 
     def _held_back(self) -> bool:
         return not self._follower.now().may_take(self._job.queue, self._job.subscriber)
