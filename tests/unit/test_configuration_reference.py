@@ -19,7 +19,7 @@ from relay.run.registry_config import RegistryConfig
 from relay.run.timing import Timing
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = (ROOT / "CONFIGURATION.md").read_text("utf-8")
+REFERENCE = (ROOT / "relay/run/CONFIGURATION.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
 SECTIONS: dict[str, type[BaseModel]] = {
     "## [relay]": RelaySection,
