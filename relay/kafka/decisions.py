@@ -146,7 +146,9 @@ class DecisionWriter:
         given = settings.consumer(self._kafka, self._timing, writer_id(self._relay, "reader"), **over)
 
         def reader(*, committed: bool) -> PartitionReader:
-            return PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=DEADLINE_S, batch=1)
+            return PartitionReader(
+                given, committed=committed, clock=clock.monotonic, deadline_s=DEADLINE_S, batch=1
+            )
 
         with reader(committed=False) as uncommitted:
             low, high = uncommitted.watermarks(self._partition)
