@@ -210,11 +210,18 @@ def _position(
         return
     place: Partition = (after["topic"], after["partition"])
     claim = before is None or before["epoch"] != after["epoch"]
-    if commit.by != "restore":
-        held = (f"{after['topic']} of {after['route']} ({after['topic_id'].hex()[:4]})", after["partition"])
-        into.held.append(Held(held, after["epoch"], after["worker"], commit.by, after["position"], claim, commit.at))
+    # Who held it when the backup was made holds it again: its word stands in the row.
+    by = commit.by if commit.by != "restore" else _last_name(after["worker"], into)
+    held = (f"{after['topic']} of {after['route']} ({after['topic_id'].hex()[:4]})", after["partition"])
+    into.held.append(
+        Held(held, after["epoch"], after["worker"], by, after["position"], claim or commit.by == "restore", commit.at)
+    )
     if after["position"] is not None:
         positions[place] = after["position"] + first_of(after["topic_id"])
+
+
+def _last_name(owner: str, into: Evidence) -> str:
+    return next((one.by for one in reversed(into.held) if one.owner == owner), "")
 
 
 def _torn(commit: Commit, new: list[MessageId], into: Evidence) -> None:
