@@ -137,7 +137,9 @@ class Line:
     def _walk(self, key: Key, taker: Taker) -> Iterator[int]:
         """Yield what the lane gives this taker, by handle, up to the first that must wait."""
         lane = self._lanes[key]
-        if (not key[0] and key[1] in taker.without) or any(holder != taker.holder for holder in lane.taken.values()):
+        if (not key[0] and key[1] in taker.without) or any(
+            holder != taker.holder for holder in lane.taken.values()
+        ):
             return
         newest = max(lane.taken, default=0)
         for handle in lane.waiting:
