@@ -263,6 +263,9 @@ class QueueRun:
 
     def _is_done(self) -> bool:
         live = (P.PUT, P.REVEALED)
+        # Inside a transaction stands what may be taken back yet: the audit must not read it.
+        if any(gate.locked() for gate in (self.shop.gate, *(book.gate for book in self.books.values()))):
+            return False
         return self.put_all and not any(view.state in live for book in self.books.values() for view in book.find_all())
 
     def _standing(self) -> list[str]:

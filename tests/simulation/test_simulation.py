@@ -8,7 +8,7 @@ from tests.mutations.proofs import Search
 from tests.mutations.registry import GUARDS, Guard
 from tests.simulation.kinds import KINDS, run
 from tests.simulation.removals import without
-from tests.simulation.seeds import LESSONS
+from tests.simulation.seeds import CLEARED, LESSONS
 
 CHUNK = 60
 CHUNKS = 8
@@ -30,6 +30,11 @@ def test_what_the_search_once_found_is_found_again_and_mended(seed: int, removal
         assert run(seed, "topic").problems, (
             "the seed means something else by now: find another one for this lesson"
         )
+
+
+@pytest.mark.parametrize("seed", CLEARED)
+def test_where_the_auditor_was_wrong_it_is_silent(seed: int) -> None:
+    assert not run(seed).problems
 
 
 @pytest.mark.parametrize("kind", KINDS)
