@@ -48,5 +48,10 @@ aborted and not given away (4017031).
 
 Found in the simulator itself: after a pause of a broker a new request overtook those of its own connection that waited,
 and the broker called a number out of sequence a repeat, which the client takes for success; a committed capture was not
-in the log (seeds 1002173 and 1015033 at 8f84ad5, ``test_network.py``); an offset commit of an epoch that was over put a position back (1056945 and 1060456). No broker does
-either."""
+in the log (seeds 1002173 and 1015033 at 8f84ad5, ``test_network.py``); an offset commit of an epoch that was over put a
+position back (1056945 and 1060456). No broker does either. The audit read a handler's effects inside an open transaction,
+which its stale ticket would have taken back (5096361), and held a claim for valid that a restored backup had undone
+(5073933, at e5f0662)."""
+
+CLEARED: Final = (5096361,)
+"""Seeds at which the audit alone was wrong: they must stay clean."""
