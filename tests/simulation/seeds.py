@@ -19,18 +19,18 @@ class Lesson(NamedTuple):
 
 LESSONS: Final = (
     Lesson(
-        110,
+        130,
         "outputs_to_stable_end",
         "another worker's open transaction hid the outputs of a torn one from its settlement, and they were delivered "
         "twice (seeds 300, 546, 640 and 1436 at d7f7e34)",
     ),
     Lesson(
-        58,
+        89,
         "recoveries_in_step",
         "two workers that fence each other in step do so for ever (seeds 28, 47 and 50 at 5f5c56a)",
     ),
     Lesson(
-        84,
+        3142,
         "overtaken_is_lost",
         "a worker that stood still within recovery took another owner's news for a lost position and stopped for a "
         "person (seeds 1385 and 4164 at 2a2c61c)",
