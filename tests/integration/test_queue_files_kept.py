@@ -15,10 +15,10 @@ def test_a_worker_lets_the_journal_of_a_queue_in_files_go(
 ) -> None:
     given = {"store": "files:///orders", "extra": "retain = { count = 5 }"}
     with lent_site(tmp_path, kafka, kafka_admin, f"sqlite:///{tmp_path}/shop.db", **given) as site:
-        site.put(range(20))
+        site.put(range(20))  # one at a time below: the newest handle stays, and is among the last five then
 
         for _ in range(3):
-            assert site.finish(site.app(), "--concurrency", "4", deadline_s=120.0) == 0
+            assert site.finish(site.app(), "--concurrency", "1", deadline_s=120.0) == 0
             if site.states() == {SubscriberState.JOURNALLED: 5}:
                 break
         assert site.states() == {SubscriberState.JOURNALLED: 5}
