@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Most tests wait, for a session to expire above all: three at a time, each process with services of its own.
 SHARE := -n 3 --dist loadfile
+# The long ones compute: Spark, brokers by the three, handlers that are killed.
+SHARE_LONG := -n 2 --dist loadfile
 # A simulated seed replays exactly only if sets are iterated in the same order.
 REPLAY := PYTHONHASHSEED=0
 SEEDS ?= 10000
@@ -38,7 +40,7 @@ test: lint types ## Style, types and all tests that end within minutes
 	$(REPLAY) $(BIN)/pytest $(SHARE) -m "not slow"
 
 test-long: setup ## The tests that take minutes each
-	$(REPLAY) $(BIN)/pytest $(SHARE) -m slow
+	$(REPLAY) $(BIN)/pytest $(SHARE_LONG) -m slow
 
 simulate: setup ## Search for a seed that breaks a promise: SEEDS=n FIRST=k
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --first $(FIRST)

@@ -25,6 +25,7 @@ from tests.routes import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 
+ANSWER_S = 8.0
 CLIENTS = 12
 """Each takes a broker at random for the controller: that none of them took the one that dies is one chance in 130."""
 
@@ -52,7 +53,7 @@ def cluster() -> Iterator[KafkaCluster]:
 
 def test_a_client_whose_controller_died_asks_another_broker(cluster: KafkaCluster) -> None:
     kafka = {"bootstrap.servers": cluster.bootstrap}
-    clients = [Topics(kafka, Timing(), timeout_s=3.0) for _ in range(CLIENTS)]
+    clients = [Topics(kafka, Timing(), timeout_s=ANSWER_S) for _ in range(CLIENTS)]
     clients[0].create([TopicPlan("t", 1, 3)])
     for client in clients:
         client.describe(["t"], settings=False)
@@ -65,7 +66,7 @@ def test_a_client_whose_controller_died_asks_another_broker(cluster: KafkaCluste
         except Unreachable:
             return False
 
-    fresh = Topics(kafka, Timing(), timeout_s=3.0)
+    fresh = Topics(kafka, Timing(), timeout_s=ANSWER_S)
     wait_for(lambda: answers(fresh), 30, "the two others")
     for client in clients:
         assert answers(client) or answers(client)
