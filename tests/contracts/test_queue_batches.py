@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,13 +37,6 @@ from tests.contracts.queue_media import (
 NAMES = [f"m{number:02}" for number in range(3 * COUNTED_MIN)]
 SEVERAL_QUEUES = [name for name in MEDIA if name not in ("book", "files")]
 DONE, PROCESSED = SubscriberState.JOURNALLED, SubscriberState.IN_PROCESS
-
-
-@pytest.fixture(params=MEDIA)
-def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
-    medium = medium_of(request.param, tmp_path, request)
-    yield medium
-    medium.close()
 
 
 def test_one_ticket_that_does_not_fit_takes_nothing_from_the_others(medium: Medium) -> None:
