@@ -312,18 +312,15 @@ class PostgresqlSession:
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:
-                if pgconn.transaction_status == TransactionStatus.UNKNOWN:
-                    break
-                if until_sync:
-                    continue
+                is_lost = pgconn.transaction_status == TransactionStatus.UNKNOWN
+                if is_lost and failure is None:
+                    self._lost(None)
+                if is_lost or not until_sync:
+                    return failure
+            elif result.status == ExecStatus.PIPELINE_SYNC:
                 return failure
-            if result.status == ExecStatus.PIPELINE_SYNC:
-                return failure
-            if failure is None and result.status == ExecStatus.FATAL_ERROR:
+            elif failure is None and result.status == ExecStatus.FATAL_ERROR:
                 failure = result
-        if failure is None:
-            self._lost(None)
-        return failure
 
     def _wait(self, deadline: float) -> None:
         left = deadline - clock.monotonic()
