@@ -150,6 +150,8 @@ class Kept:
 
     def groups(self) -> list[list[Delivery]]:
         """Return the deliveries by group, in order."""
+        if len(self.deliveries) == 1:
+            return [self.deliveries]
         found: dict[str, list[Delivery]] = {}
         for delivery in self.deliveries:
             found.setdefault(delivery.group, []).append(delivery)
