@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from relay.config.model import RelayConfig, load
 from relay.jobs import session
 from relay.jobs.archived import ArchivedUpTo, decode
 from relay.jobs.following import Following, taken
@@ -24,7 +25,6 @@ from relay.kafka.control import ControlTopic
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
 from relay.run import clock
-from relay.run.config import RelayConfig, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

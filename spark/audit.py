@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from relay.config.model import RelayConfig, load
 from relay.jobs import session
 from relay.jobs.auditing import RouteAudit, Sources
 from relay.jobs.page import page
@@ -21,7 +22,6 @@ from relay.jobs.records import Broker, java_settings
 from relay.kafka.scan import Scan
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
-from relay.run.config import RelayConfig, load
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from relay.config.model import RelayConfig, load
 from relay.jobs import session
 from relay.jobs.following import Following
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
-from relay.run.config import RelayConfig, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

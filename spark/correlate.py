@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from relay.config.model import RelayConfig, load
 from relay.jobs import session
 from relay.jobs.following import Following
 from relay.jobs.records import Broker, java_settings
 from relay.message.envelope import CAPTURE, ID, PARENTS, SOURCE, TIME
 from relay.message.errors import ConfigError
-from relay.run.config import RelayConfig, load
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -27,6 +27,7 @@ import capture
 import correlate
 import orjson
 
+from relay.config.model import RelayConfig, load
 from relay.jobs import session
 from relay.jobs.page import bars, page
 from relay.kafka.scan import Scan
@@ -35,8 +36,7 @@ from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
-from relay.run.config import RelayConfig, load
-from relay.run.migrate import migrate
+from relay.setup.migrate import migrate
 
 PARTITIONS = 2
 WAIT_S = 180.0

@@ -14,8 +14,8 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from relay.run.config import load
-from relay.run.migrate import migrate
+from relay.config.model import load
+from relay.setup.migrate import migrate
 
 DEADLINE_S = 60.0
 FAST = """

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from relay.audit.ledger import Ledger
 from relay.audit.tables import Store
+from relay.config.model import QueueConfig
 from relay.message import identity
 from relay.message.envelope import ID, SOURCE
-from relay.run.config import QueueConfig
 
 _DIGEST_CHARACTERS = 2 * identity.DIGEST_BYTES
 

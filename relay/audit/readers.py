@@ -10,6 +10,7 @@ import orjson
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
+from relay.config.model import RouteConfig, TableDestination
 from relay.kafka.scan import Scan, Scanned
 from relay.message import identity
 from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
@@ -18,7 +19,6 @@ from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
 from relay.monitor.resolution import Resolutions
-from relay.run.config import RouteConfig, TableDestination
 
 Batches = Iterable[list[Scanned]]
 Match = Callable[[Mapping[str, bytes], bytes], bytes | None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from relay.config.model import RelayConfig, RouteConfig, TopicDestination
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
-from relay.run.config import RelayConfig, RouteConfig, TopicDestination
 
 
 def names_of(config: RelayConfig, route: RouteConfig) -> list[str]:

@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 
 from relay.audit.ledger import Outcome
+from relay.config.model import ResourceConfig
 from relay.message.errors import ConfigError, Unreachable
-from relay.run.config import ResourceConfig
 
 ROWS: Final = 10_000
 CONNECT_TIMEOUT_S: Final = 5

@@ -8,12 +8,12 @@ from typing import Final
 from relay.audit.ledger import Outcome
 from relay.capture.decisions import unit_of
 from relay.capture.resolver import State
+from relay.config.model import RelayConfig
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionLog
 from relay.kafka.reading import PartitionReader
 from relay.message.envelope import ResourceName
 from relay.run import clock
-from relay.run.config import RelayConfig
 
 _DEADLINE_S: Final = 30.0
 _OUTCOME: Final = {State.COMMITTED: Outcome.COMMITTED, State.ABORTED: Outcome.ABORTED}

@@ -17,6 +17,7 @@ from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Outcome, Place
 from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.capture.decisions import unit_of
+from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.kafka.scan import Progress, Range, Scan
 from relay.kafka.topics import Topics
 from relay.message.envelope import ResourceName
@@ -25,7 +26,6 @@ from relay.message.record import LogPartition
 from relay.monitor.entries import DELIVERED, InputRange
 from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
 from relay.run import clock
-from relay.run.config import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.run.queues import database_of
 
 Watch = Callable[[str, int, int], None]

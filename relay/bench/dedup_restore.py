@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.bench_clients import append, consume_plainly
 from relay.kafka.reading import PartitionReader
@@ -29,7 +30,6 @@ from relay.monitor.entries import (
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import Budget, DedupIndex
 from relay.run import clock
-from relay.run.timing import Timing
 
 TRANSACTION_ROWS: Final = 8_192
 """Entries of one transaction in one monitor partition: two full pages between a begin and a seal."""

@@ -22,6 +22,9 @@ from typing import Any, Final
 from uuid import uuid4
 
 from relay.bench.turns import PARTITIONS, lent_topic
+from relay.config.model import RelayConfig, load
+from relay.config.routes import TopicDestination
+from relay.config.timing import Timing
 from relay.delivery.topic_recovery import TopicRecovery
 from relay.kafka.bench_clients import append, consume_plainly
 from relay.kafka.group import GroupConsumer
@@ -34,12 +37,9 @@ from relay.monitor.entries import PAGE_ROWS, Begin, InputRange, OutputStart, Pag
 from relay.monitor.index import Budget
 from relay.run import clock, memory
 from relay.run.assembly import INDEX_ENTRIES_IN_MEMORY, RoutePorts
-from relay.run.config import RelayConfig, load
-from relay.run.migrate import migrate
 from relay.run.process import GC_THRESHOLDS
-from relay.run.route_config import TopicDestination
-from relay.run.timing import Timing
 from relay.run.views import ViewKeeper
+from relay.setup.migrate import migrate
 
 DEAD_WORKERS: Final = 10
 WITHOUT_OUTPUTS: Final = 3

@@ -14,13 +14,13 @@ from uuid import uuid4
 
 from relay.bench.spark_writes import CAPTURE, DATASOURCE, NUMBERED, PLAIN
 from relay.bench.turns import RELAY, lent_topic, row
+from relay.config.model import load
+from relay.config.timing import Timing
 from relay.kafka.topics import Topics
 from relay.local.java import find_java
 from relay.local.spark import connector_jars
 from relay.message.errors import CheckFailed
-from relay.run.config import load
-from relay.run.migrate import migrate
-from relay.run.timing import Timing
+from relay.setup.migrate import migrate
 
 ROUNDS: Final = 2
 DEADLINE_S: Final = 1800.0

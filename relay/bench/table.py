@@ -14,9 +14,9 @@ from psycopg import sql
 
 from relay.bench.pace import pace
 from relay.bench.turns import PARTITIONS, PLAIN, RELAY, in_turns, lent_topic, relay_pace, row
+from relay.config.timing import Timing
 from relay.kafka.plain_table_loop import fill, reference_loop
 from relay.kafka.topics import Topics
-from relay.run.timing import Timing
 
 __all__ = ["reference_loop", "run"]
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from relay.bench.pace import pace
 from relay.bench.turns import PARTITIONS, PLAIN, RELAY, in_turns, lent_topic, relay_pace, row
+from relay.config.timing import Timing
 from relay.kafka.plain_loop import fill
 from relay.kafka.topics import Topics
-from relay.run.timing import Timing
 
 TUNED: Final = "tuned"
 PLAIN_MESSAGES: Final = 1_000

@@ -12,9 +12,9 @@ from typing import Any, Final
 from uuid import uuid4
 
 from relay.bench.pace import pace
+from relay.config.model import load
 from relay.kafka.topics import TopicPlan, Topics
-from relay.run.config import load
-from relay.run.migrate import migrate
+from relay.setup.migrate import migrate
 
 PARTITIONS: Final = 4
 RELAY: Final = "relay"

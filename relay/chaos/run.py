@@ -24,11 +24,11 @@ from relay.chaos.result import Result, audit_complaints, compare, reader_complai
 from relay.chaos.sights import Sights
 from relay.chaos.stage import CAPTURED, LEDGER, PLAIN, SHOWN, STATE_DISK, TO_TABLE, TO_TOPIC, Stage, build
 from relay.chaos.watching import Checks, MessageId, Watch
+from relay.config.model import RelayConfig, TopicDestination
 from relay.kafka.topics import Topics
 from relay.message.errors import CheckFailed, RelayError
 from relay.message.record import LogPartition
 from relay.run import clock, schedule
-from relay.run.config import RelayConfig, TopicDestination
 from relay.run.lifeline import ParentEnd, parent_end
 
 CLOCKS: Final = "clocks"

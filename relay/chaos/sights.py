@@ -8,11 +8,11 @@ from typing import Final
 import psycopg
 
 from relay.chaos.history import History
+from relay.config.model import RelayConfig
+from relay.control.status import RouteView
+from relay.control.status_reading import StatusReader
 from relay.message.errors import RelayError
 from relay.run import clock, schedule
-from relay.run.config import RelayConfig
-from relay.run.status import RouteView
-from relay.run.status_reading import StatusReader
 
 PERIOD_S: Final = 1.0
 TIMEOUT_S: Final = 3.0

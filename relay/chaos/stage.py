@@ -13,6 +13,7 @@ import psycopg
 from relay.chaos.disks import Disks, mount
 from relay.chaos.frame_proxy import FrameProxy
 from relay.chaos.nemesis import SESSION_S
+from relay.config.model import RelayConfig, load
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
 from relay.local.kafka import BrokerSettings, KafkaCluster
@@ -21,8 +22,7 @@ from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError
 from relay.run import clock
-from relay.run.config import RelayConfig, load
-from relay.run.migrate import migrate
+from relay.setup.migrate import migrate
 
 CAPTURED: Final = "captured"
 PLAIN: Final = "plain"

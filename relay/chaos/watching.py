@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from relay.config.model import RelayConfig
 from relay.kafka import settings
 from relay.kafka.tail import tail
 from relay.message.envelope import ID, OUTCOME_TYPE, SOURCE, TYPE
 from relay.message.errors import RelayError
 from relay.message.record import LogPartition
 from relay.run import clock, schedule
-from relay.run.config import RelayConfig
 
 ABORTED: Final = b'"fate":"abort"'
 """Stands in the value of every message whose transaction its publisher means to abort."""

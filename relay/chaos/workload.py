@@ -22,13 +22,13 @@ import psycopg
 
 from relay.capture.publisher import Capture
 from relay.chaos.stage import CAPTURED, PARTITIONS, PLAIN, RESOURCE
+from relay.config.model import RelayConfig, load
 from relay.kafka import settings
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.plain_transactions import PlainTransactions
 from relay.message.envelope import ID, SOURCE, SPECVERSION, TYPE
 from relay.message.errors import InDoubt, RelayError
 from relay.run import clock, lifeline, schedule
-from relay.run.config import RelayConfig, load
 
 CAPTURING: Final = "capturing"
 ABORTING: Final = "aborting"

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
-from relay.run.check import CheckReport, check
-from relay.run.config import QueueDestination
+from relay.config.model import QueueDestination
+from relay.setup.check import CheckReport, check
 
 app = typer.Typer(add_completion=False)
 

@@ -9,12 +9,12 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from relay.config.faults import Wrong
+from relay.config.quantities import duration
 from relay.message.errors import ConfigError
 from relay.queue.port import Filter
 from relay.queue.states import PublisherState, SubscriberState
 from relay.run import clock
-from relay.run.faults import Wrong
-from relay.run.quantities import duration
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="A queue of the configuration.")]
 QueueOption = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]

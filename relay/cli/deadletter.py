@@ -9,9 +9,9 @@ from typing import Annotated, Final
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.config.model import load
+from relay.control.dead_letters import dead_letter, dead_letters
 from relay.message.errors import CheckFailed
-from relay.run.config import load
-from relay.run.dead_letters import dead_letter, dead_letters
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 _COLUMNS: Final = ("digest", "route", "code", "topic", "partition", "offset", "source", "message_id")

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.config.model import load
+from relay.control.deciding import evidence, resolve
+from relay.control.in_doubt_messages import messages
+from relay.control.in_doubt_reading import InDoubtReader, Item, shown
 from relay.message.errors import CheckFailed, ConfigError
 from relay.monitor.resolution import Kind, Told, parse
 from relay.run import clock
-from relay.run.config import load
-from relay.run.deciding import evidence, resolve
-from relay.run.in_doubt_messages import messages
-from relay.run.in_doubt_reading import InDoubtReader, Item, shown
 from relay.run.logging import text
 
 _COLUMNS: Final = ("name", "since", "why", "resource", "decided")

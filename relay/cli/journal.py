@@ -10,16 +10,16 @@ import typer
 
 from relay.cli.choosing import AfterOption, LimitOption, QueueArgument, QueueOption, WhoOption, me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.config.model import load
+from relay.control.queue_desk import QueueDesk
+from relay.control.queue_views import message_row
 from relay.message.errors import CheckFailed
 from relay.queue import journal
 from relay.queue.port import Filter
 from relay.queue.states import PublisherState
 from relay.run import clock
-from relay.run.config import load
 from relay.run.logging import text
-from relay.run.queue_desk import QueueDesk
 from relay.run.queue_upkeep import archive, archive_folder
-from relay.run.queue_views import message_row
 from relay.run.queues import queue_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))

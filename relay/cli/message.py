@@ -26,15 +26,15 @@ from relay.cli.choosing import (
     me,
 )
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.config.model import load
+from relay.control.pacing import Pace
+from relay.control.queue_desk import QueueDesk
+from relay.control.queue_tracing import trace
+from relay.control.queue_views import message_row, timeline
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
 from relay.queue.redriving import Redriven, chosen, redrive
 from relay.run import clock
-from relay.run.config import load
-from relay.run.pacing import Pace
-from relay.run.queue_desk import QueueDesk
-from relay.run.queue_tracing import trace
-from relay.run.queue_views import message_row, timeline
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", help="The message's handle in that queue.")]

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line
+from relay.config.model import load
 from relay.message.errors import ConfigError
-from relay.run.config import load
-from relay.run.migrate import Migration, migrate, plan
+from relay.setup.migrate import Migration, migrate, plan
 
 app = typer.Typer(add_completion=False)
 

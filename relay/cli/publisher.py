@@ -11,13 +11,13 @@ import typer
 from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.cli.wishing import record
+from relay.config.model import load
+from relay.control.queue_desk import QueueDesk
+from relay.control.queue_views import publishers
 from relay.message.errors import ConfigError
 from relay.queue.desired import Kind, Wanted, Wish
 from relay.queue.withholding import reveal_kept
 from relay.run import clock
-from relay.run.config import load
-from relay.run.queue_desk import QueueDesk
-from relay.run.queue_views import publishers
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="The publisher: ce_source of its messages.")]

@@ -19,15 +19,15 @@ from relay.cli.choosing import (
     me,
 )
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.config.model import load
+from relay.control.queue_desk import QueueDesk
+from relay.control.queue_moving import move_queue
+from relay.control.queue_purging import purge
+from relay.control.queue_views import queue_row, settings_row, wish_row
 from relay.message.errors import CheckFailed, RelayError
 from relay.queue.desired import Kind, Wanted
 from relay.queue.states import PublisherState
 from relay.run import clock
-from relay.run.config import load
-from relay.run.queue_desk import QueueDesk
-from relay.run.queue_moving import move_queue
-from relay.run.queue_purging import purge
-from relay.run.queue_views import queue_row, settings_row, wish_row
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 _COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "workers")

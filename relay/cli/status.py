@@ -10,12 +10,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
+from relay.config.model import RelayConfig, load
+from relay.control.status import PartitionView, RouteView, State, WorkerView, exit_code
+from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable
 from relay.run import clock
-from relay.run.config import RelayConfig, load
 from relay.run.logging import text
-from relay.run.status import PartitionView, RouteView, State, WorkerView, exit_code
-from relay.run.status_reading import StatusReader
 
 WATCH_PERIOD_S: Final = 2.0
 _STYLES: Final = {State.STUCK: "red", State.STALLED: "red", State.GONE: "red", State.STOPPED: "red"}

@@ -10,10 +10,10 @@ import typer
 from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_table, purpose
 from relay.cli.wishing import record
+from relay.config.model import load
+from relay.control.queue_desk import QueueDesk
+from relay.control.queue_views import queue_row
 from relay.queue.desired import Kind, Wanted
-from relay.run.config import load
-from relay.run.queue_desk import QueueDesk
-from relay.run.queue_views import queue_row
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIBER", help="A subscriber, also one of a pool.")]

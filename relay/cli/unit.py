@@ -14,10 +14,10 @@ import typer
 from relay.capture.decisions import UnitDecision, unit_called
 from relay.cli.choosing import me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, purpose
+from relay.config.model import load
 from relay.kafka.decisions import DecisionWriter, decisions_partition
 from relay.message.errors import CheckFailed, ConfigError
-from relay.run.config import load
-from relay.run.required import require_topics
+from relay.setup.required import require_topics
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from relay.cli.choosing import me
 from relay.cli.report import print_json, print_line
+from relay.config.model import load
+from relay.control.queue_desk import QueueDesk
+from relay.control.queue_views import wish_row
 from relay.queue.desired import Kind, Wanted, Wish
-from relay.run.config import load
-from relay.run.queue_desk import QueueDesk
-from relay.run.queue_views import wish_row
 
 Queues = Callable[[QueueDesk], Sequence[str]]
 Obeyed = Callable[[QueueDesk, Sequence[Wish]], dict[str, int]]

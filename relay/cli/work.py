@@ -12,8 +12,8 @@ import orjson
 import typer
 
 from relay.cli.report import print_json
+from relay.config.model import load
 from relay.message.errors import ConfigError
-from relay.run.config import load
 from relay.run.logging import setup
 from relay.run.queues import queue_of
 from relay.run.supervisor import Command, Supervisor

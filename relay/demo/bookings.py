@@ -20,10 +20,10 @@ from typing import Any, Final
 import psycopg
 
 from relay.capture.publisher import Capture
+from relay.config.model import load
 from relay.demo.stage import BOOKINGS, PASSENGERS, RESOURCE
 from relay.message.errors import CaptureError, CaptureInDoubt, RelayError
 from relay.run import schedule
-from relay.run.config import load
 
 SOURCE: Final = "/bookings"
 EVENT_TYPE: Final = "seat.booked"

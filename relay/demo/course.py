@@ -10,6 +10,8 @@ from typing import Final
 
 import psycopg
 
+from relay.control.status import PartitionView, RouteView
+from relay.control.status_reading import StatusReader
 from relay.demo.crew import Crew
 from relay.demo.part import Part
 from relay.demo.service import BookingService
@@ -18,8 +20,6 @@ from relay.demo.stage import FLIGHTS, Stage
 from relay.local import spark
 from relay.message.errors import CheckFailed, Unreachable
 from relay.run import clock
-from relay.run.status import PartitionView, RouteView
-from relay.run.status_reading import StatusReader
 
 ALL_FLIGHTS: Final = 336_776
 STALL_S: Final = 120.0

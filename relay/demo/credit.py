@@ -16,6 +16,7 @@ from typing import Any, Final
 import psycopg
 
 from relay.capture.publisher import Capture
+from relay.config.model import RelayConfig, load
 from relay.demo.part import Part
 from relay.demo.show import Show
 from relay.kafka.topics import TopicPlan, Topics
@@ -24,10 +25,9 @@ from relay.message.errors import CheckFailed
 from relay.queue.port import QueueStore
 from relay.queue.states import PublisherState
 from relay.run import clock
-from relay.run.config import RelayConfig, load
 from relay.run.following import follow
-from relay.run.migrate import migrate
 from relay.run.queues import open_queue
+from relay.setup.migrate import migrate
 
 CUSTOMERS: Final = 40
 PARTITIONS: Final = 4

@@ -8,10 +8,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
+from relay.control.status import RouteView, State
 from relay.demo.part import Part, events
 from relay.demo.show import Show
 from relay.demo.stage import Stage
-from relay.run.status import RouteView, State
 
 WORKERS: Final = 2
 STOP_GRACE_S: Final = 40.0

@@ -14,12 +14,12 @@ from typing import Final
 
 import psycopg
 
+from relay.config.model import RelayConfig, load
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError
-from relay.run.config import RelayConfig, load
-from relay.run.migrate import migrate
+from relay.setup.migrate import migrate
 
 FLIGHTS: Final = "flights"
 BOOKINGS: Final = "bookings"

@@ -18,6 +18,7 @@ from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
 from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.audit.verify import Offence, RouteReport
+from relay.config.model import RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.jobs import facts, judging, table_facts
 from relay.jobs.facts import Ends, Rules
 from relay.jobs.outcomes import CaptureOutcomes
@@ -33,7 +34,6 @@ from relay.monitor import entries
 from relay.monitor.entries import InputRange
 from relay.monitor.resolution import Kind, Resolutions, Told
 from relay.run import clock
-from relay.run.config import RelayConfig, RouteConfig, TableDestination, TopicDestination
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from relay.audit import tables, units
 from relay.audit.ledger import Outcome
 from relay.capture.decisions import unit_of
+from relay.config.model import RelayConfig
 from relay.jobs import facts
 from relay.message.envelope import ResourceName
 from relay.message.errors import RelayError
 from relay.monitor.resolution import Resolutions, Told
-from relay.run.config import RelayConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

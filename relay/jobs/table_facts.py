@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import tables
+from relay.config.model import RelayConfig, RouteConfig, TableDestination
 from relay.message import identity
 from relay.message.envelope import ID, SOURCE
 from relay.message.errors import ConfigError
 from relay.monitor.entries import DELIVERED
-from relay.run.config import RelayConfig, RouteConfig, TableDestination
 
 if TYPE_CHECKING:
     import pyarrow

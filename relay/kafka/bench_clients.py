@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.message.envelope import Headers
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
-from relay.run.timing import Timing
 
 _BATCH: Final = 10_000
 _WAIT_S: Final = 0.2

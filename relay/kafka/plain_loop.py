@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from relay.config.timing import Timing
 from relay.kafka import settings
-from relay.run.timing import Timing
 
 WAIT_S: Final = 0.01
 

@@ -14,7 +14,7 @@ Scope = Literal["all", "consumer", "producer"]
 
 
 class TimingLike(Protocol):
-    """The limits, in seconds, that become client settings (``relay.run.timing.Timing`` has them)."""
+    """The limits, in seconds, that become client settings (``relay.config.timing.Timing`` has them)."""
 
     @property
     def append_timeout(self) -> float:

@@ -1,1 +1,1 @@
-"""Configuration, assembly, worker processes, schedule and clock."""
+"""Assembly, the worker's loop and process, the supervisor; clock, schedule, randomness and crash points."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relay.capture.resolver import Resolver
+from relay.config.model import RelayConfig
+from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
 from relay.delivery.destination import Destination
 from relay.delivery.queue_effects import HeldPublishers
 from relay.delivery.queue_route import QueueDelivery
@@ -38,13 +40,11 @@ from relay.resources.port import Resource
 from relay.run import clock, randomness, status_record
 from relay.run.asking import AskingWithBook, Inquiring
 from relay.run.book import ControlBook
-from relay.run.config import RelayConfig
 from relay.run.following import follow
 from relay.run.progress import Progress
 from relay.run.queue_cursor import cursor_limits, queue_cursor
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
-from relay.run.route_config import QueueDestination, RouteConfig, TableDestination, TopicDestination
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
 from relay.run.twins import Twins

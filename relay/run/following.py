@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from relay.config.model import RelayConfig
 from relay.kafka import settings
 from relay.kafka.following import Following
 from relay.queue.desired import Desired
 from relay.run import clock
-from relay.run.config import RelayConfig
 
 PERIOD_S: Final = 0.2
 """Well under the second within which workers obey."""

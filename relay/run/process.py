@@ -12,10 +12,10 @@ from typing import Final
 
 import structlog
 
+from relay.config.model import RelayConfig, load
 from relay.message.errors import RelayError, Stopped, TwinDetected
 from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble
-from relay.run.config import RelayConfig, load
 from relay.run.restarts import ExitCode
 
 GC_THRESHOLDS: Final = (2_000_000, 10, 10)

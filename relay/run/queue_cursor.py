@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from relay.config.model import RelayConfig
+from relay.config.routes import QueueDestination, RouteConfig
 from relay.delivery.queue_effects import HeldPublishers, QueueEffect
 from relay.delivery.queue_mapping import QueueMapping
 from relay.delivery.table import Limits, TablePlan
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.delivery.table_sqlite import SqliteCursor
 from relay.queue.modes import Balance
-from relay.run.config import RelayConfig
 from relay.run.following import DesiredFollower
 from relay.run.queues import address, bind_queue
-from relay.run.route_config import QueueDestination, RouteConfig
 from relay.transfer.cursor import TableCursor
 
 

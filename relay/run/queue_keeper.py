@@ -7,11 +7,11 @@ from typing import Final
 
 import structlog
 
+from relay.config.model import RelayConfig
 from relay.message.errors import RelayError
 from relay.queue.desired import Desired
 from relay.queue.port import QueueStore
 from relay.run import clock, schedule
-from relay.run.config import RelayConfig
 from relay.run.queue_upkeep import JOURNAL_AT_ONCE, archive
 from relay.run.queues import open_queue
 

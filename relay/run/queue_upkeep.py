@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from relay.config.model import RelayConfig
 from relay.queue import journal
 from relay.queue.port import QueueStore
-from relay.run.config import RelayConfig
 
 AT_ONCE: Final = 1000
 JOURNAL_AT_ONCE: Final = 5000

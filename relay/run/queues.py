@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from relay.config.model import RelayConfig, ResourceConfig
+from relay.config.queues import QueueConfig
 from relay.message.errors import ConfigError, Stopped
 from relay.queue.desired import Desired
 from relay.queue.port import QueueStore
 from relay.queue.values import Values
-from relay.run.config import RelayConfig, ResourceConfig
 from relay.run.following import follow
-from relay.run.queue_config import QueueConfig
 
 
 def queue_of(config: RelayConfig, name: str) -> QueueConfig:

@@ -8,11 +8,11 @@ import structlog
 
 from relay.capture.decisions import Attempt, Unit, UnitDecision
 from relay.capture.outcomes import encode_marker, marker_headers
+from relay.config.timing import Timing
 from relay.kafka.bulk import BulkAppender, BulkRecord
 from relay.kafka.decisions import DecisionWriter
 from relay.message.errors import CaptureError, RelayError
 from relay.run.crash import crash_point
-from relay.run.timing import Timing
 from relay.spark.options import WriteOptions
 
 log = structlog.get_logger("relay.spark")

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from relay.capture.decisions import UnitDecisions, unit_of
 from relay.capture.outcomes import decode_marker
 from relay.capture.resolver import State
+from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionLog
 from relay.kafka.reading import PartitionReader
@@ -19,7 +20,6 @@ from relay.message import envelope
 from relay.message.envelope import ResourceName, outgoing
 from relay.message.record import LogPartition
 from relay.run import clock
-from relay.run.timing import Timing
 from relay.spark.options import WriteOptions, check_topics
 
 if TYPE_CHECKING:

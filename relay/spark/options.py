@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from relay.config.timing import Timing
 from relay.kafka.settings import is_secret, refusals
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
-from relay.run.timing import Timing
 
 KAFKA_PREFIX: Final = "kafka."
 TIMEOUT_S: Final = 120.0

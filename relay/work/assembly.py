@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 
+from relay.config.model import RelayConfig
 from relay.message.errors import ConfigError
 from relay.queue.alerts import open_alerts
 from relay.queue.attempts import Outcomes, PreparedTransactions
@@ -17,7 +18,6 @@ from relay.resources.postgresql import PostgresqlResource
 from relay.resources.prepared import PreparedEffects
 from relay.resources.sqlite import SqliteResource
 from relay.run import randomness, schedule
-from relay.run.config import RelayConfig
 from relay.run.following import DesiredFollower, follow
 from relay.run.queue_keeper import JournalKeeper
 from relay.run.queues import address, bind_queue, open_queue, queue_of

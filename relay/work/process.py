@@ -13,10 +13,10 @@ from typing import Final
 import orjson
 import structlog
 
+from relay.config.model import load
 from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.queue.port import Retired, StoreAway
 from relay.run import lifeline, logging
-from relay.run.config import load
 from relay.run.restarts import ExitCode
 from relay.work.assembly import Assembled, Job
 from relay.work.loading import load_handler

@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from relay.config.model import load
 from relay.kafka.topics import Topics
 from relay.message.identity import cloudevents
 from relay.monitor.entries import DIGEST_BYTES, Begin, Entry, Page, decode
-from relay.run.config import load
 from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
 
 PARTITIONS: Final = 2

@@ -11,9 +11,9 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from relay.capture.outcomes import encode_marker, marker_headers
+from relay.config.model import load
 from relay.message.envelope import ResourceName
 from relay.message.identity import capture_id
-from relay.run.config import load
 from tests.routes import TopicRoute, ce, ids, publish, wait_for
 
 NONCE = b"n" * 16

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from relay.control.queue_views import message_row, queue_row, timeline
 from relay.queue import journal, moving
 from relay.queue.desired import Desired, Kind, Subject, Wanted, Wish
 from relay.queue.message import Audience, Group
@@ -16,7 +17,6 @@ from relay.queue.modes import Balance, in_mode, pooled
 from relay.queue.settings import Balancing, Retention
 from relay.queue.states import PublisherState
 from relay.queue.stores import open_store
-from relay.run.queue_views import message_row, queue_row, timeline
 from tests.acceptance.queue_in_use import MEDIA, NOW, Open, Queue, X
 
 P = PublisherState

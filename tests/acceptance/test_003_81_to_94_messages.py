@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from relay.control.queue_views import timeline
 from relay.queue.alerts import open_alerts
 from relay.queue.message import Audience, Group
 from relay.queue.port import Filter, Refused
 from relay.queue.redriving import chosen, redrive
 from relay.queue.states import PublisherState, SubscriberState
-from relay.run.queue_views import timeline
 from tests.acceptance.queue_in_use import NOW, Open, Queue, X, clock
 
 P, S = PublisherState, SubscriberState

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.chaos.frame_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FrameProxy, api, end_txn, read_frame
+from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.appender import Appender
 from relay.kafka.control import ControlTopic
@@ -25,7 +26,6 @@ from relay.kafka.reading import PartitionReader
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.record import LogPartition
 from relay.run import clock
-from relay.run.timing import Timing
 from tests.simulation.network import FINE, Fate, Weather
 from tests.simulation.producer import SimProducer
 from tests.simulation.scheduler import World

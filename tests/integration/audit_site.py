@@ -6,11 +6,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import RouteReport, verify
+from relay.config.model import RelayConfig
 from relay.kafka.topics import Topics
 from relay.message import identity
 from relay.message.schemas import codec
 from relay.monitor.entries import Begin, Page, Seal, encode
-from relay.run.config import RelayConfig
 
 TOPIC_ROUTE = 'to = {{ topic = "{output}" }}'
 TABLE_ROUTE = (

@@ -18,11 +18,11 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.chaos.frame_proxy import FrameProxy
+from relay.config.model import load
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
-from relay.run.config import load
-from relay.run.migrate import migrate
+from relay.setup.migrate import migrate
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
 
 MARKER_DEADLINE_S = 20.0

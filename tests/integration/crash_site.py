@@ -13,9 +13,9 @@ from confluent_kafka.admin import AdminClient
 
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import verify
+from relay.config.model import load
 from relay.monitor.entries import Begin, decode
 from relay.monitor.evidence import Evidence
-from relay.run.config import load
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from tests.routes import Route, TopicRoute, ce, publish, read_all, wait_for
 

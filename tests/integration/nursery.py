@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from relay.config.model import load
 from relay.queue.desired import encode_uuid
 from relay.run import logging
-from relay.run.config import load
 from relay.run.following import DesiredFollower
 from relay.work.assembly import Assembled, Job
 from relay.work.loading import load_handler

@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from relay.capture.outcomes import encode_marker, marker_headers
+from relay.config.model import load
 from relay.local.kafka import KafkaCluster
 from relay.local.services import LocalServices
 from relay.message.envelope import LOG_ONLY_HEADERS, ResourceName
 from relay.message.identity import capture_id
-from relay.run.config import load
 from relay.run.restarts import ExitCode
 from tests.raw_headers import append_raw
 from tests.routes import Route, TopicRoute, ce, ids, publish, read_all, wait_for

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.chaos.frame_proxy import LIST_OFFSETS, api
+from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicPlan, Topics
@@ -19,7 +20,6 @@ from relay.local.kafka import BrokerSettings, KafkaCluster
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
-from relay.run.timing import Timing
 from tests.integration.conftest import Proxied
 from tests.routes import wait_for
 

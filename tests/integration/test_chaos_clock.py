@@ -11,11 +11,11 @@ import pytest
 
 from relay.audit.verify import RouteReport, verify
 from relay.chaos.skewed import jump
+from relay.config.model import load
+from relay.control.status_reading import StatusReader
 from relay.run import clock
-from relay.run.config import load
 from relay.run.crash import EXIT_STATUS, VARIABLE
-from relay.run.migrate import migrate
-from relay.run.status_reading import StatusReader
+from relay.setup.migrate import migrate
 from tests.conftest import MakeRoute
 from tests.routes import TopicRoute, ce, ids, publish, wait_for
 

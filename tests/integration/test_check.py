@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.timing import Timing
 from relay.kafka.topics import Topics
-from relay.run.timing import Timing
 
 MakeTopic = Callable[..., str]
 runner = CliRunner()

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from relay.config.model import load
 from relay.resources import open_resource
-from relay.run.config import load
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from tests.capture_log import BOUND_COMMIT, DatabaseProxy
 from tests.integration.crash_site import PARTITIONS, assert_audited, in_order, kill_at

@@ -12,12 +12,12 @@ from zlib import crc32
 import pytest
 from confluent_kafka import Producer
 
+from relay.config.model import load
 from relay.kafka.topics import Topics
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.identity import cloudevents, content_digest
 from relay.message.record import LogMessage
 from relay.monitor.entries import Begin, InputRange, OutputStart, encode, pages
-from relay.run.config import load
 from tests.integration.crash_site import (
     PARTITIONS,
     SMALL_BATCHES,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from relay.config.model import load
 from relay.monitor.entries import DIGEST_BYTES, Page, decode
 from relay.resources import open_resource
-from relay.run.config import load
 from tests.capture_log import DatabaseProxy
 from tests.integration.crash_site import (
     PARTITIONS,

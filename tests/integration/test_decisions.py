@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit
 from relay.cli import unit
+from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionWriter, decisions_partition, writer_id
 from relay.kafka.transactions import TransactionalInstance
@@ -20,7 +21,6 @@ from relay.message.envelope import CAPTURE, ID, RESOURCE, SOURCE, SPECVERSION, T
 from relay.message.errors import CheckFailed
 from relay.message.record import LogPartition
 from relay.run import crash, randomness
-from relay.run.timing import Timing
 from tests.conftest import MakeRoute, MakeTopic
 from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
 
@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from relay.capture.decisions import Attempt, UnitDecision, batch_unit
 from relay.kafka.decisions import DecisionWriter
-from relay.run.timing import Timing
+from relay.config.timing import Timing
 kafka, relay = sys.argv[1:]
 wanted = UnitDecision(batch_unit("q", 1), "killed", True, (Attempt(b"k" * 16, 1, ()),))
 DecisionWriter({"bootstrap.servers": kafka}, Timing(), relay).decide(wanted)

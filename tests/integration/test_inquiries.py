@@ -13,10 +13,10 @@ from relay import Capture
 from relay.capture.marking import Ended, Marking
 from relay.capture.outcomes import decode_marker
 from relay.cli.main import app
+from relay.config.model import load
 from relay.kafka.inquiries import InquiryReader
 from relay.resources import open_resource
 from relay.resources.port import Resource
-from relay.run.config import load
 from tests.routes import TopicRoute, ids, read_all, wait_for
 
 

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from relay.config.timing import Timing
 from relay.kafka import reading
 from relay.kafka.values import GAP, LogValues
 from relay.queue.message import Place
 from relay.queue.port import StoreAway
-from relay.run.timing import Timing
 from tests.conftest import MakeTopic
 
 

@@ -15,9 +15,9 @@ from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.timing import Timing
 from relay.kafka.topics import TopicPlan, Topics
 from relay.message.errors import ConfigError, Unreachable
-from relay.run.timing import Timing
 
 MakeTopic = Callable[..., str]
 runner = CliRunner()

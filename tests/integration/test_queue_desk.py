@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.model import load
 from relay.queue.message import NewMessage, Parent
 from relay.queue.port import Holder, QueueStore
 from relay.run import clock
-from relay.run.config import load
 from relay.run.following import follow
-from relay.run.migrate import migrate
 from relay.run.queues import open_queue
+from relay.setup.migrate import migrate
 
 CONFIG = """
 [relay]

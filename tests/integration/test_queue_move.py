@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from relay.config.model import load
 from relay.queue.port import Filter, Holder, QueueStore, Retired
 from relay.queue.states import PublisherState
 from relay.run import clock
-from relay.run.config import load
 from relay.run.following import follow
 from relay.run.queues import open_queue
 from tests.routes import Route, ce, publish, wait_for

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import verify
 from relay.cli.main import app
+from relay.config.model import load
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
 from relay.queue.desired import Kind, Subject, Wanted, Wish
@@ -20,10 +21,9 @@ from relay.queue.message import MessageView, NewMessage
 from relay.queue.port import Filter, Holder
 from relay.queue.states import PublisherState
 from relay.run import clock
-from relay.run.config import load
 from relay.run.following import follow
-from relay.run.queue_tables import create_tables
 from relay.run.queues import open_queue
+from relay.setup.queue_tables import create_tables
 from tests.routes import Route, ce, publish, read_all, wait_for
 
 PARTITIONS = 2

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 from relay import Capture
 from relay.capture.publisher import DefaultTiming
 from relay.cli.main import app
+from relay.config.model import RegistryConfig
 from relay.message.avro_values import frame
 from relay.message.errors import CaptureError, Unreachable
 from relay.resources import open_resource
-from relay.run.config import RegistryConfig
 from tests.registry_server import RegistryServer, registry_server
 from tests.routes import Route, TopicRoute, publish, read_all, wait_for
 

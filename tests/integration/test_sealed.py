@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from relay.chaos.frame_proxy import Caught, end_txn, produce_to
+from relay.config.timing import Timing
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.kafka import settings
 from relay.kafka.group import GroupConsumer
@@ -25,7 +26,6 @@ from relay.message.errors import RelayError
 from relay.message.identity import content_digest, digest
 from relay.message.record import Appended, LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, Page, Seal, decode, pages
-from relay.run.timing import Timing
 from tests.integration.conftest import Proxied
 from tests.routes import read_all, wait_for
 

@@ -10,8 +10,8 @@ import pytest
 
 from relay.audit.verify import verify
 from relay.capture.decisions import Unit, batch_unit
+from relay.config.model import load
 from relay.message.errors import CaptureError, ConfigError, Unreachable
-from relay.run.config import load
 from relay.spark import writing
 from relay.spark.deciding import abort_unit, commit_unit, mark
 from relay.spark.following import CommittedReader

@@ -15,12 +15,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.model import load
+from relay.control.status import RouteView, State
+from relay.control.status_reading import StatusReader
 from relay.kafka.topics import Topics
 from relay.resources import open_resource
 from relay.run import clock
-from relay.run.config import load
-from relay.run.status import RouteView, State
-from relay.run.status_reading import StatusReader
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
 
 MakeTopic = Callable[..., str]
@@ -201,7 +201,7 @@ def test_only_the_latest_dead_letters_are_read(shop: Shop, monkeypatch: pytest.M
     for number in range(40):
         shop.dies(shop.producer, b"%d" % number, "json")
     shop.producer.flush(20)
-    monkeypatch.setattr("relay.run.status_reading.DEAD_LETTERS_MAX", 10)
+    monkeypatch.setattr("relay.control.status_reading.DEAD_LETTERS_MAX", 10)
 
     dead = shop.read().dead
 

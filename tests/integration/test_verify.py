@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from relay.audit.verify import verify
 from relay.cli.main import app
+from relay.config.timing import Timing
 from relay.kafka.scan import Scan
 from relay.message import identity
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, InputRange, Seal
-from relay.run.timing import Timing
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest, offender, wrong
 
 

@@ -12,9 +12,9 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from relay import Capture
+from relay.config.model import load
 from relay.message.envelope import ResourceName
 from relay.resources import open_resource
-from relay.run.config import load
 from relay.run.restarts import ExitCode
 from tests.routes import TopicRoute, ce, ids, per_source, publish, wait_for
 

@@ -18,13 +18,13 @@ from uuid import uuid4
 import psycopg
 from confluent_kafka.admin import AdminClient
 
+from relay.config.model import RelayConfig, load
 from relay.queue.message import NewMessage
 from relay.queue.port import QueueStore
 from relay.queue.states import SubscriberState
 from relay.queue.stores import open_store
-from relay.run.config import RelayConfig, load
-from relay.run.migrate import migrate
-from relay.run.queue_tables import create_queues
+from relay.setup.migrate import migrate
+from relay.setup.queue_tables import create_queues
 from tests.routes import wait_for
 
 APP = """

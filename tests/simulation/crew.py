@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
 
+from relay.config.model import RelayConfig, parse
 from relay.message.errors import ConfigError, RelayError, Stopped, TwinDetected
 from relay.run.assembly import assemble
-from relay.run.config import RelayConfig, parse
 from tests.simulation.scheduler import Crashed, Process, World
 
 FOR_A_PERSON = (Stopped, TwinDetected, ConfigError)

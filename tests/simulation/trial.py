@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 
-from relay.run.config import RelayConfig
+from relay.config.model import RelayConfig
 from tests.simulation import kafka_ports
 from tests.simulation.atlas import Faults
 from tests.simulation.auditor import audit

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.config.faults import Fault
+from relay.config.model import RelayConfig, TableDestination, TopicDestination, examine, load, parse
 from relay.message.errors import ConfigError
-from relay.run.config import RelayConfig, TableDestination, TopicDestination, examine, load, parse
-from relay.run.faults import Fault
 
 BASE = """
 [relay]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from relay.config.model import RelayConfig, TableDestination, parse
 from relay.kafka.topics import BrokerFacts, TopicFacts
 from relay.message.errors import ConfigError
-from relay.run.check import notes
-from relay.run.check_table import Column, TableFacts, judge_table
-from relay.run.check_topics import VERIFICATION, Findings, judge_brokers, judge_topics
-from relay.run.config import RelayConfig, TableDestination, parse
-from relay.run.migrate import Migration, plan_topics, wanted_topics
+from relay.setup.check import notes
+from relay.setup.check_table import Column, TableFacts, judge_table
+from relay.setup.check_topics import VERIFICATION, Findings, judge_brokers, judge_topics
+from relay.setup.migrate import Migration, plan_topics, wanted_topics
 
 TEXT = """
 [relay]

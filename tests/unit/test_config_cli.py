@@ -78,7 +78,7 @@ def test_an_unreachable_broker_is_three(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_breaks_one_command_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "relay.run.check", None)
+    monkeypatch.setitem(sys.modules, "relay.setup.check", None)
     monkeypatch.delitem(sys.modules, "relay.cli.check", raising=False)
 
     code, _, err = relay("check", "x")

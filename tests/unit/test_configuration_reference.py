@@ -12,14 +12,15 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from relay.run import queue_config, route_config
-from relay.run.config import RelaySection, ResourceConfig, examine
-from relay.run.quantities import duration, size
-from relay.run.registry_config import RegistryConfig
-from relay.run.timing import Timing
+from relay.config import queues as queue_config
+from relay.config import routes as route_config
+from relay.config.model import RelaySection, ResourceConfig, examine
+from relay.config.quantities import duration, size
+from relay.config.registry import RegistryConfig
+from relay.config.timing import Timing
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = (ROOT / "relay/run/CONFIGURATION.md").read_text("utf-8")
+REFERENCE = (ROOT / "relay/config/CONFIGURATION.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
 SECTIONS: dict[str, type[BaseModel]] = {
     "## [relay]": RelaySection,

@@ -16,7 +16,10 @@ LAYERS: Final = (
     {"message"},
     {"monitor", "log", "capture", "transfer", "resources", "kafka", "queue"},
     {"delivery"},
+    {"config"},
     {"run"},
+    {"setup"},
+    {"control"},
     {"work", "spark", "jobs", "cli", "audit", "bench", "chaos", "demo", "local"},
 )
 """Each layer imports itself and the ones before it."""
@@ -28,14 +31,14 @@ REPLACED: Final = {
     "relay.run.randomness": {"random", "secrets", "uuid"},
 }
 """What a simulation replaces as a whole, and the modules that are hidden behind it."""
-DECIDING: Final = {"message", "monitor", "log", "capture", "transfer", "resources", "queue", "delivery", "run"}
+DECIDING: Final = set().union(*LAYERS[:-1]) - {"kafka"}
 DRAWS: Final = {
     "relay.run.supervisor": "a process of its own that no simulation runs",
 }
 EXCEPTIONS: Final = {
-    ("relay.capture.publisher", "relay.run.config"): "Capture.open is the composition root of the library",
-    ("relay.kafka.bench_clients", "relay.run.timing"): "the peers of a benchmark run with the default limits",
-    ("relay.kafka.plain_loop", "relay.run.timing"): "the peers of a benchmark run with the default limits",
+    ("relay.capture.publisher", "relay.config.model"): "Capture.open is the composition root of the library",
+    ("relay.kafka.bench_clients", "relay.config.timing"): "the peers of a benchmark run with the default limits",
+    ("relay.kafka.plain_loop", "relay.config.timing"): "the peers of a benchmark run with the default limits",
 }
 MODULE_LINES_MAX: Final = 500
 FUNCTION_LINES_MAX: Final = 70

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from relay.config.timing import Timing
 from relay.kafka import settings
-from relay.run.timing import Timing
 
 LOCAL = {"bootstrap.servers": "127.0.0.1:9"}
 TIMING = Timing()

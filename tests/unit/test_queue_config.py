@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from relay.config.faults import Fault
+from relay.config.model import RelayConfig, parse
 from relay.queue.message import Audience, Group
 from relay.queue.settings import Balancing, Retention
-from relay.run.config import RelayConfig, parse
-from relay.run.faults import Fault
 
 BASE = """
 [relay]

@@ -28,12 +28,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from relay.config.registry import RegistryConfig
 from relay.kafka.registry import Registry
 from relay.message.avro_values import AvroDecoder, AvroEncoder, frame, parsed_schema
 from relay.message.errors import CaptureError, ConfigError, MessageRejected, Stopped, Unreachable
 from relay.message.identity import digest, rules
 from relay.run import clock
-from relay.run.registry_config import RegistryConfig
 from tests.registry_server import RegistryServer, registry_server
 
 ORDER = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from relay.config.routes import RouteConfig, TopicDestination
+from relay.control.status import DeadLetters, RouteFacts, RouteView, State, exit_code, judge_worker, view
 from relay.message.record import LogPartition
-from relay.run.route_config import RouteConfig, TopicDestination
-from relay.run.status import DeadLetters, RouteFacts, RouteView, State, exit_code, judge_worker, view
 from relay.run.status_record import (
     RECORD_BYTES_MAX,
     WAITING_MAX,

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from relay.config.timing import Timing
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
-from relay.run.timing import Timing
 
 
 @pytest.fixture

@@ -1,0 +1,247 @@
+"""The configuration: read once, checked whole, every fault reported together, frozen afterwards.
+
+Paths in it (state, ``sqlite:///``, schemas, ``${file:}``) are relative to the folder of the file itself, so that
+a service and a worker with different working directories mean the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+
+from relay.config.faults import Fault, Wrong, raise_if_any
+from relay.config.queues import QueueConfig
+from relay.config.registry import RegistryConfig
+from relay.config.routes import (
+    BatchLimits,
+    InFlight,
+    Name,
+    QueueDestination,
+    RouteConfig,
+    TableDestination,
+    TopicDestination,
+)
+from relay.config.timing import Timing
+from relay.kafka.settings import redacted
+from relay.message.errors import ConfigError
+
+__all__ = [
+    "BatchLimits",
+    "InFlight",
+    "KafkaSettings",
+    "QueueConfig",
+    "QueueDestination",
+    "RegistryConfig",
+    "RelayConfig",
+    "RelaySection",
+    "ResourceConfig",
+    "RouteConfig",
+    "TableDestination",
+    "Timing",
+    "TopicDestination",
+    "examine",
+    "load",
+    "parse",
+]
+
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KINDS: Final = {"postgresql": "postgresql", "postgres": "postgresql", "sqlite": "sqlite"}
+
+
+def _instance_rule(value: str) -> str:
+    if not _INSTANCE.fullmatch(value):
+        raise Wrong(
+            "not an instance's name", "use 1 to 128 letters, digits, '.', '_' or '-'; it must stay the same"
+        )
+    return value
+
+
+def _url_rule(value: SecretStr) -> SecretStr:
+    scheme, found, rest = value.get_secret_value().partition("://")
+    if not found or scheme not in _KINDS or not rest.strip("/"):
+        raise Wrong("not a database's address", "write postgresql://user@host/database or sqlite:///path.db")
+    if scheme == "sqlite" and not rest.startswith("/"):
+        raise Wrong(
+            "an SQLite address names no host", "write three slashes before the path: sqlite:///path.db"
+        )
+    if scheme != "sqlite" and not _is_conninfo(value.get_secret_value()):
+        remedy = (
+            "write postgresql://user:password@host:port/database?option=value, with %40 for '@' inside a part"
+        )
+        raise Wrong("PostgreSQL cannot read the address", remedy)
+    return value
+
+
+def _is_conninfo(url: str) -> bool:
+    # The driver takes a while to load, and only a PostgreSQL address needs it.
+    from psycopg import ProgrammingError  # noqa: PLC0415
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:
+        return False
+    return True
+
+
+Url = Annotated[SecretStr, AfterValidator(_url_rule)]
+
+
+class KafkaSettings(dict[str, str]):
+    """The client settings as given; printing them hides what is secret."""
+
+    def __repr__(self) -> str:
+        return repr(redacted(self))
+
+    __str__ = __repr__
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RelaySection(_Section):
+    """The section ``[relay]``. ``instance`` with the worker's number makes the transactional ids, so it is stable.
+
+    ``replication`` is for topics that ``relay migrate`` creates; None means three, or fewer brokers.
+    ``partition_verification = "assured"`` says what a relay without the cluster right cannot ask: that every broker
+    is 3.6.1 or newer with ``transaction.partition.verification.enable=true``.
+    """
+
+    name: Name
+    instance: Annotated[str, AfterValidator(_instance_rule)]
+    state: Path = Path("state")
+    allow_plaintext: bool = False
+    replication: int | None = Field(default=None, ge=1, le=9)
+    partition_verification: Literal["ask", "assured"] = "ask"
+
+
+class ResourceConfig(_Section):
+    """A database that takes part in capture or delivery; ``migrate_url`` is the role that may create tables."""
+
+    url: Url
+    migrate_url: Url | None = None
+
+    @property
+    def kind(self) -> Literal["postgresql", "sqlite"]:
+        """Which dialect the resource speaks."""
+        scheme = self.url.get_secret_value().partition("://")[0]
+        return "sqlite" if _KINDS[scheme] == "sqlite" else "postgresql"
+
+    @property
+    def worker_role(self) -> str | None:
+        """The role that needs rights, if another one creates the tables."""
+        if self.kind != "postgresql" or self.migrate_url is None:
+            return None
+        # The driver takes a while to load, and only a PostgreSQL address needs it.
+        from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+        worker = conninfo_to_dict(self.url.get_secret_value()).get("user")
+        owner = conninfo_to_dict(self.migrate_url.get_secret_value()).get("user")
+        return str(worker) if worker and worker != owner else None
+
+
+class RelayConfig(_Section):
+    """A whole, valid configuration. The names of everything the relay owns are made here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    relay: RelaySection
+    kafka: KafkaSettings
+    resources: dict[str, ResourceConfig] = Field(default_factory=dict)
+    routes: dict[str, RouteConfig] = Field(default_factory=dict)
+    queues: dict[str, QueueConfig] = Field(default_factory=dict)
+    timing: Timing = Field(default_factory=Timing)
+    registry: RegistryConfig | None = None
+    path: Path
+    notes: tuple[str, ...] = ()
+
+    @property
+    def deadletter_topic(self) -> str:
+        """Where messages go that cannot be decoded, mapped or applied."""
+        return f"{self.relay.name}.deadletter"
+
+    @property
+    def control_topic(self) -> str:
+        """Where start positions, redrives and uuids are recorded."""
+        return f"{self.relay.name}.control"
+
+    @property
+    def journal_topic(self) -> str:
+        """Retained messages and state changes."""
+        return f"{self.relay.name}.journal"
+
+    @property
+    def decisions_topic(self) -> str:
+        """Decisions of captures that have no database."""
+        return f"{self.relay.name}.decisions"
+
+    @property
+    def inquiries_topic(self) -> str:
+        """Questions of relays that may not ask the publisher's database."""
+        return f"{self.relay.name}.inquiries"
+
+    def queue_url(self, queue: str) -> str:
+        """Return the address of a queue's store; it may hold a secret."""
+        urls = {name: resource.url.get_secret_value() for name, resource in self.resources.items()}
+        return self.queues[queue].url(urls)
+
+    def monitor_topic(self, route: str) -> str:
+        """The compacted topic that holds the evidence of what the route delivered."""
+        return f"{self.relay.name}.{route}.monitor"
+
+    def group_id(self, route: str) -> str:
+        """The consumer group of a route's workers."""
+        return f"{self.relay.name}.{route}"
+
+    def transactional_id(self, route: str, worker: int) -> str:
+        """Stable over restarts, so that ``init_transactions`` fences the predecessor."""
+        return f"{self.relay.name}.{route}.{self.relay.instance}.{worker}"
+
+    def is_owned(self, topic: str) -> bool:
+        """Tell whether a topic is one of the relay's own."""
+        return is_owned_topic(self.relay.name, topic)
+
+
+def is_owned_topic(relay: str, topic: str) -> bool:
+    """Tell whether a topic's name is one that the relay called ``relay`` gives to its own topics."""
+    head, dot, rest = topic.partition(".")
+    owned = ("deadletter", "control", "journal", "decisions", "inquiries")
+    return head == relay and bool(dot) and (rest in owned or rest.endswith(".monitor"))
+
+
+def load(path: Path) -> RelayConfig:
+    """Read a configuration file; ConfigError names every fault, or why the file cannot be read."""
+    config, faults = examine(path)
+    raise_if_any(faults, str(path))
+    assert config is not None, "no fault, no configuration"
+    return config
+
+
+def examine(path: Path, env: Mapping[str, str] | None = None) -> tuple[RelayConfig | None, list[Fault]]:
+    """Return the configuration, or every fault of it; ConfigError only if the file cannot be read as TOML."""
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        remedy = "give the path of a configuration, such as relay.toml"
+        raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); {remedy}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = error if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
+        raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
+    return parse(document, path, os.environ if env is None else env)
+
+
+def parse(
+    document: Mapping[str, Any], path: Path, env: Mapping[str, str]
+) -> tuple[RelayConfig | None, list[Fault]]:
+    """Return the configuration that a TOML document describes, or every fault of it."""
+    # The reading is a module of its own; it needs the models above, so it is imported when called.
+    from relay.config.reading import read  # noqa: PLC0415
+
+    return read(document, path, env)

@@ -1,0 +1,47 @@
+"""Durations are seconds and sizes are bytes, however a configuration writes them ("7d", "250ms", "16MiB")."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator
+
+from relay.config.faults import Wrong
+
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_BYTES: Final = {
+    "": 1,
+    "B": 1,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+}
+_QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def duration(value: Any) -> float:
+    """Return seconds of a number of seconds or of a text such as ``7d``, ``5s`` or ``250ms``."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or (match[2] or "s") not in _SECONDS:
+        raise Wrong("not a duration", 'write a number of seconds or a text such as "5s", "250ms" or "7d"')
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def size(value: Any) -> int:
+    """Return bytes of a number or of a text such as ``16MiB``."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in _BYTES:
+        raise Wrong("not a size", 'write a number of bytes or a text such as "16MiB"')
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
+Seconds = Annotated[float, BeforeValidator(duration)]
+Bytes = Annotated[int, BeforeValidator(size)]

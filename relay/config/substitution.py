@@ -1,0 +1,109 @@
+"""References in a configuration: ``${env:NAME}``, ``${env:NAME:-default}``, ``${file:path}`` and ``${NAME}``.
+
+``$${`` stands for a literal ``${``. What a reference stands for is never shown in a fault: only the reference is.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from relay.config.faults import Fault, shown
+
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)\}")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FILE_BYTES_MAX: Final = 1 << 20
+_MASKED_CHARACTERS_MIN: Final = 4
+"""Shorter values are no secrets, and masking them would make sentences unreadable."""
+
+
+@dataclass(slots=True)
+class Substitution:
+    """Resolves every string of a document; collects faults and notes instead of stopping at the first."""
+
+    env: Mapping[str, str]
+    folder: Path
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _found: dict[str, str] = field(default_factory=dict)
+
+    def masked(self, text: str) -> str:
+        """Return a sentence with what references stand for replaced by the references."""
+        for value, reference in self._found.items():
+            text = text.replace(value, reference)
+        return text
+
+    def resolve(self, value: Any, key: str = "") -> Any:
+        """Return ``value`` with the references of all its strings replaced; ``key`` is where it stands."""
+        if isinstance(value, dict):
+            return {
+                name: self.resolve(item, f"{key}.{name}" if key else name) for name, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self.resolve(item, f"{key}[{index}]") for index, item in enumerate(value)]
+        if isinstance(value, str):
+            return _REFERENCE.sub(lambda match: self._remembered(match, key, value), value)
+        return value
+
+    def _remembered(self, match: re.Match[str], key: str, text: str) -> str:
+        found = self._one(match, key, text)
+        if len(found) >= _MASKED_CHARACTERS_MIN:
+            self._found[found] = match[0]
+        return found
+
+    def _one(self, match: re.Match[str], key: str, text: str) -> str:
+        reference = match[1]
+        if reference is None:
+            return "${"
+        kind, colon, rest = reference.partition(":")
+        if colon and kind == "file":
+            return self._file(rest, key, text)
+        if colon and kind == "env":
+            name, has_default, default = rest.partition(":-")
+            return self._variable(name, default if has_default else None, key, text)
+        return self._variable(reference, None, key, text)
+
+    def _variable(self, name: str, default: str | None, key: str, text: str) -> str:
+        if not _NAME.fullmatch(name):
+            self._wrong(key, text, "the reference is not understood", "write ${env:NAME} or ${file:path}")
+            return ""
+        found = self.env.get(name)
+        if found is None and name == "HOSTNAME":
+            # A shell sets HOSTNAME but rarely exports it; the machine's own name is what is meant.
+            found = socket.gethostname()
+        if found is None and default is None:
+            self._wrong(
+                key, text, f"the environment has no {name}", f"set {name} or give ${{env:{name}:-default}}"
+            )
+        return found if found is not None else default or ""
+
+    def _file(self, name: str, key: str, text: str) -> str:
+        path = self.folder / name
+        try:
+            facts = path.stat()
+            if facts.st_size > _FILE_BYTES_MAX:
+                self._wrong(
+                    key, text, "the file is larger than 1 MiB", "name the file that holds the value only"
+                )
+                return ""
+            content = path.read_text("utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "not a readable text file"
+            self._wrong(
+                key, text, f"the file cannot be read ({reason})", "correct the path or its permissions"
+            )
+            return ""
+        if facts.st_mode & stat.S_IROTH and path.suffix != ".sql":
+            self.notes.append(
+                f"{key} is read from {name}, which every user of this machine can read; chmod o-r it"
+            )
+        return content
+
+    def _wrong(self, key: str, text: str, problem: str, remedy: str) -> None:
+        # The text still holds its references, so nothing behind them is shown.
+        self.faults.append(Fault(key, shown(key, text), problem, remedy))

@@ -1,0 +1,76 @@
+"""The dead letters of all routes, read from ``<relay>.deadletter``: each once, the latest record of it, within a bound."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from relay.config.model import RelayConfig
+from relay.delivery.deadletter import PREFIX
+from relay.delivery.table import LOST_PAYLOAD
+from relay.kafka import settings
+from relay.kafka.reading import PartitionReader
+from relay.kafka.topics import Topics
+from relay.message.envelope import SOURCE
+from relay.message.errors import ConfigError
+from relay.message.record import LogPartition
+from relay.run import clock
+from relay.run.logging import text
+
+RECORDS_MAX: Final = 100_000
+"""Per partition, the latest."""
+_DEADLINE_S: Final = 30.0
+_FACTS: Final = (
+    "route", "target", "stage", "code", "message", "topic", "partition", "offset", "attempts", "last_failed_at", "message_id",
+)  # fmt: skip
+
+
+def dead_letters(config: RelayConfig, *, route: str | None = None, code: str | None = None) -> list[dict[str, Any]]:
+    """Return what is dead, by route and place in the log, without payloads; ConfigError if there is no such topic."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in _records(config):
+        row = _row(record)
+        key = row["digest"], row["route"]
+        if route in (None, row["route"]) and code in (None, row["code"]) and _tells_more(row, known=key in found):
+            found[key] = row
+    return sorted(found.values(), key=lambda row: (row["route"], row["topic"], int(row["partition"]), int(row["offset"])))
+
+
+def dead_letter(config: RelayConfig, digest: str) -> list[dict[str, Any]]:
+    """Return the records of one dead letter, one for each route, with the payload as base64."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in _records(config):
+        row = _row(record)
+        if row["digest"] == digest and _tells_more(row, known=row["route"] in found):
+            value = record.value()
+            found[row["route"]] = {**row, "value": None if value is None else base64.b64encode(value).decode("ascii")}
+    return list(found.values())
+
+
+def _records(config: RelayConfig) -> Iterator[Any]:
+    with Topics(config.kafka, config.timing) as topics:
+        facts = topics.describe([config.deadletter_topic], settings=False).get(config.deadletter_topic)
+    if facts is None:
+        raise ConfigError(f"topic {config.deadletter_topic} does not exist; run `relay migrate`")
+    given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.deadletter.reader")
+    with PartitionReader(given, committed=True, clock=clock.monotonic, deadline_s=_DEADLINE_S) as reader:
+        ranges = {}
+        for number in range(facts.partitions):
+            low, high = reader.watermarks(LogPartition(facts.name, number))
+            ranges[LogPartition(facts.name, number)] = (max(low, high - RECORDS_MAX), high)
+        for batch in reader.read(ranges):
+            yield from batch
+
+
+def _tells_more(row: Mapping[str, Any], *, known: bool) -> bool:
+    """Of a repeat only the last counts, unless it was written without the payload (at a recovery)."""
+    return not known or row["code"] != LOST_PAYLOAD.code
+
+
+def _row(record: Any) -> dict[str, Any]:
+    headers = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers() or ()}
+    row = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
+    for name in ("partition", "offset"):
+        row[name] = row[name] if row[name].isdigit() else "0"
+    return {"digest": text((record.key() or b"").decode("ascii", "replace")), **row, "source": text(headers.get(SOURCE, ""))}

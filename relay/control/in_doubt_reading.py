@@ -1,0 +1,312 @@
+"""Collects everything in doubt of a relay: what workers said last, and what the monitors show without them.
+
+Nothing here joins a group or writes. Deliveries in doubt come from the monitor alone, so they are seen whether
+workers run or not; holds come from the last word of each worker, which outlives it in the control topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from relay.config.model import RelayConfig
+from relay.config.routes import RouteConfig, TopicDestination
+from relay.control.status import PartitionView, RouteView
+from relay.control.status_reading import StatusReader
+from relay.delivery.evidence_reading import ProvenOffsets
+from relay.kafka import settings
+from relay.kafka.control import ControlTopic
+from relay.kafka.reading import PartitionReader
+from relay.kafka.topics import Topics
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord
+from relay.monitor.entries import Begin, decode
+from relay.monitor.in_doubt import Attempt, Doubt, Why, in_doubt
+from relay.monitor.resolution import (
+    Kind,
+    Resolution,
+    Resolutions,
+    Span,
+    Subject,
+    of_capture,
+    of_offsets,
+    uncovered,
+)
+from relay.run import clock
+from relay.run.book import ControlBook
+from relay.run.starts import recorded_start
+from relay.run.status_record import PartitionStatus, StatusRecord, Waiting
+
+DEADLINE_S: Final = 30.0
+LOST: Final = "its payload has left the log unread: a person must let it go, or find it elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing in doubt. ``since_ms`` is wall time, None if unknown; ``offsets`` counts those of a span."""
+
+    subject: Subject
+    route: str
+    why: str
+    needs_person: bool
+    since_ms: int | None
+    places: tuple[tuple[LogPartition, int], ...]
+    offsets: int | None = None
+    resource: str | None = None
+    worker: str | None = None
+    resolution: Resolution | None = None
+    obeyed: bool = False
+
+    def document(self, now_ms: int, alarm_ms: float) -> dict[str, Any]:
+        """Return what ``--json`` prints; ``alarm`` if it has been in doubt for longer than the configured time."""
+        age = None if self.since_ms is None else max(0, now_ms - self.since_ms)
+        return {
+            "name": self.subject.text,
+            "kind": self.subject.kind.value,
+            "route": self.route,
+            "why": self.why,
+            "needs_person": self.needs_person,
+            "since": self.since_ms,
+            "age_ms": age,
+            "alarm": age is not None and age > alarm_ms,
+            "places": [
+                {"topic": place.topic, "partition": place.partition, "offset": offset} for place, offset in self.places
+            ],
+            "offsets": self.offsets,
+            "resource": self.resource,
+            "worker": self.worker,
+            "resolution": None if self.resolution is None else shown(self.resolution, obeyed=self.obeyed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A partition that waits until something or somebody helps."""
+
+    route: str
+    place: LogPartition
+    why: str
+
+
+def shown(resolution: Resolution, *, obeyed: bool) -> dict[str, Any]:
+    """Return a resolution for programs."""
+    return {
+        "id": resolution.id.hex(),
+        "subject": resolution.subject.text,
+        "decision": resolution.told.name.lower(),
+        "who": resolution.who,
+        "reason": resolution.reason,
+        "at": resolution.at,
+        "seen": resolution.seen,
+        "obeyed": obeyed,
+    }
+
+
+class InDoubtReader:
+    """Reads what is in doubt, now. Use as a context. Raises Unreachable, ConfigError, Stuck."""
+
+    def __init__(self, config: RelayConfig, who: str = "relay indoubt") -> None:
+        self.config = config
+        given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.indoubt", log_level=0)
+        self._given = given
+        self.reader, self._stable = (
+            PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=DEADLINE_S)
+            for committed in (False, True)
+        )
+        self._status = StatusReader(config)
+        self._topics = Topics(config.kafka, config.timing)
+        self.book = ControlBook(self._control, who)
+        self.decided = Resolutions()
+        self.stuck: list[Stuck] = []
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.reader.close()
+        self._stable.close()
+        self._status.__exit__(kind, error, trace)
+
+    def items(self) -> list[Item]:
+        """Return everything in doubt, by route; ``stuck``, ``decided`` and ``notes`` are set beside it."""
+        views = self._status.read()
+        records = self._status.records()
+        self.notes = list(self._status.notes)
+        self.decided = self.book.read()
+        self.stuck = [
+            Stuck(view.name, LogPartition(place.topic, place.partition), place.stuck)
+            for view in views
+            for place in view.partitions
+            if place.stuck
+        ]
+        found: list[Item] = []
+        for view in views:
+            mine = _last_words(record for record in records if record.route == view.name)
+            found += self._holds(view, mine)
+            found += self._lost(view, mine)
+            route = self.config.routes[view.name]
+            if isinstance(route.to, TopicDestination):
+                found += [self._doubtful(route, doubt) for doubt in self.doubts(route, view)]
+        return found
+
+    def doubts(self, route: RouteConfig, view: RouteView) -> list[Doubt]:
+        """Return the deliveries in doubt of a topic route, from its monitor."""
+        positions = {LogPartition(p.topic, p.partition): p.position or 0 for p in view.partitions}
+        topic = self.config.monitor_topic(route.name)
+        facts = self._topics.describe([topic], settings=False)
+        if topic not in facts:
+            self.notes.append(f"topic {topic} does not exist; run `relay migrate`")
+            return []
+        proven = ProvenOffsets(positions)
+        attempts = [
+            attempt
+            for number in range(facts[topic].partitions)
+            for attempt in self._attempts(LogPartition(topic, number), proven)
+        ]
+        return in_doubt(positions, attempts, proven.found)
+
+    def _attempts(self, monitor: LogPartition, proven: ProvenOffsets) -> Iterator[Attempt]:
+        """Fold one monitor partition twice: what was begun, and of it what counts."""
+        begun: dict[bytes, tuple[int, int, Begin]] = {}
+        span = self.reader.watermarks(monitor)
+        for offset, since, begin in _begins(self.reader, monitor, span):
+            begun[begin.instance] = (offset, since, begin)
+        # Taken after the high watermark: what is stable then is read below, the rest is still open.
+        stable = self._stable.watermarks(monitor)[1]
+        fold = proven.evidence()
+        visible: set[tuple[bytes, int]] = set()
+        for records in self._stable.read({monitor: (span[0], min(span[1], stable))}):
+            for record in records:
+                try:
+                    entry = decode(record.key(), record.value())
+                except UnknownRecord:
+                    continue
+                if entry is not None:
+                    fold.add(record.offset(), entry)
+                    if isinstance(entry, Begin):
+                        visible.add((entry.instance, entry.n))
+        for offset, since, begin in begun.values():
+            if not fold.is_ended(begin.instance, begin.n):
+                yield Attempt(begin, since, self._why(begin, (begin.instance, begin.n) in visible, offset >= stable))
+
+    def _why(self, begin: Begin, visible: bool, is_open: bool) -> Why:
+        if is_open:
+            return Why.OPEN
+        if not visible:
+            return Why.ABORTED
+        gone = any(
+            self.reader.watermarks(LogPartition(one.topic, one.partition))[0] > one.offset for one in begin.outputs
+        )
+        return Why.UNREADABLE if gone else Why.UNSEALED
+
+    def _doubtful(self, route: RouteConfig, doubt: Doubt) -> Item:
+        subject = of_offsets(Kind.DELIVERY, route.name, doubt.place, doubt.first, doubt.next)
+        return self._item(
+            subject,
+            route.name,
+            doubt.why.value,
+            needs_person=doubt.why.needs_person,
+            since_ms=doubt.since_ms,
+            places=((doubt.place, doubt.first),),
+            offsets=doubt.offsets,
+            worker=doubt.worker,
+        )
+
+    def _holds(
+        self, view: RouteView, words: Mapping[LogPartition, tuple[StatusRecord, PartitionStatus]]
+    ) -> Iterator[Item]:
+        """One item a capture: its messages may be held in several partitions."""
+        held: dict[str, list[tuple[LogPartition, StatusRecord, Waiting]]] = {}
+        positions = {LogPartition(p.topic, p.partition): p.position or 0 for p in view.partitions}
+        for place, (record, partition) in words.items():
+            for waiting in partition.waiting:
+                if waiting.first_offset >= positions.get(place, 0):
+                    held.setdefault(waiting.capture, []).append((place, record, waiting))
+        for capture, seen in held.items():
+            worst = max(seen, key=lambda one: one[2].needs_person)
+            yield self._item(
+                of_capture(bytes.fromhex(capture)),
+                view.name,
+                worst[2].why,
+                needs_person=worst[2].needs_person,
+                since_ms=min(record.at - waiting.since_ms for _, record, waiting in seen),
+                places=tuple((place, waiting.first_offset) for place, _, waiting in seen),
+                resource=worst[2].resource,
+                worker=worst[1].worker,
+            )
+
+    def _lost(
+        self, view: RouteView, words: Mapping[LogPartition, tuple[StatusRecord, PartitionStatus]]
+    ) -> Iterator[Item]:
+        for partition in view.partitions:
+            place = LogPartition(partition.topic, partition.partition)
+            span = self._lost_span(view.name, partition, words.get(place))
+            for part in self._still_to_decide(view.name, place, span) if span is not None else ():
+                subject = of_offsets(Kind.LOST, view.name, place, *part)
+                yield self._item(
+                    subject, view.name, LOST, needs_person=True, since_ms=None,
+                    places=((place, part.first),), offsets=part.next - part.first, worker=partition.owner,
+                )  # fmt: skip
+
+    def _still_to_decide(self, route: str, place: LogPartition, span: tuple[int, int]) -> list[Span]:
+        """The parts that nobody has decided about, since retention goes on; all of it, once all is decided."""
+        told = self.decided.of_route(Kind.LOST, route, [place])
+        return list(uncovered(*span, [Span(one.subject.first, one.subject.next) for one in told])) or [Span(*span)]
+
+    def _lost_span(
+        self, route: str, view: PartitionView, word: tuple[StatusRecord, PartitionStatus] | None
+    ) -> tuple[int, int] | None:
+        """Return the offsets that a living worker waits at, or, without one, that the next would stop at."""
+        if view.owner is not None and word is not None:
+            status = word[1]
+            return None if status.lost_first is None or status.lost_next is None else (status.lost_first, status.lost_next)
+        place = LogPartition(view.topic, view.partition)
+        low = self.reader.watermarks(place)[0]
+        position = self._first_position(route, place) if view.position is None else view.position
+        return None if position is None or position >= low else (position, low)
+
+    def _first_position(self, route: str, place: LogPartition) -> int | None:
+        """Where a partition starts that nothing was ever delivered of; None if that is not known, or something was."""
+        facts = self._topics.describe([place.topic], settings=False)
+        if place.topic not in facts:
+            return None
+        monitor = LogPartition(self.config.monitor_topic(route), place.partition)
+        if any(_begins(self._stable, monitor, self._stable.watermarks(monitor))):
+            return None
+        return recorded_start(self._control(), route, place, facts[place.topic].topic_id)
+
+    def _item(self, subject: Subject, route: str, why: str, **more: Any) -> Item:
+        resolution = self.decided.about(subject)
+        obeyed = resolution is not None and self.decided.is_obeyed(resolution)
+        return Item(subject, route, why, resolution=resolution, obeyed=obeyed, **more)
+
+    def _control(self) -> ControlTopic:
+        config = self.config
+        producer = settings.producer(config.kafka, config.timing, log_level=0)
+        return ControlTopic(self._given, producer, config.control_topic, clock.monotonic, DEADLINE_S)
+
+
+def _begins(reader: PartitionReader, monitor: LogPartition, span: tuple[int, int]) -> Iterator[tuple[int, int, Begin]]:
+    for records in reader.read({monitor: span}):
+        for record in records:
+            try:
+                entry = decode(record.key(), record.value())
+            except UnknownRecord:
+                continue
+            if isinstance(entry, Begin):
+                yield record.offset(), record.timestamp()[1], entry
+
+
+def _last_words(records: Iterable[StatusRecord]) -> dict[LogPartition, tuple[StatusRecord, PartitionStatus]]:
+    """Return what was said last of each partition, by a worker that had taken it over."""
+    found: dict[LogPartition, tuple[StatusRecord, PartitionStatus]] = {}
+    for record in sorted(records, key=lambda one: one.at):
+        for partition in record.partitions:
+            if partition.position is not None:
+                found[LogPartition(partition.topic, partition.partition)] = (record, partition)
+    return found

@@ -1,0 +1,122 @@
+"""Taking the cursors of routes along when their queue moves: position, inbox and ranges, or the route would have lost them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from relay.config.model import QueueDestination, RelayConfig
+from relay.resources.sqlite import SqliteResource
+from relay.run.queues import address_of
+
+_TABLES: Final = {
+    "relay_position": ("relay", "route", "topic_id", "topic", "partition", "position", "epoch", "worker"),
+    "relay_inbox": ("relay", "route", "digest", "content", "topic_id", "partition", "log_offset", "outcome", "applied"),
+    "relay_range": ("relay", "route", "topic_id", "partition", "publisher", "state"),
+}
+ROWS: Final = 10_000
+_LOCK_TIMEOUT_S: Final = 15.0
+
+
+def copy_cursors(config: RelayConfig, queue: str, target: str) -> int:
+    """Replace, in the new store's database, what the routes into the queue have in the old one; return how many rows.
+
+    The old store is retired by now: a late batch without messages may still move a position there, which only makes
+    its messages come once more, known by then.
+    """
+    routes = [
+        route.name for route in config.routes.values() if isinstance(route.to, QueueDestination) and route.to.queue == queue
+    ]
+    if not routes:
+        return 0
+    given = config.queues[queue]
+    old, new = (address_of(config, given, store).removeprefix("log+") for store in (given.store, target))
+    if new.startswith("sqlite:"):
+        with closing(_sqlite(new)) as connection:
+            return _into_sqlite(connection, config.relay.name, routes, old)
+    with psycopg.connect(new) as postgres:
+        return _into_postgresql(postgres, config.relay.name, routes, old)
+
+
+def _into_sqlite(connection: sqlite3.Connection, relay: str, routes: Sequence[str], old: str) -> int:
+    count = 0
+    connection.execute("begin immediate")
+    for table, columns in _TABLES.items():
+        names, places = ", ".join(columns), ", ".join("?" * len(columns))
+        for route in routes:
+            connection.execute(f"delete from {table} where relay = ? and route = ?", (relay, route))  # noqa: S608
+        for row in _rows(old, table, columns, relay, routes):
+            connection.execute(f"insert into {table} ({names}) values ({places})", row)  # noqa: S608
+            count += 1
+    # Numbers given later are above those that the monitor's entries name.
+    last = _last_applied(old)
+    connection.execute(
+        "insert into sqlite_sequence (name, seq) select 'relay_inbox', 0"
+        " where not exists (select 1 from sqlite_sequence where name = 'relay_inbox')"
+    )
+    connection.execute("update sqlite_sequence set seq = max(seq, ?) where name = 'relay_inbox'", (last,))
+    connection.execute("commit")
+    return count
+
+
+def _into_postgresql(connection: psycopg.Connection[Any], relay: str, routes: Sequence[str], old: str) -> int:
+    count = 0
+    for table, columns in _TABLES.items():
+        connection.execute(
+            sql.SQL("delete from {} where relay = %s and route = any(%s)").format(sql.Identifier(table)),
+            (relay, list(routes)),
+        )
+        insert = sql.SQL("insert into {} ({}) overriding system value values ({})").format(
+            sql.Identifier(table),
+            sql.SQL(", ").join(map(sql.Identifier, columns)),
+            sql.SQL(", ").join([sql.Placeholder()] * len(columns)),
+        )
+        rows = list(_rows(old, table, columns, relay, routes))
+        with connection.cursor() as cursor:
+            cursor.executemany(insert, rows)
+        count += len(rows)
+    last = _last_applied(old)
+    connection.execute(
+        "select setval(s, greatest(%s, nextval(s))) from pg_get_serial_sequence('relay_inbox', 'applied') s", (last + 1,)
+    )
+    return count
+
+
+def _rows(url: str, table: str, columns: Sequence[str], relay: str, routes: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    for route in routes:
+        if url.startswith("sqlite:"):
+            with closing(_sqlite(url)) as source:
+                query = f"select {', '.join(columns)} from {table} where relay = ? and route = ?"  # noqa: S608
+                yield from _all(source.execute(query, (relay, route)))
+        else:
+            with psycopg.connect(url) as postgres, postgres.cursor() as cursor:
+                chosen = sql.SQL("select {} from {} where relay = %s and route = %s").format(
+                    sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(table)
+                )
+                yield from _all(cursor.execute(chosen, (relay, route)))
+
+
+def _all(cursor: Any) -> Iterable[tuple[Any, ...]]:
+    while rows := cursor.fetchmany(ROWS):
+        yield from rows
+
+
+def _last_applied(url: str) -> int:
+    if url.startswith("sqlite:"):
+        with closing(_sqlite(url)) as connection:
+            row = connection.execute("select seq from sqlite_sequence where name = 'relay_inbox'").fetchone()
+            return int(row[0]) if row else 0
+    with psycopg.connect(url) as postgres:
+        # Drawn, not looked at: a number that is never used costs nothing.
+        row = postgres.execute("select nextval(pg_get_serial_sequence('relay_inbox', 'applied'))").fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def _sqlite(url: str) -> sqlite3.Connection:
+    return SqliteResource("queue", url.removeprefix("sqlite:///"), _LOCK_TIMEOUT_S).connect()

@@ -1,0 +1,95 @@
+"""The one place from which persons control all queues: wishes and audits go through the control topic, messages through stores.
+
+Source: document 003, [23], [24], [27]: tracking and maintenance of every queue, whatever its medium, from a remote machine.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from relay.config.model import RelayConfig
+from relay.kafka import settings
+from relay.kafka.control import ControlTopic
+from relay.message.errors import ConfigError
+from relay.queue.desired import Audit, Desired, Kind, Move, Subject, Wanted, Wish
+from relay.queue.port import QueueStore
+from relay.run import clock, randomness
+from relay.run.following import START_DEADLINE_S, follow
+from relay.run.queues import open_queue, queue_of
+from relay.setup.required import require_topics
+
+
+class QueueDesk:
+    """One command's work. ``who`` stands in every record that it writes. Raises ConfigError, Unreachable before anything else."""
+
+    def __init__(self, config: RelayConfig, who: str) -> None:
+        self.config = config
+        self.who = who
+        self._stack = ExitStack()
+        require_topics(config, config.control_topic)
+        self._follower = follow(config)
+        self._control: ControlTopic | None = None
+        self._stores: dict[str, QueueStore] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._follower.close()
+        self._stack.close()
+
+    @property
+    def desired(self) -> Desired:
+        """What is wanted now, by the control topic."""
+        return self._follower.now()
+
+    def names(self, queue: str | None = None) -> list[str]:
+        """Return the queues a command is about: the one named, or all."""
+        if queue is None:
+            return sorted(self.config.queues)
+        return [queue_of(self.config, queue).name]
+
+    def queue_of_subscriber(self, subscriber: str, queue: str | None) -> list[str]:
+        """Return the queues that have this subscriber; ConfigError if none has."""
+        found = [name for name in self.names(queue) if self.config.queues[name].settings().group_of(subscriber)]
+        if not found:
+            raise ConfigError(f"subscriber {subscriber!r}: no queue has it; `relay subscriber list` shows those there are")
+        return found
+
+    def store(self, queue: str) -> QueueStore:
+        """Open a queue where it lies now; closed with the desk."""
+        queue_of(self.config, queue)
+        if queue not in self._stores:
+            store = open_queue(self.config, queue, self.desired)
+            self._stack.callback(store.close)
+            self._stores[queue] = store
+        return self._stores[queue]
+
+    def wish(self, kind: Kind, queue: str, name: str, wanted: Wanted, reason: str) -> Wish:
+        """Write down what is wanted; it is obeyed within a second wherever the relay runs, and after restarts."""
+        wish = Wish(Subject(kind, queue_of(self.config, queue).name, name), wanted, self.who, reason, clock.wall_ms())
+        self._put(*wish.encode())
+        return wish
+
+    def moved(self, move: Move) -> None:
+        """Write down how far a move has come."""
+        self._put(*move.encode())
+
+    def audit(self, queue: str, action: str, changed: int, subject: str, reason: str) -> None:
+        """Write down what was done to messages; never a payload."""
+        identifier = randomness.uuid_bytes().hex()
+        self._put(*Audit(identifier, queue, action, changed, subject, self.who, reason, clock.wall_ms()).encode())
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        if self._control is None:
+            given = settings.consumer(self.config.kafka, self.config.timing, f"{self.config.relay.name}.control.reader", log_level=0)
+            made = settings.producer(self.config.kafka, self.config.timing, log_level=0)
+            self._control = ControlTopic(
+                given, made, self.config.control_topic, clock.monotonic, START_DEADLINE_S
+            )
+            self._stack.callback(self._control.close)
+        self._control.put(key, value, wait=True)

@@ -1,0 +1,98 @@
+"""``relay queue migrate``: the cut-over is a recorded wish that every worker obeys, and each step may be done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from relay.config.model import QueueDestination
+from relay.config.queues import in_folder
+from relay.control.queue_cursor_copy import copy_cursors
+from relay.control.queue_desk import QueueDesk
+from relay.message.errors import CheckFailed, ConfigError
+from relay.queue import moving
+from relay.queue.desired import Move, Step
+from relay.queue.port import QueueStore
+from relay.run import clock
+from relay.run.crash import crash_point
+from relay.run.queues import address_of, open_at, queue_of
+from relay.setup.queue_tables import create_tables
+
+OBEY_S: Final = 1.0
+"""Workers follow the control topic within this time."""
+LOOK_S: Final = 0.2
+
+
+def move_queue(desk: QueueDesk, name: str, target: str, *, wait_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Move a queue to the store ``target`` (as the configuration writes it); begin again after a crash by the same call.
+
+    Raises ConfigError if it cannot go there, CheckFailed if the stores differ in the end (the queue then stays stopped).
+    """
+    queue = queue_of(desk.config, name)
+    target = in_folder(target, desk.config.path.absolute().parent)
+    begun = desk.desired.moves.get(name)
+    if begun is not None and begun.step is Step.MOVED and desk.desired.store_of(name, queue.store) == target:
+        return {"queue": name, "to": target, "messages": 0, "moved": False}
+    _check(desk, name, target, begun)
+    create_tables(desk.config, queue, target)
+    source = open_at(desk.config, queue, queue.store)
+    new = open_at(desk.config, queue, target)
+    try:
+        count = _move(desk, name, target, source, new, wait_s=wait_s, tell=tell)
+    finally:
+        source.close()
+        new.close()
+    return {"queue": name, "to": target, "messages": count, "moved": True}
+
+
+def _move(
+    desk: QueueDesk, name: str, target: str, source: QueueStore, new: QueueStore, *, wait_s: float, tell: Callable[[str], None]
+) -> int:
+    def record(step: Step) -> None:
+        configured = desk.config.queues[name].store
+        desk.moved(Move(name, source.uuid, configured, target, step, desk.who, clock.wall_ms()))
+        crash_point(f"move.{step.value.lower()}")
+
+    begun = desk.desired.moves.get(name)
+    count = 0
+    if begun is None or begun.step is not Step.RETIRING:
+        record(Step.COPYING)
+        tell("copying what is over, while the queue goes on")
+        count = moving.copy_ended(source, new, lambda _: None)
+        record(Step.RETIRING)
+    tell("waiting for the workers to give back what they have")
+    _wait_for_workers(source, wait_s)
+    tell("copying the rest")
+    done = moving.cut_over(source, new, lambda _: None)
+    copy_cursors(desk.config, name, target)
+    crash_point("move.cursors")
+    different = next(moving.differences(source, new), None)
+    if different is not None:
+        raise CheckFailed(f"queue {name!r}: {different}; the old store is retired, so run the command again")
+    record(Step.MOVED)
+    return count + done.messages
+
+
+def _check(desk: QueueDesk, name: str, target: str, begun: Move | None) -> None:
+    queue = queue_of(desk.config, name)
+    if begun is not None and begun.step is not Step.MOVED and begun.target != target:
+        raise ConfigError(f"queue {name!r} is on its way to {begun.target!r}; finish that first: --to {begun.target}")
+    if desk.desired.store_of(name, queue.store) != queue.store:
+        lies = desk.desired.store_of(name, queue.store)
+        raise ConfigError(f"queue {name!r} lies in {lies!r}; write store = {lies!r} into the configuration first")
+    addresses = [address_of(desk.config, queue, store).removeprefix("log+") for store in (queue.store, target)]
+    if addresses[0] == addresses[1]:
+        raise ConfigError(f"--to {target}: the queue lies in that database already; name another one")
+    routed = any(
+        isinstance(route.to, QueueDestination) and route.to.queue == name for route in desk.config.routes.values()
+    )
+    if routed and target.startswith("files:"):
+        raise ConfigError(f"--to {target}: a route goes into queue {name!r}, and flat files take none; name a database")
+
+
+def _wait_for_workers(source: QueueStore, wait_s: float) -> None:
+    """Wait until everybody has read the wish and holds nothing; what is still held then moves with its holder."""
+    limit = clock.monotonic() + max(OBEY_S, wait_s)
+    clock.sleep(OBEY_S)
+    while clock.monotonic() < limit and any(source.held(holder.id) for holder in source.holders()):
+        clock.sleep(LOOK_S)

@@ -1,0 +1,291 @@
+"""From what workers say and brokers know to a word per route: a worker that makes no progress is not "running".
+
+Pure: it is given every fact, the time included. Two ages are judged, both for display only. How old a record is
+compares the worker's wall clock with the reader's, so their hosts' clocks must agree within a few seconds; how long
+nothing moved compares two times of the same worker, so that no other clock matters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from relay.config.routes import RouteConfig
+from relay.message.record import LogPartition
+from relay.run.status_record import PERIOD_S, PartitionStatus, StatusRecord
+
+GONE_AFTER_MS: Final = round(3 * PERIOD_S * 1000)
+RECOVERING_SILENCE_MS: Final = 60_000
+"""A recovery reads and fences on the worker's one thread; it writes when it begins and when it is done."""
+STALLED_AFTER_MS: Final = 30_000
+FORGOTTEN_AFTER_MS: Final = 3_600_000
+"""A worker that ended or went missing so long ago is not shown any more beside others that live."""
+
+
+class State(Enum):
+    """What a worker or a route does, the worst first."""
+
+    STUCK = "stuck"
+    STALLED = "stalled"
+    GONE = "gone"
+    STOPPED = "stopped"
+    RECOVERING = "recovering"
+    DRAINING = "draining"
+    RUNNING = "running"
+    IDLE = "idle"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Does somebody have to look after it?"""
+        return self in (State.STUCK, State.STALLED, State.GONE, State.STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Dead letters found in the topic; ``complete`` is False if only its latest records were read."""
+
+    count: int = 0
+    causes: Mapping[str, int] = field(default_factory=dict)
+    complete: bool = True
+
+    @property
+    def commonest(self) -> str | None:
+        """The code most of them share; the first by name of several."""
+        return min(self.causes, key=lambda code: (-self.causes[code], code), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFacts:
+    """What is known of a route. ``committed`` is None where the place of the positions could not be asked."""
+
+    route: RouteConfig
+    records: Sequence[StatusRecord]
+    ends: Mapping[LogPartition, int]
+    committed: Mapping[LogPartition, int] | None
+    dead: DeadLetters = field(default_factory=DeadLetters)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker as it is shown; ``age_ms`` is how old its last word is."""
+
+    worker: str
+    state: State
+    why: str | None
+    host: str
+    pid: int
+    age_ms: int
+    started_at: int
+    lag: int
+    partitions: int
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A log partition as it is shown; ``owner`` is the living worker that has it."""
+
+    topic: str
+    partition: int
+    owner: str | None
+    position: int | None
+    end: int
+    lag: int | None
+    last_progress_at: int | None
+    held: int = 0
+    waiting: tuple[Mapping[str, Any], ...] = ()
+    lanes_blocked: int = 0
+    in_doubt: int = 0
+    stuck: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteView:
+    """A route as it is shown; ``counts`` are of the workers shown, since each started."""
+
+    name: str
+    state: State
+    why: str | None
+    guarantee: str
+    identity_note: str | None
+    workers: tuple[WorkerView, ...]
+    partitions: tuple[PartitionView, ...]
+    counts: Mapping[str, int]
+    dead: DeadLetters
+
+    @property
+    def lag(self) -> int | None:
+        """Messages and markers between positions and ends; None if a position is not known."""
+        lags = [partition.lag for partition in self.partitions]
+        return None if None in lags else sum(lag for lag in lags if lag is not None)
+
+    def document(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {
+            "state": self.state.value,
+            "why": self.why,
+            "guarantee": self.guarantee,
+            "identity_note": self.identity_note,
+            "lag": self.lag,
+            "held": sum(partition.held for partition in self.partitions),
+            "in_doubt": sum(partition.in_doubt for partition in self.partitions),
+            "dead_letters": self.dead.count,
+            "dead_letters_complete": self.dead.complete,
+            "commonest_cause": self.dead.commonest,
+            "causes": dict(self.dead.causes),
+            "counts": dict(self.counts),
+            "workers": [{**asdict(worker), "state": worker.state.value} for worker in self.workers],
+            "partitions": [asdict(partition) for partition in self.partitions],
+        }
+
+
+def judge_worker(record: StatusRecord, now_ms: int) -> tuple[State, str | None]:
+    """Return what the worker does and, if that is not plain, why."""
+    if record.state == "stopped":
+        return State.STOPPED, record.last_error
+    age_ms = now_ms - record.at
+    silence_ms = RECOVERING_SILENCE_MS if record.state == "recovering" else GONE_AFTER_MS
+    if age_ms > silence_ms:
+        return State.GONE, f"it said nothing for {age_ms / 1000:.0f} s"
+    stuck = [partition.stuck for partition in record.partitions if partition.stuck]
+    if stuck or record.state == "stuck":
+        return State.STUCK, stuck[0] if stuck else record.last_error
+    for partition in record.partitions:
+        still_ms = record.at - (partition.last_progress_at or record.started_at)
+        if partition.lag > 0 and still_ms >= STALLED_AFTER_MS:
+            return State.STALLED, _stall(partition, still_ms)
+    if record.state in ("recovering", "draining"):
+        return State(record.state), None
+    return (State.RUNNING if any(partition.lag for partition in record.partitions) else State.IDLE), None
+
+
+def _stall(partition: PartitionStatus, still_ms: int) -> str:
+    place = f"{partition.topic}[{partition.partition}] did not move for {still_ms / 1000:.0f} s, lag {partition.lag}"
+    if not partition.waiting:
+        return place
+    oldest = max(partition.waiting, key=lambda waiting: waiting.since_ms)
+    return f"{place}; {partition.held} held, the oldest for capture {oldest.capture} ({oldest.why})"
+
+
+def view(facts: RouteFacts, now_ms: int) -> RouteView:
+    """Return the route as it is shown at ``now_ms`` (wall milliseconds of the reader)."""
+    judged = [(record, *judge_worker(record, now_ms)) for record in facts.records]
+    living = [record for record, state, _ in judged if state not in (State.GONE, State.STOPPED)]
+    shown = [
+        one for one in judged if not living or one[0] in living or now_ms - one[0].at <= FORGOTTEN_AFTER_MS
+    ]
+    workers = tuple(
+        _worker(record, state, why, now_ms)
+        for record, state, why in sorted(shown, key=lambda one: one[0].worker)
+    )
+    partitions = tuple(_partitions(facts, living))
+    state, why = _route_state([worker for worker in workers if _lives(worker.state)], workers, partitions)
+    return RouteView(
+        name=facts.route.name,
+        state=state,
+        why=why,
+        guarantee=facts.route.guarantee,
+        identity_note=facts.route.identity_note,
+        workers=workers,
+        partitions=partitions,
+        counts=_counts(record for record, _, _ in shown),
+        dead=facts.dead,
+    )
+
+
+def exit_code(views: Iterable[RouteView]) -> int:
+    """Return 0 if every route runs or idles, else 1."""
+    return 1 if any(route.state.is_wrong for route in views) else 0
+
+
+def _lives(state: State) -> bool:
+    return state not in (State.GONE, State.STOPPED)
+
+
+def _worker(record: StatusRecord, state: State, why: str | None, now_ms: int) -> WorkerView:
+    return WorkerView(
+        worker=record.worker,
+        state=state,
+        why=why,
+        host=record.host,
+        pid=record.pid,
+        age_ms=max(0, now_ms - record.at),
+        started_at=record.started_at,
+        lag=sum(partition.lag for partition in record.partitions),
+        partitions=len(record.partitions),
+        last_error=record.last_error,
+    )
+
+
+def _route_state(
+    living: Sequence[WorkerView], workers: Sequence[WorkerView], partitions: Sequence[PartitionView]
+) -> tuple[State, str | None]:
+    if not living:
+        if not workers:
+            return State.STOPPED, "no worker has reported; start them with `relay run`"
+        worst = next((worker for worker in workers if worker.state is State.GONE), workers[0])
+        return worst.state, f"no worker lives: {worst.worker} is {worst.state.value}"
+    for state in (State.STUCK, State.STALLED, State.RECOVERING, State.DRAINING):
+        found = next((worker for worker in living if worker.state is state), None)
+        if found is not None:
+            return state, f"{found.worker}: {found.why}" if found.why else None
+    orphans = [partition for partition in partitions if partition.owner is None and partition.lag != 0]
+    if orphans:
+        return (
+            State.RUNNING,
+            f"{orphans[0].topic}[{orphans[0].partition}] is owned by no worker at the moment",
+        )
+    return (State.RUNNING if any(partition.lag for partition in partitions) else State.IDLE), None
+
+
+def _partitions(facts: RouteFacts, living: Sequence[StatusRecord]) -> Iterable[PartitionView]:
+    said: dict[LogPartition, tuple[str, PartitionStatus]] = {}
+    # In a rebalance two workers may claim one: the later word counts.
+    for record in sorted(living, key=lambda one: one.at):
+        for partition in record.partitions:
+            said[LogPartition(partition.topic, partition.partition)] = (record.worker, partition)
+    for place in sorted(set(facts.ends) | set(said)):
+        owner, status = said.get(place, (None, None))
+        end = facts.ends.get(place, status.end if status and status.end is not None else 0)
+        position = None if facts.committed is None else facts.committed.get(place)
+        if position is None and status is not None:
+            position = status.position
+        yield PartitionView(
+            topic=place.topic,
+            partition=place.partition,
+            owner=owner,
+            position=position,
+            end=end,
+            lag=_lag(position, end, status),
+            **_said(status),
+        )
+
+
+def _lag(position: int | None, end: int, status: PartitionStatus | None) -> int | None:
+    """Return how far the position is behind. A worker that has seen the very end knows what only markers fill."""
+    if status is not None and status.lag == 0 and status.end is not None and status.end >= end:
+        return 0
+    return None if position is None else max(0, end - position)
+
+
+def _said(status: PartitionStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {"last_progress_at": None}
+    return {
+        "last_progress_at": status.last_progress_at,
+        "held": status.held,
+        "waiting": tuple(waiting.model_dump() for waiting in status.waiting),
+        "lanes_blocked": status.lanes_blocked,
+        "in_doubt": status.in_doubt,
+        "stuck": status.stuck,
+    }
+
+
+def _counts(records: Iterable[StatusRecord]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record.counts.model_dump())
+    return dict(total)

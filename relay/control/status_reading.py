@@ -1,0 +1,189 @@
+"""Collects what ``relay status`` needs, without joining a group or writing anything; every read has a bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from relay.config.model import RelayConfig
+from relay.config.routes import QueueDestination, RouteConfig, TopicDestination
+from relay.control.positions import stored_positions
+from relay.control.status import DeadLetters, RouteFacts, RouteView, view
+from relay.kafka import settings
+from relay.kafka.groups import Groups
+from relay.kafka.reading import PartitionReader
+from relay.kafka.topics import TopicFacts, Topics
+from relay.message.errors import ConfigError, InDoubt, Unreachable
+from relay.message.record import LogPartition
+from relay.run import clock
+from relay.run.queues import database_of
+from relay.run.status_record import KEY_PREFIX, StatusRecord, decode
+
+CONTROL_RECORDS_MAX: Final = 50_000
+"""Compaction leaves the latest of each key, but not at once: workers write every two seconds meanwhile."""
+DEAD_LETTERS_MAX: Final = 10_000
+"""Per partition, the latest; a count over more is said to be incomplete."""
+TIMEOUT_S: Final = 5.0
+_ROUTE: Final = "__relay.errors.route"
+_CODE: Final = "__relay.errors.code"
+
+
+class _Record(Protocol):
+    def key(self) -> Any: ...
+    def value(self) -> Any: ...
+    def headers(self) -> Any: ...
+
+
+class _Tail:
+    """Reads a topic from a bounded distance before its end, and from there on at every further call."""
+
+    def __init__(self, reader: PartitionReader, most: int) -> None:
+        self._reader = reader
+        self._most = most
+        self._next: dict[LogPartition, int] = {}
+        self.complete = True
+
+    def read(self, topic: str, partitions: int, take: Callable[[_Record], None]) -> None:
+        """Give every record not given before to ``take``; raises Unreachable."""
+        ranges = {}
+        for number in range(partitions):
+            partition = LogPartition(topic, number)
+            low, high = self._reader.watermarks(partition)
+            wanted = self._next.get(partition, low)
+            # An end before the place read up to: the topic is another one under the same name.
+            wanted = wanted if wanted <= high else low
+            first = max(wanted, low, high - self._most)
+            self.complete = self.complete and first == wanted
+            ranges[partition] = (first, high)
+        for batch in self._reader.read(ranges):
+            for record in batch:
+                take(record)
+        self._next = {partition: end for partition, (_, end) in ranges.items()}
+
+
+class StatusReader:
+    """Reads again and again for ``--watch``; the second time only what is new. Use as a context."""
+
+    def __init__(self, config: RelayConfig, timeout_s: float = TIMEOUT_S) -> None:
+        self._config = config
+        self._topics = Topics(config.kafka, config.timing, timeout_s)
+        self._groups = Groups(config.kafka, config.timing, timeout_s)
+        # The group is only a name in the client's settings: partitions are assigned by hand, nothing is committed.
+        given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.status", log_level=0)
+        self._readers = [
+            PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=timeout_s)
+            for committed in (False, True)
+        ]
+        self._control = _Tail(self._readers[0], CONTROL_RECORDS_MAX)
+        # Dead letters of an aborted delivery transaction never were.
+        self._deadletter = _Tail(self._readers[1], DEAD_LETTERS_MAX)
+        self._latest: dict[bytes, bytes] = {}
+        self._dead: dict[tuple[str, bytes], str] = {}
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for reader in self._readers:
+            reader.close()
+        self._groups.close()
+
+    def read(self) -> list[RouteView]:
+        """Return every route as it is now, with ``notes`` on what could not be seen.
+
+        Raises Unreachable (brokers), ConfigError (the relay's topics are missing).
+        """
+        config = self._config
+        self.notes = []
+        logs = {topic for route in config.routes.values() for topic in route.from_}
+        found = self._topics.describe({*logs, config.control_topic, config.deadletter_topic}, settings=False)
+        for name in (config.control_topic, config.deadletter_topic):
+            if name not in found:
+                raise ConfigError(f"topic = {name}: it does not exist; run `relay migrate {config.path}`")
+        self._read_tail(self._control, found[config.control_topic], self._take_status)
+        self._read_tail(self._deadletter, found[config.deadletter_topic], self._take_dead)
+        records = self.records()
+        # The time is read after the records: one that comes later is simply newer.
+        now_ms = clock.wall_ms()
+        return [view(self._facts(route, found, records), now_ms) for route in config.routes.values()]
+
+    def _read_tail(self, tail: _Tail, facts: TopicFacts, take: Callable[[_Record], None]) -> None:
+        try:
+            tail.read(facts.name, facts.partitions, take)
+        except InDoubt as stuck:
+            # Go on with what was read: a status that says what it lacks beats none.
+            self.notes.append(f"{facts.name}: {stuck}")
+
+    def _take_status(self, record: _Record) -> None:
+        key, value = record.key(), record.value()
+        if not isinstance(key, bytes) or not key.startswith(KEY_PREFIX):
+            return
+        if value is None:
+            self._latest.pop(key, None)
+        else:
+            self._latest[key] = value
+
+    def _take_dead(self, record: _Record) -> None:
+        headers = dict(record.headers() or [])
+        route, code = headers.get(_ROUTE), headers.get(_CODE)
+        if isinstance(route, bytes):
+            # A table route may write one twice: the digest in the key counts once.
+            key = (route.decode("utf-8", "replace")[:100], bytes(record.key() or b"")[:64])
+            self._dead[key] = (code or b"unknown").decode("utf-8", "replace")[:100]
+
+    def records(self) -> list[StatusRecord]:
+        """Return the last word of every worker that the last reading found, whether it lives or not."""
+        records = []
+        for key, value in self._latest.items():
+            record = decode(value)
+            if record is None:
+                self.notes.append(
+                    f"{self._config.control_topic}: {key[:100]!r} is no status record of this version"
+                )
+            elif record.relay == self._config.relay.name:
+                records.append(record)
+        return records
+
+    def _facts(
+        self, route: RouteConfig, found: dict[str, TopicFacts], records: list[StatusRecord]
+    ) -> RouteFacts:
+        ends: dict[LogPartition, int] = {}
+        for topic in route.from_:
+            if topic not in found:
+                self.notes.append(
+                    f"topic = {topic}: route {route.name} reads it and it does not exist; create it"
+                )
+                continue
+            for number, (_, high) in self._topics.watermarks(topic, range(found[topic].partitions)).items():
+                ends[LogPartition(topic, number)] = high
+        causes = Counter(code for (name, _), code in self._dead.items() if name == route.name)
+        return RouteFacts(
+            route=route,
+            records=[record for record in records if record.route == route.name],
+            ends=ends,
+            committed=self._positions(route, found, ends),
+            dead=DeadLetters(causes.total(), causes, self._deadletter.complete),
+        )
+
+    def _positions(
+        self, route: RouteConfig, found: dict[str, TopicFacts], ends: Mapping[LogPartition, int]
+    ) -> dict[LogPartition, int] | None:
+        """Return what the route's own place of truth has; None, with a note, if only its workers can tell."""
+        config = self._config
+        if isinstance(route.to, TopicDestination):
+            return self._groups.committed(config.group_id(route.name), ends)
+        topic_ids = {topic: found[topic].topic_id for topic in route.from_ if topic in found}
+        try:
+            if isinstance(route.to, QueueDestination):
+                name, resource = f"queue {route.to.queue}", database_of(config, route.to.queue)
+            else:
+                name, resource = route.to.resource, config.resources[route.to.resource]
+            return stored_positions(name, resource, config.relay.name, route.name, topic_ids)
+        except (Unreachable, ConfigError) as error:
+            self.notes.append(f"route {route.name}: positions are those its workers told last; {error}")
+            return None

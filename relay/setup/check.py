@@ -1,0 +1,133 @@
+"""What ``relay check`` looks at: the file alone, or also the brokers, topics and databases it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relay.config.faults import Fault
+from relay.config.model import RelayConfig, TableDestination, examine
+from relay.kafka.topics import Topics
+from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.setup.check_queues import check_queues
+from relay.setup.check_registry import check_registry
+from relay.setup.check_table import judge_own_tables, judge_table, look_at, postgres_notes
+from relay.setup.check_topics import Findings, judge_brokers, judge_topics, named_topics
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """The answer of a check; ``exit_code`` is 0 ok, 1 a check failed, 2 the configuration is wrong, 3 unreachable."""
+
+    path: Path
+    config: RelayConfig | None
+    config_faults: list[Fault]
+    findings: Findings = field(default_factory=Findings)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command returns."""
+        if self.config_faults:
+            return ConfigError.exit_code
+        if self.findings.unreachable:
+            return Unreachable.exit_code
+        return 1 if self.findings.faults else 0
+
+    def document(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        faults = self.config_faults + self.findings.faults
+        routes = self.config.routes.values() if self.config else ()
+        return {
+            "ok": self.exit_code == 0,
+            "config": str(self.path),
+            "routes": [
+                {"name": route.name, "guarantee": route.guarantee, "note": route.identity_note}
+                for route in routes
+            ],
+            "checked": self.findings.checked,
+            "faults": [
+                {"key": fault.key, "value": fault.value, "problem": fault.problem, "remedy": fault.remedy}
+                for fault in faults
+            ],
+            "unreachable": self.findings.unreachable,
+            "notes": self.findings.notes,
+        }
+
+
+def check(path: Path, *, connect: bool) -> CheckReport:
+    """Check a configuration file and, if ``connect``, what it names; ConfigError if the file is no TOML."""
+    config, faults = examine(path)
+    report = CheckReport(path, config, faults)
+    report.findings.checked.append("configuration")
+    if config is not None:
+        report.findings.notes.extend(notes(config))
+        if connect:
+            check_kafka(config, report.findings)
+            check_resources(config, report.findings)
+            check_registry(config, report.findings)
+            if not report.findings.unreachable:
+                check_queues(config, report.findings)
+    return report
+
+
+def notes(config: RelayConfig) -> list[str]:
+    """Return what a configuration means without being wrong; it is printed with every check."""
+    found = list(config.notes)
+    for route in config.routes.values():
+        if route.identity_note:
+            found.append(f"route {route.name}: {route.identity_note}")
+        if isinstance(route.to, TableDestination) and route.to.mode == "sql":
+            found.append(
+                f"route {route.name}: the effects of its own SQL are not checkable by `relay verify`"
+            )
+    known = ", ".join(sorted(config.resources))
+    found.append(
+        f"captures of a resource other than {known}: whoever may write the log is trusted for aborts"
+        if known
+        else "no resource is configured: whoever may write the log is trusted for aborts of captures"
+    )
+    if not config.routes and not config.queues:
+        found.append("no route is configured: there is nothing to relay")
+    return found
+
+
+def check_kafka(config: RelayConfig, findings: Findings) -> None:
+    """Ask the cluster; what does not answer is a finding, not an error."""
+    try:
+        with Topics(config.kafka, config.timing) as topics:
+            brokers = topics.brokers()
+            facts = topics.describe(named_topics(config))
+    except Unreachable as error:
+        findings.unreachable.append(str(error))
+        return
+    except ConfigError as error:
+        findings.fault("kafka", "", *_halves(error))
+        return
+    judge_brokers(config, brokers, findings)
+    judge_topics(config, facts, findings)
+
+
+def check_resources(config: RelayConfig, findings: Findings) -> None:
+    """Ask every database for its own tables, rights and identity, and for the destination tables."""
+    for name, resource in config.resources.items():
+        try:
+            judge_own_tables(name, resource, findings)
+            if resource.kind == "postgresql":
+                findings.notes.extend(postgres_notes(name, resource))
+            for route in config.routes.values():
+                to = route.to
+                if isinstance(to, TableDestination) and to.resource == name and to.table:
+                    judge_table(to, look_at(name, resource, to.table), f"routes.{route.name}.to", findings)
+        except Unreachable as error:
+            findings.unreachable.append(str(error))
+        except RelayError as error:
+            findings.fault(f"resources.{name}", "", *_halves(error))
+        else:
+            findings.checked.append(f"resource {name}")
+
+
+def _halves(sentence: object) -> tuple[str, str]:
+    """Split a sentence into what is wrong and what to do."""
+    problem, _, remedy = str(sentence).rpartition("; ")
+    return (problem, remedy) if problem else (remedy, "see the sentence")

@@ -1,0 +1,242 @@
+"""What a database must offer: the relay's own tables, and tables that take what a route writes to them."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, LiteralString
+from urllib.parse import quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from relay.config.model import ResourceConfig, TableDestination
+from relay.message.errors import Unreachable
+from relay.setup.check_topics import Findings
+
+_CONNECT_S: Final = 5
+
+OWN_TABLES: Final = {
+    "relay_resource": ("select",),
+    "relay_capture": ("select", "insert", "update", "delete"),
+    "relay_position": ("select", "insert", "update", "delete"),
+    "relay_inbox": ("select", "insert", "update", "delete"),
+    "relay_range": ("select", "insert", "update", "delete"),
+    "relay_attempt": ("select", "insert"),
+    "relay_correlation": ("select", "insert", "update", "delete"),
+}
+"""The relay's own tables and the rights that the worker's role needs on them; none of them is DDL."""
+
+_RIGHTS: Final = """
+select owned, granted, to_regclass(owned) is not null, coalesce(has_table_privilege(to_regclass(owned), granted), false)
+from unnest(%s::text[], %s::text[]) as wanted (owned, granted)
+"""
+
+_COLUMNS: Final = """
+select a.attname, a.attnotnull and not a.atthasdef and a.attidentity = '' and a.attgenerated = '',
+       has_column_privilege(a.attrelid, a.attnum, 'insert'), has_column_privilege(a.attrelid, a.attnum, 'update'),
+       has_column_privilege(a.attrelid, a.attnum, 'select')
+from pg_attribute a where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
+"""
+_UNIQUE: Final = """
+select array_agg(a.attname::text) from pg_index i join pg_attribute a
+  on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
+where i.indrelid = %s::oid and i.indisunique and i.indpred is null and i.indexprs is null group by i.indexrelid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as the database describes it to the worker's role."""
+
+    required: bool
+    insert: bool = True
+    update: bool = True
+    select: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """A table as the worker's role sees it; ``unique`` are the column sets of its unique indexes."""
+
+    columns: dict[str, Column]
+    unique: list[frozenset[str]]
+
+
+def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findings: Findings) -> None:
+    """Compare a destination with its table; None means that there is no such table. No I/O."""
+    if facts is None:
+        remedy = "create it, correct the name or write schema.table; and let the role see its schema"
+        findings.fault(f"{key}.table", repr(to.table), f"resource {to.resource} has no such table", remedy)
+        return
+    for name in to.columns:
+        column = facts.columns.get(name)
+        if column is None:
+            findings.fault(
+                f"{key}.columns.{name}", to.columns[name], f"{to.table} has no such column", "correct it"
+            )
+            continue
+        missing = [] if column.insert else ["insert"]
+        if to.mode == "upsert":
+            # ON CONFLICT reads the columns of the key and updates the others.
+            wanted = ("select", column.select) if name in to.key else ("update", column.update)
+            missing += [] if wanted[1] else [wanted[0]]
+        if missing:
+            rights = " and ".join(missing)
+            remedy = f"grant {rights} on {to.table} to the role of resources.{to.resource}.url"
+            findings.fault(
+                f"{key}.columns.{name}", to.columns[name], f"the right to {rights} is missing", remedy
+            )
+    for name, column in facts.columns.items():
+        if column.required and name not in to.columns:
+            problem = f"{to.table}.{name} must not be null, has no default and is not mapped"
+            findings.fault(f"{key}.columns", "", problem, f"map {name}, or give it a default")
+    if to.mode == "upsert" and frozenset(to.key) not in facts.unique:
+        remedy = f"create a unique index on exactly ({', '.join(to.key)})"
+        findings.fault(f"{key}.key", repr(to.key), f"{to.table} has no unique index on it", remedy)
+
+
+def look_at(name: str, resource: ResourceConfig, table: str) -> TableFacts | None:
+    """Return the facts of a table, or None if there is none; Unreachable if the database does not answer."""
+    url = resource.url.get_secret_value()
+    if resource.kind == "sqlite":
+        return _sqlite_table(name, url, table)
+    try:
+        with psycopg.connect(url, connect_timeout=_CONNECT_S, autocommit=True) as connection:
+            return _postgres_table(connection, table)
+    except psycopg.OperationalError as error:
+        raise away(name, url, error) from None
+
+
+def judge_own_tables(name: str, resource: ResourceConfig, findings: Findings) -> None:
+    """Look for the relay's own tables and the rights on them; Unreachable if the database does not answer."""
+    url = resource.url.get_secret_value()
+    if resource.kind == "sqlite":
+        for table in OWN_TABLES:
+            if _sqlite_table(name, url, table) is None:
+                findings.fault(f"resources.{name}", table, "the table does not exist", "run `relay migrate`")
+        path = url.removeprefix("sqlite:///")
+        if Path(path).exists() and not os.access(path, os.W_OK):
+            findings.fault(
+                f"resources.{name}.url", path, "the file cannot be written", "change its permissions"
+            )
+        return
+    wanted = [(table, right) for table, rights in OWN_TABLES.items() for right in rights]
+    missing: dict[str, list[str]] = {}
+    for table, right, exists, granted in _ask(
+        name, url, _RIGHTS, [list(part) for part in zip(*wanted, strict=True)]
+    ):
+        if not exists:
+            missing[table] = []
+        elif not granted:
+            missing.setdefault(table, []).append(right)
+    for table, rights in missing.items():
+        if rights:
+            words = ", ".join(rights)
+            remedy = f"grant {words} on {table} to the role of resources.{name}.url"
+            findings.fault(f"resources.{name}", table, f"the right to {words} is missing", remedy)
+        else:
+            remedy = "run `relay migrate`, and let the role see the schema it creates them in"
+            findings.fault(f"resources.{name}", table, "the table does not exist", remedy)
+
+
+def postgres_notes(name: str, resource: ResourceConfig) -> list[str]:
+    """Return what is said about a PostgreSQL resource although it is no fault."""
+    query = "select current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"
+    ((commit, standbys),) = _ask(name, resource.url.get_secret_value(), query, [])
+    notes = []
+    if commit == "off":
+        notes.append(
+            f"resource {name} has synchronous_commit = off; the relay's own transactions set it to on"
+        )
+    if not standbys:
+        notes.append(
+            f"resource {name} has no synchronous standby: promoting an asynchronous one may lose decided captures "
+            "and delivered effects, which is outside the promise"
+        )
+    return notes
+
+
+def _ask(name: str, url: str, query: LiteralString, parameters: list[Any]) -> list[tuple[Any, ...]]:
+    try:
+        with psycopg.connect(url, connect_timeout=_CONNECT_S, autocommit=True) as connection:
+            return connection.execute(query, parameters).fetchall()
+    except psycopg.OperationalError as error:
+        raise away(name, url, error) from None
+
+
+def away(name: str, url: str, error: Exception) -> Unreachable:
+    """Return the sentence for a database that does not answer, without its user and password."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    try:
+        facts = conninfo_to_dict(url)
+        where = f"{facts.get('host', 'localhost')}:{facts.get('port', 5432)}/{facts.get('dbname', '')}"
+        if facts.get("password"):
+            reason = reason.replace(str(facts["password"]), "(hidden)")
+    except psycopg.Error:
+        where, reason = "(hidden)", type(error).__name__
+    return Unreachable(
+        f"resources.{name}.url = {where}: no answer ({reason}); start it, or correct the address"
+    )
+
+
+def _postgres_table(connection: psycopg.Connection, table: str) -> TableFacts | None:
+    found = connection.execute("select to_regclass(%s)::oid", [_quoted(table)]).fetchone()
+    if found is None or found[0] is None:
+        return None
+    oid = found[0]
+    columns = {row[0]: Column(*row[1:]) for row in connection.execute(_COLUMNS, [oid])}
+    return TableFacts(columns, [frozenset(row[0]) for row in connection.execute(_UNIQUE, [oid])])
+
+
+def _quoted(table: str) -> str:
+    """Quote a validated name, since the worker writes to exactly this name and no folded one."""
+    return ".".join(f'"{part}"' for part in table.split("."))
+
+
+def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
+    path = Path(url.removeprefix("sqlite:///"))
+    if not path.exists():
+        # A file that was never migrated is a database without tables, not one that is away.
+        return None
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_CONNECT_S)
+    except sqlite3.OperationalError as error:
+        raise _sqlite_away(name, path, error) from None
+    schema, _, bare = table.rpartition(".")
+    try:
+        info = connection.execute(
+            'select name, "notnull", dflt_value, pk, type from pragma_table_info(?, ?)',
+            (bare, schema or "main"),
+        )
+        rows = info.fetchall()
+        if not rows:
+            return None
+        unique = [
+            frozenset(row[0] for row in connection.execute("select name from pragma_index_info(?)", (index,)))
+            for index, partial in connection.execute(
+                'select name, partial from pragma_index_list(?, ?) where "unique" = 1',
+                (bare, schema or "main"),
+            )
+            if not partial
+        ]
+    except sqlite3.OperationalError as error:
+        raise _sqlite_away(name, path, error) from None
+    finally:
+        connection.close()
+    primary = frozenset(row[0] for row in rows if row[3])
+    if primary:
+        unique.append(primary)
+    columns = {row[0]: Column(required=bool(row[1]) and row[2] is None and not row[3]) for row in rows}
+    return TableFacts(columns, unique)
+
+
+def _sqlite_away(name: str, path: Path, error: sqlite3.Error) -> Unreachable:
+    return Unreachable(
+        f"resources.{name}.url = {path}: the file cannot be opened ({error}); {_SQLITE_REMEDY}"
+    )
+
+
+_SQLITE_REMEDY: Final = "run `relay migrate`, or correct the path"

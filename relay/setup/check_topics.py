@@ -1,0 +1,268 @@
+"""What brokers and topics must be like for the guarantee to hold: facts in, faults and notes out, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from relay.config.faults import Fault
+from relay.config.model import RelayConfig, RouteConfig, TopicDestination
+from relay.kafka.topics import BrokerFacts, TopicFacts
+
+VERIFICATION: Final = "transaction.partition.verification.enable"
+_SINCE_3_7: Final = "group.coordinator.rebalance.protocols"
+"""A setting that brokers have since 3.7: with it, the version is past 3.6.1 without asking for more rights."""
+_FOREVER: Final = -1
+_MIGRATE: Final = "run `relay migrate`"
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found: faults fail the check, notes are printed, checked says what was looked at."""
+
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    unreachable: list[str] = field(default_factory=list)
+
+    def fault(self, key: str, value: str, problem: str, remedy: str) -> None:
+        """Add a fault."""
+        self.faults.append(Fault(key, value, problem, remedy))
+
+
+def judge_brokers(config: RelayConfig, brokers: Sequence[BrokerFacts], findings: Findings) -> None:
+    """Every broker must verify that a transaction still owns the partition it writes (design section 6)."""
+    findings.checked.append(f"{len(brokers)} broker" + ("s" if len(brokers) != 1 else ""))
+    assured = config.relay.partition_verification == "assured"
+    hidden = [broker for broker in brokers if broker.settings is None]
+    if hidden and assured:
+        findings.notes.append(
+            f"{VERIFICATION} cannot be seen without the right DescribeConfigs on the cluster; "
+            'relay.partition_verification = "assured" says that it is true on every broker, 3.6.1 or newer'
+        )
+    elif hidden:
+        findings.fault(
+            VERIFICATION,
+            "",
+            f"cannot be seen on {hidden[0].address}: the right DescribeConfigs on the cluster is missing",
+            'grant it for the check, or set [relay] partition_verification = "assured" if every broker has it',
+        )
+    for broker in brokers:
+        if broker.settings is not None:
+            _judge_broker(broker.address, broker.settings, config, findings)
+
+
+def _judge_broker(address: str, settings: Mapping[str, str], config: RelayConfig, findings: Findings) -> None:
+    verification = settings.get(VERIFICATION)
+    if verification is None:
+        findings.fault(f"broker {address}", "", "is older than 3.6", "upgrade it to 3.6.1 or newer")
+    elif verification != "true":
+        problem = "a late end of one transaction could end the next one unnoticed"
+        findings.fault(
+            f"broker {address} {VERIFICATION}", verification, problem, "set it to true on every broker"
+        )
+    elif _SINCE_3_7 not in settings:
+        findings.notes.append(
+            f"broker {address} is of 3.6: 3.6.0 is not enough, make sure that it is 3.6.1 or newer"
+        )
+    longest = _number(settings, "transaction.max.timeout.ms", 900_000)
+    if config.timing.transaction_timeout * 1000 > longest:
+        problem = f"broker {address} refuses more than {longest / 1000:g} s"
+        remedy = "lower it or raise transaction.max.timeout.ms"
+        findings.fault(
+            "timing.transaction_timeout", f"{config.timing.transaction_timeout:g}s", problem, remedy
+        )
+    least = _number(settings, "group.min.session.timeout.ms", 6000)
+    most = _number(settings, "group.max.session.timeout.ms", 1_800_000)
+    if not least <= config.timing.session_timeout * 1000 <= most:
+        problem = f"broker {address} takes {least / 1000:g} to {most / 1000:g} s"
+        value = f"{config.timing.session_timeout:g}s"
+        findings.fault("timing.session_timeout", value, problem, "choose a value inside")
+
+
+def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
+    """Judge every topic that the configuration names or implies; ``facts`` lacks those that do not exist."""
+    for route in config.routes.values():
+        _judge_route(config, route, facts, findings)
+    control = facts.get(config.control_topic)
+    if control is None:
+        findings.fault(f"topic {config.control_topic}", "", "does not exist", _MIGRATE)
+    elif "compact" not in control.settings.get("cleanup.policy", ""):
+        _policy_fault(control, "it must be compact, or the recorded starts are lost", findings)
+    inquiries = facts.get(config.inquiries_topic)
+    if inquiries is None:
+        findings.fault(f"topic {config.inquiries_topic}", "", "does not exist", _MIGRATE)
+    elif "delete" not in inquiries.settings.get("cleanup.policy", "delete"):
+        _policy_fault(inquiries, "it must delete: a question older than its decision row must not be asked", findings)
+    _judge_decisions(config, facts, findings)
+    dead = facts.get(config.deadletter_topic)
+    if dead is None:
+        findings.fault(f"topic {config.deadletter_topic}", "", "does not exist", _MIGRATE)
+    else:
+        _judge_dead_letters(config, dead, facts, findings)
+    findings.checked.append(f"{len(named_topics(config))} topics")
+
+
+def _judge_decisions(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
+    """A message of a unit without a database waits for ever once its decision is gone."""
+    decisions = facts.get(config.decisions_topic)
+    if decisions is None:
+        findings.fault(f"topic {config.decisions_topic}", "", "does not exist", _MIGRATE)
+        return
+    if decisions.settings.get("cleanup.policy", "delete") != "delete":
+        _policy_fault(decisions, "it must be delete: a run's abort must stay beside another run's commit", findings)
+    retention = _number(decisions.settings, "retention.ms", _FOREVER)
+    for topic in sorted({topic for route in config.routes.values() for topic in route.from_} & facts.keys()):
+        kept = _number(facts[topic].settings, "retention.ms", _FOREVER)
+        if retention != _FOREVER and (kept == _FOREVER or kept > retention):
+            problem = f"{topic} keeps messages longer than their decisions are kept ({_days(retention)})"
+            findings.fault(f"topic {decisions.name} retention.ms", str(retention), problem, _MIGRATE)
+
+
+def named_topics(config: RelayConfig) -> list[str]:
+    """Return every topic that the routes read, write or need."""
+    names = {config.control_topic, config.deadletter_topic, config.inquiries_topic, config.decisions_topic}
+    for route in config.routes.values():
+        names.update(route.from_)
+        names.add(config.monitor_topic(route.name))
+        if isinstance(route.to, TopicDestination):
+            names.add(route.to.topic)
+    return sorted(names)
+
+
+def _judge_route(
+    config: RelayConfig, route: RouteConfig, facts: Mapping[str, TopicFacts], findings: Findings
+) -> None:
+    key = f"routes.{route.name}"
+    for topic in route.from_:
+        if topic not in facts:
+            findings.fault(
+                f"{key}.from", repr(topic), "the topic does not exist", "create it, or correct the name"
+            )
+    logs = [facts[topic] for topic in route.from_ if topic in facts]
+    for log in logs:
+        if log.settings.get("cleanup.policy", "delete") != "delete":
+            why = "compaction could drop a committed message in favour of an aborted one; it must be delete"
+            _policy_fault(log, why, findings)
+    counts = {log.partitions for log in logs}
+    if len(counts) > 1:
+        shown = ", ".join(f"{log.name}: {log.partitions}" for log in logs)
+        remedy = "give all of them the same number (kafka-topics --alter), then run `relay migrate`"
+        findings.fault(f"{key}.from", shown, "the topics of one route need equal partition counts", remedy)
+    _judge_monitor(config, route, logs, facts, findings)
+    if isinstance(route.to, TopicDestination):
+        _judge_output(config, route.to.topic, f"{key}.to.topic", facts, findings)
+
+
+def _judge_monitor(
+    config: RelayConfig,
+    route: RouteConfig,
+    logs: Sequence[TopicFacts],
+    facts: Mapping[str, TopicFacts],
+    findings: Findings,
+) -> None:
+    name = config.monitor_topic(route.name)
+    monitor = facts.get(name)
+    if monitor is None:
+        findings.fault(f"topic {name}", "", "does not exist", _MIGRATE)
+        return
+    needed = max((log.partitions for log in logs), default=0)
+    if monitor.partitions < needed:
+        problem = f"the log has {needed} partitions, and each needs one here before it is read"
+        findings.fault(f"topic {name} partitions", str(monitor.partitions), problem, _MIGRATE)
+    if set(monitor.settings.get("cleanup.policy", "").replace(" ", "").split(",")) != {"compact", "delete"}:
+        _policy_fault(monitor, "it must be compact,delete", findings)
+    retention = _number(monitor.settings, "retention.ms", _FOREVER)
+    if retention != _FOREVER and retention < config.timing.dedup_horizon * 1000:
+        problem = f"shorter than timing.dedup_horizon ({_days(config.timing.dedup_horizon * 1000)})"
+        findings.fault(f"topic {name} retention.ms", str(retention), problem, _MIGRATE)
+    for log in logs:
+        _judge_retention(name, retention, log, findings)
+
+
+def _judge_retention(name: str, retention: int, log: TopicFacts, findings: Findings) -> None:
+    kept = _number(log.settings, "retention.ms", _FOREVER)
+    if retention == _FOREVER:
+        return
+    if kept == _FOREVER:
+        findings.notes.append(
+            f"{log.name} is kept for ever and {name} for {_days(retention)}: who reads the log again from its "
+            "beginning delivers older messages again, except where a table's inbox still has them"
+        )
+        return
+    needed = kept + _number(log.settings, "segment.ms", 604_800_000)
+    if retention < needed:
+        problem = (
+            f"{log.name} may keep messages for {_days(needed)} (retention.ms + segment.ms), "
+            f"and their evidence is kept for {_days(retention)}"
+        )
+        remedy = (
+            f"set timing.monitor_retention to at least {_days(needed)} and {_MIGRATE}, or shorten the log's"
+        )
+        findings.fault(f"topic {name} retention.ms", str(retention), problem, remedy)
+
+
+def _judge_output(
+    config: RelayConfig, topic: str, key: str, facts: Mapping[str, TopicFacts], findings: Findings
+) -> None:
+    output = facts.get(topic)
+    if output is None:
+        findings.fault(key, repr(topic), "the topic does not exist", "create it, or correct the name")
+        return
+    alarm = config.timing.in_doubt_alarm * 1000
+    if "compact" in output.settings.get("cleanup.policy", "delete"):
+        lag = _number(output.settings, "min.compaction.lag.ms", 0)
+        if lag <= alarm:
+            why = "a message that compaction removed looks like one that was never written"
+            remedy = f"set cleanup.policy=delete, or min.compaction.lag.ms well above {alarm:g}"
+            policy = output.settings.get("cleanup.policy", "")
+            findings.fault(f"topic {topic} cleanup.policy", policy, why, remedy)
+        else:
+            findings.notes.append(
+                f"{topic} is compacted after {_days(lag)}: what was in doubt at a crash stays so if no worker "
+                "takes over within that time"
+            )
+    retention = _number(output.settings, "retention.ms", _FOREVER)
+    if (
+        retention != _FOREVER
+        and retention <= alarm
+        and "delete" in output.settings.get("cleanup.policy", "delete")
+    ):
+        problem = f"what is in doubt is looked up here for at least timing.in_doubt_alarm ({alarm:g} ms)"
+        findings.fault(f"topic {topic} retention.ms", str(retention), problem, "raise it")
+
+
+def _judge_dead_letters(
+    config: RelayConfig, dead: TopicFacts, facts: Mapping[str, TopicFacts], findings: Findings
+) -> None:
+    if dead.settings.get("cleanup.policy", "delete") != "delete":
+        _policy_fault(
+            dead, "it must be delete: a later dead letter must not replace an earlier one", findings
+        )
+    room = _number(dead.settings, "max.message.bytes", 1_048_588)
+    for topic in sorted({topic for route in config.routes.values() for topic in route.from_}):
+        largest = _number(facts[topic].settings, "max.message.bytes", 0) if topic in facts else 0
+        if largest > room:
+            problem = (
+                f"{topic} takes messages of up to {largest} bytes, which would not fit in as dead letters"
+            )
+            findings.fault(f"topic {dead.name} max.message.bytes", str(room), problem, _MIGRATE)
+
+
+def _policy_fault(topic: TopicFacts, problem: str, findings: Findings) -> None:
+    value = topic.settings.get("cleanup.policy", "")
+    remedy = f"change it: kafka-configs --alter --topic {topic.name} --add-config cleanup.policy=..."
+    findings.fault(f"topic {topic.name} cleanup.policy", value, problem, remedy)
+
+
+def _number(settings: Mapping[str, str], name: str, default: int) -> int:
+    text = settings.get(name, "")
+    return int(text) if text.lstrip("-").isdecimal() else default
+
+
+def _days(milliseconds: float) -> str:
+    seconds = milliseconds / 1000
+    if seconds >= 86400:
+        return f"{seconds / 86400:g}d"
+    return f"{seconds / 3600:g}h" if seconds >= 3600 else f"{seconds:g}s"
