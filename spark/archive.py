@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.jobs import session
 from relay.jobs.archived import ArchivedUpTo, decode
 from relay.jobs.following import Following, taken

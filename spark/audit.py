@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.jobs import session
 from relay.jobs.auditing import RouteAudit, Sources
 from relay.jobs.page import page

@@ -27,7 +27,8 @@ import capture
 import correlate
 import orjson
 
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.jobs import session
 from relay.jobs.page import bars, page
 from relay.kafka.scan import Scan

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.setup.migrate import migrate
 
 DEADLINE_S = 60.0

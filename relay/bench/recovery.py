@@ -22,7 +22,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from relay.bench.turns import PARTITIONS, lent_topic
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.config.routes import TopicDestination
 from relay.config.timing import Timing
 from relay.delivery.topic_recovery import TopicRecovery

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from relay.bench.spark_writes import CAPTURE, DATASOURCE, NUMBERED, PLAIN
 from relay.bench.turns import RELAY, lent_topic, row
-from relay.config.model import load
+from relay.config.loading import load
 from relay.config.timing import Timing
 from relay.kafka.topics import Topics
 from relay.local.java import find_java

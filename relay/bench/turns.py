@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from relay.bench.pace import pace
-from relay.config.model import load
+from relay.config.loading import load
 from relay.kafka.topics import TopicPlan, Topics
 from relay.setup.migrate import migrate
 

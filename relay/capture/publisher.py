@@ -107,7 +107,7 @@ class Capture:
     @classmethod
     def open(cls, path: str | Path, *, resource: str, source: str) -> Self:
         """Open by a configuration file; raises ConfigError, Unreachable."""
-        from relay.config.model import load  # noqa: PLC0415 - a Capture without a file needs no configuration
+        from relay.config.loading import load  # noqa: PLC0415 - a Capture without a file needs no configuration
 
         config = load(Path(path))
         if resource not in config.resources:

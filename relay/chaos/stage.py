@@ -13,7 +13,8 @@ import psycopg
 from relay.chaos.disks import Disks, mount
 from relay.chaos.frame_proxy import FrameProxy
 from relay.chaos.nemesis import SESSION_S
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
 from relay.local.kafka import BrokerSettings, KafkaCluster

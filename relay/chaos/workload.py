@@ -22,7 +22,8 @@ import psycopg
 
 from relay.capture.publisher import Capture
 from relay.chaos.stage import CAPTURED, PARTITIONS, PLAIN, RESOURCE
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.kafka import settings
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.plain_transactions import PlainTransactions

@@ -19,7 +19,8 @@ from relay.chaos.timeline import page
 from relay.cli.demo import ending_properly
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.cli.verify import MEANINGS
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.message.errors import ConfigError
 from relay.run import clock
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.dead_letters import dead_letter, dead_letters
 from relay.message.errors import CheckFailed
 

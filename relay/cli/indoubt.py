@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.deciding import evidence, resolve
 from relay.control.in_doubt_messages import messages
 from relay.control.in_doubt_reading import InDoubtReader, Item, shown

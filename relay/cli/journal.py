@@ -10,7 +10,7 @@ import typer
 
 from relay.cli.choosing import AfterOption, LimitOption, QueueArgument, QueueOption, WhoOption, me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_views import message_row
 from relay.message.errors import CheckFailed

@@ -26,7 +26,7 @@ from relay.cli.choosing import (
     me,
 )
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.pacing import Pace
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_tracing import trace

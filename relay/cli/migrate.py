@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line
-from relay.config.model import load
+from relay.config.loading import load
 from relay.message.errors import ConfigError
 from relay.setup.migrate import Migration, migrate, plan
 

@@ -11,7 +11,7 @@ import typer
 from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.cli.wishing import record
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_views import publishers
 from relay.message.errors import ConfigError

@@ -19,7 +19,7 @@ from relay.cli.choosing import (
     me,
 )
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_moving import move_queue
 from relay.control.queue_purging import purge

@@ -12,7 +12,8 @@ import typer
 from pydantic import ValidationError
 
 from relay.cli.report import ConfigArgument
-from relay.config.model import RelayConfig, RelaySection, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig, RelaySection
 from relay.message.errors import ConfigError
 from relay.run.logging import setup
 from relay.run.supervisor import Command, Supervisor

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.control.status import PartitionView, RouteView, State, WorkerView, exit_code
 from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable

@@ -10,7 +10,7 @@ import typer
 from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_table, purpose
 from relay.cli.wishing import record
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_views import queue_row
 from relay.queue.desired import Kind, Wanted

@@ -14,7 +14,7 @@ import typer
 from relay.capture.decisions import UnitDecision, unit_called
 from relay.cli.choosing import me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, purpose
-from relay.config.model import load
+from relay.config.loading import load
 from relay.kafka.decisions import DecisionWriter, decisions_partition
 from relay.message.errors import CheckFailed, ConfigError
 from relay.setup.required import require_topics

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from relay.audit.verify import COUNTS, RouteReport, Watch, verify
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
-from relay.config.model import load
+from relay.config.loading import load
 
 app = typer.Typer(add_completion=False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from relay.cli.choosing import me
 from relay.cli.report import print_json, print_line
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_views import wish_row
 from relay.queue.desired import Kind, Wanted, Wish

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from relay.cli.report import print_json
-from relay.config.model import load
+from relay.config.loading import load
 from relay.message.errors import ConfigError
 from relay.run.logging import setup
 from relay.run.queues import queue_of

@@ -6,16 +6,13 @@ a service and a worker with different working directories mean the same file.
 
 from __future__ import annotations
 
-import os
 import re
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
-from relay.config.faults import Fault, Wrong, raise_if_any
+from relay.config.faults import Wrong
 from relay.config.queues import QueueConfig
 from relay.config.registry import RegistryConfig
 from relay.config.routes import (
@@ -29,7 +26,6 @@ from relay.config.routes import (
 )
 from relay.config.timing import Timing
 from relay.kafka.settings import redacted
-from relay.message.errors import ConfigError
 
 __all__ = [
     "BatchLimits",
@@ -45,9 +41,6 @@ __all__ = [
     "TableDestination",
     "Timing",
     "TopicDestination",
-    "examine",
-    "load",
-    "parse",
 ]
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -214,34 +207,3 @@ def is_owned_topic(relay: str, topic: str) -> bool:
     head, dot, rest = topic.partition(".")
     owned = ("deadletter", "control", "journal", "decisions", "inquiries")
     return head == relay and bool(dot) and (rest in owned or rest.endswith(".monitor"))
-
-
-def load(path: Path) -> RelayConfig:
-    """Read a configuration file; ConfigError names every fault, or why the file cannot be read."""
-    config, faults = examine(path)
-    raise_if_any(faults, str(path))
-    assert config is not None, "no fault, no configuration"
-    return config
-
-
-def examine(path: Path, env: Mapping[str, str] | None = None) -> tuple[RelayConfig | None, list[Fault]]:
-    """Return the configuration, or every fault of it; ConfigError only if the file cannot be read as TOML."""
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        remedy = "give the path of a configuration, such as relay.toml"
-        raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); {remedy}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        reason = error if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
-        raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
-    return parse(document, path, os.environ if env is None else env)
-
-
-def parse(
-    document: Mapping[str, Any], path: Path, env: Mapping[str, str]
-) -> tuple[RelayConfig | None, list[Fault]]:
-    """Return the configuration that a TOML document describes, or every fault of it."""
-    # The reading is a module of its own; it needs the models above, so it is imported when called.
-    from relay.config.reading import read  # noqa: PLC0415
-
-    return read(document, path, env)

@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from relay.capture.publisher import Capture
-from relay.config.model import load
+from relay.config.loading import load
 from relay.demo.stage import BOOKINGS, PASSENGERS, RESOURCE
 from relay.message.errors import CaptureError, CaptureInDoubt, RelayError
 from relay.run import schedule

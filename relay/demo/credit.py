@@ -16,7 +16,8 @@ from typing import Any, Final
 import psycopg
 
 from relay.capture.publisher import Capture
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.demo.part import Part
 from relay.demo.show import Show
 from relay.kafka.topics import TopicPlan, Topics

@@ -14,7 +14,8 @@ from typing import Final
 
 import psycopg
 
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
 from relay.local.services import LocalServices

@@ -12,7 +12,8 @@ from typing import Final
 
 import structlog
 
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.message.errors import RelayError, Stopped, TwinDetected
 from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from relay.config.faults import Fault
-from relay.config.model import RelayConfig, TableDestination, examine
+from relay.config.loading import examine
+from relay.config.model import RelayConfig, TableDestination
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.setup.check_queues import check_queues

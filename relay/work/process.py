@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 import structlog
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.queue.port import Retired, StoreAway
 from relay.run import lifeline, logging

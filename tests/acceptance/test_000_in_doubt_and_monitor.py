@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.kafka.topics import Topics
 from relay.message.identity import cloudevents
 from relay.monitor.entries import DIGEST_BYTES, Begin, Entry, Page, decode

@@ -11,7 +11,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from relay.capture.outcomes import encode_marker, marker_headers
-from relay.config.model import load
+from relay.config.loading import load
 from relay.message.envelope import ResourceName
 from relay.message.identity import capture_id
 from tests.routes import TopicRoute, ce, ids, publish, wait_for

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from relay.audit.verify import verify
-from relay.config.model import load
+from relay.config.loading import load
 from tests.routes import Route, ce, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.chaos.frame_proxy import FrameProxy
-from relay.config.model import load
+from relay.config.loading import load
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable

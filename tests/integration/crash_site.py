@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import verify
-from relay.config.model import load
+from relay.config.loading import load
 from relay.monitor.entries import Begin, decode
 from relay.monitor.evidence import Evidence
 from relay.run.crash import EXIT_STATUS, VARIABLE

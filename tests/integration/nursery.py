@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.queue.desired import encode_uuid
 from relay.run import logging
 from relay.run.following import DesiredFollower

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from relay.capture.outcomes import encode_marker, marker_headers
-from relay.config.model import load
+from relay.config.loading import load
 from relay.local.kafka import KafkaCluster
 from relay.local.services import LocalServices
 from relay.message.envelope import LOG_ONLY_HEADERS, ResourceName

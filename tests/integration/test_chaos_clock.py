@@ -11,7 +11,7 @@ import pytest
 
 from relay.audit.verify import RouteReport, verify
 from relay.chaos.skewed import jump
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.status_reading import StatusReader
 from relay.run import clock
 from relay.run.crash import EXIT_STATUS, VARIABLE

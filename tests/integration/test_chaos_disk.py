@@ -11,7 +11,7 @@ import pytest
 
 from relay.audit.verify import verify
 from relay.chaos.disks import Disk, NotPermitted
-from relay.config.model import load
+from relay.config.loading import load
 from relay.run.restarts import ExitCode
 from tests.routes import Route, ce, publish, wait_for
 

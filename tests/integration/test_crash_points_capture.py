@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.resources import open_resource
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from tests.capture_log import BOUND_COMMIT, DatabaseProxy

@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 from confluent_kafka import Producer
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.kafka.topics import Topics
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.identity import cloudevents, content_digest

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.monitor.entries import DIGEST_BYTES, Page, decode
 from relay.resources import open_resource
 from tests.capture_log import DatabaseProxy

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.chaos.frame_proxy import Match, Request, end_txn
-from relay.config.model import load
+from relay.config.loading import load
 from tests.integration.conftest import Proxied
 from tests.integration.crash_site import (
     PARTITIONS,

@@ -13,7 +13,7 @@ from relay import Capture
 from relay.capture.marking import Ended, Marking
 from relay.capture.outcomes import decode_marker
 from relay.cli.main import app
-from relay.config.model import load
+from relay.config.loading import load
 from relay.kafka.inquiries import InquiryReader
 from relay.resources import open_resource
 from relay.resources.port import Resource

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.cli.main import app
-from relay.config.model import load
+from relay.config.loading import load
 from relay.queue.message import NewMessage, Parent
 from relay.queue.port import Holder, QueueStore
 from relay.run import clock

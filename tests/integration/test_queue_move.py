@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.config.model import load
+from relay.config.loading import load
 from relay.queue.port import Filter, Holder, QueueStore, Retired
 from relay.queue.states import PublisherState
 from relay.run import clock

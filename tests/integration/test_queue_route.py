@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import verify
 from relay.cli.main import app
-from relay.config.model import load
+from relay.config.loading import load
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
 from relay.queue.desired import Kind, Subject, Wanted, Wish

@@ -10,7 +10,7 @@ import pytest
 
 from relay.audit.verify import verify
 from relay.capture.decisions import Unit, batch_unit
-from relay.config.model import load
+from relay.config.loading import load
 from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.spark import writing
 from relay.spark.deciding import abort_unit, commit_unit, mark

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 from relay.cli.main import app
-from relay.config.model import load
+from relay.config.loading import load
 from relay.control.status import RouteView, State
 from relay.control.status_reading import StatusReader
 from relay.kafka.topics import Topics

@@ -12,7 +12,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from relay import Capture
-from relay.config.model import load
+from relay.config.loading import load
 from relay.message.envelope import ResourceName
 from relay.resources import open_resource
 from relay.run.restarts import ExitCode

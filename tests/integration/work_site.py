@@ -18,7 +18,8 @@ from uuid import uuid4
 import psycopg
 from confluent_kafka.admin import AdminClient
 
-from relay.config.model import RelayConfig, load
+from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.queue.message import NewMessage
 from relay.queue.port import QueueStore
 from relay.queue.states import SubscriberState

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
 
-from relay.config.model import RelayConfig, parse
+from relay.config.loading import parse
+from relay.config.model import RelayConfig
 from relay.message.errors import ConfigError, RelayError, Stopped, TwinDetected
 from relay.run.assembly import assemble
 from tests.simulation.scheduler import Crashed, Process, World

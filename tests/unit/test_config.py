@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from relay.config.faults import Fault
-from relay.config.model import RelayConfig, TableDestination, TopicDestination, examine, load, parse
+from relay.config.loading import examine, load, parse
+from relay.config.model import RelayConfig, TableDestination, TopicDestination
 from relay.message.errors import ConfigError
 
 BASE = """

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config.model import RelayConfig, TableDestination, parse
+from relay.config.loading import parse
+from relay.config.model import RelayConfig, TableDestination
 from relay.kafka.topics import BrokerFacts, TopicFacts
 from relay.message.errors import ConfigError
 from relay.setup.check import notes

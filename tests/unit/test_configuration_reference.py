@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 
 from relay.config import queues as queue_config
 from relay.config import routes as route_config
-from relay.config.model import RelaySection, ResourceConfig, examine
+from relay.config.loading import examine
+from relay.config.model import RelaySection, ResourceConfig
 from relay.config.quantities import duration, size
 from relay.config.registry import RegistryConfig
 from relay.config.timing import Timing

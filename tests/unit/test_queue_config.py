@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from relay.config.faults import Fault
-from relay.config.model import RelayConfig, parse
+from relay.config.loading import parse
+from relay.config.model import RelayConfig
 from relay.queue.message import Audience, Group
 from relay.queue.settings import Balancing, Retention
 

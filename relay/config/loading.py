@@ -1,0 +1,42 @@
+"""From a file to a configuration, or to every fault of it at once."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from relay.config.faults import Fault, raise_if_any
+from relay.config.model import RelayConfig
+from relay.config.reading import read
+from relay.message.errors import ConfigError
+
+
+def load(path: Path) -> RelayConfig:
+    """Read a configuration file; ConfigError names every fault, or why the file cannot be read."""
+    config, faults = examine(path)
+    raise_if_any(faults, str(path))
+    assert config is not None, "no fault, no configuration"
+    return config
+
+
+def examine(path: Path, env: Mapping[str, str] | None = None) -> tuple[RelayConfig | None, list[Fault]]:
+    """Return the configuration, or every fault of it; ConfigError only if the file cannot be read as TOML."""
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        remedy = "give the path of a configuration, such as relay.toml"
+        raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); {remedy}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = error if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
+        raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
+    return parse(document, path, os.environ if env is None else env)
+
+
+def parse(
+    document: Mapping[str, Any], path: Path, env: Mapping[str, str]
+) -> tuple[RelayConfig | None, list[Fault]]:
+    """Return the configuration that a TOML document describes, or every fault of it."""
+    return read(document, path, env)
