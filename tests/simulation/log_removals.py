@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from relay.message.record import LogPartition
-from relay.run.assembly import TopicWatch
 from relay.run.starts import StartPolicy
+from relay.run.topic_watch import TopicWatch
 from tests.simulation.installation import StandIn
 
 

@@ -1,0 +1,63 @@
+"""A route's topics under a worker's eyes: one that was deleted and created again, or got more partitions, is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from relay.kafka.topics import TopicFacts, Topics
+from relay.message.errors import Stopped
+from relay.run import clock
+
+TOPIC_IDS_PERIOD_S: Final = 10.0
+
+
+class TopicWatch:
+    """The route's topics as they are now; tells when one was recreated or has other partitions."""
+
+    def __init__(self, topics: Topics, names: list[str], monitor: str) -> None:
+        self._topics = topics
+        self._names = names
+        self._monitor = monitor
+        self._facts: dict[str, TopicFacts] = {}
+        self._read_at = float("-inf")
+
+    def facts(self) -> dict[str, TopicFacts]:
+        """Describe the log topics and the monitor; raises Stopped if they cannot serve the route."""
+        found = self._topics.describe([*self._names, self._monitor], settings=False)
+        missing = [name for name in [*self._names, self._monitor] if name not in found]
+        if missing:
+            raise Stopped(f"topics {', '.join(missing)} do not exist; create them, or run `relay migrate`")
+        counts = {name: found[name].partitions for name in self._names}
+        if len(set(counts.values())) > 1:
+            raise Stopped(f"the route's topics have different partition counts {counts}; give all of them the same")
+        if found[self._monitor].partitions < max(counts.values()):
+            raise Stopped(
+                f"{self._monitor} has {found[self._monitor].partitions} partitions for {max(counts.values())} of the "
+                "log: run `relay migrate`, which adds them before they are read"
+            )
+        self._compare({name: facts.topic_id for name, facts in found.items()})
+        self._facts = found
+        self._read_at = clock.monotonic()
+        return found
+
+    def ids(self) -> dict[str, bytes]:
+        """Return the topic ids of the log topics, not older than ten seconds."""
+        if clock.monotonic() - self._read_at > TOPIC_IDS_PERIOD_S:
+            self.facts()
+        return {name: self._facts[name].topic_id for name in self._names}
+
+    def check(self) -> None:
+        """Raise Stopped if a log topic is another one by now: ask between reading a batch and delivering it.
+
+        A consumer says nothing of it: it goes on in the new topic at the old offset, if that one is long enough.
+        """
+        self._compare(self._topics.ids(self._names))
+
+    def _compare(self, found: Mapping[str, bytes]) -> None:
+        for name, facts in self._facts.items():
+            if found.get(name, facts.topic_id) != facts.topic_id:
+                raise Stopped(
+                    f"topic {name!r} was deleted and created again under the worker; check what was lost, then give "
+                    "the route a new name"
+                )
