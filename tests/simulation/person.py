@@ -24,7 +24,7 @@ from relay.run import clock, randomness
 from relay.run.assembly import RoutePorts
 from relay.run.book import ControlBook
 from relay.run.status_record import KEY_PREFIX, PartitionStatus, decode
-from tests.simulation.crew import RELAY, Crew
+from tests.simulation.crew import LOG, RELAY, Crew
 from tests.simulation.scheduler import World
 from tests.simulation.site import Cluster
 
@@ -48,6 +48,7 @@ class Person:
         self._rename = rename
         self._renaming = False
         self._process = world.process("person")
+        self._began_on = {crew.route: self._topic_id(LOG)}
 
     def hears(self, said: RelayError) -> bool:
         """Does the sentence say what to do? Then it is done, sooner or later."""
@@ -89,22 +90,29 @@ class Person:
 
     def _give_new_name(self) -> None:
         self._rename()
+        self._began_on[self._crew.route] = self._topic_id(LOG)
         self._renaming = False
 
     def _soon(self, action: Callable[[], None]) -> None:
         self._world.at(self._rng.uniform(0.1, 4.0), action)
 
     def _let_it_go_soon(self, subject: Subject) -> None:
-        topic_id = self._cluster.topics.by_name[subject.place.topic].topic_id
+        topic_id = self._topic_id(subject.place.topic)
         self._soon(lambda: self._let_it_go(subject, topic_id))
 
     def _let_it_go(self, subject: Subject, topic_id: bytes) -> None:
-        if subject in self.let_go or topic_id != self._cluster.topics.by_name[subject.place.topic].topic_id:
+        now = self._topic_id(subject.place.topic)
+        if subject in self.let_go or topic_id != now:
             return  # decided, or of a topic that is no more: `relay indoubt resolve` refuses that
-        self.let_go.append(subject)
         if self._cluster.topics.partition(subject.place).start < subject.next:
+            if self._began_on[subject.route] != now:
+                return  # said of the topic that is no more, and shown until its worker learns of the other: refused, too
             self.refused.append(f"{subject.text} names what can still be read")
+        self.let_go.append(subject)
         self._world.spawn(self._process, "writing", lambda: self._write(subject))
+
+    def _topic_id(self, name: str) -> bytes:
+        return self._cluster.topics.by_name[name].topic_id
 
     def _write(self, subject: Subject) -> None:
         config = self._crew.config
