@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -48,23 +49,35 @@ class Recorded:
 
 @dataclass
 class Child:
-    """A worker process; it writes a byte into ``calls`` for each call of its handler."""
+    """A worker process; it writes a byte into ``calls`` for each call of its handler, and dies after ``left`` more."""
 
     pid: int
     calls: int
+    left: int
 
-    def wait_for(self, count: int) -> None:
-        """Wait until its handler was called so often; its end is enough, too."""
-        while count > 0 and (read := os.read(self.calls, count)):
-            count -= len(read)
-
-    def ended(self, flags: int = 0) -> int | None:
-        """Return the process's status if it has ended."""
-        found, status = os.waitpid(self.pid, flags)
-        if not found:
-            return None
+    def ended(self) -> int:
+        """Return the process's status when it has ended."""
+        _, status = os.waitpid(self.pid, 0)
         os.close(self.calls)
         return status
+
+
+def first_due(alive: list[Child]) -> tuple[int, bool]:
+    """Wait until one has had its calls, or has ended by itself; return its place, and whether any was called meanwhile.
+
+    Whoever works is due: one that waits for a lane that another one has must not keep that one from being killed.
+    """
+    was_called = False
+    while True:
+        for place, child in enumerate(alive):
+            if child.left <= 0:
+                return place, was_called
+        readable, _, _ = select.select([child.calls for child in alive], [], [])
+        for child in alive:
+            if child.calls in readable:
+                read = os.read(child.calls, child.left)
+                child.left = child.left - len(read) if read else 0
+                was_called = was_called or bool(read)
 
 
 def live(config: Path, app: str, uuid: str, say: int) -> None:
@@ -85,7 +98,7 @@ def live(config: Path, app: str, uuid: str, say: int) -> None:
     os._exit(0)
 
 
-def born(config: Path, app: str, uuid: str) -> Child:
+def born(config: Path, app: str, uuid: str, left: int) -> Child:
     calls, say = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -96,34 +109,29 @@ def born(config: Path, app: str, uuid: str) -> Child:
             print(f"a worker failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
     os.close(say)
-    return Child(pid, calls)
+    return Child(pid, calls, left)
 
 
 def main() -> None:
     config, app, uuid = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     kills, chance, count = int(sys.argv[4]), random.Random(int(sys.argv[5])), int(sys.argv[6])
     calls = int(sys.argv[7])
-    alive = [born(config, app, uuid) for _ in range(count)]
-    killed = failed = 0
-    is_empty = False
+
+    def another() -> Child:
+        is_unborn = idle >= count or chance.random() < UNBORN
+        return born(config, app, uuid, 0 if is_unborn else chance.randrange(1, calls))
+
+    killed = failed = idle = 0  # idle: so many ended without work, one after the other; all of them: the queue is empty
+    alive = [another() for _ in range(count)]
     while killed < kills:
-        for place, child in enumerate(alive):
-            status = child.ended(os.WNOHANG)
-            if status is not None:
-                failed += status != 0
-                is_empty = is_empty or status == 0
-                alive[place] = born(config, app, uuid)
-        place = chance.randrange(count)
-        if chance.random() >= UNBORN and not is_empty:
-            alive[place].wait_for(chance.randrange(1, calls))
+        place, was_called = first_due(alive)
         time.sleep(chance.uniform(*LAST_S))
         os.kill(alive[place].pid, signal.SIGKILL)
         status = alive[place].ended()
-        assert status is not None
         killed += os.WIFSIGNALED(status)
         failed += not os.WIFSIGNALED(status) and status != 0
-        is_empty = is_empty or status == 0
-        alive[place] = born(config, app, uuid)
+        idle = (0 if was_called else idle) + (status == 0)
+        alive[place] = another()
     for child in alive:
         failed += child.ended() != 0
     print(f"{killed} {failed}")
