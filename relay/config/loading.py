@@ -6,7 +6,6 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from relay.config.faults import Fault, raise_if_any
 from relay.config.model import RelayConfig
@@ -32,11 +31,4 @@ def examine(path: Path, env: Mapping[str, str] | None = None) -> tuple[RelayConf
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
         raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
-    return parse(document, path, os.environ if env is None else env)
-
-
-def parse(
-    document: Mapping[str, Any], path: Path, env: Mapping[str, str]
-) -> tuple[RelayConfig | None, list[Fault]]:
-    """Return the configuration that a TOML document describes, or every fault of it."""
-    return read(document, path, env)
+    return read(document, path, os.environ if env is None else env)

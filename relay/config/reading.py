@@ -41,7 +41,7 @@ M = TypeVar("M", bound=BaseModel)
 def read(
     document: Mapping[str, Any], path: Path, env: Mapping[str, str]
 ) -> tuple[RelayConfig | None, list[Fault]]:
-    """Return the configuration, or None with every fault found."""
+    """Return the configuration that a TOML document describes, or None with every fault of it."""
     reading = _Reading(document, path.absolute().parent, env)
     config = reading.config(path)
     return (None, reading.shown_faults()) if reading.faults else (config, [])

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
 
-from relay.config.loading import parse
 from relay.config.model import RelayConfig
+from relay.config.reading import read
 from relay.message.errors import ConfigError, RelayError, Stopped, TwinDetected
 from relay.run.assembly import assemble
 from tests.simulation.scheduler import Crashed, Process, World
@@ -39,7 +39,7 @@ from = ["{LOG}"]
 to = {{ {to} }}
 {extra}
 """
-    config, faults = parse(tomllib.loads(text), Path("/nowhere/relay.toml"), {})
+    config, faults = read(tomllib.loads(text), Path("/nowhere/relay.toml"), {})
     assert not faults, faults
     assert config is not None
     return config

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from relay.config.faults import Fault
-from relay.config.loading import examine, load, parse
+from relay.config.loading import examine, load
 from relay.config.model import RelayConfig, TableDestination, TopicDestination
+from relay.config.reading import read
 from relay.message.errors import ConfigError
 
 BASE = """
@@ -37,12 +38,12 @@ to = { table = "ledger", resource = "shop", mode = "insert", columns = { id = "c
 
 
 def faults_of(text: str, tmp_path: Path, **env: str) -> list[Fault]:
-    _, faults = parse(tomllib.loads(text), tmp_path / "relay.toml", env)
+    _, faults = read(tomllib.loads(text), tmp_path / "relay.toml", env)
     return faults
 
 
 def good(text: str, tmp_path: Path, **env: str) -> RelayConfig:
-    config, faults = parse(tomllib.loads(text), tmp_path / "relay.toml", env)
+    config, faults = read(tomllib.loads(text), tmp_path / "relay.toml", env)
     assert faults == []
     assert config is not None
     return config

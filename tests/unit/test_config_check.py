@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.config.loading import parse
 from relay.config.model import RelayConfig, TableDestination
+from relay.config.reading import read
 from relay.kafka.topics import BrokerFacts, TopicFacts
 from relay.message.errors import ConfigError
 from relay.setup.check import notes
@@ -34,7 +34,7 @@ BROKER = {VERIFICATION: "true", "group.coordinator.rebalance.protocols": "classi
 
 
 def config_of(text: str = TEXT) -> RelayConfig:
-    config, faults = parse(tomllib.loads(text), Path("/nowhere/relay.toml"), {})
+    config, faults = read(tomllib.loads(text), Path("/nowhere/relay.toml"), {})
     assert config is not None, faults
     return config
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.config import reading
 from relay.config.faults import Fault
-from relay.config.loading import parse
 from relay.config.model import RelayConfig
 from relay.queue.message import Audience, Group
 from relay.queue.settings import Balancing, Retention
@@ -31,7 +31,7 @@ to = { queue = "credit" }
 
 
 def read(lines: str, tmp_path: Path) -> tuple[RelayConfig | None, list[Fault]]:
-    return parse(tomllib.loads(f"{BASE}\n[queues.credit]\n{lines}"), tmp_path / "relay.toml", {})
+    return reading.read(tomllib.loads(f"{BASE}\n[queues.credit]\n{lines}"), tmp_path / "relay.toml", {})
 
 
 def good(lines: str, tmp_path: Path) -> RelayConfig:
