@@ -118,10 +118,15 @@ class Upkeep:
                     self._marking.submit(ended if row.committed else ended._replace(nonce=None))
 
     def mark_again(self) -> None:
-        """Mark committed captures whose markers are not known to be in the log, whichever process made them."""
+        """Mark committed captures whose markers are not known to be in the log, whichever process made them.
+
+        Only those begun before this round: beside busy publishers there are unmarked ones at every moment.
+        """
+        begun = clock.monotonic()
         seen: set[bytes] = set()
         while not self._stop.is_set():
-            rows = [row for row in self._connection().unmarked(_PAGE + len(seen)) if row.capture not in seen]
+            found = self._connection().unmarked(clock.monotonic() - begun, _PAGE + len(seen))
+            rows = [row for row in found if row.capture not in seen]
             if not rows:
                 return
             unplaced = []

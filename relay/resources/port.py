@@ -109,8 +109,8 @@ class Decisions(Protocol):
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist and are committed in the database's own sense."""
 
-    def unmarked(self, limit: int) -> list[UnmarkedRow]:
-        """Return committed captures that are not marked."""
+    def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
+        """Return committed captures that are not marked and were begun at least so long ago, by the database's clock."""
 
     def mark(self, captures: Sequence[bytes]) -> None:
         """Note that the markers of these captures are acknowledged in every partition."""

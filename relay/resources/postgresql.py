@@ -359,16 +359,16 @@ class PostgresqlDecisions:
             ).fetchall()
         return {bytes(row[0]): DecisionRow(row[1] == "committed", row[2]) for row in rows}
 
-    def unmarked(self, limit: int) -> list[UnmarkedRow]:
-        """Return committed captures that are not marked; it may read the whole table."""
+    def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
+        """Return committed captures of that age that are not marked; it may read the whole table."""
         with reaching(self._name), self._connection.transaction():
             self._connection.execute(
                 sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{_SCAN_TIMEOUT_S}s"))
             )
             rows = self._connection.execute(
                 "select capture, nonce, partitions from relay_capture"
-                " where not marked and outcome = 'committed' limit %s",
-                (limit,),
+                " where not marked and outcome = 'committed' and created_at <= now() - make_interval(secs => %s) limit %s",
+                (older_than_s, limit),
             ).fetchall()
         return [UnmarkedRow(row[0], row[1], row[2].encode() if row[2] is not None else None) for row in rows]
 

@@ -261,13 +261,13 @@ class SqliteDecisions:
                     found[capture] = DecisionRow(row[0] == "committed", row[1])
         return found
 
-    def unmarked(self, limit: int) -> list[UnmarkedRow]:
-        """Return committed captures that are not marked."""
+    def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
+        """Return committed captures of that age, in whole seconds, that are not marked."""
         with reaching(self._name):
             rows = self._connection.execute(
                 "select capture, nonce, partitions from relay_capture"
-                " where not marked and outcome = 'committed' limit ?",
-                (limit,),
+                " where not marked and outcome = 'committed' and created_at <= unixepoch() - ? limit ?",
+                (int(older_than_s), limit),
             ).fetchall()
         return [UnmarkedRow(row[0], row[1], row[2].encode() if row[2] is not None else None) for row in rows]
 

@@ -163,10 +163,11 @@ class ResourceContract:
         session.decide(capture, PLACED)
         aborted = secrets.token_bytes(16)
         decisions.abort_if_undecided(aborted)
-        assert [(row.capture, row.partitions) for row in decisions.unmarked(10)] == [(capture, PLACED)]
+        assert [(row.capture, row.partitions) for row in decisions.unmarked(0.0, 10)] == [(capture, PLACED)]
+        assert decisions.unmarked(3600.0, 10) == []
         assert {row.capture for row in decisions.aged(-1.0, 10)} == {aborted}
         decisions.mark([capture])
-        assert decisions.unmarked(10) == []
+        assert decisions.unmarked(0.0, 10) == []
         assert {row.capture for row in decisions.aged(-1.0, 10)} == {aborted, capture}
         assert decisions.aged(3600.0, 10) == []
         decisions.trim([capture, aborted])

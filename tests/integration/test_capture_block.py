@@ -293,7 +293,7 @@ def test_closing_writes_the_markers_and_notes_them(
                 tx.publish(topic, number)
     assert len(shown(kafka, topic)) == 20
     decisions = resource.decisions()
-    assert decisions.unmarked(10) == []
+    assert decisions.unmarked(0.0, 10) == []
     decisions.close()
     with pytest.raises(CaptureError, match="closed"), capture.transaction():
         pass

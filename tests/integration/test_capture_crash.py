@@ -127,5 +127,5 @@ def test_after_marking_everything_is_there(kafka: str, url: str, resource: Resou
     assert read_values(kafka, topic) == [b"1"]
     assert count_orders(resource) == 1
     decisions = resource.decisions()
-    assert decisions.unmarked(10) == []
+    assert decisions.unmarked(0.0, 10) == []
     decisions.close()

@@ -208,11 +208,15 @@ class SimulatedDecisions:
         rows = self._run("read", lambda backend: [backend.get(CAPTURES, (capture,)) for capture in captures])
         return {row["capture"]: DecisionRow(row["outcome"] == "committed", row["nonce"]) for row in rows if row}
 
-    def unmarked(self, limit: int) -> list[UnmarkedRow]:
-        """Return committed captures that are not marked."""
+    def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
+        """Return committed captures of that age that are not marked."""
+        latest = self._connection.database.world.now - older_than_s
         rows = self._run(
             "unmarked",
-            lambda backend: backend.scan(CAPTURES, lambda row: row["outcome"] == "committed" and not row["marked"]),
+            lambda backend: backend.scan(
+                CAPTURES,
+                lambda row: row["outcome"] == "committed" and not row["marked"] and row["created_at"] <= latest,
+            ),
         )
         return [UnmarkedRow(row["capture"], row["nonce"], row["partitions"]) for row in rows[:limit]]
 
