@@ -1,11 +1,12 @@
 """Handlers that only wait, in order per key: against the ceiling of the waits themselves, and a bare pool of threads.
 
-64 handlers wait 5 ms for each message; states are written to SQLite in batches. The ceiling is
+64 handlers wait 5 ms for each message, in threads or on an event loop; states are written to SQLite in batches. The ceiling is
 min(concurrency, keys) / wait; with keys of unequal weight it is the heaviest key's messages one after the other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +23,7 @@ from relay.queue.settings import QueueSettings
 from relay.queue.stores import open_store
 from relay.run import clock, schedule
 from relay.work.backoff import Backoff
+from relay.work.coroutines import AwaitedRunner
 from relay.work.mark import Mark
 from relay.work.message import Message
 from relay.work.process import SWITCH_INTERVAL_S
@@ -51,12 +53,13 @@ def run(messages: int = 50_000, rounds: int = 2) -> dict[str, Any]:
     unequal = zipf(messages // ZIPF_SHARE)
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    ours, bare, hard = [], [], []
+    ours, bare, hard, loop = [], [], [], []
     try:
         for _ in range(rounds):
             bare.append(_bare(messages)[0])
             ours.append(_handlers(even)[0])
             hard.append(_handlers(unequal)[1])
+            loop.append(_handlers(even, is_async=True)[0])
     finally:
         sys.setswitchinterval(before)
     ceiling = min(CONCURRENCY, KEYS) / WAIT_S
@@ -70,12 +73,14 @@ def run(messages: int = 50_000, rounds: int = 2) -> dict[str, Any]:
         "ratio": round(median(ours) / ceiling, 3),
         "pool_reference": round(median(bare)),
         "pool_ratio": round(median(ours) / median(bare), 3),
+        "async_value": round(median(loop)),
+        "async_ratio": round(median(loop) / ceiling, 3),
         "zipf_value": round(median(hard)),
         "zipf_reference": round(hard_ceiling),
         "zipf_ratio": round(median(hard) / hard_ceiling, 3),
         "rounds": [
-            {"handlers": round(one), "pool": round(two), "zipf": round(three)}
-            for one, two, three in zip(ours, bare, hard, strict=True)
+            {"handlers": round(one), "pool": round(two), "zipf": round(three), "async": round(four)}
+            for one, two, three, four in zip(ours, bare, hard, loop, strict=True)
         ],
     }
 
@@ -119,24 +124,28 @@ def _bare(messages: int) -> Measured:
     return _measured(times)
 
 
-def _handlers(keys: Sequence[int]) -> Measured:
+def _handlers(keys: Sequence[int], *, is_async: bool = False) -> Measured:
     times: list[float] = []
 
     def wait(_message: Message) -> None:
         _wait(times)
+
+    async def wait_on_the_loop(_message: Message) -> None:
+        await asyncio.sleep(WAIT_S)
+        times.append(clock.monotonic())
 
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
         store = open_store(_settings(), f"sqlite:///{folder}/queue.db", state=Path(folder))
         for start in range(0, len(keys), 1000):
             batch = enumerate(keys[start : start + 1000], start)
             store.put([NewMessage("p", str(n), VALUE, lane=b"%d" % key) for n, key in batch], clock.wall_ms())
-        worker = _worker(store, Path(folder), wait)
+        worker = _worker(store, Path(folder), wait_on_the_loop if is_async else wait)
         worker.run(until_idle_s=0.2)
         store.close()
     return _measured(times)
 
 
-def _worker(store: QueueStore, folder: Path, function: Callable[[Message], None]) -> Worker:
+def _worker(store: QueueStore, folder: Path, function: Callable[[Message], Any]) -> Worker:
     handler = Handler("bench", function, None, 0, "queue")
     holder = Holder(_HOLDER, "handlers", 0, None)
     lock, backoff = schedule.lock(), Backoff()
@@ -149,7 +158,9 @@ def _worker(store: QueueStore, folder: Path, function: Callable[[Message], None]
 
     upkeep = Upkeep("bench", {"bench": store}, deciding, holder, folder / "work", 60.0, backoff)
     limits = Limits(CONCURRENCY, backoff=backoff)
-    return Worker(store, "handlers", holder.id, Runner(handler, place, None), lock, limits, upkeep, mark)
+    runner = Runner(handler, place, None)
+    run = AwaitedRunner(handler, runner, CONCURRENCY) if handler.is_async else runner
+    return Worker(store, "handlers", holder.id, run, lock, limits, upkeep, mark)
 
 
 def _settings() -> QueueSettings:

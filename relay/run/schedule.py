@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 Thread = threading.Thread
@@ -23,6 +24,11 @@ def start_thread(name: str, target: Callable[[], None], *, daemon: bool = True) 
     thread = threading.Thread(target=target, name=name, daemon=daemon)
     thread.start()
     return thread
+
+
+def pool(name: str, threads: int) -> ThreadPoolExecutor:
+    """Make threads called ``name``, each started when it is needed first; what they run reports its own failures."""
+    return ThreadPoolExecutor(threads, thread_name_prefix=name)
 
 
 def thread_id() -> int:

@@ -22,6 +22,7 @@ from relay.run.following import DesiredFollower, follow
 from relay.run.queue_keeper import JournalKeeper
 from relay.run.queues import address, bind_queue, open_queue, queue_of
 from relay.work.backoff import Backoff
+from relay.work.coroutines import AwaitedRunner
 from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.locked import locked
@@ -117,7 +118,7 @@ class Assembled:
             store,
             job.subscriber,
             holder.id,
-            runner,
+            AwaitedRunner(job.handler, runner, limits.concurrency) if job.handler.is_async else runner,
             lock,
             limits,
             upkeep,

@@ -11,6 +11,7 @@ prepared writes to be committed: recovery does both.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.work.desks import Database, DatabaseAway, Desk, Desks, EffectsInDoubt
 from relay.work.dispatch import Ended, Outcome, Work
-from relay.work.further import Further
+from relay.work.further import Further, FurtherDatabase
 from relay.work.hands import all_ended
 from relay.work.message import Message
 from relay.work.subscriber import Handler, Unusable
@@ -72,6 +73,38 @@ class Place:
         return tuple(Parent(self.queue, handle, self.subscriber) for handle in handles)
 
 
+class NotAwaited(RelayError):
+    """A handler returned something to be awaited: nothing of it has run."""
+
+    def __init__(self) -> None:
+        super().__init__("the handler returned an awaitable, which nobody awaits: declare it with async def")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a handler and what it may write with."""
+
+    work: Work
+    messages: list[Message]
+    database: Database | None
+    further: Further
+
+    def given(self, handler: Handler) -> Any:
+        """Return the handler's first argument: a message, or the messages of a batch."""
+        return self.messages if handler.batch else self.messages[0]
+
+    @property
+    def databases(self) -> tuple[Database | FurtherDatabase, ...]:
+        """What the handler writes with, in the order in which it names them."""
+        return () if self.database is None else (self.database, *self.further.databases)
+
+    @property
+    def left_nothing(self) -> bool:
+        """Has it neither written nor published, so that only DONE is left to be written?"""
+        is_written = self.further.is_begun or (self.database is not None and self.database.desk is not None)
+        return not is_written and not any(message.children for message in self.messages)
+
+
 class Runner:
     """Runs works of one handler, each in the thread that calls it. ``desks`` None: the handler has no database.
 
@@ -93,44 +126,46 @@ class Runner:
 
     def __call__(self, work: Work) -> Sequence[Ended]:
         """Run a work to its end; raises InDoubt only if nobody answers what became of it."""
-        messages = [Message(one) for one in work.messages]
-        database = Database(self._desks) if self._desks is not None else None
-        further = self._further(self._place.attempt(work.messages[0]))
+        call = self.begin(work)
         try:
-            self._call(messages, database, further)
-        except Unusable as verdict:
-            _take_back(database)
-            further.give_up()
-            return self._all_failed(work, Outcome.UNUSABLE, str(verdict))
+            returned = self._handler(call.given(self._handler), *call.databases)
+            if inspect.isawaitable(returned):
+                raise NotAwaited
+            crash_point("work.ran")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            away = (
-                isinstance(error, DatabaseAway | Unreachable)
-                or _is_away(database, error)
-                or further.is_away(error)
-            )
-            _take_back(database)
-            further.give_up()
-            if away:
-                return all_ended(work, Outcome.AWAY)
-            return self._all_failed(work, Outcome.FAILED, _cause(error))
-        return self._decide(work, messages, database, further)
+            return self.failed(call, error)
+        return self.decide(call)
 
-    def _call(self, messages: list[Message], database: Database | None, further: Further) -> None:
-        given: Any = messages if self._handler.batch else messages[0]
-        if database is None:
-            self._handler(given)
-        else:
-            self._handler(given, database, *further.databases)
-        crash_point("work.ran")
+    def begin(self, work: Work) -> Call:
+        """Return what one call has in its hands; nothing is opened yet."""
+        return Call(
+            work,
+            [Message(one) for one in work.messages],
+            Database(self._desks) if self._desks is not None else None,
+            self._further(self._place.attempt(work.messages[0])),
+        )
+
+    def failed(self, call: Call, error: BaseException) -> Sequence[Ended]:
+        """Take back what the handler wrote before it raised, and return what that makes of its messages."""
+        database, further = call.database, call.further
+        away = (
+            isinstance(error, DatabaseAway | Unreachable) or _is_away(database, error) or further.is_away(error)
+        )
+        _take_back(database)
+        further.give_up()
+        if isinstance(error, Unusable):
+            return self._all_failed(call.work, Outcome.UNUSABLE, str(error))
+        if away:
+            return all_ended(call.work, Outcome.AWAY)
+        return self._all_failed(call.work, Outcome.FAILED, _cause(error))
 
     def _all_failed(self, work: Work, outcome: Outcome, cause: str) -> list[Ended]:
         return all_ended(work, outcome if len(work.messages) == 1 else Outcome.SPLIT, cause)
 
-    def _decide(
-        self, work: Work, messages: list[Message], database: Database | None, further: Further
-    ) -> Sequence[Ended]:
-        children = any(message.children for message in messages)
-        if not children and not further.is_begun and (database is None or database.desk is None):
+    def decide(self, call: Call) -> Sequence[Ended]:
+        """Commit what the handler did, with its messages' DONE; raises InDoubt only if nobody answers what became of it."""
+        work, messages, database, further = call.work, call.messages, call.database, call.further
+        if call.left_nothing:
             return all_ended(work, Outcome.DONE)
         try:
             if database is not None:

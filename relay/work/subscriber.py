@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -9,7 +10,7 @@ from typing import Any, Final, Literal
 from relay.message.errors import ConfigError, RelayError
 
 BATCH_DEFAULT: Final = 100
-Function = Callable[..., None]
+Function = Callable[..., Any]
 
 
 class Unusable(RelayError):
@@ -36,9 +37,14 @@ class Handler:
         """The function's name."""
         return self.function.__name__
 
-    def __call__(self, *arguments: Any) -> None:
-        """Run the function."""
-        self.function(*arguments)
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function: it runs on the worker's event loop."""
+        return inspect.iscoroutinefunction(self.function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the function and return what it returns: a coroutine for the event loop if it is async."""
+        return self.function(*arguments)
 
 
 def subscriber(
@@ -56,6 +62,8 @@ def subscriber(
     a list of messages, up to 100 or the number given. ``order="none"`` runs messages of one lane side by side.
     Returning means done; raising means to try again later, `Unusable` never.
 
+    An ``async def`` runs on one event loop with the others of its worker, and writes with ``await db.execute(...)``.
+
     ``also`` names further PostgreSQL resources; the function gets one more argument for each, after ``db``. What it writes
     through them is committed if, and only if, ``resource`` commits (PREPARE TRANSACTION there, which costs two round trips).
     """
@@ -70,6 +78,10 @@ def subscriber(
     size = BATCH_DEFAULT if batch is True else int(batch)
 
     def _declare(function: Function) -> Handler:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"@subscriber({queue!r}): {function.__name__} has a yield, so calling it runs nothing of it; use return"
+            )
         return Handler(queue, function, resource, size, order, tuple(also))
 
     return _declare

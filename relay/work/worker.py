@@ -19,6 +19,7 @@ from relay.queue.states import TAKEN, SubscriberState
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.work.backoff import Backoff
+from relay.work.coroutines import AwaitedRunner, Coroutines
 from relay.work.dispatch import Dispatch, Ended, Work
 from relay.work.hands import Hands, Run
 from relay.work.mark import Mark
@@ -62,7 +63,7 @@ class Worker:
         store: QueueStore,
         subscriber: str,
         holder: bytes,
-        run: Run,
+        run: Run | AwaitedRunner,
         lock: schedule.Lock,
         limits: Limits,
         upkeep: Upkeep,
@@ -90,7 +91,7 @@ class Worker:
         self._window = Window(limits.concurrency, batch)
         self._states = States(store, subscriber, holder, limits.backoff, self.report)
         self._run = run
-        self._hands: Hands | None = None
+        self._hands: Hands | Coroutines | None = None
         self._stopping = False
         self._look_at = 0.0
         self._pause_s = LOOK_S[0]
@@ -108,9 +109,7 @@ class Worker:
 
         Raises HandlerHung, HolderForgotten and whatever a handler's thread could not decide: the process must end then.
         """
-        self._hands = Hands(
-            self._dispatch, self._limits.concurrency, self._marked, self._dispatching, self._wake
-        )
+        self._hands = self._make_hands()
         self._moved_at = clock.monotonic()
         self._counted = (0, self._moved_at)
         while not self._stopping:
@@ -250,12 +249,29 @@ class Worker:
         finally:
             self._lock.release()
 
-    def _marked(self, work: Work) -> Sequence[Ended]:
-        """Run a work; one that runs alone is named in the mark as long as it runs."""
-        if not work.alone:
-            return self._run(work)
-        self._mark.blame(work.messages[0].ticket)
+    def _make_hands(self) -> Hands | Coroutines:
+        run, dispatch, lock, wake = self._run, self._dispatch, self._dispatching, self._wake
+        if isinstance(run, AwaitedRunner):
+
+            async def awaited(work: Work) -> Sequence[Ended]:
+                with self._marked(work):
+                    return await run(work)
+
+            return Coroutines(dispatch, awaited, lock, wake)
+
+        def called(work: Work) -> Sequence[Ended]:
+            with self._marked(work):
+                return run(work)
+
+        return Hands(dispatch, self._limits.concurrency, called, lock, wake)
+
+    @contextmanager
+    def _marked(self, work: Work) -> Iterator[None]:
+        """Name a work that runs alone in the mark as long as it runs."""
+        if work.alone:
+            self._mark.blame(work.messages[0].ticket)
         try:
-            return self._run(work)
+            yield
         finally:
-            self._mark.blame(None)
+            if work.alone:
+                self._mark.blame(None)

@@ -87,12 +87,15 @@ def live(config: Path, app: str, uuid: str, say: int) -> None:
     handler = load_handler(app, "orders")
     os.set_blocking(say, False)
 
-    def tell(*given: Any) -> None:
+    def tell(*given: Any) -> Any:
         with suppress(BlockingIOError):
             os.write(say, b".")
-        handler(*given)
+        return handler(*given)
 
-    job = Job(replace(handler, function=tell), "orders", "ledger")
+    async def tell_and_await(*given: Any) -> None:
+        await tell(*given)
+
+    job = Job(replace(handler, function=tell_and_await if handler.is_async else tell), "orders", "ledger")
     assembled = Assembled(loaded, job, Limits(CONCURRENCY), DesiredFollower(Recorded(uuid)))
     assembled.worker.run(IDLE_S)
     os._exit(0)

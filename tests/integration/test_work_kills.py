@@ -24,7 +24,7 @@ MESSAGES = 10_000 * SCALE
 KILLS = 100 * SCALE
 LANES = 97
 APP = """
-import time
+import asyncio, time
 
 from relay import subscriber
 
@@ -35,6 +35,8 @@ def book(messages, db):
                    [(one.lane.decode(), int(one.value), one.taken.ticket.attempt) for one in messages])
 """
 
+ASYNC = APP.replace("def book", "async def book").replace("time.sleep", "await asyncio.sleep").replace("db.ex", "await db.ex")
+
 
 @dataclass(frozen=True)
 class Medium:
@@ -44,6 +46,7 @@ class Medium:
     database: str
     alive: int = 2
     """So many workers at a time; files are for one."""
+    app: str = APP
     batch: int = 20
     """Messages of one call: where the effects' database decides for another store, recovery settles each in a commit of its own."""
 
@@ -51,6 +54,7 @@ class Medium:
 MEDIA = {
     "sqlite": Medium("shop", "sqlite"),
     "postgresql": Medium("shop", "postgresql"),
+    "postgresql, async": Medium("shop", "postgresql", app=ASYNC),
     "files": Medium("files:///orders", "sqlite", alive=1, batch=5),
     "log": Medium("log+shop", "postgresql"),
 }
@@ -100,7 +104,7 @@ class Run:
         uuid = self.put(messages)
         words = [
             str(self.site.path),
-            str(self.site.app(APP.replace("BATCH", str(self.medium.batch)))),
+            str(self.site.app(self.medium.app.replace("BATCH", str(self.medium.batch)))),
             uuid,
             str(kills),
             str(seed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,27 @@ def test_a_handler_is_still_the_function() -> None:
 def test_a_batch_of_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch=0"):
         relay.subscriber("credit", batch=0)
+
+
+def test_a_coroutine_function_is_a_handler_for_the_event_loop() -> None:
+    @relay.subscriber("credit")
+    async def look(message: int) -> None:
+        """Wait for nothing."""
+
+    @relay.subscriber("credit")
+    def note(message: int) -> None:
+        """Note nothing."""
+
+    assert (look.is_async, note.is_async) == (True, False)
+
+
+def test_a_function_that_runs_nothing_when_it_is_called_is_refused() -> None:
+    def some(message: int) -> Iterator[int]:
+        yield message
+
+    async def others(message: int) -> AsyncIterator[int]:
+        yield message
+
+    for function in (some, others):
+        with pytest.raises(ConfigError, match="has a yield"):
+            relay.subscriber("credit")(function)

@@ -1,0 +1,184 @@
+"""Async handlers: coroutines on one event loop; what blocks is done apart, in threads of their own.
+
+A handler that only waits costs no thread. Its statements, and the commit that decides, are those of any other handler
+(`relay.work.running`): they run in a pool with a thread for each database of each coroutine, so that whoever holds a
+connection never waits for a thread behind those who wait for a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from relay.message.errors import RelayError
+from relay.queue.message import Ticket
+from relay.run import clock, schedule
+from relay.run.crash import crash_point
+from relay.work.desks import Database
+from relay.work.dispatch import Dispatch, Ended, Work
+from relay.work.further import FurtherDatabase
+from relay.work.running import Call, Runner
+from relay.work.subscriber import Handler
+
+Await = Callable[[Work], Awaitable[Sequence[Ended]]]
+"""Runs one `Work` to its end on the event loop; it reports failures as outcomes and never raises for what a handler did."""
+
+
+class CallOver(RelayError):
+    """A statement came after its handler had returned: what it would write belongs to no message."""
+
+
+class Apart:
+    """Runs what blocks in one of so many threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = schedule.pool("handler-io", threads)
+
+    def __call__(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Return the future of what the function returns."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    def close(self) -> None:
+        """Let the threads end after what they do now."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class AwaitedDatabase:
+    """What an async handler writes with; one statement after the other, also where it asks for several at once."""
+
+    def __init__(self, database: Database | FurtherDatabase, apart: Apart) -> None:
+        self._database = database
+        self._apart = apart
+        self._turn = asyncio.Lock()
+        self._running: asyncio.Future[Any] | None = None
+        self._over = False
+
+    async def execute(self, query: Any, params: Any = None) -> Any:
+        """Run one statement and return the driver's cursor; placeholders are the driver's."""
+        return await self._run(partial(self._database.execute, query, params))
+
+    async def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+        """Run one statement for each of many parameters."""
+        return await self._run(partial(self._database.executemany, query, params))
+
+    async def end(self) -> None:
+        """Return when no statement runs; none begins any more."""
+        self._over = True
+        await self._settled()
+
+    async def _run(self, statement: Callable[[], Any]) -> Any:
+        async with self._turn:
+            await self._settled()
+            if self._over:
+                raise CallOver("the handler has returned, and its message is decided: await what it writes")
+            self._running = self._apart(statement)
+            self._running.add_done_callback(_looked_at)
+            # A cancelled handler does not stop the thread: the statement is waited for before anything is decided.
+            return await asyncio.shield(self._running)
+
+    async def _settled(self) -> None:
+        if self._running is not None:
+            await asyncio.wait({self._running})
+
+
+def _looked_at(statement: asyncio.Future[Any]) -> None:
+    """Look at how a statement ended: else the loop prints an error that nobody awaited, and its text may hold a payload."""
+    if not statement.cancelled():
+        statement.exception()
+
+
+class AwaitedRunner:
+    """Runs works of one async handler on the event loop that calls it, ``concurrency`` at most at once."""
+
+    def __init__(self, handler: Handler, runner: Runner, concurrency: int) -> None:
+        self._handler = handler
+        self._runner = runner
+        self._apart = Apart(concurrency * (1 + len(handler.also)))
+
+    async def __call__(self, work: Work) -> Sequence[Ended]:
+        """Run a work to its end; raises InDoubt only if nobody answers what became of it."""
+        call = self._runner.begin(work)
+        databases = [AwaitedDatabase(one, self._apart) for one in call.databases]
+        end = await self._end(call, databases)
+        for database in databases:
+            await database.end()
+        return end() if call.left_nothing else await self._apart(end)
+
+    async def _end(self, call: Call, databases: Sequence[AwaitedDatabase]) -> Callable[[], Sequence[Ended]]:
+        """Run the handler and return what ends its call."""
+        try:
+            await self._handler(call.given(self._handler), *databases)
+            crash_point("work.ran")
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - its message's failure
+            return partial(self._runner.failed, call, error)
+        return partial(self._runner.decide, call)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._apart.close()
+
+
+class Coroutines:
+    """One event loop over one dispatch, in place of `Hands`. ``lock`` guards the dispatch; ``wake`` is set when a coroutine
+    finds nothing to go on with."""
+
+    def __init__(self, dispatch: Dispatch, run: Await, lock: schedule.Lock, wake: schedule.Event) -> None:
+        self._dispatch = dispatch
+        self._run = run
+        self._lock = lock
+        self._wake = wake
+        self._begun: dict[int, tuple[float, Work]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.broken: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = schedule.start_thread("handlers", self._loop.run_forever)
+
+    def feed(self) -> None:
+        """Start what may start; call it with the lock held."""
+        if self._dispatch.ready:
+            self._loop.call_soon_threadsafe(self._start)
+
+    def longest(self, now: float) -> tuple[float, Ticket] | None:
+        """Return for how many seconds the oldest run has lasted, and its first message; None if nothing runs."""
+        begun = min(list(self._begun.values()), default=None, key=lambda one: one[0])
+        return None if begun is None else (now - begun[0], begun[1].messages[0].ticket)
+
+    def close(self, timeout_s: float) -> bool:
+        """End the loop, in which nothing runs any more; False if a coroutine does not let go of it in time."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._loop.close()
+        return True
+
+    def _start(self) -> None:
+        while (work := self._next(())) is not None:
+            task = self._loop.create_task(self._serve(work))
+            self._tasks.add(task)
+            task.add_done_callback(self._served)
+
+    async def _serve(self, first: Work) -> None:
+        work: Work | None = first
+        while work is not None:
+            number = work.messages[0].ticket.handle
+            self._begun[number] = (clock.monotonic(), work)
+            ends = await self._run(work)
+            del self._begun[number]
+            work = self._next(ends)
+        self._wake.set()
+
+    def _next(self, ends: Sequence[Ended]) -> Work | None:
+        with self._lock:
+            if ends:
+                self._dispatch.ended(ends)
+            return self._dispatch.next()
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            # The worker's thread raises it where it ends the process.
+            self.broken = asyncio.CancelledError() if task.cancelled() else task.exception()
+            self._wake.set()
