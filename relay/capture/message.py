@@ -84,8 +84,19 @@ def extra_headers(headers: Mapping[str, str | bytes] | None) -> Headers:
             raise CaptureError(
                 f"headers: {name!r} is written by the relay; use the argument of publish() for it"
             )
+        # The client would cut the name at a NUL, and ends the process at what is no UTF-8.
+        if "\0" in name or not _is_utf8(name):
+            raise CaptureError(f"headers: {name!r} is no name of a header; use letters that UTF-8 has, and no NUL")
         found.append((name, value.encode() if isinstance(value, str) else value))
     return found
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def partition_of(key: bytes, partitions: int) -> int:

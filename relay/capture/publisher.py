@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Capture:
     ``inquiries`` is the topic in which relays ask that cannot ask the database themselves; None leaves them waiting.
     ``registry`` is the section of a configuration that names a schema registry; it is asked by ``avro`` alone.
     A process that hangs up connections in PgBouncer's transaction mode cannot use it: a capture is a session.
+    For the process that opened it: a fork has none of its threads, and its connections are the parent's.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Capture:
         self._idle: deque[Session] = deque()
         self._nonces: deque[bytes] = deque()
         self._inside: set[int] = set()
+        self._process = os.getpid()
         self._closed = False
         self._append_lock = schedule.lock()
         self._sequences: dict[tuple[str, int], int] = {}
@@ -102,7 +105,7 @@ class Capture:
                 self.name,
                 self._timing.append_timeout,
             )
-        self._upkeep = Upkeep(self._appender, resource.decisions, self._marking, answering)
+        self._upkeep = Upkeep(self._appender, resource.decisions, self._marking, self.name, answering)
 
     @classmethod
     def open(cls, path: str | Path, *, resource: str, source: str) -> Self:
@@ -162,8 +165,8 @@ class Capture:
 
     def close(self) -> None:
         """Write the markers that are due, then let go of producer and connections. Safe to repeat."""
-        if self._closed:
-            return
+        if self._closed or self._process != os.getpid():
+            return  # in a fork: closing would end connections that the parent uses
         self._closed = True
         self._upkeep.close(CLOSE_S)
         self._marking.close(CLOSE_S)
@@ -181,18 +184,26 @@ class Capture:
 
     # What follows is for CaptureBlock.
 
-    def enter(self) -> None:
-        """Refuse a block inside a block of the same thread: its messages could not wait for the outer decision."""
+    def enter(self) -> int:
+        """Refuse a block inside a block of the same thread: its messages could not wait for the outer decision.
+
+        Returns the thread, for ``leave``: a framework may end a block in another one (a generator in a pool of threads).
+        """
         if self._closed:
             raise CaptureError("this Capture is closed; open another")
+        if self._process != os.getpid():
+            raise CaptureError(
+                f"this Capture was opened by process {self._process}; open one in each process, after the fork"
+            )
         thread = schedule.thread_id()
         if thread in self._inside:
             raise CaptureError("a capture cannot be nested in another one; use tx.savepoint()")
         self._inside.add(thread)
+        return thread
 
-    def leave(self) -> None:
+    def leave(self, thread: int) -> None:
         """The thread's block is over."""
-        self._inside.discard(schedule.thread_id())
+        self._inside.discard(thread)
 
     def begin(self) -> tuple[Session, bytes]:
         """Begin a capture on a free connection; a stale one is replaced. Returns the session and the nonce."""

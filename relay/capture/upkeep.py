@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import orjson
@@ -13,6 +13,7 @@ from relay.capture.outcomes import Placed
 from relay.capture.resolver import settle
 from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
+from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.port import DecisionRow, Decisions, RowLocked
 from relay.run import clock, schedule
@@ -43,10 +44,12 @@ class Upkeep:
         appender: Appender,
         open_decisions: Callable[[], Decisions],
         marking: Marking,
+        resource: ResourceName,
         answering: Answering | None = None,
     ) -> None:
         self._appender = appender
         self._open_decisions = open_decisions
+        self._resource = resource
         self._marking = marking
         self._answering = answering
         self._doubtful: list[Ended] = []
@@ -131,11 +134,12 @@ class Upkeep:
                 return
             unplaced = []
             names = {place.topic for row in rows for place in _placed(row.partitions)}
-            topics = self._appender.describe(sorted(names))
+            topics, refused = self._describe(names)
             for row in rows:
                 seen.add(row.capture)
-                # Where the topic is gone, its messages are gone, and nobody will ask.
-                placed = [place for place in _placed(row.partitions) if place.topic in topics]
+                if not refused.isdisjoint(place.topic for place in _placed(row.partitions)):
+                    continue  # another service's capture: its own process marks it
+                placed = [place for place in _placed(row.partitions) if _exists(place, topics)]
                 if placed:
                     self._marking.submit(Ended(row.capture, row.nonce, placed, None))
                 else:
@@ -148,25 +152,57 @@ class Upkeep:
     def trim(self) -> None:
         """Delete decisions that no message in any log can ask for any more."""
         known = {facts.name: horizon_s(facts) for facts in self._appender.known_topics()}
+        foreign: set[str] = set()
+        kept = 0
         while not self._stop.is_set():
             horizon = max(known.values(), default=DAY_S)
             if horizon == _FOREVER:
                 return
-            rows = self._connection().aged(horizon, _PAGE)
+            limit = _PAGE + kept
+            rows = self._connection().aged(horizon, limit)
             names = {placed.topic for row in rows for placed in _placed(row.partitions)}
-            unknown = names - known.keys()
+            unknown = names - known.keys() - foreign
             if unknown:
-                found = self._appender.describe(sorted(unknown))
-                known.update({name: horizon_s(found[name]) if name in found else DAY_S for name in unknown})
+                found, refused = self._describe(unknown)
+                foreign |= refused
+                known.update({name: horizon_s(found[name]) if name in found else DAY_S for name in unknown - refused})
                 continue
+            # Another service's rows are trimmed by its own process, which may see how long its topics are kept.
+            own = [row for row in rows if foreign.isdisjoint(placed.topic for placed in _placed(row.partitions))]
             # An aborted row does not name its topics: the longest horizon known stands for them.
-            self._connection().trim([row.capture for row in rows])
-            if len(rows) < _PAGE:
+            self._connection().trim([row.capture for row in own])
+            kept = len(rows) - len(own)
+            if len(rows) < limit:
                 return
 
+    def _describe(self, names: set[str]) -> tuple[dict[str, TopicFacts], set[str]]:
+        """Return the facts of the topics, and those that this publisher has no right to see; raises Unreachable."""
+        try:
+            return self._appender.describe(sorted(names)), set()
+        except ConfigError:
+            found: dict[str, TopicFacts] = {}
+            refused = set()
+        for name in names:
+            try:
+                found.update(self._appender.describe([name]))
+            except ConfigError:
+                refused.add(name)  # Stop asking: services that share a database need not see each other's topics.
+        return found, refused
+
     def _connection(self) -> Decisions:
+        """Return the connection; ConfigError while another database answers, whose empty table says nothing."""
         if self._decisions is None:
-            self._decisions = self._open_decisions()
+            opened = self._open_decisions()
+            try:
+                uuid = opened.uuid()
+                if uuid != self._resource.uuid:
+                    raise ConfigError(
+                        f"resources.{self._resource.name}: the database's identity changed from {self._resource.uuid} to {uuid}"
+                    )
+            except BaseException:
+                opened.close()
+                raise
+            self._decisions = opened
         return self._decisions
 
     def _disconnect(self) -> None:
@@ -206,3 +242,9 @@ def find_out(
 
 def _placed(partitions: bytes | None) -> list[Placed]:
     return [Placed(*entry) for entry in orjson.loads(partitions)] if partitions else []
+
+
+def _exists(place: Placed, topics: Mapping[str, TopicFacts]) -> bool:
+    """Where topic or partition is gone (created again with fewer), its messages are gone, and nobody will ask."""
+    facts = topics.get(place.topic)
+    return facts is not None and place.partition < facts.partitions

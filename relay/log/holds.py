@@ -19,6 +19,9 @@ from relay.message.numbers import Number, NumberRun, number_of
 from relay.message.record import LogMessage, LogPartition
 
 OUTCOMES_REMEMBERED: Final = 100_000
+"""Over all partitions of a worker, 180 bytes each; a capture whose outcome was forgotten is asked for again."""
+OUTCOMES_LEAST: Final = 1000
+"""So many in each partition, however many there are."""
 RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 RETRY_STUCK_MAX_S: Final = 10.0
@@ -62,13 +65,15 @@ class Hold:
 class Spilled:
     """Held messages whose payload was let go: lane-mates of one capture within [first, last].
 
-    ``in_part`` is True once some of them were passed as lost: how many is known when the rest was read.
+    ``in_part`` is True once some of them were passed as lost: how many is known when the rest was read. ``resource``
+    stays, so that a capture whose outcome was forgotten meanwhile can be asked for again.
     """
 
     capture: bytes | None
     first: int
     last: int
     count: int
+    resource: ResourceName | None = None
     in_part: bool = False
 
 
@@ -99,7 +104,14 @@ class HoldBudget:
 class PartitionHolds:
     """What one log partition has shown and not yet handed on, in lanes."""
 
-    def __init__(self, partition: LogPartition, start: int, budget: HoldBudget, marker_wait_s: float) -> None:
+    def __init__(
+        self,
+        partition: LogPartition,
+        start: int,
+        budget: HoldBudget,
+        marker_wait_s: float,
+        outcomes_max: int = OUTCOMES_REMEMBERED,
+    ) -> None:
         self.partition = partition
         self.read_to = start
         self.ready: list[LogMessage] = []
@@ -110,6 +122,7 @@ class PartitionHolds:
         self._lost_to: dict[bytes, int] = {}
         self._budget = budget
         self._marker_wait_s = marker_wait_s
+        self._outcomes_max = outcomes_max
         self._lanes: dict[bytes, deque[LogMessage | Spilled]] = {}
         self._holds: dict[bytes, Hold] = {}
         self._outcomes: OrderedDict[bytes, Decision] = OrderedDict()
@@ -135,7 +148,7 @@ class PartitionHolds:
                 return
             if outcome is None:
                 self._hold(capture, resource, message.offset, now).lanes.add(message.lane)
-        self._enqueue(message)
+        self._enqueue(message, resource)
 
     def mark(
         self, capture: bytes, decision: Decision, *, trusted: bool, now: float, claims: Sequence[NumberRun] = ()
@@ -174,7 +187,7 @@ class PartitionHolds:
     def decide(self, capture: bytes, decision: Decision) -> None:
         """Write down how a capture ended and let its lanes go on."""
         self._outcomes[capture] = decision
-        if len(self._outcomes) > OUTCOMES_REMEMBERED:
+        if len(self._outcomes) > self._outcomes_max:
             self._outcomes.popitem(last=False)
         hold = self._holds.pop(capture, None)
         if hold is not None and decision is Decision.ABORTED:
@@ -329,7 +342,7 @@ class PartitionHolds:
             hold = self._holds[capture] = Hold(capture, resource, offset, now)
         return hold
 
-    def _enqueue(self, message: LogMessage) -> None:
+    def _enqueue(self, message: LogMessage, resource: ResourceName | None) -> None:
         queue = self._lanes.setdefault(message.lane, deque())
         if self._budget.admit(message.size):
             queue.append(message)
@@ -338,7 +351,7 @@ class PartitionHolds:
         if isinstance(last, Spilled) and last.capture == message.capture:
             last.last, last.count = message.offset, last.count + 1
         else:
-            queue.append(Spilled(message.capture, message.offset, message.offset, 1))
+            queue.append(Spilled(message.capture, message.offset, message.offset, 1, resource))
 
     def _drain(self, lane: bytes) -> None:
         queue = self._lanes.get(lane)
@@ -379,7 +392,10 @@ class PartitionHolds:
         assert head.capture is not None
         hold = self._holds.get(head.capture)
         if hold is None:
-            offset = head.first if isinstance(head, Spilled) else head.offset
-            raw = None if isinstance(head, Spilled) else head.header("ce_relayresource")
-            hold = self._hold(head.capture, ResourceName.decode(raw) if raw else None, offset, 0.0)
+            if isinstance(head, Spilled):
+                offset, resource = head.first, head.resource
+            else:
+                raw = head.header("ce_relayresource")
+                offset, resource = head.offset, ResourceName.decode(raw) if raw else None
+            hold = self._hold(head.capture, resource, offset, 0.0)
         hold.lanes.add(lane)

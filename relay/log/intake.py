@@ -9,7 +9,16 @@ import structlog
 
 from relay.capture.decisions import unit_of
 from relay.capture.outcomes import decode_marker
-from relay.log.holds import Aborted, Decision, Hold, HoldBudget, PartitionHolds, Waiting
+from relay.log.holds import (
+    OUTCOMES_LEAST,
+    OUTCOMES_REMEMBERED,
+    Aborted,
+    Decision,
+    Hold,
+    HoldBudget,
+    PartitionHolds,
+    Waiting,
+)
 from relay.message.envelope import (
     CAPTURE,
     LOG_ONLY_HEADERS,
@@ -77,8 +86,10 @@ class Intake:
             held.release_budget()
         self._topic_ids = topic_ids
         self._topic_raw = {topic: topic.encode() for topic in topic_ids}
+        outcomes_max = max(OUTCOMES_LEAST, OUTCOMES_REMEMBERED // max(len(starts), 1))
         self.partitions = {
-            p: PartitionHolds(p, offset, self._budget, self._marker_wait_s) for p, offset in starts.items()
+            p: PartitionHolds(p, offset, self._budget, self._marker_wait_s, outcomes_max)
+            for p, offset in starts.items()
         }
 
     def take(self, records: Iterable[Event], now: float) -> list[Event]:

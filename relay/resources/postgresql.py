@@ -170,6 +170,8 @@ class PostgresqlSession:
         self._pgconn = connection.pgconn
         self._readable = select.poll()
         self._readable.register(self._pgconn.socket, select.POLLIN)
+        self._movable = select.poll()
+        self._movable.register(self._pgconn.socket, select.POLLIN | select.POLLOUT)
         self._dead = False
 
     def begin(self, capture: bytes, nonce: bytes) -> None:
@@ -305,10 +307,12 @@ class PostgresqlSession:
         failure: PGresult | None = None
         deadline = clock.monotonic() + ANSWER_TIMEOUT_S
         while pgconn.flush():
-            self._wait(deadline)
+            # Also read: a server that waits for its own answers to be taken takes nothing either.
+            self._wait(self._movable, deadline)
+            pgconn.consume_input()
         while True:
             while pgconn.is_busy():
-                self._wait(deadline)
+                self._wait(self._readable, deadline)
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:
@@ -322,9 +326,9 @@ class PostgresqlSession:
             elif failure is None and result.status == ExecStatus.FATAL_ERROR:
                 failure = result
 
-    def _wait(self, deadline: float) -> None:
+    def _wait(self, until: select.poll, deadline: float) -> None:
         left = deadline - clock.monotonic()
-        if left <= 0 or not self._readable.poll(left * 1000):
+        if left <= 0 or not until.poll(left * 1000):
             self._lost(None)
 
     def _lost(self, cause: Exception | None) -> NoReturn:

@@ -143,6 +143,14 @@ class SqliteSession:
             raise CaptureFenced(
                 f"capture {capture.hex()} was decided before it began; run the block again"
             ) from error
+        except RowLocked as locked:
+            self.rollback()
+            if _is_behind(locked.__cause__):
+                # Retry: nothing was begun, and a new connection has no such cursor.
+                raise Unreachable(
+                    f"resources.{self._name}: a cursor that an earlier block left open still reads on this connection"
+                ) from locked
+            raise
         except BaseException:
             self.rollback()
             raise
@@ -323,6 +331,11 @@ def reaching(name: str) -> Iterator[None]:
         if isinstance(error, sqlite3.IntegrityError):
             raise
         raise Unreachable(f"resources.{name}: the database file cannot be used ({error})") from error
+
+
+def _is_behind(error: BaseException | None) -> bool:
+    """Was the write lock refused because a statement that is not over reads what is no longer the newest state?"""
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT
 
 
 def _uuid(connection: sqlite3.Connection, name: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
@@ -20,6 +22,7 @@ from relay.resources.port import (
     RowLocked,
     Session,
 )
+from relay.resources.postgresql import PostgresqlSession
 
 LOCK_TIMEOUT_S = 0.2
 PLACED = b'[["orders",1,7,2]]'
@@ -195,6 +198,16 @@ class TestPostgresql(ResourceContract):
         session.decide(capture, PLACED)
         assert self.rows(session) == [(1, "on")]
 
+    def test_a_decision_over_more_partitions_than_the_network_takes_at_once(self, session: PostgresqlSession) -> None:
+        placed = orjson.dumps([["orders", partition, 1, 1] for partition in range(10_000)])
+        capture = self.begin(session)
+        with socket.socket(fileno=os.dup(session._pgconn.socket)) as narrow:
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+
+        session.decide(capture, placed)
+
+        assert session.usable
+
     def test_a_database_that_is_away_is_unreachable(self) -> None:
         away = open_resource("shop", "postgresql://nobody:canary@127.0.0.1:1/none")
         with pytest.raises(Unreachable) as caught:
@@ -213,6 +226,24 @@ class TestSqlite(ResourceContract):
         assert resource.frozen_writer() is None
         self.begin(session)
         assert resource.frozen_writer() == os.getpid()
+
+    def test_a_connection_on_which_a_cursor_was_left_open_is_replaced_and_nobody_is_blamed(
+        self, resource: Resource, session: Session
+    ) -> None:
+        for number in (1, 2):
+            session.execute("insert into orders values (?, 'tea')", (number,))
+        session.decide(self.begin(session), PLACED)
+        capture = self.begin(session)
+        left_open = session.execute("select * from orders")
+        left_open.fetchone()
+        session.decide(capture, PLACED)
+        assert session.usable
+        another = resource.session()
+        another.decide(self.begin(another), PLACED)
+        another.close()
+
+        with pytest.raises(Unreachable, match="cursor"):
+            self.begin(session)
 
     def test_a_file_that_is_away_is_unreachable(self, tmp_path: Path) -> None:
         with pytest.raises(Unreachable):

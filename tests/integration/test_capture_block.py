@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,26 @@ def test_blocks_do_not_nest_and_are_used_once(capture: Capture, topic: str) -> N
         tx.publish(topic, 1)
     with pytest.raises(CaptureError, match="over"):
         tx.publish(topic, 2)
+    with pytest.raises(CaptureError, match="over"), tx:
+        pass
+    with capture.transaction():
+        pass
+
+
+def test_a_block_that_another_thread_leaves_does_not_shut_out_the_one_that_entered(
+    capture: Capture, kafka: str, topic: str
+) -> None:
+    tx = capture.transaction()
+    tx.__enter__()
+    tx.publish(topic, 1)
+    other = threading.Thread(target=tx.__exit__, args=(None, None, None))
+    other.start()
+    other.join()
+
+    with capture.transaction() as tx:
+        tx.publish(topic, 2)
+
+    until(lambda: len(shown(kafka, topic)) == 2, "both messages")
 
 
 def test_what_is_above_a_bound_is_refused_before_anything_is_appended(
@@ -312,4 +333,26 @@ def test_a_connection_that_died_while_idle_is_replaced(kafka: str, postgres: str
             )
         with capture.transaction() as tx:
             tx.publish(topic, 2)
+    assert len(shown(kafka, topic)) == 2
+
+
+def test_a_fork_is_refused_at_once_and_does_not_touch_what_its_parent_uses(
+    capture: Capture, kafka: str, topic: str
+) -> None:
+    with capture.transaction() as tx:
+        tx.publish(topic, 1)
+    fork = os.fork()
+    if fork == 0:
+        status = 1
+        try:
+            with capture.transaction():
+                pass
+        except CaptureError as refused:
+            status = 0 if "after the fork" in str(refused) else 2
+        finally:
+            capture.close()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    with capture.transaction() as tx:
+        tx.publish(topic, 2)
     assert len(shown(kafka, topic)) == 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from relay.capture import message
+from relay.capture.publisher import DefaultTiming
 from relay.capture.upkeep import DAY_S, horizon_s
+from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
-from relay.message.errors import CaptureError
+from relay.message.errors import CaptureError, ConfigError
 
 
 def test_the_partition_of_a_key_never_changes() -> None:
@@ -38,3 +40,18 @@ def test_a_decision_outlives_every_message_that_may_ask_for_it() -> None:
     assert horizon_s(facts) == 90 + DAY_S
     assert horizon_s(TopicFacts("t", b"", 1, 1, {"retention.ms": "-1"})) == float("inf")
     assert horizon_s(TopicFacts("t", b"", 1, 1)) == float("inf")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "ce_id\0"])
+def test_a_header_name_that_the_client_would_cut_or_die_of_is_refused(name: str) -> None:
+    with pytest.raises(CaptureError, match="no name of a header"):
+        message.extra_headers({name: "x"})
+
+
+def test_a_topic_name_that_the_client_would_die_of_is_refused() -> None:
+    appender = Appender({"bootstrap.servers": "127.0.0.1:1"}, DefaultTiming())
+    try:
+        with pytest.raises(ConfigError, match="no name of a topic"):
+            appender.topic("orders\ud800")
+    finally:
+        appender.close()

@@ -1,61 +1,136 @@
-"""The round at a publisher's start: it ends beside publishers that never pause."""
+"""Upkeep of decision rows: what a publisher marks again and trims, beside others on the same database."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
+import pytest
 
-from relay.capture.marking import Ended, Marking
+from relay.capture.marking import Ended
+from relay.capture.outcomes import Placed
 from relay.capture.upkeep import Upkeep
-from relay.resources.port import AgedRow, Decisions, UnmarkedRow
-from relay.run import clock
+from relay.kafka.topics import TopicFacts
+from relay.message.envelope import ResourceName
+from relay.message.errors import ConfigError
+from relay.message.identity import capture_id
+from relay.resources import open_resource
+from relay.resources.port import Resource, UnmarkedRow
+from relay.run import clock, schedule
 
+NONCE, FOREIGN = b"o" * 16, b"f" * 16
 LEFT = 3
 """Captures that a dead publisher left without markers."""
-SOON_S = 5.0
+ENOUGH = 20
+"""So often a round asks that is not going to end."""
+
+
+class Marking:
+    """Takes what would be marked."""
+
+    given_up = False
+    backlog = 0
+
+    def __init__(self) -> None:
+        self.submitted: list[Ended] = []
+
+    def submit(self, ended: Ended) -> None:
+        self.submitted.append(ended)
+
+
+class Appender:
+    """Has no right to see the topic ``payroll``."""
+
+    def known_topics(self) -> list[TopicFacts]:
+        return []
+
+    def describe(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+        if "payroll" in names:
+            raise ConfigError("cannot describe topic payroll: the broker does not allow it")
+        return {name: TopicFacts(name, b"i" * 16, 1, 1, {"retention.ms": "0", "segment.ms": "0"}) for name in names}
 
 
 class BusyDatabase:
     """Decision rows of others: whenever it is asked, somebody has just committed one more."""
 
     def __init__(self) -> None:
-        self.rows = [(clock.monotonic() - 60.0, _row(number)) for number in range(LEFT)]
-        self.trimmed = threading.Event()
+        self.rows = [(clock.monotonic() - 60.0, self.row(number)) for number in range(LEFT)]
+        self.asked = 0
+
+    def uuid(self) -> str:
+        return "u"
 
     def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
-        """Return the rows of that age."""
+        self.asked += 1
+        assert self.asked < ENOUGH
         now = clock.monotonic()
-        self.rows.append((now, _row(len(self.rows))))
+        self.rows.append((now, self.row(len(self.rows))))
         return [row for begun, row in self.rows if begun <= now - older_than_s][:limit]
 
-    def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
-        """Return none; being asked means that marking again is over."""
-        return []
-
-    def trim(self, captures: Sequence[bytes]) -> None:
-        """Note that the round is over."""
-        self.trimmed.set()
-
-    def close(self) -> None:
-        """Nothing to close."""
+    @staticmethod
+    def row(number: int) -> UnmarkedRow:
+        return UnmarkedRow(b"%016d" % number, b"nonce", orjson.dumps([["orders", 0, number + 1, 1]]))
 
 
-def _row(number: int) -> UnmarkedRow:
-    return UnmarkedRow(b"%016d" % number, b"nonce", orjson.dumps([["log", 0, number + 1, 1]]))
+@pytest.fixture(autouse=True)
+def turned_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace(join=lambda _: None))
+
+
+def upkeep_of(decisions: Any, marking: Marking, name: ResourceName) -> Upkeep:
+    return Upkeep(cast("Any", Appender()), decisions, cast("Any", marking), name)
+
+
+def database(folder: Path, name: str) -> Resource:
+    resource = open_resource("shop", f"sqlite:///{folder}/{name}.db", 0.2)
+    resource.create_tables()
+    return resource
 
 
 def test_marking_again_ends_beside_publishers_that_never_pause() -> None:
-    database = BusyDatabase()
-    marked: list[Ended] = []
-    marking: Any = SimpleNamespace(submit=marked.append, backlog=0, given_up=False)
-    appender: Any = SimpleNamespace(describe=lambda names: dict.fromkeys(names), known_topics=list)
-    upkeep = Upkeep(appender, lambda: cast("Decisions", database), cast("Marking", marking))
-    try:
-        assert database.trimmed.wait(SOON_S)
-    finally:
-        upkeep.close(SOON_S)
-    assert {ended.capture for ended in marked} >= {_row(number).capture for number in range(LEFT)}
+    busy, marking = BusyDatabase(), Marking()
+
+    upkeep_of(lambda: busy, marking, ResourceName("shop", "u")).mark_again()
+
+    assert {ended.capture for ended in marking.submitted} >= {BusyDatabase.row(n).capture for n in range(LEFT)}
+
+
+def test_another_database_under_the_right_name_does_not_end_a_capture_in_doubt(tmp_path: Path) -> None:
+    original, other = database(tmp_path, "original"), database(tmp_path, "other")
+    marking = Marking()
+    upkeep = upkeep_of(other.decisions, marking, original.identity())
+    upkeep.doubt(Ended(capture_id(NONCE), NONCE, [Placed("orders", 0, 1, 1)], "i"))
+
+    with pytest.raises(ConfigError, match="identity changed"):
+        upkeep.find_out_once()
+
+    assert marking.submitted == [], "an aborted marker, which a relay without that database would believe"
+    assert upkeep.doubtful == 1
+    decisions = other.decisions()
+    assert decisions.read([capture_id(NONCE)]) == {}
+    decisions.close()
+
+
+def test_anothers_topic_that_may_not_be_seen_does_not_end_the_upkeep_of_the_own_ones(tmp_path: Path) -> None:
+    shared, marking = database(tmp_path, "shared"), Marking()
+    session = shared.session()
+    for nonce, topic in ((FOREIGN, "payroll"), (NONCE, "orders")):
+        session.begin(capture_id(nonce), nonce)
+        session.decide(capture_id(nonce), orjson.dumps([[topic, 0, 1, 1]]))
+    session.execute("update relay_capture set created_at = created_at - 1000000")
+    session.close()
+    upkeep = upkeep_of(shared.decisions, marking, shared.identity())
+
+    upkeep.mark_again()
+
+    assert [ended.nonce for ended in marking.submitted] == [NONCE]
+
+    decisions = shared.decisions()
+    decisions.mark([capture_id(NONCE), capture_id(FOREIGN)])
+    upkeep.trim()
+
+    assert list(decisions.read([capture_id(NONCE), capture_id(FOREIGN)])) == [capture_id(FOREIGN)]
+    decisions.close()

@@ -224,3 +224,17 @@ def test_what_only_a_person_can_decide_is_asked_often_enough_to_be_obeyed_soon()
         (hold,) = h.holds()
         assert hold.ask_at - now <= 10
         now = hold.ask_at
+
+
+def test_a_forgotten_outcome_is_asked_for_again_although_the_payload_was_let_go() -> None:
+    h = PartitionHolds(PARTITION, 0, HoldBudget(15), marker_wait_s=3, outcomes_max=1)
+    h.take(message(0, capture=A), SHOP, 0)
+    h.take(message(1, capture=B), SHOP, 0)
+    h.decide(B, Decision.COMMITTED)
+
+    h.decide(A, Decision.COMMITTED)
+
+    (hold,) = h.holds()
+    assert (hold.capture, hold.resource) == (B, SHOP), "without its resource only a person could decide it"
+    h.decide(B, Decision.COMMITTED)
+    assert [spilled.first for _, spilled in h.reloads()] == [1]

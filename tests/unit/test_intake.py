@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from relay.capture.outcomes import encode_marker, marker_headers
-from relay.log.holds import HoldBudget
+from relay.log.holds import Decision, HoldBudget
 from relay.log.intake import HEADERS_MAX, Intake
 from relay.message.envelope import ResourceName
 from relay.message.identity import capture_id, digest, position_digest, rules
@@ -253,3 +253,15 @@ def test_a_new_start_gives_the_bytes_of_holds_back() -> None:
     made.start({PLACE: 0}, {"orders": TOPIC_ID})
 
     assert budget.used == 0
+
+
+def test_what_is_remembered_of_outcomes_does_not_grow_with_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.log.intake.OUTCOMES_REMEMBERED", 40)
+    monkeypatch.setattr("relay.log.intake.OUTCOMES_LEAST", 2)
+    made = Intake([], "publisher", budget=HoldBudget(10), marker_wait_s=1, askable=frozenset())
+    made.start({LogPartition("orders", number): 0 for number in range(10)}, {"orders": TOPIC_ID})
+
+    for number in range(100):
+        made.decide(number.to_bytes(16, "big"), Decision.COMMITTED)
+
+    assert sum(len(held._outcomes) for held in made.partitions.values()) == 40

@@ -1,0 +1,38 @@
+"""Upkeep of decision rows against topics that changed since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from capture_log import until
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from relay import Capture
+from relay.capture.marking import Marking
+from relay.resources import open_resource
+from tests.conftest import MakeTopic
+
+
+def test_a_capture_whose_partition_is_gone_is_not_marked_again_for_ever(
+    kafka: str, tmp_path: Path, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource = open_resource("shop", f"sqlite:///{tmp_path}/shop.db", 0.2)
+    resource.create_tables()
+    topic = make_topic(partitions=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Marking, "submit", lambda *_: None)
+        with (
+            Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s") as capture,
+            capture.transaction() as tx,
+        ):
+            tx.publish(topic, 1, partition=1)
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_topics([topic])[topic].result(30)
+    until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic's end")
+    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
+
+    decisions = resource.decisions()
+    with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s"):
+        until(lambda: decisions.unmarked(0.0, 10) == [], "the row to be marked: else it is never trimmed")
+    decisions.close()
