@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import Enum
 from typing import Any, Final
 
@@ -62,6 +63,8 @@ def json_text(value: Any, name: str) -> str | None:
     """Return a value for a JSON column: bytes are JSON already, everything else becomes JSON."""
     if value is None:
         return None
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return str(value)  # with all its digits, which the JSON writer would refuse or quote
     return _text(value, name) if isinstance(value, bytes) else _json(value)
 
 

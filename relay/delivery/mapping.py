@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -17,6 +19,9 @@ from relay.message.record import LogMessage
 
 JSON_DEPTH_MAX: Final = 200
 """Fewer levels than the JSON writer takes (254), so that whatever is decoded can be written into a column again."""
+
+DOUBLE_CHARACTERS: Final = 16
+"""A double whose shortest form is longer may have been cut when it was decoded."""
 
 Decode = Callable[[Sequence[LogMessage]], list[Any]]
 """The documents in the values of a run of messages; MessageRejected if one of them is none."""
@@ -172,6 +177,8 @@ def _column(source: str) -> _Column:
         return partial(_text_header, header)
     if kind == "header":
         return partial(_raw_header, argument)
+    if kind == "json" and argument:
+        return partial(_uncut, argument)
     if kind == "json" or (kind == "avro" and argument.startswith("/")):
         return partial(_pointer, argument) if argument else lambda opened: opened.documents
     if kind == "avro":
@@ -217,6 +224,23 @@ def _pointer(pointer: str, opened: _Opened) -> list[Any]:
         except AttributeError:
             pass
     return [_resolve(document, pointer) for document in opened.documents]
+
+
+def _uncut(pointer: str, opened: _Opened) -> list[Any]:
+    """Follow a pointer; a number of more digits than a double holds is taken as it is written."""
+    values = _pointer(pointer, opened)
+    for i, value in enumerate(values):
+        if type(value) is float and len(repr(value)) > DOUBLE_CHARACTERS:
+            values[i] = _as_written(value, opened.messages[i].value or b"", pointer)
+    return values
+
+
+def _as_written(value: float, raw: bytes, pointer: str) -> float | int | Decimal:
+    try:
+        found = resolve_pointer(json.loads(raw, parse_float=Decimal), pointer)
+        return value if found == Decimal(repr(value)) else found
+    except (ValueError, ArithmeticError):
+        return value  # thousands of digits: more than any column takes
 
 
 def _resolve(document: Any, pointer: str) -> Any:

@@ -33,6 +33,8 @@ _TAKING: Final = {
     "timestamp": Taking.TIME,
     "date": Taking.TIME,
 }
+_SMALLER: Final = 16
+_UNBOUNDED: Final = 1 << 62
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
@@ -166,8 +168,10 @@ class Unnested:
         if self._key:
             # Removed and added again, a key stands where its last row stood.
             last: dict[tuple[Any, ...], Any] = {}
-            for row in rows:
+            for n, row in enumerate(rows):
                 key = tuple([row[i] for i in self._key])
+                if None in key:
+                    key = (n,)  # NULL equals nothing: such a row replaces none, in the table neither
                 last.pop(key, None)
                 last[key] = row
             rows = list(last.values())
@@ -223,3 +227,37 @@ def _parameter(value: Any, name: str) -> Any:
     if isinstance(value, dict | list):
         return orjson.dumps(value, default=str).decode()
     return FORMS[Taking.PLAIN](value, name) if isinstance(value, bytes) else value
+
+
+class TooSlow(Exception):
+    """A statement of many rows ran into its timeout, as it would again; the transaction is void."""
+
+
+class Pieces:
+    """Writes a batch's rows, as many at once as the time of one statement allows.
+
+    After a timeout it is a sixteenth of them, again and again if it must be, for so many batches.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+        self._small_for = 0
+        self._rows_at_once = _UNBOUNDED
+
+    def begin_batch(self) -> None:
+        """Count the batches for which the pieces stay small."""
+        self._small_for -= 1
+        if self._small_for < 0:
+            self._rows_at_once = _UNBOUNDED
+
+    def write(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
+        """Write the rows; raises TooSlow when they are to be tried again in smaller pieces, and what the effect raises."""
+        size = min(len(rows), self._rows_at_once)
+        try:
+            for start in range(0, len(rows), size):
+                by.apply(connection, rows[start : start + size])
+        except psycopg.errors.QueryCanceled:
+            if size == 1:
+                raise
+            self._rows_at_once, self._small_for = max(1, size // _SMALLER), self._batches
+            raise TooSlow from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 import psycopg
@@ -21,6 +22,8 @@ _RETRY_STATES: Final = frozenset({
     "25P03",  # idle_in_transaction_session_timeout
     "25P04",  # transaction_timeout
 })
+_TYPE_STATES: Final = frozenset({"42804", "42846", "42883"})
+"""An own statement meets a value whose type it does not take (datatype mismatch, no cast, no such operator)."""
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
 
 
@@ -31,9 +34,13 @@ def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
     faults of the statement only.
     """
     state = error.sqlstate
+    if state is None and isinstance(error, psycopg.DataError):
+        # The client's own refusal before anything is sent: PostgreSQL's text has no zero character.
+        sentence = f"{plan.where} cannot take one of the row's values (DataError), such as a text with a zero character"
+        return RowFault(MessageRejected("apply", "value_refused", sentence))
     if state is None or state[:2] in _RETRY_CLASSES or state in _RETRY_STATES:
         return Retriable(f"{plan.where}: {_word(error)}; nothing was written, and it is tried again")
-    if state[:2] in _ROW_CLASSES:
+    if state[:2] in _ROW_CLASSES or (plan.mode == "sql" and state in _TYPE_STATES):
         where = _place(error, plan)
         sentence = f"{plan.where} refuses the row: {state} ({_word(error)}){where}"
         return RowFault(MessageRejected("apply", state, sentence))
@@ -57,3 +64,13 @@ def _place(error: psycopg.Error, plan: TablePlan) -> str:
     column = diag.column_name or (found[1] if found else None)
     # A column's name is said only if the route names it: the context is text that a value might imitate.
     return f", column {column}" if column in plan.columns else ""
+
+
+def stop_if_statement_is_wrong(plan: TablePlan, found: Collection[MessageRejected], tried: int) -> None:
+    """Raise Stopped if no row goes through: a type that an own statement does not take is else the row's fault."""
+    wrong = next((one for one in found if one.code in _TYPE_STATES), None)
+    if wrong is not None and len(found) == tried:
+        raise Stopped(
+            f"route {plan.route!r}: {wrong}, and so are all {tried} of its batch; correct the statement (a cast such as "
+            "%(total)s::text::int), the table or the publisher, and start again"
+        )

@@ -115,6 +115,8 @@ def _binary(value: Any, name: str) -> bytes | None:
 
 def _plain(value: Any, name: str) -> Any:
     kind = type(value)
+    if kind is int and abs(value) >> 64:
+        return str(value)
     if kind is str or kind is int or kind is float or value is None:
         return value
     if kind is bool:

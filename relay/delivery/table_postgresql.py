@@ -16,8 +16,8 @@ from psycopg import sql
 
 from relay.delivery import postgresql_inbox, table_ranges
 from relay.delivery.mapping import BatchMapping, TableMapping
-from relay.delivery.postgresql_effects import Connection, Effect, effect, qualified
-from relay.delivery.postgresql_failures import judge
+from relay.delivery.postgresql_effects import Connection, Effect, Pieces, TooSlow, effect, qualified
+from relay.delivery.postgresql_failures import judge, stop_if_statement_is_wrong
 from relay.delivery.table import (
     INBOX_ROWS,
     TRIM_ROWS,
@@ -161,6 +161,8 @@ class PostgresqlCursor:
         self._effect: Effect | None = None
         self._committing = False
         self._cautious = 0
+        self.progressed: Callable[[], object] = bool
+        self._pieces = Pieces(_CAUTIOUS_BATCHES)
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""
@@ -213,12 +215,15 @@ class PostgresqlCursor:
             assert partition in positions, f"{partition} has messages and no position"
         care = _Care.REPEATS if self._cautious else _Care.NONE
         self._cautious = max(0, self._cautious - 1)
+        self._pieces.begin_batch()
         while True:
             try:
                 return self._transact(positions, prepared, care)
             except _Repeated:
                 # Rolled back: retry, expecting them, also for a while.
                 care, self._cautious = _Care.REPEATS, _CAUTIOUS_BATCHES
+            except TooSlow:
+                pass  # Rolled back: retry with fewer rows a statement.
             except RowFault as fault:
                 if care is _Care.FAULTS:
                     raise Stopped(
@@ -349,13 +354,12 @@ class PostgresqlCursor:
         if care is not _Care.FAULTS:
             rows = mapped.rows if chosen is None else [mapped.rows[n] for n in chosen]
             if rows:
-                prepared.effect.apply(connection, rows)
+                self._pieces.write(connection, prepared.effect, rows)
             return dict(mapped.faults)
         connection.execute("set constraints all immediate")
-        found = find_faults(
-            range(len(mapped.rows)) if chosen is None else chosen,
-            lambda run: self._attempt(connection, prepared.effect, [mapped.rows[n] for n in run]),
-        )
+        tried = range(len(mapped.rows)) if chosen is None else chosen
+        found = find_faults(tried, lambda run: self._attempt(connection, prepared.effect, [mapped.rows[n] for n in run]))
+        stop_if_statement_is_wrong(self._plan, found.values(), len(tried))
         refused = {mapped.good[n]: rejection for n, rejection in found.items()}
         if refused:
             digests = [prepared.arrivals.messages[i].digest for i in refused]
@@ -364,9 +368,10 @@ class PostgresqlCursor:
 
     def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
         """Write rows behind a savepoint; RowFault leaves nothing of them."""
+        self.progressed()
         connection.execute("savepoint relay_rows")
         try:
-            by.apply(connection, rows)
+            self._pieces.write(connection, by, rows)
         except psycopg.Error as error:
             failure = judge(error, self._plan)
             if isinstance(failure, RowFault):

@@ -7,8 +7,8 @@ in time it is sent again on a new connection. The inbox makes the repeat harmles
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from zlib import crc32
 
@@ -23,8 +23,8 @@ from relay.delivery.sifting import sift
 from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
 from relay.message.envelope import Headers, outgoing
 from relay.message.errors import MessageRejected
-from relay.message.identity import content_digest
-from relay.message.record import LogMessage, LogPartition
+from relay.message.identity import DIGEST_BYTES, content_digest
+from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
 from relay.run import randomness
@@ -39,6 +39,8 @@ READ_AT_ONCE: Final = 20_000
 """Many: a worker that reads little by little makes the cursor's thread wait for the interpreter again and again."""
 TRIM_PERIOD_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 30.0
+RUNGS: Final = 100
+"""Where an inbox is kept for a horizon, rows go in so many steps: what is remembered does not grow with the deliveries."""
 
 
 class Appends(Protocol):
@@ -70,6 +72,24 @@ class Shipment:
     messages: list[LogMessage]
     prepared: Any
     tried: Counts
+
+
+@dataclass(slots=True, eq=False)
+class Entered:
+    """What a bundle of entries stands for: their pages, which count once it is acknowledged, and the positions below
+    which the monitor has everything then."""
+
+    positions: dict[LogPartition, int]
+    pages: list[Page] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Rung:
+    """Positions below which the monitor had everything by ``at``; the first of them was noted at ``since``."""
+
+    since: float
+    at: float
+    positions: dict[LogPartition, int]
 
 
 class TableDelivery:
@@ -115,8 +135,9 @@ class TableDelivery:
         self._now = 0.0
         self._views: dict[int, MonitorView] = {}
         self._under_way: deque[Shipment] = deque()
+        self._entering: deque[Entered] = deque()
         self._durable: dict[LogPartition, int] = {}
-        self._trimmable: deque[tuple[float, dict[LogPartition, int]]] = deque()
+        self._trimmable: deque[Rung] = deque()
         self._trim_at = 0.0
         self._instance = randomness.uuid_bytes()
         self._n = 0
@@ -201,8 +222,10 @@ class TableDelivery:
         """Run the resend timer; trim what the monitor holds by now."""
         self._sending.tend(now)
         for token in self._appends.acknowledged():
-            assert isinstance(token, dict)
-            self._trimmable.append((now, token))
+            assert isinstance(token, Entered)
+            self._entering.remove(token)
+            self._index(token)
+            self._note(token.positions, now)
         self._now = now
         for partition, keys in self._upkeep.tend(now, self._views.values(), self._topics).items():
             self._forgotten.setdefault(partition, []).extend(keys)
@@ -214,7 +237,9 @@ class TableDelivery:
         """Let go of what is under way: whether it took effect, the inbox tells the next recovery."""
         self._sending.abandon()
         self._under_way.clear()
-        self._trimmable.clear()
+        self._entering.clear()
+        if self._keep_inbox_s is None:
+            self._trimmable.clear()
         self._durable = {}
 
     def close(self) -> None:
@@ -241,10 +266,15 @@ class TableDelivery:
         return {partition: view.index.ranges for partition, view in self._views.items()}
 
     def _not_under_way(self, fresh: list[LogMessage], tried: Counts) -> list[LogMessage]:
-        """A repeat of a message that is on its way is a duplicate: both are committed in order, or neither."""
-        if not self._under_way:
+        """A repeat of a message that is on its way is a duplicate: both are committed in order, or neither.
+
+        So is one of a message whose entry is on its way to the monitor: the index does not know it yet.
+        """
+        if not self._under_way and not self._entering:
             return fresh
         on_their_way = {message.digest for shipment in self._under_way for message in shipment.messages}
+        for page in [page for token in self._entering for page in token.pages]:
+            on_their_way.update(page.digests[at : at + DIGEST_BYTES] for at in range(0, len(page.digests), DIGEST_BYTES))
         kept = [message for message in fresh if message.digest not in on_their_way]
         tried.duplicates += len(fresh) - len(kept)
         return kept
@@ -255,7 +285,7 @@ class TableDelivery:
         entered: list[LogMessage] = []
         outcomes = bytearray()
         applied: list[int] = []
-        bundle = self._appends.bundle(dict(shipment.batch.positions))
+        token, bundle = self._bundle(shipment.batch.positions)
         for message, verdict in zip(shipment.messages, verdicts, strict=True):
             if verdict.outcome == DUPLICATE:
                 tried.duplicates += 1
@@ -270,7 +300,7 @@ class TableDelivery:
                 tried.died(verdict.cause.code)
                 self._append_dead(bundle, message, verdict.cause)
         for number, page in enumerate(self._entries(entered, bytes(outcomes), applied)):
-            self._write(bundle, page, number)
+            self._write(bundle, token, page, number)
         self._appends.close(bundle)
         crash_point("table.entered")
         self._durable.update(shipment.batch.positions)
@@ -298,10 +328,21 @@ class TableDelivery:
             )
         )
 
-    def _write(self, bundle: Any, page: Page, number: int) -> None:
+    def _bundle(self, positions: Mapping[LogPartition, int]) -> tuple[Entered, Any]:
+        token = Entered(dict(positions))
+        self._entering.append(token)
+        return token, self._appends.bundle(token)
+
+    def _write(self, bundle: Any, token: Entered, page: Page, number: int) -> None:
         key, value = encode(page, number)
         self._appends.append(bundle, LogPartition(self._monitor, page.partition), key, value)
-        self._views[page.partition].index.add_page(page)
+        token.pages.append(page)
+
+    def _index(self, token: Entered) -> None:
+        """Know what the monitor has: before that, a recovery must find it missing and write it again."""
+        for page in token.pages:
+            self._views[page.partition].index.add_page(page)
+        token.pages = []
 
     def _enter_inbox(self, assigned: Sequence[LogPartition]) -> int:
         """Write the entries of inbox rows that the monitor lacks: a predecessor died between commit and entry.
@@ -310,9 +351,10 @@ class TableDelivery:
         tell nothing of the order inside.
         """
         entered = 0
-        bundle = self._appends.bundle({})
         for rows in self._cursor.inbox(list(assigned)):
+            token, bundle = self._bundle({})
             missing = [row for row, known in zip(rows, self._known(rows), strict=True) if known is None]
+            doubtful = rows if self._keep_inbox_s is None else missing
             for partition in {row.partition for row in missing}:
                 group = [_as_message(row) for row in missing if row.partition == partition]
                 found = [row for row in missing if row.partition == partition]
@@ -321,31 +363,32 @@ class TableDelivery:
                         group, bytes(row.outcome for row in found), [row.applied for row in found], self._worker
                     )
                 ):
-                    self._write(bundle, page, number)
+                    self._write(bundle, token, page, number)
                 entered += len(group)
-            self._repeat_dead_letters(bundle, rows)
-        self._appends.close(bundle)
-        crash_point("recovery.entering")
-        self._appends.flush(FLUSH_TIMEOUT_S)
+            self._repeat_dead_letters(bundle, doubtful)
+            self._appends.close(bundle)
+            crash_point("recovery.entering")
+            self._appends.flush(FLUSH_TIMEOUT_S)
+            self._index(token)
         return entered
 
     def _repeat_dead_letters(self, bundle: Any, rows: Sequence[InboxRow]) -> None:
         """Append the dead letters of inbox rows again: whether the predecessor's arrived is not known.
 
         A row outlives its dead letter's acknowledgement only until it is trimmed, so repeats are few; readers key
-        dead letters by the digest. Rows kept for the horizon are left alone.
+        dead letters by the digest. Of rows kept for the horizon only those are given whose entries did not arrive either.
         """
-        dead = [row for row in rows if row.outcome == DEAD] if self._keep_inbox_s is None else []
+        dead = [row for row in rows if row.outcome == DEAD]
         if not dead:
             return
+        gone = {(row.partition, row.offset): row for row in dead}
         with self._ports.reader(committed=True) as reader:
-            for row in dead:
-                message = _read_again(reader, row)
-                if message is not None:
-                    self._append_dead(bundle, message, LOST_CAUSE)
-                else:
-                    log.error("payload lost", topic=row.partition.topic, partition=row.partition.partition, offset=row.offset)
-                    self._append_dead(bundle, _as_message(row), LOST_PAYLOAD)
+            for message in _read_again(reader, dead):
+                del gone[LogPartition(message.topic, message.partition), message.offset]
+                self._append_dead(bundle, message, LOST_CAUSE)
+        for row in gone.values():
+            log.error("payload lost", topic=row.partition.topic, partition=row.partition.partition, offset=row.offset)
+            self._append_dead(bundle, _as_message(row), LOST_PAYLOAD)
 
     def _append_dead(self, bundle: Any, message: LogMessage, cause: MessageRejected) -> None:
         key, value, headers = dead_letter(
@@ -356,34 +399,55 @@ class TableDelivery:
     def _known(self, rows: Sequence[InboxRow]) -> list[bytes | None]:
         return [self._views[row.partition.partition].index.find([row.digest])[0] for row in rows]
 
+    def _note(self, positions: dict[LogPartition, int], now: float) -> None:
+        last = self._trimmable[-1] if self._trimmable else None
+        if last is not None and now - last.since < (self._keep_inbox_s or 0.0) / RUNGS:
+            last.at = now
+            last.positions.update(positions)
+        else:
+            self._trimmable.append(Rung(now, now, positions))
+
     def _trim(self, now: float) -> None:
+        """Have the rows below what is acknowledged for long enough deleted.
+
+        What was noted outlives recoveries where rows are kept for long, or a rebalance now and then would keep them for
+        ever; of a partition that is elsewhere by now its owner takes care.
+        """
         below: dict[LogPartition, int] = {}
-        while self._trimmable and (self._keep_inbox_s is None or now - self._trimmable[0][0] >= self._keep_inbox_s):
-            below.update(self._trimmable.popleft()[1])
+        while self._trimmable and now - self._trimmable[0].at >= (self._keep_inbox_s or 0.0):
+            below.update(self._trimmable.popleft().positions)
         for partition, offset in below.items():
-            self._sending.trim(partition, offset)
+            if partition.topic in self._topics and partition.partition in self._views:
+                self._sending.trim(partition, offset)
 
 
-def _read_again(reader: Reader, row: InboxRow) -> LogMessage | None:
-    """Read the message of an inbox row from the log; None if it has left the log by now.
+def _read_again(reader: Reader, rows: Sequence[InboxRow]) -> Iterator[LogMessage]:
+    """Read the messages of inbox rows from the log, but for those that have left it by now.
 
-    At its place may lie the message of another topic of that name, which the content tells.
+    What lies between is read as well: that is far less than asking for each, and there may be many thousands. At a
+    row's place may lie the message of another topic of that name, which the content tells.
     """
-    low, high = reader.watermarks(row.partition)
-    if not low <= row.offset < high:
-        return None
-    for records in reader.read({row.partition: (row.offset, row.offset + 1)}):
-        for record in records:
-            if content_digest(record.key(), record.value()) != row.content:
-                return None
-            try:
-                headers = outgoing(record.headers() or ())
-            except SystemError:
-                headers = []  # header names that the client cannot read
-            return _as_message(row)._replace(
-                key=record.key(), value=record.value(), headers=headers, timestamp_ms=record.timestamp()[1]
-            )
-    return None
+    wanted = {(row.partition, row.offset): row for row in rows}
+    for place in {row.partition for row in rows}:
+        low, high = reader.watermarks(place)
+        offsets = [row.offset for row in rows if row.partition == place and low <= row.offset < high]
+        if not offsets:
+            continue
+        for records in reader.read({place: (min(offsets), max(offsets) + 1)}):
+            for record in records:
+                row = wanted.get((place, record.offset() or 0))
+                if row is not None and content_digest(record.key(), record.value()) == row.content:
+                    yield _as_read(row, record)
+
+
+def _as_read(row: InboxRow, record: Record) -> LogMessage:
+    try:
+        headers = outgoing(record.headers() or ())
+    except SystemError:
+        headers = []  # header names that the client cannot read
+    return _as_message(row)._replace(
+        key=record.key(), value=record.value(), headers=headers, timestamp_ms=record.timestamp()[1]
+    )
 
 
 def _as_message(row: InboxRow) -> LogMessage:

@@ -111,6 +111,7 @@ class SqliteCursor:
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: sqlite3.Connection | None = None
         self._replacing = schedule.lock()
+        self.progressed: Callable[[], object] = bool
         self._effect: RowEffect | None = None
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
@@ -266,6 +267,7 @@ class SqliteCursor:
 
     def _attempt(self, connection: sqlite3.Connection, by: RowEffect, rows: Sequence[Any]) -> None:
         """Write rows behind a savepoint; RowFault leaves nothing of them."""
+        self.progressed()
         connection.execute("savepoint relay_rows")
         try:
             by.apply(connection, rows)

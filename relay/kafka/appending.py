@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from relay.kafka.failures import is_refusal
 from relay.message.envelope import Headers
-from relay.message.errors import InDoubt, Unreachable
+from relay.message.errors import InDoubt, Stopped, Unreachable
 from relay.message.record import LogPartition
 
 FULL_WAIT_S: Final = 0.05
@@ -33,6 +34,7 @@ class Appending:
         self._producer = Producer(dict(settings))
         self._bundles: deque[Bundle] = deque()
         self._failed: KafkaError | None = None
+        self._refused: Stopped | None = None
 
     def bundle(self, token: object) -> Bundle:
         """Open a bundle; ``token`` is what ``acknowledged`` returns for it."""
@@ -50,7 +52,7 @@ class Appending:
             if error is None:
                 bundle.open -= 1
             else:
-                self._failed = error
+                self._fail(error, partition.topic)
 
         produce: Callable[..., None] = self._producer.produce
         while True:
@@ -65,6 +67,9 @@ class Appending:
                 )
             except BufferError:
                 self._producer.poll(FULL_WAIT_S)
+            except KafkaException as error:
+                self._fail(error.args[0], partition.topic)
+                raise self._refused or error from error
             else:
                 return
 
@@ -76,9 +81,11 @@ class Appending:
         """Serve delivery reports and return the tokens of the bundles that are wholly acknowledged.
 
         Raises Unreachable if a record could not be appended: whether it is there is unknown, and appending it again
-        is harmless, which recovery does.
+        is harmless, which recovery does. Raises Stopped if the broker refuses the record: it would every time.
         """
         self._producer.poll(0)
+        if self._refused is not None:
+            raise self._refused
         if self._failed is not None:
             raise Unreachable(f"a record could not be appended ({self._failed.name()}); it is written again at recovery")
         done = []
@@ -87,8 +94,18 @@ class Appending:
         return done
 
     def flush(self, timeout_s: float) -> None:
-        """Wait for every acknowledgement; InDoubt if some stay out."""
+        """Wait for every acknowledgement; InDoubt if some stay out, Stopped if a record is refused."""
         left = self._producer.flush(timeout_s)
+        if self._refused is not None:
+            raise self._refused
         if left or self._failed is not None:
             reason = self._failed.name() if self._failed is not None else f"{left} reports missing"
             raise InDoubt(f"records appended outside a transaction are in doubt: {reason}")
+
+    def _fail(self, error: KafkaError, topic: str) -> None:
+        self._failed = error
+        if is_refusal(error):
+            self._refused = Stopped(
+                f"a record for {topic!r} is refused ({error.name()}); raise its max.message.bytes to more than the log's, "
+                "and \"message.max.bytes\" of [kafka] if it is set, and start again: it is appended then"
+            )

@@ -34,6 +34,13 @@ _STOP: Final = frozenset(
 )
 """A person must change a right, a credential or the broker."""
 
+_PASSING: Final = frozenset(
+    {KafkaError.UNKNOWN, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError.KAFKA_STORAGE_ERROR,
+     KafkaError._TRANSPORT, KafkaError._TIMED_OUT}
+)
+"""The broker failed at a request, and the client asks again. An event of the consumer's never calls itself retriable:
+the client says so of transactions only."""
+
 
 def kafka_error(failure: BaseException) -> KafkaError | None:
     """Return the KafkaError inside an exception, also inside a SystemError raised across a callback."""
@@ -83,6 +90,11 @@ def is_end_of_partition(error: KafkaError) -> bool:
 def is_expelled(error: KafkaError) -> bool:
     """Was the consumer silent for so long that it left the group by itself? Its next poll joins again."""
     return bool(error.code() == KafkaError._MAX_POLL_EXCEEDED)
+
+
+def is_passing(error: KafkaError) -> bool:
+    """Did the broker fail at a fetch, which says nothing of the position?"""
+    return error.code() in _PASSING
 
 
 def is_denied(error: KafkaError) -> bool:

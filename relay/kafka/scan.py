@@ -136,6 +136,9 @@ class _Reading:
             elif offset is not None and offset < limits[place]:
                 records.append(Scanned(place, offset, message))
                 reached[place] = offset + 1
+            else:
+                # A gap before the end; where writers never pause, no event of an end would ever tell.
+                reached[place] = limits[place]
         for partition in [p for p in self.ends if reached[places[p]] >= limits[places[p]]]:
             del self.ends[partition]
         return records

@@ -19,7 +19,7 @@ from relay.message.numbers import Number, NumberRun, number_of
 from relay.message.record import LogMessage, LogPartition
 
 OUTCOMES_REMEMBERED: Final = 100_000
-"""Over all partitions of a worker, 180 bytes each; a capture whose outcome was forgotten is asked for again."""
+"""Over all partitions of a worker, 180 bytes each, beside those of captures of which messages wait here."""
 OUTCOMES_LEAST: Final = 1000
 """So many in each partition, however many there are."""
 RETRY_FIRST_S: Final = 1.0
@@ -65,15 +65,13 @@ class Hold:
 class Spilled:
     """Held messages whose payload was let go: lane-mates of one capture within [first, last].
 
-    ``in_part`` is True once some of them were passed as lost: how many is known when the rest was read. ``resource``
-    stays, so that a capture whose outcome was forgotten meanwhile can be asked for again.
+    ``in_part`` is True once some of them were passed as lost: how many is known when the rest was read.
     """
 
     capture: bytes | None
     first: int
     last: int
     count: int
-    resource: ResourceName | None = None
     in_part: bool = False
 
 
@@ -126,6 +124,8 @@ class PartitionHolds:
         self._lanes: dict[bytes, deque[LogMessage | Spilled]] = {}
         self._holds: dict[bytes, Hold] = {}
         self._outcomes: OrderedDict[bytes, Decision] = OrderedDict()
+        self._queued: dict[bytes, int] = {}
+        self._awaited: dict[bytes, Decision] = {}
         self._reload: dict[bytes, None] = {}
 
     def take(self, message: LogMessage, resource: ResourceName | None, now: float) -> None:
@@ -139,7 +139,7 @@ class PartitionHolds:
                 return
         else:
             self.numbered = True
-            outcome = self._outcomes.get(capture)
+            outcome = self._outcome(capture)
             if outcome is Decision.ABORTED:
                 self._drop(message)
                 return
@@ -148,7 +148,7 @@ class PartitionHolds:
                 return
             if outcome is None:
                 self._hold(capture, resource, message.offset, now).lanes.add(message.lane)
-        self._enqueue(message, resource)
+        self._enqueue(message)
 
     def mark(
         self, capture: bytes, decision: Decision, *, trusted: bool, now: float, claims: Sequence[NumberRun] = ()
@@ -159,7 +159,7 @@ class PartitionHolds:
         relay cannot ask; any other aborted marker is only a reason to ask at once. ``claims`` are the numbers that an
         aborted one names: they wait with the messages of its capture, if it has any here.
         """
-        known = self._outcomes.get(capture)
+        known = self._outcome(capture)
         if known is not None:
             self.alarms += known is not decision
             if known is Decision.ABORTED:
@@ -186,9 +186,10 @@ class PartitionHolds:
 
     def decide(self, capture: bytes, decision: Decision) -> None:
         """Write down how a capture ended and let its lanes go on."""
-        self._outcomes[capture] = decision
-        if len(self._outcomes) > self._outcomes_max:
-            self._outcomes.popitem(last=False)
+        if capture in self._queued:
+            self._awaited[capture] = decision
+        else:
+            self._remember(capture, decision)
         hold = self._holds.pop(capture, None)
         if hold is not None and decision is Decision.ABORTED:
             self._claim(hold.claims)
@@ -262,6 +263,11 @@ class PartitionHolds:
             found.append((lane, head))
         return found
 
+    def reload_of(self, lane: bytes) -> Spilled | None:
+        """Return what ``lane`` waits to have read again, if it is that what it waits for."""
+        head = self._lanes[lane][0] if lane in self._reload else None
+        return head if isinstance(head, Spilled) else None
+
     def lose(self, lane: bytes, low: int) -> None:
         """The log now begins at ``low``, above where ``lane`` goes on: the lane stops there, and shows it."""
         head = self._lanes[lane][0]
@@ -283,7 +289,7 @@ class PartitionHolds:
             del self._lost_to[lane]
             if following > head.last:
                 gone += head.count
-                self._lanes[lane].popleft()
+                self._pop(self._lanes[lane])
                 self._drain(lane)
             else:
                 head.first = following
@@ -308,7 +314,7 @@ class PartitionHolds:
             return 0
         if head.count > 0 and not head.in_part:
             raise LookupError(f"{head.count} held messages of {self.partition} below offset {read_to} left the log")
-        queue.popleft()
+        self._pop(queue)
         del self._reload[lane]
         self._drain(lane)
         return head.count
@@ -342,22 +348,44 @@ class PartitionHolds:
             hold = self._holds[capture] = Hold(capture, resource, offset, now)
         return hold
 
-    def _enqueue(self, message: LogMessage, resource: ResourceName | None) -> None:
+    def _enqueue(self, message: LogMessage) -> None:
         queue = self._lanes.setdefault(message.lane, deque())
+        last = queue[-1] if queue else None
         if self._budget.admit(message.size):
             queue.append(message)
-            return
-        last = queue[-1] if queue else None
-        if isinstance(last, Spilled) and last.capture == message.capture:
+        elif isinstance(last, Spilled) and last.capture == message.capture:
             last.last, last.count = message.offset, last.count + 1
+            return
         else:
-            queue.append(Spilled(message.capture, message.offset, message.offset, 1, resource))
+            queue.append(Spilled(message.capture, message.offset, message.offset, 1))
+        if message.capture is not None:
+            self._queued[message.capture] = self._queued.get(message.capture, 0) + 1
+
+    def _pop(self, queue: deque[LogMessage | Spilled]) -> None:
+        """Take the head of a lane out; an outcome that nothing waits for any more may be forgotten in its turn."""
+        capture = queue.popleft().capture
+        if capture is None:
+            return
+        left = self._queued.pop(capture) - 1
+        if left:
+            self._queued[capture] = left
+        elif capture in self._awaited:
+            self._remember(capture, self._awaited.pop(capture))
+
+    def _remember(self, capture: bytes, decision: Decision) -> None:
+        self._outcomes[capture] = decision
+        if len(self._outcomes) > self._outcomes_max:
+            self._outcomes.popitem(last=False)
+
+    def _outcome(self, capture: bytes) -> Decision | None:
+        """How a capture ended: not forgotten while messages of it wait, since a range does not name their resource."""
+        return self._awaited.get(capture) or self._outcomes.get(capture)
 
     def _drain(self, lane: bytes) -> None:
         queue = self._lanes.get(lane)
         while queue:
             head = queue[0]
-            outcome = Decision.COMMITTED if head.capture is None else self._outcomes.get(head.capture)
+            outcome = Decision.COMMITTED if head.capture is None else self._outcome(head.capture)
             if outcome is None:
                 return self._hold_again(head, lane)
             if outcome is Decision.ABORTED:
@@ -372,7 +400,7 @@ class PartitionHolds:
                 self.ready.append(head)
             if isinstance(head, LogMessage):
                 self._budget.used -= head.size
-            queue.popleft()
+            self._pop(queue)
         self._lanes.pop(lane, None)
         return None
 
@@ -392,10 +420,7 @@ class PartitionHolds:
         assert head.capture is not None
         hold = self._holds.get(head.capture)
         if hold is None:
-            if isinstance(head, Spilled):
-                offset, resource = head.first, head.resource
-            else:
-                raw = head.header("ce_relayresource")
-                offset, resource = head.offset, ResourceName.decode(raw) if raw else None
-            hold = self._hold(head.capture, resource, offset, 0.0)
+            offset = head.first if isinstance(head, Spilled) else head.offset
+            raw = None if isinstance(head, Spilled) else head.header("ce_relayresource")
+            hold = self._hold(head.capture, ResourceName.decode(raw) if raw else None, offset, 0.0)
         hold.lanes.add(lane)

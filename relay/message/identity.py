@@ -7,6 +7,7 @@ Kinds: ``c`` CloudEvents (source, id), ``h`` a header, ``j`` a JSON pointer, ``a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -118,13 +119,25 @@ def _json_rule(pointer: str) -> Rule:
     def by_json(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:
         try:
             found = resolve_pointer(orjson.loads(value or b"null"), pointer)
-        except (orjson.JSONDecodeError, KeyError):
-            return None
-        if found is None:
-            return None
-        return digest(b"j", name, headers.get(SOURCE) or topic, orjson.dumps(found, option=orjson.OPT_SORT_KEYS))
+            if found is None:
+                return None
+            part = orjson.dumps(found, option=orjson.OPT_SORT_KEYS)
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError, KeyError):
+            return None  # no JSON, nothing there, or nested deeper than can be written
+        if type(found) is float:
+            part = _digits(value or b"", pointer) or part
+        return digest(b"j", name, headers.get(SOURCE) or topic, part)
 
     return by_json
+
+
+def _digits(value: bytes, pointer: str) -> bytes | None:
+    """Return an integer beyond 64 bits as it is written: as a double, numbers that share 17 digits would be one."""
+    try:
+        found = resolve_pointer(json.loads(value, parse_int=str), pointer)
+    except (ValueError, RecursionError):
+        return None
+    return found.encode() if isinstance(found, str) else None
 
 
 def _avro_rule(field: str, read: AvroReader) -> Rule:

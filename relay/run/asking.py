@@ -71,11 +71,14 @@ class Inquiring:
         self._put = put
         self._asked_by = asked_by
         self._asked: dict[bytes, float] = {}
+        self._forget_at = 0.0
 
     def ask(self, capture: bytes, resource: ResourceName, places: Iterable[LogPartition], now: float) -> None:
         """Ask about one capture unless that was done a short while ago."""
         if now - self._asked.get(capture, -ASK_AGAIN_S) < ASK_AGAIN_S:
             return
-        self._asked = {one: at for one, at in self._asked.items() if now - at < ASK_AGAIN_S}
+        if now >= self._forget_at:  # not at every question: thousands may be asked in one turn of the worker
+            self._forget_at = now + ASK_AGAIN_S
+            self._asked = {one: at for one, at in self._asked.items() if now - at < ASK_AGAIN_S}
         self._asked[capture] = now
         self._put(*encode_inquiry(Inquiry(capture, resource, list(places), self._asked_by)))

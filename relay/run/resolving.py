@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
@@ -59,6 +60,7 @@ class Resolving:
         self._hears_persons = hears_persons
         self._answers: schedule.Queue[dict[bytes, Resolution]] = schedule.fifo()
         self._thread: schedule.Thread | None = None
+        self._closed = False
 
     def turn(self, intake: Intake, now: float) -> None:
         """Take answers, give overdue holds the end of their scan, and ask what is due."""
@@ -73,9 +75,11 @@ class Resolving:
             self._ask(intake, due, now)
 
     def close(self) -> None:
-        """Let the thread end; it holds nothing that matters."""
+        """Let the thread end; it holds nothing that matters, and a resource that is silent holds nobody up."""
+        self._closed = True
         if self._thread is not None:
-            self._questions.put(None)
+            with suppress(schedule.Full):  # it finds that it is closed before its next question
+                self._questions.put_nowait(None)
 
     def _ask(self, intake: Intake, due: list[Hold], now: float) -> None:
         named = []
@@ -120,7 +124,7 @@ class Resolving:
                 self._inquire(capture, resource, [place for place, name in named if name == resource], now)
 
     def _work(self) -> None:
-        while (asked := self._questions.get()) is not None:
+        while (asked := self._questions.get()) is not None and not self._closed:
             try:
                 answers = self._resolver.resolve(asked)
             except Exception as failure:  # noqa: BLE001 - whatever it is, the thread must answer

@@ -22,6 +22,7 @@ from relay.kafka.failures import (
     is_end_of_partition,
     is_expelled,
     is_kafka,
+    is_passing,
     sentence,
 )
 from relay.kafka.group import GroupConsumer
@@ -112,6 +113,7 @@ class RouteWorker:
         self._stopping = False
         self._submitting = False
         self._batch_limit = bounds.batch_messages
+        self._resting = False
 
     def stop(self) -> None:
         """Ask the loop to drain and end; safe from a signal handler."""
@@ -151,6 +153,7 @@ class RouteWorker:
     def _turn(self) -> None:
         now = clock.monotonic()
         self._progress.beat(now, self._intake, self._destination, self._running)
+        self._rest()
         if self._read(self._patience()) is None:
             return
         now = clock.monotonic()
@@ -192,6 +195,22 @@ class RouteWorker:
         """How many records to poll: a batch in all, and one at least, since polling also serves rebalances."""
         return max(1, min(self._destination.read_at_once, self._batch_limit - self._intake.ready()))
 
+    def _rest(self) -> None:
+        """At the bound read nothing and stay a member; with room again, read on from where the reading stood.
+
+        A poll asks for one record at least, and whoever makes a route wait (its database away, its queue drained) may
+        do so for hours.
+        """
+        if not self._running or self._group.generation != self._generation:
+            return  # what is assigned now is read after its take-over only
+        ready = self._intake.ready()
+        if not self._resting and ready > min(2 * self._batch_limit, self._bounds.inflight_messages):
+            self._resting = True
+            self._group.stand_by()
+        elif self._resting and ready < self._batch_limit:
+            self._resting = False
+            self._group.start(self._intake.reached())
+
     def _measure(self, messages: list[LogMessage]) -> None:
         """Keep a batch within its bytes: large messages make the next ones shorter, small ones longer again."""
         if not messages:
@@ -229,6 +248,7 @@ class RouteWorker:
         self._intake.start(starts, topic_ids)
         self._submitted = dict(starts)
         self._running = dict(starts)
+        self._resting = False
         self._group.start(starts)
         self._failures = 0
         self._progress.took_over(clock.monotonic())
@@ -287,6 +307,8 @@ class RouteWorker:
             raise Fenced("this worker was silent for longer than max.poll.interval.ms and has lost its partitions")
         elif is_denied(error):
             raise Stopped(f"Kafka refuses to let {partition.topic!r} be read: {error.name()}; {GIVE_THE_RIGHT}")
+        elif is_passing(error):
+            raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
         elif not error.retriable():
             raise Stopped(
                 f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}): messages "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from relay.message.errors import MessageRejected
@@ -65,6 +65,9 @@ class TableCursor(Protocol):
     Every method that asks the database raises Unreachable (no connection to be had), Retriable (no effect, may be
     repeated), Stopped (a person must mend the table, its rights or the route).
     """
+
+    progressed: Callable[[], object]
+    """Called by ``deliver`` at each answer to a part of a batch that it takes apart."""
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Take the partitions (with their topic ids) over: raise each epoch and read its position.

@@ -40,6 +40,8 @@ class Sending:
         self._series = 0
         self._open = 0
         self._expires: float | None = None
+        self._batch = object()
+        cursor.progressed = self._progressed
         self._thread: schedule.Thread | None = None
 
     def send(self, positions: Mapping[LogPartition, int], prepared: Any) -> None:
@@ -125,7 +127,7 @@ class Sending:
     def _until_answered(
         self, series: int, positions: Mapping[LogPartition, int], prepared: Any
     ) -> list[Verdict] | BaseException:
-        batch = object()
+        batch = self._batch = object()
         while True:
             self._expires = self._timers.sent(batch, self._clock())
             try:
@@ -148,6 +150,15 @@ class Sending:
             assert repeat is not None, "the batch has not ended"
             self.resent += 1
             self._pause.wait(self._timers.pause_s(repeat.attempt))
+
+    def _progressed(self) -> None:
+        """A part is answered: the connection lives, so the timer starts again.
+
+        Rows at fault are found one by one; thousands of them take longer than any wait, and sent again they would
+        take as long again, for ever.
+        """
+        if self._expires is not None:
+            self._expires = self._timers.sent(self._batch, self._clock())
 
     def _run_trims(self) -> None:
         """Trim what the monitor holds by now: with the next delivery, or at once while nothing waits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -19,6 +20,8 @@ from relay.message.errors import Fenced, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.schema import statements
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, RangeRow, TableCursor, Verdict
+from relay.transfer.sending import Sending
+from relay.transfer.timers import ResendTimers
 
 TOPIC_ID = b"\x01" * 16
 P0, P1 = LogPartition("orders", 0), LogPartition("orders", 1)
@@ -341,6 +344,19 @@ class TableCursorContract:
         assert outcomes(verdicts) == [DEAD] * 9
         assert store.position() == 9
 
+    def test_a_batch_of_bad_rows_that_takes_longer_than_its_timer_gets_through(
+        self, store: Store, cursor: TableCursor
+    ) -> None:
+        sending = Sending(cursor, ResendTimers(0.2, 0.2, lambda: 0.5), monotonic)
+        sending.send({P0: 1000}, cursor.prepare([message(i, -1) for i in range(1000)]))
+        deadline = monotonic() + 20
+        while not (found := sending.answers()):
+            assert monotonic() < deadline
+            sending.tend(monotonic())
+            sending.wait(0.01)
+        sending.close()
+        assert outcomes(found[0]) == [DEAD] * 1000
+
     def test_upsert_keeps_the_last_row_of_each_key(self, store: Store) -> None:
         cursor = store.cursor(mode="upsert", key=("id",), columns={**COLUMNS, "id": "json:/customer"})
         cursor.claim({P0: TOPIC_ID})
@@ -352,6 +368,17 @@ class TableCursorContract:
         assert outcomes(cursor.deliver({P0: 3}, cursor.prepare(batch[:3]))) == [DELIVERED] * 3
         assert outcomes(cursor.deliver({P0: 5}, cursor.prepare(batch[3:]))) == [DELIVERED] * 2
         assert store.all("select id, total from ledger order by id") == [("ann", 3), ("bob", 5), ("cid", 4)]
+
+    def test_upsert_loses_no_row_whose_key_is_null(self, store: Store) -> None:
+        store.all("create table keyed (id text, customer text unique)")
+        columns = {"id": "ce:id", "customer": "json:/customer"}
+        cursor = store.cursor(table="keyed", mode="upsert", key=("customer",), columns=columns)
+        cursor.claim({P0: TOPIC_ID})
+        values = [b"{}", b'{"customer": "c"}', b"{}", b'{"customer": "c"}']
+        batch = [message(i, value=value) for i, value in enumerate(values)]
+        assert outcomes(cursor.deliver({P0: 4}, cursor.prepare(batch))) == [DELIVERED] * 4
+        found = store.all("select id from keyed where customer is null order by id")
+        assert found == [("m-0-0",), ("m-0-2",)]
 
     def test_own_sql_runs_once_for_each_message(self, store: Store) -> None:
         store.all("insert into ledger values ('sum', 'all', 0)")
@@ -417,6 +444,19 @@ class TableCursorContract:
         assert outcomes(cursor.deliver({P0: 3}, cursor.prepare(batch))) == [DELIVERED] * 3
         found = store.all("select a, b, c, d, e from odd")
         assert sorted(found) == sorted(tuple(row.values()) for row in rows)
+
+    def test_numbers_longer_than_a_double_keep_their_digits(self, store: Store) -> None:
+        store.all("create table long (n text, exact numeric)")
+        cursor = store.cursor(table="long", columns={"n": "json:/n", "exact": "json:/n"})
+        cursor.claim({P0: TOPIC_ID})
+        numbers = ["12345678901234567.89", "123456789012345678901234567890", "-0.12345678901234567891", "0.1", "1e300"]
+        batch = [message(i, value=b'{"n": %s}' % number.encode()) for i, number in enumerate(numbers)]
+        assert outcomes(cursor.deliver({P0: 5}, cursor.prepare(batch))) == [DELIVERED] * 5
+        found = [row[0] for row in store.all("select n from long")]
+        assert found[:3] == numbers[:3]
+        assert [float(n) for n in found[3:]] == [0.1, 1e300]
+        if isinstance(store, PostgresqlStore):
+            assert [str(row[0]) for row in store.all("select exact from long limit 3")] == numbers[:3]
 
     def test_bytes_json_and_places(self, store: Store) -> None:
         blob = "bytea" if isinstance(store, PostgresqlStore) else "blob"

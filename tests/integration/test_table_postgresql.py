@@ -235,6 +235,22 @@ def test_a_locked_row_is_retriable(database: Database) -> None:
     assert outcomes(cursor.deliver({P0: 1}, batch)) == [DELIVERED]
 
 
+@pytest.mark.parametrize("bad", [(), (7,)], ids=["good rows", "a bad row"])
+def test_rows_too_many_for_the_time_of_one_statement_are_written_in_pieces(
+    database: Database, bad: tuple[int, ...]
+) -> None:
+    database.do(
+        "create function dawdle() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(0.01); return new; end $$"
+    )
+    database.do("create trigger dawdle before insert on ledger for each row execute function dawdle()")
+    cursor = database.cursor(limits=Limits(0.2, 0.5, 5))
+    cursor.claim({P0: TOPIC_ID})
+    batch = cursor.prepare([message(i, -1 if i in bad else i) for i in range(80)])
+    assert outcomes(cursor.deliver({P0: 80}, batch)) == [DEAD if i in bad else DELIVERED for i in range(80)]
+    assert database.one("select count(*) from ledger") == 80 - len(bad)
+
+
 def test_a_database_that_is_not_there_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -305,6 +321,35 @@ def test_types_of_all_sorts(database: Database, mode: str) -> None:
     assert rows[0][0] == "12.50"
     assert rows[0][2:] == ("2026-02-03", True, {"a": [1, "x\ty"]}, "abcde", "xyz", b"\x00\\")
     assert rows[1][4] == "only text"
+
+
+@pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
+def test_a_text_with_a_zero_character_condemns_its_row_only(database: Database, mode: str) -> None:
+    database.do("create table texts (id text primary key, body text)")
+    key = ("id",) if mode == "upsert" else ()
+    own = "insert into texts values (%(id)s, %(body)s)" if mode == "sql" else None
+    columns = {"id": "json:/id", "body": "json:/body"}
+    cursor = database.cursor(table="texts", mode=mode, key=key, sql=own, columns=columns)
+    cursor.claim({P0: TOPIC_ID})
+    values = [b'{"id": "a", "body": "x"}', b'{"id": "b", "body": "x\\u0000y"}', b'{"id": "c", "body": "z"}']
+    verdicts = cursor.deliver({P0: 3}, cursor.prepare([message(i, value=value) for i, value in enumerate(values)]))
+    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+    assert database.one("select string_agg(id, '' order by id) from texts") == "ac"
+
+
+def test_a_type_that_an_own_statement_does_not_take_condemns_its_row_only(database: Database) -> None:
+    own = "insert into ledger values (%(id)s, %(customer)s, %(total)s)"
+    cursor = database.cursor(table="", mode="sql", sql=own)
+    cursor.claim({P0: TOPIC_ID})
+    batch = [message(0), message(1, value=b'{"customer": "ann", "total": true}'), message(2)]
+    verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
+    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+    assert verdicts[1].cause is not None
+    assert verdicts[1].cause.code == "42804"
+    with pytest.raises(Stopped, match="all 1 of its batch"):
+        cursor.deliver({P0: 4}, cursor.prepare([message(3, value=b'{"customer": "ann", "total": true}')]))
+    assert database.one("select count(*) from ledger") == 2
+    assert database.one("select count(*) from relay_inbox") == 3
 
 
 def test_the_refused_column_is_named(database: Database) -> None:

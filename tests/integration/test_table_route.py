@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
+from relay.run.restarts import ExitCode
 from tests.routes import Route, ce, publish, read_all, wait_for
 
 PARTITIONS = 3
@@ -66,6 +68,29 @@ def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_the_rest_goes_on(ro
     assert {dict(m.headers())["__relay.errors.stage"] for m in dead} == {b"apply", b"decode"}
 
 
+def test_a_dead_letter_that_is_refused_stops_the_route_until_there_is_room(
+    route: TableRoute, kafka_admin: AdminClient
+) -> None:
+    def limit(topic: str, size: int) -> None:
+        entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        for future in kafka_admin.incremental_alter_configs([resource]).values():
+            future.result(30)
+
+    dead_letters = f"{route.name}.deadletter"
+    limit(dead_letters, 100_000)
+    noise = b"".join(n.to_bytes(4, "big") for n in range(75_000))  # compression must not make it small
+    publish(route.kafka, route.log, [*messages(5), (0, ce("/bad", "big"), noise), *messages(5, 5)])
+
+    assert route.start(until_idle_s=1.0).wait(30) == ExitCode.PERSON, route.said()
+    assert f"a record for '{dead_letters}' is refused (MSG_SIZE_TOO_LARGE); raise its max.message.bytes" in route.said()
+
+    limit(dead_letters, 1_000_000)
+    assert route.finish() == 0, route.said()
+    assert [dict(m.headers())["ce_id"] for m in read_all(route.kafka, dead_letters, 1)] == [b"big"]
+    assert sorted(n for _, n in route.rows()) == list(range(10))
+
+
 # A few; every step has its test in test_crash_points_table.py.
 @pytest.mark.parametrize("point", ["table.effect", "table.committing"])
 def test_killed_at_each_step_it_goes_on_without_loss_or_repeat(route: TableRoute, point: str) -> None:
@@ -119,7 +144,9 @@ def test_on_dead_stop_keeps_a_bad_row_from_becoming_a_dead_letter(route: TableRo
     assert route.rows() == [("bad-1", -1)]
 
 
-def test_killed_between_the_commit_and_the_dead_letter_it_appends_the_dead_letter(route: TableRoute) -> None:
+@pytest.mark.parametrize("dedup", ["partition", "route"])
+def test_killed_between_the_commit_and_the_dead_letter_it_appends_the_dead_letter(route: TableRoute, dedup: str) -> None:
+    route.path.write_text(route.path.read_text().replace("[routes.main]", f'[routes.main]\ndedup = "{dedup}"'))
     publish(route.kafka, route.log, [(0, ce("/bad", "bad-1"), b'{"n": -1}'), *messages(10)])
 
     assert route.finish(RELAY_CRASH_AT="table.committed:2") == 137, route.said()

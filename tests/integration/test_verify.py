@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,34 @@ def test_an_open_kafka_transaction_is_named_not_waited_for_without_end(
             list(scan.read({partition: (0, 1)}))
         writer.abort_transaction(30)
         assert list(scan.read({partition: (0, 1)})) == []
+
+
+def test_a_partition_is_read_to_its_end_while_its_writers_never_pause(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    named = f"{site.config.relay.name}.x"
+    writer = Producer({"bootstrap.servers": site.kafka, "transactional.id": named, "linger.ms": 0})
+    writer.init_transactions(30)
+    place, ended = LogPartition(site.output, 1), threading.Event()
+
+    def write() -> None:
+        while not ended.is_set():
+            writer.begin_transaction()
+            writer.produce(place.topic, b"later", partition=place.partition)
+            writer.commit_transaction(30)
+
+    writer.begin_transaction()
+    writer.produce(place.topic, b"first", partition=place.partition)
+    writer.commit_transaction(30)
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        with Scan(site.config.kafka, Timing(), "t", deadline_s=3) as scan:
+            # Its last offset is the transaction's marker: only what lies behind it shows that the end was passed.
+            found = [one.message.value() for records in scan.read({place: (0, 2)}) for one in records]
+    finally:
+        ended.set()
+        thread.join(30)
+    assert found == [b"first"]
 
 
 def test_messages_without_an_id_are_found_by_the_relays_own_digest(make_site: Callable[..., Site]) -> None:

@@ -5,7 +5,7 @@ The rules without a database are production's (`relay.delivery.table`, `relay.de
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -69,6 +69,7 @@ class SimulatedCursor:
         self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
+        self.progressed: Callable[[], object] = bool
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition and read its position, in one statement."""

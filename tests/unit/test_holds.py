@@ -226,15 +226,21 @@ def test_what_only_a_person_can_decide_is_asked_often_enough_to_be_obeyed_soon()
         now = hold.ask_at
 
 
-def test_a_forgotten_outcome_is_asked_for_again_although_the_payload_was_let_go() -> None:
-    h = PartitionHolds(PARTITION, 0, HoldBudget(15), marker_wait_s=3, outcomes_max=1)
+@pytest.mark.parametrize("limit", [0, 10_000])
+def test_an_outcome_is_not_forgotten_while_messages_of_its_capture_wait(limit: int) -> None:
+    h = PartitionHolds(PARTITION, 0, HoldBudget(limit), marker_wait_s=3, outcomes_max=3)
     h.take(message(0, capture=A), SHOP, 0)
-    h.take(message(1, capture=B), SHOP, 0)
-    h.decide(B, Decision.COMMITTED)
+    for n in range(1, 11):  # each with its marker, behind an earlier capture that nobody decides for long
+        capture = n.to_bytes(16, "big")
+        h.take(message(n, capture=capture), SHOP, 0)
+        h.mark(capture, Decision.COMMITTED, trusted=True, now=0)
 
     h.decide(A, Decision.COMMITTED)
+    while h.reloads():
+        ((lane, head),) = h.reloads()
+        h.reloaded(lane, [message(head.first, capture=head.capture)], head.last + 1)
 
-    (hold,) = h.holds()
-    assert (hold.capture, hold.resource) == (B, SHOP), "without its resource only a person could decide it"
-    h.decide(B, Decision.COMMITTED)
-    assert [spilled.first for _, spilled in h.reloads()] == [1]
+    assert h.holds() == [], "nothing is asked for again, least of all of a person"
+    assert offsets(h) == list(range(11))
+    assert len(h._outcomes) <= 3
+    assert not h._awaited

@@ -68,3 +68,15 @@ def test_the_digest_of_content_is_frozen(key: bytes | None, value: bytes | None,
 
 def test_the_capture_id_of_a_nonce_is_frozen() -> None:
     assert capture_id(bytes(16)).hex() == "463be1d58a72e9618ea59884367c4358"
+
+
+def test_whole_numbers_beyond_64_bits_are_not_one_identity() -> None:
+    (rule,) = rules(["json:/id"])
+    values = [b'{"id": 20261121215500000000001}', b'{"id": 20261121215500000000002}', b'{"id": 2.0261121215500000e22}']
+    assert len({rule({}, b"orders", value) for value in values}) == 3
+
+
+@pytest.mark.parametrize("levels", [300, 1000])
+def test_what_is_nested_too_deep_to_be_an_identity_is_none(levels: int) -> None:
+    (rule,) = rules(["json:/id"])
+    assert rule({}, b"orders", b'{"id": ' + b"[" * levels + b"]" * levels + b"}") is None

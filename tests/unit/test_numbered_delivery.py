@@ -18,7 +18,7 @@ from relay.delivery.table_sqlite import SqliteCursor
 from relay.delivery.topic import IDLE_S, TopicDelivery
 from relay.log.holds import Aborted
 from relay.message.envelope import CAPTURE, ID, INCARNATION, RESOURCE, SEQUENCE, SOURCE
-from relay.message.errors import Fenced, Stopped
+from relay.message.errors import Fenced, Stopped, Unreachable
 from relay.message.identity import cloudevents, content_digest
 from relay.message.numbers import Number, NumberRun, number_of, numbers_of
 from relay.message.record import LogMessage, LogPartition
@@ -370,7 +370,9 @@ class MemorySending:
 class TableProcess:
     """A worker's process on a table route in an SQLite file."""
 
-    def __init__(self, kafka: MemoryKafka, path: Path, limits: RangeLimits | None = None) -> None:
+    def __init__(
+        self, kafka: MemoryKafka, path: Path, limits: RangeLimits | None = None, keep_inbox_s: float | None = None
+    ) -> None:
         plan = TablePlan(
             relay="shop", route="main", resource="shop", table="ledger", mode="insert", columns={"id": "json:/id"}
         )
@@ -379,7 +381,7 @@ class TableProcess:
         self.delivery = TableDelivery(
             kafka, cursor, MemorySending(cursor), lambda: MemoryAppends(kafka),  # type: ignore[arg-type]
             route="main", target="ledger", group_id="g", worker_id="w", monitor_topic="monitor",
-            deadletter_topic="dead", deadletter_partitions=1, keep_inbox_s=None, limits=limits, horizon_s=7 * DAY,
+            deadletter_topic="dead", deadletter_partitions=1, keep_inbox_s=keep_inbox_s, limits=limits, horizon_s=7 * DAY,
         )  # fmt: skip
         self.delivery.recover([LOG], [self.view], kafka, start, {"log": b"i" * 16})
 
@@ -491,3 +493,68 @@ def test_a_restart_of_a_table_route_marks_what_has_been_entered_and_keeps_it_wit
 
     assert (late.delivery.counts.duplicates, late.delivery.counts.conflicts) == (1, 0)
     assert len(ledger(database)) == 3
+
+
+class LosingAppends(MemoryAppends):
+    """Appends while the brokers are away: nothing arrives, and the reports say so."""
+
+    def append(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def acknowledged(self) -> list[object]:
+        raise Unreachable("a record could not be appended")
+
+
+def test_an_entry_that_could_not_be_appended_is_written_at_the_recovery(database: Path) -> None:
+    kafka = MemoryKafka()
+    process = TableProcess(kafka, database)
+    process.delivery._appends = LosingAppends(kafka)
+    process.submit([plain(1)], 1)
+    with pytest.raises(Unreachable):
+        process.delivery.tend(1.0)
+
+    process.delivery.recover([LOG], [process.view], kafka, start, {"log": b"i" * 16})
+    process.submit([plain(2)], 2, first=1)
+    for now in (20.0, 40.0):
+        process.delivery.tend(now)
+        process.submit([], 2, first=2)  # the inbox is trimmed below what the monitor has
+
+    heir = TableProcess(kafka, database)
+    heir.submit([plain(1, offset=70)], 80, first=2)
+    assert ledger(database) == ["i1-0-1", "i1-0-2"]
+    assert heir.delivery.counts.duplicates == 1
+
+
+def plain(number: int, offset: int | None = None) -> LogMessage:
+    """A message of a stranger: no number of ours tells that it is a repeat."""
+    return captured(number, offset=offset)._replace(capture=None)
+
+
+def test_a_repeat_of_what_the_monitor_does_not_have_yet_is_no_conflict_of_its_number(database: Path) -> None:
+    process = TableProcess(MemoryKafka(), database)
+    process.submit([captured(1)], 1)
+    process.submit([captured(1, offset=1)], 2, first=1)
+
+    assert (process.delivery.counts.duplicates, process.delivery.counts.conflicts) == (1, 0)
+    process.delivery.tend(1.0)
+    assert all(process.view.index.find([captured(1).digest]))
+    assert not process.delivery._entering
+
+
+def test_an_inbox_kept_for_the_horizon_is_trimmed_behind_it_whatever_recovers_meanwhile(database: Path) -> None:
+    kafka = MemoryKafka()
+    process = TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+    most = 0
+    for hour in range(30 * 24):
+        process.submit([captured(hour + 1)], hour + 1, first=hour)
+        process.delivery.tend(hour * 3600.0)
+        most = max(most, len(process.delivery._trimmable))
+        if hour % 72 == 71:  # a rebalance every third day
+            process.delivery.recover([LOG], [process.view], kafka, start, {"log": b"i" * 16})
+    process.submit([], 30 * 24, first=30 * 24)
+
+    with sqlite3.connect(database) as connection:
+        ((oldest, count),) = connection.execute("select min(log_offset), count(*) from relay_inbox").fetchall()
+    assert oldest <= 23 * 24, "none goes before its time"
+    assert count <= 7.2 * 24, "and none stays much longer"
+    assert most <= 110, "what is remembered of it does not grow with the deliveries"

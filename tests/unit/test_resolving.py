@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,7 @@ from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.run import resolving
+from relay.run.asking import ASK_AGAIN_S, Inquiring
 from relay.run.resolving import UNNAMED, Resolving
 from tests.unit.test_intake import Fake, captured
 
@@ -126,3 +128,42 @@ def test_the_publishers_process_is_asked_where_its_database_cannot_be(state: Sta
 
     assert inquiries == ([(hold.capture, hold.resource, [PLACE], 2)] if asked else [])
     one.close()
+
+
+def test_closing_does_not_wait_for_a_resource_that_does_not_answer() -> None:
+    asked, silent = threading.Event(), threading.Event()
+
+    def answer(_: bytes) -> Resolution:
+        asked.set()
+        silent.wait(30)
+        return Resolution(State.UNREACHABLE)
+
+    intake = waiting(0)
+    one = Resolving(Answering(answer), lambda _: 1000)
+    intake.passed(PLACE, 1000)
+    for n in range(40):  # each turn finds another overdue capture: the questions pile up behind the first
+        intake.take([captured(1000 + n, n.to_bytes(16, "big"))], float(n))
+        one.turn(intake, n + 2.0)
+        assert asked.wait(10)
+
+    closing = threading.Thread(target=one.close, daemon=True)
+    closing.start()
+    closing.join(2)
+    assert not closing.is_alive(), "a worker that is told to end waits for its resolver"
+    silent.set()
+
+
+def test_publishers_are_asked_about_many_captures_without_looking_through_all_of_them_each_time() -> None:
+    put: list[bytes] = []
+    one = Inquiring(lambda key, _value: put.append(key), "w")
+    captures = [n.to_bytes(16, "big") for n in range(30_000)]
+
+    began = time.monotonic()
+    for at in (100.0, 101.0, 101.0 + ASK_AGAIN_S):
+        for capture in captures:
+            one.ask(capture, ResourceName("shop", "u"), [PLACE], at)
+
+    assert len(put) == 2 * len(captures), "asked again after a while, and not before"
+    assert time.monotonic() - began < 10, "the worker's loop stands still meanwhile"
+    one.ask(b"x" * 16, ResourceName("shop", "u"), [PLACE], 1000.0)
+    assert len(one._asked) == 1

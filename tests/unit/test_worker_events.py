@@ -8,10 +8,13 @@ from unittest.mock import MagicMock
 import pytest
 from confluent_kafka import KafkaError
 
+from relay.log.holds import HoldBudget
+from relay.log.intake import Intake
 from relay.message.errors import Fenced, RelayError, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.run import worker as worker_module
 from relay.run.worker import Bounds, RouteWorker
+from tests.unit.test_intake import Fake
 
 
 class Event:
@@ -49,6 +52,7 @@ def worker() -> tuple[RouteWorker, Any]:
         (KafkaError._MAX_POLL_EXCEEDED, Fenced, "has lost its partitions"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Stopped, "give the relay the right it lacks"),
         (KafkaError._AUTO_OFFSET_RESET, Stopped, "cannot be read at its position"),
+        (KafkaError.UNKNOWN, Unreachable, "cannot be read now"),
         (KafkaError.OFFSET_OUT_OF_RANGE, Stopped, "cannot be read at its position"),
     ],
 )
@@ -121,3 +125,35 @@ def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.M
     said = [call.args[0].positions for call in parts.destination.submit.call_args_list]
     assert said == [{place: 8}, {place: 8}], "once as it moves, once after a while, and never again"
     assert parts.progress.moved.call_count == 1, "what is only said again does not keep the worker from being idle"
+
+
+def test_a_destination_that_makes_it_wait_does_not_fill_its_memory() -> None:
+    made, parts = worker()
+    place = LogPartition("orders", 0)
+    made._intake = Intake([], "none", budget=HoldBudget(1 << 20), marker_wait_s=1, askable=frozenset())
+    made._intake.start({place: 0}, {"orders": b"i" * 16})
+    made._running, made._generation = {place: 0}, 1
+    parts.group.generation, parts.group.fatal = 1, None
+    reading: list[int] = [0]  # where the consumer stands; empty while it reads nothing
+
+    def consume(count: int, _patience: float) -> list[Fake]:
+        found = [Fake(reading[0] + n) for n in range(count)] if reading else []
+        reading[:] = [reading[0] + count] if reading else []
+        return found
+
+    parts.group.consume = consume
+    parts.group.stand_by = reading.clear
+    parts.group.start = lambda offsets: reading.append(offsets[place])
+    parts.destination.read_at_once, parts.destination.narrowed_to = 10, None
+    parts.destination.settled.return_value = False
+
+    for _ in range(1000):
+        made._turn()
+
+    assert made._intake.ready() <= 2 * 10 + 1, "at the bound nothing more is read"
+    parts.destination.settled.return_value = True
+    for _ in range(100):
+        made._turn()
+    delivered = [m.offset for call in parts.destination.submit.call_args_list for m in call.args[0].messages]
+    assert delivered == list(range(len(delivered))), "it goes on where it stood"
+    assert len(delivered) > 500

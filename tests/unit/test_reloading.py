@@ -1,0 +1,69 @@
+"""What was let go while it was held is read again: each piece of the log once, whoever waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import pytest
+
+from relay.log.holds import Decision, HoldBudget
+from relay.log.intake import Intake
+from relay.message.record import LogPartition
+from relay.run import reloading
+from relay.run.reloading import Reloading
+from tests.unit.test_intake import PLACE, SHOP, Fake
+
+CAPTURES = [b"A" * 16, b"B" * 16]
+
+
+class FakeReader:
+    """A reader of the same records, which counts what it is asked for."""
+
+    reads = 0
+
+    def __init__(self, records: list[Fake]) -> None:
+        self._records = records
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def watermarks(self, _: LogPartition) -> tuple[int, int]:
+        return 0, len(self._records)
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Fake]]:
+        FakeReader.reads += 1
+        yield [one for one in self._records if ranges[PLACE][0] <= one.offset() < ranges[PLACE][1]]
+
+
+def record(offset: int, key: int) -> Fake:
+    """Of two captures in turn, in the lane of ``key``."""
+    capture = CAPTURES[offset % 2].hex().encode()
+    return Fake(offset, [("ce_relaycapture", capture), ("ce_relayresource", SHOP.encode())], key=b"%d" % key)
+
+
+@pytest.mark.parametrize(("lanes", "limit"), [(300, 0), (1, 0), (7, 0), (7, 40)])
+def test_a_piece_is_read_once_for_all_lanes_and_ranges_in_it(lanes: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloading, "OFFSETS_PER_PIECE", 100)
+    records = [record(n, n % lanes) for n in range(300)]
+    intake = Intake([], "key", budget=HoldBudget(limit), marker_wait_s=3, askable=frozenset({"shop"}))
+    intake.start({PLACE: 0}, {"orders": b"i" * 16})
+    intake.take(records, 0.0)
+    for capture in CAPTURES:
+        intake.decide(capture, Decision.COMMITTED)
+    one = Reloading(lambda: FakeReader(records))
+    FakeReader.reads = 0
+
+    for _ in range(3):
+        one.turn(intake, 1000)
+
+    assert FakeReader.reads <= 3
+    assert one.lost == intake.held() == 0
+    found = intake.take_ready(1000)
+    assert sorted(message.offset for message in found) == list(range(300))
+    for lane in range(lanes):
+        offsets = [message.offset for message in found if message.lane == b"%d" % lane]
+        assert offsets == sorted(offsets)
