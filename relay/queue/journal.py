@@ -5,8 +5,10 @@ Source: document 003, [25], [31], [45], [52] and [54].
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,10 +56,34 @@ def let_go(store: QueueStore, folder: Path | None, period: Period, now: int, *, 
     the same name, if the process died between the two. The newest message of a queue stays, whatever the retention: its
     handle is the one that a moved queue goes on from.
     """
+    if folder is None:
+        return _let_go(store, None, period, now, most)
+    with _alone(folder):
+        return _let_go(store, folder, period, now, most)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other keepers of this folder out, of whatever process, until the block ends.
+
+    Files are named by their first message: whoever read fewer messages than another has trimmed since would write over
+    that one's file. The kernel lets the lock go with the process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _let_go(store: QueueStore, folder: Path | None, period: Period, now: int, most: int) -> Archived:
     done = Archived()
     while done.messages < most:
         views = store.journalled(now, min(MESSAGES_AT_ONCE, most - done.messages))
-        views = [view for view in views if not _is_newest(store, view)]
+        newest = _newest(store, views)
+        views = [view for view in views if view.handle != newest]
         if not views:
             break
         if folder is not None:
@@ -117,8 +143,10 @@ def _subscriber(one: SubscriberView) -> dict[str, Any]:
     }
 
 
-def _is_newest(store: QueueStore, view: MessageView) -> bool:
-    return not store.find(Filter(), after=view.handle, limit=1)
+def _newest(store: QueueStore, views: Iterable[MessageView]) -> int | None:
+    """Return the handle of the queue's newest message if it is among these; asked once, since only the last can be it."""
+    last = max((view.handle for view in views), default=None)
+    return None if last is None or store.find(Filter(), after=last, limit=1) else last
 
 
 def _write(folder: Path, queue: str, period: Period, views: Iterable[MessageView]) -> list[Path]:
@@ -126,7 +154,6 @@ def _write(folder: Path, queue: str, period: Period, views: Iterable[MessageView
     by_period: dict[str, list[MessageView]] = {}
     for view in views:
         by_period.setdefault(period_of(view, period), []).append(view)
-    folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, found in by_period.items():
         path = folder / f"{queue}.{name}.{min(view.handle for view in found):020}.avro"

@@ -115,11 +115,12 @@ class Recovery:
         except ValueError:
             done.stuck.append(f"{what} waits for {attempt!r}, which is no attempt of a queue")
             return None
-        parents = self._queues.get(name.queue)
-        if parents is None:
-            done.stuck.append(f"{what} waits for an attempt in queue {name.queue!r}, which is not configured here")
-            return None
         try:
+            # Opened when it is first asked for: already that may find it away.
+            parents = self._queues.get(name.queue)
+            if parents is None:
+                done.stuck.append(f"{what} waits for an attempt in queue {name.queue!r}, which is not configured here")
+                return None
             alive = parents.uuid == name.uuid and parents.holds(name.subscriber, [name.ticket])[0] in TAKEN
         except (Retriable, Unreachable) as away:
             done.stuck.append(f"{what} waits for queue {name.queue!r}: {away}")
@@ -130,11 +131,12 @@ class Recovery:
         return self._settle(name, done, now)
 
     def _settle(self, name: AttemptName, done: Recovered, now: int) -> bool | None:
-        deciding = self._deciding.get(name.deciding)
-        if deciding is None:
-            done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which is not configured here")
-            return None
         try:
+            # Connected to when it is first asked for: already that may find it away.
+            deciding = self._deciding.get(name.deciding)
+            if deciding is None:
+                done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which is not configured here")
+                return None
             return deciding.settle(name.encode(), committed=False, now=now)
         except (Retriable, Unreachable) as away:
             done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which does not answer: {away}")

@@ -111,7 +111,9 @@ class AwaitedRunner:
         try:
             await self._handler(call.given(self._handler), *databases)
             crash_point("work.ran")
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - its message's failure
+        except GeneratorExit:
+            raise  # the loop has ended
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             return partial(self._runner.failed, call, error)
         return partial(self._runner.decide, call)
 

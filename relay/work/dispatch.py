@@ -21,6 +21,9 @@ TURNS_MAX: Final = 64
 UNEXPLAINED_MAX: Final = 3
 """A message that came back so often without a failure may be what kills its worker: it runs alone."""
 
+EXPLAINED_MAX: Final = 100_000
+"""Of so many messages it is known how often this worker let them go and lived; what is forgotten may run alone."""
+
 Lane = bytes | int
 """A lane's bytes, or the handle of a message that has no lane."""
 
@@ -106,6 +109,8 @@ class Dispatch:
         self._works = 0
         self._alone = False
         self._single: set[int] = set()
+        self._explained: dict[int, int] = {}
+        """How often messages went back from here for a reason of others': an outage must not make suspects of all."""
         self._full: set[Lane] = set()
         self._returning: set[Lane] = set()
         self._writes = Writes()
@@ -131,7 +136,7 @@ class Dispatch:
     @property
     def ready(self) -> int:
         """How many lanes have a message that could start now; none while a suspect waits to be alone, or is."""
-        if not self._ready or self._alone or (self._works and _is_suspect(self._waiting[self._ready[0]][0])):
+        if not self._ready or self._alone or (self._works and self._is_suspect(self._waiting[self._ready[0]][0])):
             return 0
         return len(self._ready)
 
@@ -163,7 +168,7 @@ class Dispatch:
         if not self._ready or self._alone or self._works >= self._concurrency:
             return None
         first = self._waiting[self._ready[0]][0]
-        if _is_suspect(first):
+        if self._is_suspect(first):
             if self._works:
                 return None
             self._alone = True
@@ -188,6 +193,10 @@ class Dispatch:
     def writes(self) -> Writes:
         """Return what is to be written, and begin a new collection; tell `written` afterwards."""
         writes, self._writes = self._writes, Writes()
+        for ticket in (*writes.back, *(one.ticket for one in writes.failed if not one.counted)):
+            self._explained[ticket.handle] = self._explained.pop(ticket.handle, 0) + 1
+        while len(self._explained) > EXPLAINED_MAX:
+            del self._explained[next(iter(self._explained))]
         return writes
 
     def written(self, writes: Writes) -> None:
@@ -250,7 +259,11 @@ class Dispatch:
         return batch
 
     def _is_apart(self, one: Taken) -> bool:
-        return one.ticket.handle in self._single or _is_suspect(one)
+        return one.ticket.handle in self._single or self._is_suspect(one)
+
+    def _is_suspect(self, one: Taken) -> bool:
+        explained = one.failures + self._explained.get(one.ticket.handle, 0)
+        return one.ticket.attempt - 1 - explained >= UNEXPLAINED_MAX
 
     def _end(self, end: Ended) -> None:
         lane, ticket = self._lane(end.taken), end.taken.ticket
@@ -270,6 +283,8 @@ class Dispatch:
     def _note(self, end: Ended, lane: Lane) -> None:
         ticket = end.taken.ticket
         failures = end.taken.failures + 1
+        if end.outcome in {Outcome.DONE, Outcome.WRITTEN, Outcome.UNUSABLE}:
+            self._explained.pop(ticket.handle, None)
         if end.outcome is Outcome.DONE:
             self._writes.done.append(ticket)
         elif end.outcome is Outcome.WRITTEN:
@@ -308,7 +323,3 @@ class Dispatch:
         self._writes.back.extend(one.ticket for one in rest)
         if lane not in self._busy and lane in self._ready:
             self._ready.remove(lane)
-
-
-def _is_suspect(one: Taken) -> bool:
-    return one.ticket.attempt - 1 - one.failures >= UNEXPLAINED_MAX

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
+
+import structlog
 
 from relay.message.errors import InDoubt, RelayError, Retriable, Unreachable
 from relay.queue.attempts import (
@@ -29,7 +31,7 @@ from relay.queue.attempts import (
     put_children,
 )
 from relay.queue.message import NewMessage, Parent, Taken
-from relay.queue.port import QueueStore, Refused
+from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.work.desks import Database, DatabaseAway, Desk, Desks, EffectsInDoubt
@@ -125,14 +127,16 @@ class Runner:
         self.children = 0
 
     def __call__(self, work: Work) -> Sequence[Ended]:
-        """Run a work to its end; raises InDoubt only if nobody answers what became of it."""
+        """Run a work to its end; raises InDoubt only if nobody answers what became of it, Retired if a queue has moved."""
         call = self.begin(work)
         try:
             returned = self._handler(call.given(self._handler), *call.databases)
             if inspect.isawaitable(returned):
                 raise NotAwaited
             crash_point("work.ran")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
+        except BaseException as error:  # noqa: BLE001 - see below
+            # Whatever a handler raises is a failure of its message: also asyncio.CancelledError or a panic of an extension,
+            # which are no Exception. Signals never reach this thread, so nothing else is caught here.
             return self.failed(call, error)
         return self.decide(call)
 
@@ -186,6 +190,9 @@ class Runner:
         if isinstance(error, InDoubt):
             # The queue's own answer: the guarded write that gives the message back tells.
             return all_ended(work, Outcome.BACK)
+        if isinstance(error, Retired):
+            # A queue that it publishes to goes on elsewhere: the next process opens it there, this one would never.
+            raise error
         if isinstance(error, Retriable | Unreachable):
             return all_ended(work, Outcome.AWAY)
         return self._all_failed(work, Outcome.FAILED, _cause(error))
@@ -220,7 +227,8 @@ class Runner:
             self._discard(put)
             raise
         crash_point("work.decided")
-        further.finish()
+        with _afterwards():
+            further.finish()
         self._accept(put)
         self.children += sum(len(message.children) for message in messages)
         return all_ended(work, Outcome.WRITTEN if self._place.queue in desk.stores else Outcome.DONE)
@@ -315,10 +323,9 @@ class Runner:
         return named
 
     def _accept(self, put: list[PutChildren]) -> None:
-        with suppress(Retriable, InDoubt):  # decided already: recovery shows what this does not reach
-            for one in put:
-                with self._place.locks[one.queue]:
-                    accept_children([one], self._place.stores, clock.wall_ms())
+        for one in put:  # decided already: recovery shows what this does not reach
+            with _afterwards(), self._place.locks[one.queue]:
+                accept_children([one], self._place.stores, clock.wall_ms())
 
     def _discard(self, put: list[PutChildren]) -> None:
         with suppress(Retriable, InDoubt):  # aborted already: recovery takes back what this does not reach
@@ -347,6 +354,16 @@ def _sorted(
 def _take_back(database: Database | None) -> None:
     if database is not None:
         database.rollback()
+
+
+@contextmanager
+def _afterwards() -> Iterator[None]:
+    """Let no error of what follows a decision be taken for the attempt's: tried again, it would have a second effect."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, recovery finishes what this did not
+        kind = type(error).__name__
+        structlog.get_logger("relay.work").warning("decided; what follows is left to recovery", kind=kind)
 
 
 def _is_away(database: Database | None, error: BaseException) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
+from relay.message.errors import Unreachable
 from relay.queue.attempts import Outcomes
 from relay.queue.port import QueueStore
 from relay.run import schedule
@@ -79,16 +80,26 @@ class Deciding(Mapping[str, Outcomes]):
         self._resources = resources
         self._lent = lent
         self._opened: dict[str, Outcomes] = {}
+        self._away: dict[str, Unreachable] = {}
 
     def __getitem__(self, name: str) -> Outcomes:
-        """Return the outcomes of ``queue:NAME`` or ``resource:NAME``; KeyError if it is not configured."""
+        """Return the outcomes of ``queue:NAME`` or ``resource:NAME``; KeyError if it is not configured.
+
+        Raises Unreachable for a resource that is away; it is waited for once, however many attempts it decides.
+        """
         kind, _, rest = name.partition(":")
         if kind == "queue":
             return self._queues[rest]
         if kind != "resource" or rest not in self._resources:
             raise KeyError(name)
+        if name in self._away:
+            raise self._away[name]
         if name not in self._opened:
-            self._opened[name] = self._resources[rest](self._lent)
+            try:
+                self._opened[name] = self._resources[rest](self._lent)
+            except Unreachable as away:
+                self._away[name] = away
+                raise
         return self._opened[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -150,10 +150,14 @@ class Upkeep:
         now = clock.wall_ms()
         if holder.deciding not in {None, f"queue:{self._queue}"}:
             name = AttemptName(str(holder.deciding), self._queue, self._store.uuid, holder.subscriber, ticket)
-            with ExitStack() as lent:
-                outcomes = self._deciding(lent).get(name.deciding)
-                if outcomes is None or outcomes.settle(name.encode(), committed=False, now=now):
-                    return
+            try:
+                with ExitStack() as lent:
+                    outcomes = self._deciding(lent).get(name.deciding)
+                    if outcomes is None or outcomes.settle(name.encode(), committed=False, now=now):
+                        return
+            except (Retriable, Unreachable):
+                # Retry: what decides is away, so its holder stays stuck, and the mark goes on naming the message.
+                return
         failures = mine[0].failures + 1
         if failures >= self._store.settings.tries:
             self._store.refuse(holder.subscriber, [(ticket, KILLED)], now)

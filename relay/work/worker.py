@@ -100,9 +100,12 @@ class Worker:
         self._log: Any = structlog.get_logger("relay.work")
 
     def stop(self) -> None:
-        """Let what runs end, give back the rest, and leave; safe in a signal's handler."""
+        """Let what runs end, give back the rest, and leave; safe in a signal's handler.
+
+        The loop sees it within ``LOOK_S``. Nothing is woken: the handler may have interrupted the loop while that holds
+        the event's own lock, and would wait for it for ever.
+        """
         self._stopping = True
-        self._wake.set()
 
     def run(self, until_idle_s: float | None = None) -> Report:
         """Work until stopped, or until nothing moved for so long and nothing waits for this subscriber.
@@ -168,7 +171,11 @@ class Worker:
         if now > since:
             self._window.note(self._dispatch.ended_count - ended, now - since)
             self._counted = (self._dispatch.ended_count, now)
-        if now < self._look_at or self._stopping or self._held_back():
+        if now < self._look_at or self._stopping:
+            return 0
+        if self._held_back():
+            # Asked again like an empty queue: with nothing in hand, nothing else would make the loop wait.
+            self._look_at = now + LOOK_S[1]
             return 0
         size, in_hand = self._window.size, self._dispatch.in_hand
         # Nearly full: a larger take a little later costs less.

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -253,6 +254,44 @@ def test_a_connection_that_was_lost_before_the_commit_changed_nothing(postgres: 
         assert put(store, "m")
 
 
+def test_a_database_that_only_reads_after_a_failover_is_away(
+    postgres: str, opened: Opened, database: psycopg.Connection
+) -> None:
+    store = opened(settings("ann"))
+    database.execute("alter database " + database.info.dbname + " set default_transaction_read_only = on")
+    database.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+    )
+
+    with pytest.raises(StoreAway):
+        put(store, "a")
+    with pytest.raises(StoreAway, match="ReadOnly"):
+        put(store, "a")
+    with pytest.raises(StoreAway, match="ReadOnly"):
+        opened(settings("ann"))
+
+    database.execute("alter database " + database.info.dbname + " reset default_transaction_read_only")
+    assert len(put(opened(settings("ann")), "a")) == 1
+
+
+def test_a_unit_that_the_server_ends_for_standing_still_is_away(opened: Opened, database: psycopg.Connection) -> None:
+    database.execute(
+        "alter database " + database.info.dbname + " set idle_in_transaction_session_timeout = 100"
+    )
+    store = opened(settings("ann"))
+
+    def stand_still() -> None:
+        with store.transaction():
+            put(store, "a")
+            time.sleep(0.5)
+            put(store, "b")
+
+    with pytest.raises(StoreAway):
+        stand_still()
+    assert store.find(Filter()) == []
+
+
 def test_without_tables_the_remedy_is_named(postgres: str) -> None:
     with pytest.raises(ConfigError, match="relay migrate"):
         open_store(settings("ann"), postgres)
@@ -281,6 +320,20 @@ def test_a_callers_transaction_decides_on_its_own_rows_and_the_queues_together(
             assert database.execute("select count(*) from effect").fetchone() == (effects,)
             assert store.holds("ann", [taken.ticket]) == [state]
     assert store.waiting() == 1
+
+
+def test_who_counts_does_not_stumble_over_a_subscriber_that_was_added_later(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/q.db"
+    asked = settings("ann")
+    older = open_store(asked, url)
+    newer = open_store(replace(asked, audience=settings("ann", "bob").audience), url)
+    newer.enter(Holder(b"h", "bob", 0, None))
+    put(newer, "a")
+    assert len(newer.take("bob", b"h", 1, NOW)) == 1
+
+    assert [waiting.subscriber for waiting in older.counts()[1]] == ["ann"]
+    older.close()
+    newer.close()
 
 
 def test_a_callers_transaction_on_a_file_decides_as_well(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from relay.message.errors import Stopped
 from relay.queue.message import Audience, Group, NewMessage, Taken
-from relay.queue.port import Holder, QueueStore
+from relay.queue.port import Holder, QueueStore, Retired
 from relay.queue.settings import QueueSettings
 from relay.queue.states import SubscriberState
 from relay.queue.stores import bind_store, open_store
@@ -123,6 +125,22 @@ def test_a_failure_takes_the_effect_back(table: Table) -> None:
     assert ended.cause.startswith("ValueError in failing")
 
 
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit])
+def test_whatever_a_handler_raises_is_a_failure_of_its_message(table: Table, raised: type[BaseException]) -> None:
+    """Else one message ends process after process, and no failure of it is ever counted."""
+
+    def failing(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        raise raised
+
+    ended = table.end(failing)
+
+    assert (ended.outcome, table.effects(), table.state()) == (Outcome.FAILED, 0, SubscriberState.FETCHED)
+    assert ended.cause.startswith(f"{raised.__name__} in failing")
+    # The connection and the file's gate were given back.
+    assert table.end(lambda _, db: db.execute(EFFECT)).outcome is Outcome.WRITTEN
+
+
 def test_a_constraint_that_the_commit_checks_is_a_failure_of_the_message(table: Table) -> None:
     ended = table.end(lambda _, db: db.execute("insert into effect (number) values (2)"))
 
@@ -186,3 +204,70 @@ def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(tabl
     assert table.end(cut_off).outcome is Outcome.BACK
     # The worker's next write frees it, which the database refuses if the commit had held.
     assert table.store.free("s", [table.taken.ticket], 2) == [table.effects() == 0]
+
+
+def test_an_error_after_the_decision_is_no_failure_of_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler's database has committed: given back, the message would have its effect a second time."""
+    queue, audit = (
+        open_store(QueueSettings(name, SETTINGS.audience), f"sqlite:///{tmp_path}/queues.db") for name in ("q", "audit")
+    )
+    queue.enter(Holder(HOLDER, "s", 0, "resource:shop"))
+    queue.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = queue.take("s", HOLDER, 1, 1)
+    shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None, check_same_thread=False)
+    shop.execute("create table relay_attempt (attempt text primary key, committed integer, settled_at integer)")
+    shop.execute("create table effect (number integer)")
+    desks = Desks(lambda: SqliteDesk("shop", shop, lambda _: {}, schedule.lock()), 1)
+
+    def handle(message: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        message.publish("audit", b"child")
+
+    def refused(*_: object) -> list[bool]:
+        raise Stopped("the queue's files are damaged")
+
+    place = Place(
+        "q", "s", "resource:shop", {"q": queue, "audit": audit}, {"q": schedule.lock(), "audit": schedule.lock()}
+    )
+    monkeypatch.setattr(audit, "accept", refused)
+
+    (ended,) = Runner(Handler("q", handle, "shop", 0, "queue"), place, desks)(Work((taken,)))
+
+    assert shop.execute("select count(*) from effect").fetchall() == [(1,)]
+    assert ended.outcome is Outcome.DONE, "its effect holds, whoever shows the child"
+    assert [one.attempt for one in audit.children(10)] == [place.attempt(taken)], "recovery shows it"
+    desks.close()
+    queue.close()
+    audit.close()
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+def test_a_queue_that_has_moved_ends_the_process_of_who_publishes_to_it(tmp_path: Path, is_near: bool) -> None:
+    """The process has the old store open for good: tried again in it, its messages would never get through."""
+    url = f"sqlite:///{tmp_path}/queues.db"
+    queue, audit = (open_store(QueueSettings(name, SETTINGS.audience), url) for name in ("q", "audit"))
+    queue.enter(Holder(HOLDER, "s", 0, None))
+    queue.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = queue.take("s", HOLDER, 1, 1)
+    file = sqlite3.connect(tmp_path / "queues.db", isolation_level=None, check_same_thread=False)
+    near = {name: bind_store(store.settings, url, file) for name, store in (("q", queue), ("audit", audit))}
+    desks = Desks(lambda: SqliteDesk("shop", file, lambda _: near, schedule.lock()), 1)
+    audit.retire()
+
+    def handle(message: Message, *_: object) -> None:
+        message.publish("audit", b"child")
+
+    place = Place(
+        "q", "s", "queue:q", {"q": queue, "audit": audit}, {"q": schedule.lock(), "audit": schedule.lock()}
+    )
+    runner = Runner(Handler("q", handle, "shop" if is_near else None, 0, "queue"), place, desks if is_near else None)
+
+    with pytest.raises(Retired):
+        runner(Work((taken,)))
+
+    assert queue.holds("s", [taken.ticket]) == [SubscriberState.FETCHED], "recovery gives it back"
+    desks.close()
+    queue.close()
+    audit.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from relay.queue import journal
-from relay.queue.message import Audience, Group, NewMessage
-from relay.queue.port import Holder
+from relay.queue.message import Audience, Group, MessageView, NewMessage
+from relay.queue.port import Filter, Holder
 from relay.queue.settings import QueueSettings, Retention
 from tests.contracts.queue_book import QueueBook
 
@@ -65,6 +66,23 @@ def test_the_newest_message_stays_so_that_its_handle_is_never_given_again(tmp_pa
     assert [handle for handle in handles if store.view(handle)] == handles[2:]
 
 
+def test_the_newest_is_looked_for_once_in_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once for each message, a queue in PostgreSQL lets go of fewer than its subscribers are done with."""
+    store = queue(Retention(count=0))
+    through(store, 100, START)
+    asked: list[int] = []
+    find = store.find
+
+    def counted(chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
+        asked.append(after)
+        return find(chosen, after=after, limit=limit)
+
+    monkeypatch.setattr(store, "find", counted)
+
+    assert journal.let_go(store, tmp_path, "day", START, most=200).messages == 99
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(
     ("period", "names"),
     [
@@ -107,6 +125,31 @@ def test_a_crash_after_file_or_trim_leaves_each_message_once(
 
     assert [record["handle"] for record in journal.read(tmp_path, "credit")] == handles
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_of_two_keepers_at_once_none_writes_over_what_the_other_has_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    handles = through(store, 2, START) + through(store, 3, START + 1)
+    through(store, 1, START + HOUR)
+    read = store.journalled
+    other = Thread(target=lambda: journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=100))
+
+    def read_before_the_other(now: int, limit: int) -> list[MessageView]:
+        found = read(now, limit)
+        if other.ident is None:
+            # A moment later one more process looks, and finds more that is past the retention.
+            other.start()
+            other.join(0.3)
+        return found
+
+    monkeypatch.setattr(store, "journalled", read_before_the_other)
+    journal.let_go(store, tmp_path, "day", START + HOUR, most=100)
+    other.join(10)
+
+    assert [store.view(handle) for handle in handles] == [None] * 5
+    assert sorted(record["handle"] for record in journal.read(tmp_path, "credit")) == handles
 
 
 def test_nothing_is_trimmed_whose_file_could_not_be_written(tmp_path: Path) -> None:

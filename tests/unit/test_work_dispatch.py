@@ -111,6 +111,21 @@ def test_the_last_try_ends_unusable_with_its_cause_and_the_lane_goes_on() -> Non
     assert handles(dispatch.next()) == [2]
 
 
+def test_what_went_back_while_a_database_was_away_does_not_run_alone_afterwards() -> None:
+    dispatch = Dispatch(4, 5)
+    for attempt in range(1, 6):
+        # The head of a lane with the rest of it, and a message without a lane.
+        dispatch.add([message(1, b"a", attempt), message(2, b"a", attempt), message(3, None, attempt)])
+        for work in (dispatch.next(), dispatch.next()):
+            assert work is not None
+            assert not work.alone
+            end(dispatch, work, Outcome.AWAY)
+        dispatch.written(dispatch.writes())
+    dispatch.add([message(1, b"a", 6), message(3, None, 6)])
+
+    assert [handles(dispatch.next()), handles(dispatch.next())] == [[1], [3]]
+
+
 def test_a_message_that_came_back_unexplained_runs_alone() -> None:
     dispatch = Dispatch(4, 5)
     dispatch.add([message(1, None), message(2, None, attempt=4), message(3, None)])

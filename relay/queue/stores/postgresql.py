@@ -33,6 +33,8 @@ _LISTS: Final = (list, range)
 _LOST: Final = frozenset({"08", "57"})
 """Classes of SQLSTATE that end the connection."""
 _MISSING: Final = frozenset({"42P01", "42703"})
+_NOT_NOW: Final = frozenset({"25006", "25P03", "25P04"})
+"""Read-only, as after a failover; or ended by the server for having lasted too long. Nothing of it was committed."""
 # Lookups are by key and by partial index, whatever the planner believes of tables that grow and shrink by the second.
 _SETTINGS: Final = b"""
 select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') in ('off', 'local');
@@ -216,6 +218,8 @@ def _judged(*, committing: bool) -> Iterator[None]:
             raise StoreFull("the queue's database cannot grow: make room on its disk") from error
         if state in _MISSING:
             raise ConfigError("the queue's tables are missing or old; run `relay migrate`") from error
+        if state in _NOT_NOW:
+            raise StoreAway(f"the queue's database does not write now ({type(error).__name__})") from error
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             if committing and (state is None or state[:2] in _LOST):
                 # The answer is lost, the commit may have been heard: in doubt.

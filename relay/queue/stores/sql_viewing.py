@@ -66,7 +66,8 @@ class Viewing(SqlBase):
             for number, count in (*self._run(sql.COUNT_WAITING, **numbers), *self._run(sql.COUNT_HIDDEN, **numbers)):
                 found[number][SubscriberState.AVAILABLE] += count
             for number, state, count in self._run(sql.COUNT_TAKEN):
-                found[number][SubscriberState(state)] += count
+                if number in found:  # a process with a newer configuration may have added a subscriber since this one began
+                    found[number][SubscriberState(state)] += count
         for by_state in found.values():
             by_state[SubscriberState.JOURNALLED] = waiting + over - sum(by_state.values())
         names = [member for group in self.settings.audience.groups for member in group.members]
