@@ -18,7 +18,7 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.following import Following
+from relay.jobs.following import Following, refuse_lost_checkpoint
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
 
@@ -88,6 +88,7 @@ def _run(options: Namespace) -> int:
         captured = _capture(messages, 0, config, options)
         count = messages.count() if captured else 0
     else:
+        refuse_lost_checkpoint(config.relay.name, config.kafka, f"capture-{options.name}", checkpoint)
         following.capture(messages, lambda batch, number: _capture(batch, number, config, options))
         count = following.rows
     report = {"topic": options.topic, "rows": count, "batches": following.batches or int(count > 0)}

@@ -18,7 +18,7 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.following import Following
+from relay.jobs.following import Following, refuse_lost_checkpoint
 from relay.jobs.records import Broker, java_settings
 from relay.message.envelope import CAPTURE, ID, PARENTS, SOURCE, TIME
 from relay.message.errors import ConfigError
@@ -83,6 +83,7 @@ def _run(options: Namespace) -> int:
     messages = _messages(joined, options, partitions)
     checkpoint = options.checkpoint or config.relay.state / "spark" / f"correlate-{options.name}"
     shown = sys.stderr if options.json else None
+    refuse_lost_checkpoint(config.relay.name, config.kafka, f"correlate-{options.name}", checkpoint)
     following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow, shown=shown)
     counted = {"joined": 0}
 

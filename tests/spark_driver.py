@@ -29,7 +29,8 @@ def main(arguments: dict[str, Any]) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     tell(ready=os.getpid(), java=spark.sparkContext._gateway.proc.pid)
-    {"batch": batch, "stream": stream, "foreach": foreach, "read": read}[arguments["what"]](spark, arguments)
+    ways = {"batch": batch, "stream": stream, "foreach": foreach, "read": read, "retried": retried, "nameless": nameless}
+    ways[arguments["what"]](spark, arguments)
     spark.stop()
 
 
@@ -86,6 +87,42 @@ def foreach(spark: Any, arguments: dict[str, Any]) -> None:
     )  # fmt: skip
     query.awaitTermination()
     tell(done=True)
+
+
+def retried(spark: Any, arguments: dict[str, Any]) -> None:
+    """Capture one batch, each of whose tasks fails once when most of its rows are written."""
+    from pyspark import TaskContext  # noqa: PLC0415
+    from pyspark.sql.functions import udf  # noqa: PLC0415
+
+    from relay.spark import capture_batch  # noqa: PLC0415
+
+    def value(number: int) -> str:
+        task = TaskContext.get()
+        if number % 1000 == 999 and task is not None and task.attemptNumber() == 0:
+            raise OSError("the task fails")
+        return json.dumps({"n": number})
+
+    numbers = spark.range(0, 2000, 1, 2)
+    frame = numbers.withColumn("value", udf(value)("id")).selectExpr("value", *arguments["columns"])
+    capture_batch(frame, 0, query="q", **arguments["capture"])
+    tell(done=True)
+
+
+def nameless(spark: Any, arguments: dict[str, Any]) -> None:
+    """Write a batch in which a row has no id, each way that needs one."""
+    from relay.spark import capture_batch, kafka_columns  # noqa: PLC0415
+
+    frame = spark.createDataFrame([("1", "a"), (None, "b")], "id string, value string")
+    for write in (
+        lambda: capture_batch(frame, 0, query="q", **arguments["capture"]),
+        lambda: kafka_columns(frame, id="id", source="/s", type="t").collect(),
+    ):
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - the test looks at the words
+            tell(failed=str(error))
+        else:
+            tell(done=True)
 
 
 def read(spark: Any, arguments: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, SKIPPED, InputRange
 
 EXAMPLES_MAX: Final = 5
+EXPIRED_TWICE: Final = "its message, which has left the log, has further effects"
 MUST_BE_ZERO: Final = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "altered")
 
 
@@ -282,7 +283,9 @@ class Checker:
             log = self._ledger.place_of(*self._ledger.aborted[refused])
             self.findings.blame("phantoms", where, f"its capture was aborted ({log})", count)
         elif key in expired:
-            self.findings.expired += count
+            self.findings.expired += 1
+            if count > 1:
+                self.findings.blame("duplicates", where, EXPIRED_TWICE, count - 1)
         else:
             self.findings.blame("phantoms", where, "no captured message has this identity", count)
 

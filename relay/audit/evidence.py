@@ -76,6 +76,11 @@ class Evidence:
         """The producer instances that wrote into this monitor."""
         return set(self._begun) | {page.instance for page in self._pages}
 
+    @property
+    def partitions(self) -> set[LogPartition]:
+        """The log partitions of which something was entered."""
+        return {page.partition for page in self._pages}
+
     def proven(self, wanted: Collection[bytes] | None = None) -> Iterator[Proven]:
         """Yield the deciding entry of each digest (of those wanted, if given) that shows an outcome."""
         latest: dict[bytes, int] = {}  # page and row in one number, since there may be millions

@@ -14,12 +14,15 @@ _DIGEST_CHARACTERS = 2 * identity.DIGEST_BYTES
 
 
 def digests(store: Store, ledger: Ledger, queue: str) -> Iterator[bytes]:
-    """Yield what each message of the queue is known by in the log; messages of other origins are passed over."""
+    """Yield what each message of the queue is known by in the log, also of an aborted or undecided capture.
+
+    Messages of other origins are passed over.
+    """
     for publisher, identifier in store.queued(queue):
         known = _digest(publisher, identifier)
-        if known in ledger.index:
+        if _lies_in(ledger, known):
             yield known
-        elif len(identifier) == _DIGEST_CHARACTERS and _hex(identifier) in ledger.index:
+        elif len(identifier) == _DIGEST_CHARACTERS and _lies_in(ledger, _hex(identifier)):
             yield _hex(identifier)
 
 
@@ -27,6 +30,10 @@ def lets_go(queue: QueueConfig) -> bool:
     """Whether messages leave the queue, so that one that is missing may have been there."""
     retain = queue.retain
     return (retain.age_s, retain.count, retain.bytes) != (None, None, None)
+
+
+def _lies_in(ledger: Ledger, digest: bytes) -> bool:
+    return digest in ledger.index or digest in ledger.refused
 
 
 def _digest(publisher: str, identifier: str) -> bytes:

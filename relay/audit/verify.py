@@ -6,7 +6,7 @@ that arrives meanwhile is at worst *unseen*, and never a phantom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -138,6 +138,7 @@ class _RouteAudit:
         self._notes: list[str] = []
         self._uuids: dict[str, str] = {}
         self._resolutions = Resolutions()
+        self._first: dict[LogPartition, int] = {}
         self._facts = topics.describe(names_of(self._config, self._route), settings=False)
         for name in route.from_:
             needed(self._facts, self._route, name, "the log")
@@ -153,7 +154,7 @@ class _RouteAudit:
             if not isinstance(to, TopicDestination) and self._home not in stores:
                 raise Unreachable(f"routes.{route.name}: {self._notes[-1]}")
             seen = self._before(evidence, stores)
-            ledger, lows = self._log(stores)
+            ledger, lows = self._log()
             checker = Checker(ledger, ordered=route.order != "none")
             if isinstance(to, TopicDestination):
                 identify = self._identity()
@@ -163,10 +164,10 @@ class _RouteAudit:
                 )
                 where = f"topic {to.topic}"
             elif isinstance(to, QueueDestination):
-                self._queue(checker, ledger, seen.evidence, stores[self._home], to)
+                self._queue(checker, ledger, seen, stores[self._home], to)
                 where = f"queue {to.queue}"
             else:
-                self._table(checker, ledger, seen.evidence, stores[to.resource], to)
+                self._table(checker, ledger, seen, stores[to.resource], to)
                 where = f"table {to.table or '(own SQL)'} in {to.resource}"
             findings = self._conclude(checker, seen, lows)
         findings.notes += self._notes
@@ -210,13 +211,14 @@ class _RouteAudit:
         seen.foreign = self._foreign(seen.evidence)
         return seen
 
-    def _log(self, stores: Mapping[str, tables.Store]) -> tuple[Ledger, dict[LogPartition, int]]:
+    def _log(self) -> tuple[Ledger, dict[LogPartition, int]]:
         """Read the log from where the route started, then ask the resources about what no marker decided."""
         ranges: dict[LogPartition, Range] = {}
         for name in self._route.from_:
             ranges |= ranges_of(self._topics, self._facts[name])
         lows = {partition: low for partition, (low, _high) in ranges.items()}
-        for partition, start in self._starts().items():
+        self._first = self._starts()
+        for partition, start in self._first.items():
             if partition in ranges and ranges[partition][0] < start:
                 ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
         to = self._route.to
@@ -224,12 +226,10 @@ class _RouteAudit:
         ledger = Ledger(list(ranges), matches=match is not None)
         batches = self._scan.read(ranges, self._progress("log", ranges))
         readers.fill(ledger, batches, self._route, self._identity(), match)
-        ledger.decide(self._decisions(ledger, stores))
+        ledger.decide(self._decisions(ledger))
         return ledger, lows
 
-    def _decisions(
-        self, ledger: Ledger, stores: Mapping[str, tables.Store]
-    ) -> list[tuple[bytes, Outcome | None]]:
+    def _decisions(self, ledger: Ledger) -> list[tuple[bytes, Outcome | None]]:
         """Decide the captures without a valid committed marker: by their resource's row, else as a person told.
 
         Only where this relay has no such resource is an aborted marker believed by itself.
@@ -249,14 +249,22 @@ class _RouteAudit:
                 by_resource.setdefault(name.name, []).append(capture)
         found = units.outcomes(self._config, of_units)
         for resource, captures in by_resource.items():
-            found |= stores[resource].captures(captures)
+            found |= self._rows_of(resource, captures)
         return [
             (capture, found.get(capture) or self._told(capture) or (Outcome.ABORTED if capture in hinted else None))
             for capture in ledger.open_captures()
         ]
 
+    def _rows_of(self, resource: str, captures: Sequence[bytes]) -> dict[bytes, Outcome]:
+        """Ask for decisions as they are now: the snapshot of the destination is older than the log's last messages."""
+        store = tables.open_store(resource, self._config.resources[resource])
+        try:
+            return store.captures(captures)
+        finally:
+            store.close()
+
     def _table(
-        self, checker: Checker, ledger: Ledger, evidence: Evidence, store: tables.Store, to: TableDestination
+        self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: TableDestination
     ) -> None:
         """Take the table's rows as effects, and the inbox with the monitor as the order in which they committed."""
         if readers.table_match(to) is None:
@@ -264,22 +272,22 @@ class _RouteAudit:
                 "the table's rows are not checkable (own SQL, no column from ce:id, or rows that replace each other): "
                 "inbox and monitor are counted instead"
             )
-            checker.recorded(self._delivered(store, evidence), f"inbox of {self._route.name}")
+            checker.recorded(self._delivered(store, seen), f"inbox of {self._route.name}")
         else:
             nameless = self._rows(checker, ledger, store, to)
             if nameless or ledger.nameless:
-                checker.nameless(nameless, self._delivered(store, evidence), to.table)
-        self._order(checker, ledger, evidence, store)
+                checker.nameless(nameless, self._delivered(store, seen), to.table)
+        self._order(checker, ledger, seen.evidence, store)
 
     def _queue(
-        self, checker: Checker, ledger: Ledger, evidence: Evidence, store: tables.Store, to: QueueDestination
+        self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: QueueDestination
     ) -> None:
         """Take the queue's messages as effects; what has left it counts by inbox and monitor."""
         checker.rows(queues.digests(store, ledger, to.queue), to.queue)
         if queues.lets_go(self._config.queues[to.queue]):
             self._notes.append(f"what has left queue {to.queue} is counted by inbox and monitor instead")
-            checker.recorded(self._delivered(store, evidence), f"inbox of {self._route.name}")
-        self._order(checker, ledger, evidence, store)
+            checker.recorded(self._delivered(store, seen), f"inbox of {self._route.name}")
+        self._order(checker, ledger, seen.evidence, store)
 
     def _order(self, checker: Checker, ledger: Ledger, evidence: Evidence, store: tables.Store) -> None:
         """Judge the order in which delivery transactions committed."""
@@ -293,12 +301,17 @@ class _RouteAudit:
                 order.note(row.digest, row.applied, 2 * row.transaction + 1)
         checker.commits(order)
 
-    def _delivered(self, store: tables.Store, evidence: Evidence) -> Iterator[bytes]:
+    def _delivered(self, store: tables.Store, seen: _Seen) -> Iterator[bytes]:
+        """Yield what is delivered by inbox or monitor.
+
+        At or above the store's position the inbox alone tells: there the monitor may be ahead of a database that was
+        restored from a backup, and the route delivers again.
+        """
         for row in store.inbox(self._config.relay.name, self._route.name):
             if row.outcome == DELIVERED:
                 yield row.digest
-        for entry in evidence.proven():
-            if entry.outcome == DELIVERED:
+        for entry in seen.evidence.proven():
+            if entry.outcome == DELIVERED and entry.offset < seen.positions.get(entry.partition, 0):
                 yield entry.digest
 
     def _rows(self, checker: Checker, ledger: Ledger, store: tables.Store, to: TableDestination) -> int:
@@ -333,11 +346,31 @@ class _RouteAudit:
                 outcomes[entry.digest] = entry.outcome
             elif 0 <= entry.offset < lows.get(entry.partition, 0):
                 expired.add(entry.digest)
+        # Without a stored position, and with nothing entered, a partition still stands where the route started.
+        untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
         state = State(
-            seen.positions, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges(),
+            {**untouched, **seen.positions}, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges(),
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
         )
-        return checker.conclude(state, expired)
+        findings = checker.conclude(state, expired)
+        self._note_forgotten(findings, lows, seen)
+        return findings
+
+    def _note_forgotten(self, findings: Findings, lows: Mapping[LogPartition, int], seen: _Seen) -> None:
+        """Say which offences may be no more than what retention took from one side and left on the other."""
+        to = self._route.to
+        begins = [str(Place(*name, low)) for name, low in lows.items() if low]
+        if findings.phantoms and begins and isinstance(to, TableDestination):
+            self._notes.append(
+                f"the log begins at {begins[0]}: rows of {to.table} that are older, and that the monitor cannot tell "
+                "(it forgets, and a row without its ce:source has no name there), count as phantoms"
+            )
+        begins = [str(Place(*name, low)) for name, (low, _high) in seen.outputs.items() if low]
+        if findings.lost and begins:
+            self._notes.append(
+                f"the destination begins at {begins[0]}: what it has forgotten and the log still has counts as lost; keep "
+                "the destination at least as long as the log"
+            )
 
     def _named(self, findings: Findings) -> list[Offence]:
         offences = []

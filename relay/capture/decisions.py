@@ -163,6 +163,10 @@ class UnitDecisions:
         else:
             self._committed[name] = b"".join(attempt.nonce for attempt in decision.attempts)
 
+    def has_batches_of(self, query: str) -> bool:
+        """Has a batch of this query been committed?"""
+        return any(name.rpartition("/")[0] == query for name in self._committed)
+
     def captures(self) -> Iterator[bytes]:
         """Yield the capture ids of every attempt that counts."""
         for nonces in self._committed.values():

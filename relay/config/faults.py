@@ -13,7 +13,8 @@ HIDDEN: Final = "(hidden)"
 _SECRET_KEY: Final = re.compile(
     r"(^|[._])(url|migrate_url|password|secret|pem|token)$|client\.secret|key\.pem"
 )
-_URL_USER: Final = re.compile(r"(://)[^/\s@]*@")
+_URL_USER: Final = re.compile(r"(://)\S*@")
+"""Up to the last @: a password may hold a slash or another @ that should have been escaped."""
 _VALUE_CHARACTERS: Final = 100
 
 

@@ -63,9 +63,12 @@ def _url_rule(value: SecretStr) -> SecretStr:
         raise Wrong(
             "an SQLite address names no host", "write three slashes before the path: sqlite:///path.db"
         )
-    if scheme != "sqlite" and not _is_conninfo(value.get_secret_value()):
+    # The driver would take what follows an unescaped slash for the database's name, and errors show that.
+    unescaped = set(rest.partition("?")[0].rpartition("@")[0]) & set("/@")
+    if scheme != "sqlite" and (unescaped or not _is_conninfo(value.get_secret_value())):
         remedy = (
-            "write postgresql://user:password@host:port/database?option=value, with %40 for '@' inside a part"
+            "write postgresql://user:password@host:port/database?option=value, with %40 for '@' and %2F for '/' "
+            "inside a part"
         )
         raise Wrong("PostgreSQL cannot read the address", remedy)
     return value

@@ -12,7 +12,7 @@ import fastavro
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.config.faults import Fault, Wrong, shown
+from relay.config.faults import HIDDEN, Fault, Wrong, shown
 from relay.config.model import (
     KafkaSettings,
     QueueConfig,
@@ -30,7 +30,7 @@ from relay.config.route_rules import RESERVED_ROUTES, route_faults
 from relay.config.routes import Destined, destination_model, name_rule
 from relay.config.substitution import Substitution
 from relay.config.timing import timing_faults
-from relay.kafka.settings import refusals
+from relay.kafka.settings import may_be_shown, refusals
 
 SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "registry", "timing")
 
@@ -124,7 +124,7 @@ class _Reading:
         for refusal in refusals(settings, allow_plaintext=allow_plaintext):
             key = f'kafka."{refusal.key}"'
             if key.replace('"', "") not in self.unresolved:
-                value = shown(refusal.key, given.get(refusal.key))
+                value = shown(refusal.key, given.get(refusal.key)) if may_be_shown(refusal.key) else HIDDEN
                 self.faults.append(Fault(key, value, refusal.problem, refusal.remedy))
         return settings
 

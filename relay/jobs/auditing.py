@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import readers, tables
-from relay.audit.checker import EXAMPLES_MAX, Findings, Offender
+from relay.audit.checker import EXAMPLES_MAX, EXPIRED_TWICE, Findings, Offender
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
 from relay.audit.route_topics import names_of, needed, ranges_of
@@ -51,6 +51,7 @@ _OFFENCES: Final = (
     ("phantoms", "verdict = 'phantom'", "effect.pos", "no captured message has this identity"),
     ("phantoms", "verdict = 'phantom_aborted'", "effect.pos", "its capture was aborted"),
     ("duplicates", "log is not null and effects > 1", "last_effect", "a second effect"),
+    ("duplicates", "verdict = 'expired' and effects > 1", "effect.pos", EXPIRED_TWICE),
     ("altered", "log is not null and effects > 0 and log.content <> effect.content", "effect.pos",
      "key or value differ from the log's"),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,6 +81,27 @@ class Following:
                 self.rows += rows
                 self.batches += 1
                 say(f"{self._name}: batch {number}: {rows:,} rows, {self.rows:,} in all", self._shown)
+
+
+def refuse_lost_checkpoint(relay: str, kafka: Mapping[str, str], query: str, checkpoint: Path) -> None:
+    """Raise ConfigError if the query has captured before and the checkpoint knows nothing of it.
+
+    Spark would number its batches from 0 again, and rows that are new would be taken for those of a batch that is decided.
+    """
+    from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
+
+    if (checkpoint / "metadata").exists():
+        return
+    log = decision_log(relay, kafka)
+    try:
+        known = log.decisions().has_batches_of(query)
+    finally:
+        log.close()
+    if known:
+        raise ConfigError(
+            f"--checkpoint {checkpoint}: it is new, but {query} has captured before, and new rows would be taken for "
+            "those of its first batches; bring the checkpoint back, or choose another --name"
+        )
 
 
 def taken(spark: SparkSession, checkpoint: Path) -> dict[str, dict[int, int]]:

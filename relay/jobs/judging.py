@@ -201,6 +201,7 @@ def counts(judged: DataFrame, window: Column) -> DataFrame:
     delivered = log & (effects > 0)
     verdict = sql.col("verdict")
     phantom = verdict.startswith("phantom")
+    expired = verdict == "expired"
     undecided = sql.col("undecided").isNotNull() & ~log
     altered = delivered & (sql.col("log.content") != sql.col("effect.content"))
     delay = sql.when(delivered, sql.unix_millis("effect.at") - sql.unix_millis("log.at"))
@@ -208,14 +209,14 @@ def counts(judged: DataFrame, window: Column) -> DataFrame:
         "captured": sql.count_if(log),
         "delivered": sql.count_if(delivered),
         "lost": sql.count_if(verdict.startswith("lost")),
-        "duplicates": sql.sum(sql.when(delivered, effects - 1).otherwise(0)),
+        "duplicates": sql.sum(sql.when(delivered | expired, effects - 1).otherwise(0)),
         "phantoms": sql.sum(sql.when(phantom, effects).otherwise(0)),
         "aborted": sql.count_if(sql.col("aborted").isNotNull() & ~log),
         "in_doubt": sql.count_if(undecided) + sql.count_if(verdict == "in_doubt"),
         "dead_letters": sql.count_if("dead"),
         "unseen": sql.count_if(verdict == "unseen"),
         "altered": sql.count_if(altered),
-        "expired": sql.sum(sql.when(verdict == "expired", effects).otherwise(0)),
+        "expired": sql.count_if(expired),
         "skipped": sql.count_if(verdict == "skipped"),
         "repeats": sql.sum(sql.when(log, sql.col("records") - 1).otherwise(0)),
         "told": sql.count_if(verdict == "told"),

@@ -91,6 +91,15 @@ class Scan:
 
     def one(self, partition: LogPartition, offset: int) -> Message | None:
         """Return the record at an offset, None if it is gone."""
+        try:
+            place = TopicPartition(partition.topic, partition.partition)
+            low, _high = self._consumer.get_watermark_offsets(place, timeout=self._deadline_s)
+        except KafkaException as error:
+            raise Unreachable(
+                f"{partition.topic}[{partition.partition}] cannot be read: {error.args[0].str()}"
+            ) from error
+        if offset < low:
+            return None
         for records in self.read({partition: (offset, offset + 1)}):
             for record in records:
                 return record.message

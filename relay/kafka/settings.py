@@ -177,6 +177,14 @@ def is_secret(key: str) -> bool:
     return any(part in key for part in _SECRETS)
 
 
+def may_be_shown(key: str) -> bool:
+    """Tell whether a fault may show the value of a setting: not what is secret, nor what nobody here knows.
+
+    A setting of another client may hold a password inside, as the JVM's ``sasl.jaas.config`` does.
+    """
+    return not is_secret(key) and any(key in known for known in (ALLOWED, FORCED, DERIVED, REFUSED))
+
+
 def redacted(kafka: Mapping[str, str]) -> dict[str, str]:
     """Return the settings as they may be shown."""
     return {key: "(hidden)" if is_secret(key) else value for key, value in kafka.items()}

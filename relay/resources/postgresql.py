@@ -146,6 +146,8 @@ class PostgresqlResource:
     def create_tables(self) -> None:
         """Create what is missing of the relay's tables."""
         with self.connect() as connection, reaching(self.name):
+            # Not one transaction: it would hold the locks of some tables while it waits for others' writers.
+            connection.execute(schema.ONE_CONNECTION_AT_A_TIME)
             for statement in schema.statements("postgresql"):
                 connection.execute(statement.encode())
 

@@ -154,6 +154,12 @@ _NEW_IDENTITY: Final = {
 }
 
 
+ONE_AT_A_TIME: Final = "select pg_advisory_xact_lock(492119548281)"
+"""Makes migrations of one PostgreSQL database wait for each other: "if not exists" fails when two create at once."""
+ONE_CONNECTION_AT_A_TIME: Final = "select pg_advisory_lock(492119548281)"
+"""The same until the connection is closed, for statements that are no transaction."""
+
+
 def statements(kind: Kind) -> tuple[str, ...]:
     """Return the statements of `relay migrate`, in their order; SQLite's file is put into WAL mode on opening."""
     return _SQLITE if kind == "sqlite" else _POSTGRESQL

@@ -222,7 +222,7 @@ def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
             )
             if not partial
         ]
-    except sqlite3.OperationalError as error:
+    except sqlite3.DatabaseError as error:  # also: not a database at all
         raise _sqlite_away(name, path, error) from None
     finally:
         connection.close()

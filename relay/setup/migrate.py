@@ -13,7 +13,7 @@ from relay.config.model import RelayConfig, ResourceConfig
 from relay.kafka.topics import TopicFacts, TopicPlan, Topics
 from relay.message.errors import ConfigError
 from relay.resources import open_resource
-from relay.resources.schema import statements
+from relay.resources.schema import ONE_AT_A_TIME, statements
 from relay.setup.check_table import OWN_TABLES, away
 from relay.setup.queue_tables import create_queues, statements_of
 
@@ -237,6 +237,7 @@ def _grant(name: str, resource: ResourceConfig) -> None:
     url = resource.migrate_url.get_secret_value()
     try:
         with psycopg.connect(url, connect_timeout=5) as connection:
+            connection.execute(ONE_AT_A_TIME)
             for grant in _grants(role):
                 connection.execute(grant)
     except psycopg.OperationalError as error:

@@ -1,12 +1,13 @@
 """``capture_batch``: inside ``foreachBatch``, one capture through the JVM's Kafka sink, at that sink's speed.
 
 That sink repeats the rows of a retried task, so a batch must be repeatable: with an id column each row says who it is;
-without one the batch is put into a reliable checkpoint first, and its rows are numbered there.
+without one the batch is put into a reliable checkpoint first, and its rows are numbered there. A row goes where its
+partition or key says, else its id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.run import randomness
 from relay.run.crash import crash_point
-from relay.spark.columns import header_column, utc_text
+from relay.spark.columns import header_column, named, utc_text
 from relay.spark.deciding import UnitDecider
 from relay.spark.options import WriteOptions, check_kafka, check_topics
 from relay.spark.writing import QUERY_ID
@@ -74,7 +75,7 @@ def capture_batch(
             **{f"kafka.{key}": value for key, value in java_settings(kafka).items()},
             **(sink or {}),
         }
-        made = _records(rows, options, unit.writer, attempt.capture, unit.resource(run).encode())
+        made = _records(rows, options, unit.writer, attempt.capture, unit.resource(run).encode(), partitions)
         made.write.format("kafka").options(**settings).option("topic", topic).save()
         crash_point("spark.appended")
     except BaseException:
@@ -107,7 +108,9 @@ def _numbered(df: DataFrame, run: str) -> DataFrame:
     return fixed.withColumn("id", sql.concat(sql.lit(f"{run}-"), number.cast("string")))
 
 
-def _records(df: DataFrame, options: WriteOptions, writer: str, capture: bytes, resource: bytes) -> DataFrame:
+def _records(
+    df: DataFrame, options: WriteOptions, writer: str, capture: bytes, resource: bytes, partitions: int
+) -> DataFrame:
     names = df.columns
     attributes: dict[str, Column] = {
         "ce_specversion": sql.lit("1.0"),
@@ -116,9 +119,12 @@ def _records(df: DataFrame, options: WriteOptions, writer: str, capture: bytes, 
         "ce_relaycapture": sql.lit(capture.hex()),
         "ce_relayresource": sql.lit(resource.decode()),
     }
-    for name in ("id", "source", "type", "subject", "time"):
+    for name in ("source", "type", "subject"):
         if name in names:
-            attributes[f"ce_{name}"] = utc_text(df, name) if name == "time" else sql.col(name).cast("string")
+            attributes[f"ce_{name}"] = sql.col(name).cast("string")
+    attributes["ce_id"] = named(sql.col("id").cast("string"))
+    if "time" in names:
+        attributes["ce_time"] = utc_text(df, "time")
     headers = header_column(attributes)
     if "headers" in names:
         given = sql.coalesce(sql.col("headers"), sql.array().cast("array<struct<key:string,value:binary>>"))
@@ -126,6 +132,16 @@ def _records(df: DataFrame, options: WriteOptions, writer: str, capture: bytes, 
     columns = [sql.col("value").cast("binary").alias("value"), headers.alias("headers")]
     if "key" in names:
         columns.append(sql.col("key").cast("binary").alias("key"))
-    if "partition" in names:
-        columns.append(sql.col("partition"))
+    columns.append(_placed(names, partitions).alias("partition"))
     return df.select(*columns)
+
+
+def _placed(names: Sequence[str], partitions: int) -> Column:
+    """Return the partition of each row; null leaves it to the sink, which places a key and repeats that for a repeat.
+
+    A row without a key is placed by its id: the sink would put the repeat of a retried task anywhere, and repeats are
+    known within a partition only.
+    """
+    by_id = sql.pmod(sql.crc32(sql.col("id").cast("string").cast("binary")), sql.lit(partitions)).cast("int")
+    found = sql.when(sql.col("key").isNull(), by_id) if "key" in names else by_id
+    return sql.coalesce(sql.col("partition").cast("int"), found) if "partition" in names else found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sql
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+_NO_ID: Final = "column id is null in a row; give each row an id"
 
 
 def kafka_columns(
@@ -32,7 +35,7 @@ def kafka_columns(
     """
     attributes = {
         "ce_specversion": sql.lit("1.0"),
-        "ce_id": _column(id),
+        "ce_id": named(_column(id)),
         "ce_source": _literal(source),
         "ce_type": _literal(type),
         "ce_subject": _optional(subject),
@@ -63,6 +66,11 @@ def header_column(headers: dict[str, Column]) -> Column:
         for name, value in headers.items()
     ]
     return sql.filter(sql.array(*pairs), lambda pair: pair["value"].isNotNull())
+
+
+def named(column: Column) -> Column:
+    """Return an id; a row without one stops the job, since nothing would tell its repeat from another row."""
+    return sql.coalesce(column, sql.raise_error(sql.lit(_NO_ID)))
 
 
 def _column(given: str | Column) -> Column:

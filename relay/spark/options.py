@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relay.config.timing import Timing
-from relay.kafka.settings import is_secret, refusals
+from relay.kafka.settings import may_be_shown, refusals
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
 
@@ -83,7 +83,7 @@ def read_options(given: Mapping[str, str]) -> WriteOptions:
 def check_kafka(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> None:
     """Raise ConfigError for the first client setting that the relay refuses."""
     for refusal in refusals(kafka, allow_plaintext=allow_plaintext):
-        value = "" if is_secret(refusal.key) else f" = {kafka.get(refusal.key, '')}"
+        value = f" = {kafka.get(refusal.key, '')}" if may_be_shown(refusal.key) else ""
         raise ConfigError(f"kafka.{refusal.key}{value}: {refusal.problem}; {refusal.remedy}")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -15,9 +17,13 @@ from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.model import ResourceConfig
 from relay.config.timing import Timing
 from relay.kafka.topics import TopicPlan, Topics
 from relay.message.errors import ConfigError, Unreachable
+from relay.queue.stores.sql_schema import create
+from relay.resources import open_resource
+from relay.setup.migrate import _grant
 
 MakeTopic = Callable[..., str]
 runner = CliRunner()
@@ -167,6 +173,23 @@ def test_the_worker_may_use_the_tables_and_not_change_them(
             worker.execute("alter table relay_inbox add column x text")
     checked = relay("check", config, "--connect")
     assert "resource shop" in checked["checked"]  # type: ignore[operator]
+
+
+def test_tables_are_created_by_several_migrations_at_once(postgres: str, worker_role: str) -> None:
+    config = ResourceConfig.model_validate({"url": url_of(postgres, worker_role), "migrate_url": postgres})
+    start = threading.Barrier(6)
+
+    def run() -> None:
+        resource = open_resource("shop", postgres)
+        start.wait(30)
+        resource.create_tables()
+        _grant("shop", config)
+        with psycopg.connect(postgres) as connection:
+            create(connection)
+
+    with ThreadPoolExecutor(6) as pool:
+        for one in [pool.submit(run) for _ in range(6)]:
+            one.result(60)
 
 
 def test_what_cannot_be_migrated_is_said(kafka: str, relay_name: str, tmp_path: Path) -> None:

@@ -8,14 +8,17 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import verify
+from relay.capture.outcomes import encode_marker, marker_headers
 from relay.cli.main import app
 from relay.config.loading import load
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
+from relay.message.envelope import ResourceName
 from relay.queue.desired import Kind, Subject, Wanted, Wish
 from relay.queue.message import MessageView, NewMessage
 from relay.queue.port import Filter, Holder
@@ -261,6 +264,29 @@ def test_verify_finds_each_message_once_and_what_was_lost_or_doubled(make: MakeR
     opened.close()
     follower.close()
     assert wrong(route).get("duplicates") == 1
+
+
+def test_verify_finds_a_message_of_an_aborted_capture_in_the_queue(make: MakeRoute) -> None:
+    route = make("sqlite")
+    elsewhere, capture = ResourceName("elsewhere", "1"), bytes(16)
+    headers = ce("/held", "taken back", ce_relaycapture=capture.hex(), ce_relayresource=elsewhere.encode().decode())
+    publish(route.kafka, route.log, [(0, headers, b"0")])
+    marker = Producer({"bootstrap.servers": route.kafka})
+    marker.produce(
+        route.log, encode_marker(capture, None, None, []), capture, 0, headers=marker_headers(capture, b"/held", elsewhere)
+    )
+    assert marker.flush(30) == 0
+    assert route.finish() == 0, route.said()
+    assert wrong(route) == {}
+
+    config = load(route.path)
+    follower = follow(config)
+    opened = open_queue(config, "credit", follower.now())
+    opened.put([NewMessage("/held", "taken back", b"0")], 1)
+    opened.close()
+    follower.close()
+
+    assert wrong(route) == {"phantoms": 1}
 
 
 def wrong(route: QueueRoute) -> dict[str, int]:

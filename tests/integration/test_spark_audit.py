@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.local import spark
@@ -120,6 +122,26 @@ def test_captures_and_what_no_page_proves(make_site: Callable[..., Site], shop: 
 
     assert (route["captured"], route["aborted"], route["in_doubt"], route["phantoms"]) == (3, 1, 3, 1)
     assert route["unseen"] == 1
+
+
+def test_a_second_effect_is_a_duplicate_although_its_message_has_left_the_log(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    for number in range(3):
+        site.write(site.log, number)
+    instance = os.urandom(16)
+    site.record(Begin("w", "t", instance, 1, -1, [InputRange(site.log, 0, 0, 3)], []))
+    site.record(page_of(site, [0, 1, 2], instance), Seal("w", instance, 1))
+    for number in (0, 1, 2, 0):
+        site.write(site.output, number)
+    site.stand_at(3, 0)
+    for deleted in kafka_admin.delete_records([TopicPartition(site.log, 0, 2)]).values():
+        deleted.result(30)
+
+    route = agree(site)
+
+    assert (route["captured"], route["expired"], route["duplicates"], route["phantoms"]) == (1, 2, 1, 0)
 
 
 def test_every_fault_planted_in_a_table_is_found(make_site: Callable[..., Site], shop: str) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from relay.capture.decisions import batch_unit
-from relay.local.spark import connector_jars
+from relay.local.spark import connector_jars, submission
 from relay.run import crash
 from relay.spark.deciding import abort_unit, commit_unit
 from relay.spark.options import WriteOptions
@@ -191,6 +191,57 @@ def test_capture_batch_killed_after_its_rows_counts_them_once(route: TopicRoute,
     assert len([one for one in read_all(route.kafka, route.log, 3) if one.key() != b""]) > len(lines)
     assert route.finish(until_idle_s=3) == 0
     assert numbers(route) == Counter(lines)
+
+
+def test_capture_batch_counts_rows_without_a_key_once_though_their_task_is_retried(route: TopicRoute, drive: Drive) -> None:
+    facts = list(
+        drive(
+            "retried", capture={"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}},
+            columns=["cast(id as string) as id"], jars=[str(jar) for jar in connector_jars()],
+        ).facts()
+    )  # fmt: skip
+
+    assert facts == [{"done": True}]
+    assert len(read_all(route.kafka, route.log, 3)) > 2000 + 3, "the rows of the failed tasks, and markers"
+    assert route.finish(until_idle_s=3) == 0
+    assert {n: count for n, count in numbers(route).items() if count > 1} == {}
+    assert numbers(route).total() == 2000
+
+
+def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost(route: TopicRoute, tmp_path: Path) -> None:
+    folder = tmp_path / "drops"
+    folder.mkdir()
+
+    def capture(checkpoint: str) -> subprocess.CompletedProcess[str]:
+        job = submission("capture", [
+            str(route.path), str(folder), "--topic", route.log, "--name", "drops", "--id", "n",
+            "--checkpoint", str(tmp_path / checkpoint),
+        ])  # fmt: skip
+        return subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=300)
+
+    (folder / "first.csv").write_text("n\n1\n")
+    first = capture("one")
+    assert first.returncode == 0, first.stdout + first.stderr
+    (folder / "second.csv").write_text("n\n2\n")
+
+    lost = capture("two")
+
+    assert lost.returncode == 2, lost.stdout + lost.stderr
+    assert "has captured before" in lost.stdout + lost.stderr
+    again = capture("one")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert {record.value() for record in read_all(route.kafka, route.log, 3) if record.value()[:1] == b"{"} == {
+        b'{"n":1}', b'{"n":2}',
+    }  # fmt: skip
+
+
+def test_a_row_without_an_id_stops_what_tells_repeats_by_it(route: TopicRoute, drive: Drive) -> None:
+    place = {"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}}
+    facts = list(drive("nameless", capture=place, jars=[str(jar) for jar in connector_jars()]).facts())
+
+    assert ["column id is null in a row" in fact.get("failed", "") for fact in facts] == [True, True]
+    assert route.finish(until_idle_s=3) == 0
+    assert route.outputs() == []
 
 
 def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
-from relay.audit.verify import verify
+from relay.audit.verify import _RouteAudit, verify
 from relay.cli.main import app
 from relay.config.timing import Timing
 from relay.kafka.scan import Scan
@@ -110,6 +111,25 @@ def test_messages_before_the_recorded_start_are_not_the_routes(make_site: Callab
     assert report.findings.captured == 1
 
 
+def test_what_left_the_log_undelivered_is_lost(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    for number in range(3):
+        site.write(site.log, number)
+    starts = {f"{site.log}/{site.topic_id.hex()}": {"0": 0, "1": 0}}
+    site.producer.produce(
+        site.config.control_topic, key=b"start/main", value=json.dumps({"policy": "earliest", "starts": starts})
+    )
+    assert site.producer.flush(30) == 0
+    for deleted in kafka_admin.delete_records([TopicPartition(site.log, 0, 2)]).values():
+        deleted.result(30)
+
+    assert wrong(site.audit()) == {"lost": 2, "unseen": 1}
+    site.stand_at(1, 0)
+    assert wrong(site.audit()) == {"lost": 1, "unseen": 1}
+
+
 def test_what_an_aborted_kafka_transaction_wrote_is_no_effect(make_site: Callable[..., Site]) -> None:
     site = make_site()
     site.write(site.log, 1)
@@ -196,6 +216,23 @@ def test_messages_without_an_id_are_found_by_the_relays_own_digest(make_site: Ca
     assert offender(report, "lost")[0] == f"{site.log}[0]@1"
 
 
+def test_a_destination_that_forgets_sooner_than_the_log_is_said(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    for number in range(3):
+        site.write(site.log, number)
+        site.write(site.output, number)
+    site.stand_at(3, 0)
+    for deleted in kafka_admin.delete_records([TopicPartition(site.output, 0, 2)]).values():
+        deleted.result(30)
+
+    report = site.audit()
+
+    assert wrong(report) == {"lost": 2}
+    assert any(f"the destination begins at {site.output}[0]@2" in note for note in report.findings.notes)
+
+
 def test_a_begun_transaction_without_an_end_is_in_doubt(make_site: Callable[..., Site]) -> None:
     site = make_site()
     site.write(site.log, 1)
@@ -276,6 +313,20 @@ class TestCaptures:
         site.stand_at(10, 0)
 
         assert wrong(site.audit()) == {"in_doubt": 2}
+
+    def test_what_commits_while_the_audit_reads_is_unseen_not_in_doubt(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read_log = _RouteAudit._log
+
+        def commit_and_read(audit: _RouteAudit) -> Any:
+            capture, nonce = self.capture(site, 1)  # its marker is not written yet
+            self.decide(site, capture, nonce, "committed")
+            return read_log(audit)
+
+        monkeypatch.setattr(_RouteAudit, "_log", commit_and_read)
+
+        assert wrong(site.audit()) == {"unseen": 1}
 
     def test_an_aborted_marker_is_believed_only_where_the_resource_is_not_configured(
         self, site: Site

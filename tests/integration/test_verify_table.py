@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from relay.monitor.entries import DELIVERED, Page, Proof
 from tests.integration.audit_site import TABLE_ROUTE, Site, digest, offender, wrong
@@ -158,3 +160,47 @@ class TestTables:
 
         assert wrong(report) == {"lost": 1}
         assert any("not checkable" in note for note in report.findings.notes)
+
+    def test_what_a_restored_database_lacks_is_not_delivered_whatever_the_monitor_says(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site]
+    ) -> None:
+        own = self.make(
+            request,
+            make_site,
+            'to = {{ resource = "shop", mode = "sql", sql = "insert into ledger (id) values (%(id)s)", '
+            'columns = {{ id = "ce:id" }} }}',
+        )
+        site = own.site
+        for number in range(3):
+            site.write(site.log, number)
+        numbers = [0, 1, 2]
+        site.record(
+            Page("w", bytes(16), 1, Proof.PROVEN, None, site.log, 0, b"".join(map(digest, numbers)), bytes(24), numbers,
+                 bytes([DELIVERED]) * 3, b"", [1, 2, 3])
+        )  # fmt: skip
+        own.inbox(2, 2)  # delivered above the position, before the backup
+        own.stand_at(1)
+
+        report = site.audit()
+
+        assert not report.ok
+        assert report.findings.delivered == 2
+        assert offender(report, "lost")[0] == f"{site.log}[0]@1"
+
+    def test_rows_older_than_the_log_that_nothing_tells_are_said(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site], kafka_admin: AdminClient
+    ) -> None:
+        by_id = self.make(
+            request, make_site, 'to = {{ table = "ledger", resource = "shop", columns = {{ id = "ce:id" }} }}'
+        )
+        for number in range(3):
+            by_id.site.write(by_id.site.log, number)
+            by_id.row(number)
+        by_id.stand_at(3)
+        for deleted in kafka_admin.delete_records([TopicPartition(by_id.site.log, 0, 2)]).values():
+            deleted.result(30)
+
+        report = by_id.site.audit()
+
+        assert wrong(report) == {"phantoms": 2}
+        assert any(f"the log begins at {by_id.site.log}[0]@2" in note for note in report.findings.notes)

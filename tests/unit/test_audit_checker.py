@@ -157,6 +157,13 @@ def test_one_phantom_is_named_by_its_place_at_the_destination() -> None:
     assert str(findings.offenders[0].place) == "ledger[0]@1"
 
 
+def test_a_second_effect_is_a_duplicate_although_its_message_has_left_the_log() -> None:
+    findings = audit(ledger("a"), "old", "a", "old", "old", expired=("old",))
+
+    assert wrong(findings) == {"duplicates": 2}
+    assert findings.expired == 1
+
+
 def test_an_effect_older_than_the_log_is_expired_not_a_phantom() -> None:
     findings = audit(ledger("a"), "old", "a", expired=("old",))
 

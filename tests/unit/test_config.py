@@ -395,6 +395,10 @@ CANARY = "c4n4ry"
         BASE.replace("[kafka]", f'[kafka]\n"sasl.password" = "{CANARY}"'),
         BASE.replace("[kafka]", f'[kafka]\n"ssl.key.password" = "{CANARY}"\n"sasl.username" = "x"'),
         BASE.replace("[kafka]", f'[kafka]\n"sasl.oauthbearer.client.secret" = "{CANARY}"'),
+        BASE.replace("[kafka]", f"""[kafka]\n"sasl.jaas.config" = 'x required password="{CANARY}";'"""),
+        BASE.replace("sqlite:///shop.db", f"postgresql://bob:a/{CANARY}@db/shop"),
+        BASE + f'[queues.q]\nstore = "postgresql://bob:a/{CANARY}@db/shop"\nsubscribers = {{ a = {{}} }}\n',
+        BASE + f'[queues.q]\nstore = "postgresql://bob:a@{CANARY}@db/shop"\nsubscribers = {{ a = {{}} }}\n',
         BASE.replace('instance = "a"', 'instance = "${env:SECRET}/"'),
         BASE.replace(
             "[resources.shop]", f'[resources]\nother = "postgresql://bob:{CANARY}@db/shop"\n[resources.shop]'

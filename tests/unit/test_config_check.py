@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.config.model import RelayConfig, TableDestination
+from relay.config.model import RelayConfig, ResourceConfig, TableDestination
 from relay.config.reading import read
 from relay.kafka.topics import BrokerFacts, TopicFacts
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 from relay.setup.check import notes
-from relay.setup.check_table import Column, TableFacts, judge_table
+from relay.setup.check_table import Column, TableFacts, judge_table, look_at
 from relay.setup.check_topics import VERIFICATION, Findings, judge_brokers, judge_topics
 from relay.setup.migrate import Migration, plan_topics, wanted_topics
 
@@ -229,3 +229,12 @@ def test_a_log_that_does_not_exist_is_not_migrated() -> None:
         wanted_topics(config_of(), {}, 1)
     with pytest.raises(ConfigError, match=r"relay.replication = 3"):
         wanted_topics(thrice, logs, 1)
+
+
+def test_a_file_that_is_no_database_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    path.write_text("somebody's notes, long enough to have a header")
+    resource = ResourceConfig.model_validate({"url": f"sqlite:///{path}"})
+
+    with pytest.raises(Unreachable, match=r"cannot be opened \(file is not a database\); .*correct the path"):
+        look_at("shop", resource, "orders")

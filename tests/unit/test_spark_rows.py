@@ -126,6 +126,14 @@ def test_an_option_that_cannot_be_is_a_sentence(given: dict[str, str], sentence:
         read_options(given)
 
 
+def test_a_setting_of_another_client_is_named_without_its_value() -> None:
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="s3cret";'
+    with pytest.raises(ConfigError, match=r"kafka\.sasl\.jaas\.config") as refused:
+        read_options({"relay": "shop", "kafka.bootstrap.servers": "127.0.0.1:1", "kafka.sasl.jaas.config": jaas})
+
+    assert "s3cret" not in str(refused.value)
+
+
 def test_options_do_not_print_a_password() -> None:
     made = read_options({"relay": "shop", "kafka.bootstrap.servers": "127.0.0.1:1", "kafka.sasl.username": "u",
                          "kafka.sasl.password": "canary", "kafka.security.protocol": "sasl_ssl"})  # fmt: skip

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import psycopg
 
+from relay.resources.schema import ONE_AT_A_TIME
+
 
 class Phase(IntEnum):
     """Where a delivery stands for `take`; the numbers are stored, never change one."""
@@ -202,5 +204,6 @@ def create(connection: sqlite3.Connection | psycopg.Connection[Any]) -> None:
         for statement in statements("sqlite"):
             connection.execute(statement)
         return
+    connection.execute(ONE_AT_A_TIME)
     for statement in statements("postgresql"):
         connection.execute(statement.encode())
