@@ -119,7 +119,7 @@ TOPIC_GUARDS: Final = (
     ),
 )
 TABLE_GUARDS: Final = (
-    Guard("no_epoch_guard", "a fenced worker writes", Search("route", range(30, 60), "two writers")),
+    Guard("no_epoch_guard", "a fenced worker writes", Search("route", range(0, 90), "two writers")),
     Guard(
         "trimmed_when_fenced",
         "a fenced worker deletes the rows that its heir decides by",
@@ -141,7 +141,7 @@ TABLE_GUARDS: Final = (
     Guard(
         "no_sift_for_table",
         "a repeat older than the inbox has a second row",
-        Search("route", range(30, 90), "duplicate"),
+        Search("route", range(130, 200), "duplicate"),
     ),
     Guard(
         "inbox_not_entered",
