@@ -119,7 +119,7 @@ TOPIC_GUARDS: Final = (
     ),
 )
 TABLE_GUARDS: Final = (
-    Guard("no_epoch_guard", "a fenced worker writes", Search("route", range(0, 90), "two writers")),
+    Guard("no_epoch_guard", "a fenced worker writes", Search("route", range(90), "two writers")),
     Guard(
         "trimmed_when_fenced",
         "a fenced worker deletes the rows that its heir decides by",
