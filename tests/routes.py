@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from relay.config.loading import load
 from relay.setup.migrate import migrate
@@ -127,6 +128,12 @@ def publish(kafka: str, topic: str, records: Iterable[tuple[int, list[tuple[str,
     for partition, headers, value in records:
         producer.produce(topic, value=value, partition=partition, headers=headers, key=b"k")
     assert producer.flush(30) == 0
+
+
+def delete_below(admin: AdminClient, topic: str, offset: int) -> None:
+    """Let the first partition of a topic begin at an offset, as retention does."""
+    for deleted in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        deleted.result(30)
 
 
 def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True) -> list[Any]:

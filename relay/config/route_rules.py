@@ -9,7 +9,6 @@ from relay.config.model import is_owned_topic
 from relay.config.queue_rules import queue_route_faults
 from relay.config.queues import QueueConfig
 from relay.config.routes import (
-    TOPIC_CHARACTERS_MAX,
     QueueDestination,
     RouteConfig,
     TableDestination,
@@ -17,6 +16,7 @@ from relay.config.routes import (
     sql_faults,
 )
 from relay.config.timing import Timing
+from relay.message.record import TOPIC_CHARACTERS_MAX
 
 RESERVED_ROUTES = frozenset({"decide"})
 """``<relay>.decide.<writer>`` are the transactional ids of writers of decisions."""

@@ -12,10 +12,9 @@ from relay.config.faults import Wrong
 from relay.config.quantities import Bytes, Seconds
 from relay.message import identity
 from relay.message.errors import ConfigError
+from relay.message.record import TOPIC_NAME
 
-TOPIC_CHARACTERS_MAX: Final = 249
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _IDENTIFIER: Final = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
 _TABLE: Final = re.compile(rf"(?:{_IDENTIFIER}\.)?{_IDENTIFIER}")
 _COLUMN: Final = re.compile(_IDENTIFIER)
@@ -55,7 +54,7 @@ def name_rule(value: str) -> str:
 
 def topic_rule(value: str) -> str:
     """Refuse what Kafka does not take as a topic's name."""
-    if not _TOPIC.fullmatch(value) or value in (".", ".."):
+    if not TOPIC_NAME.fullmatch(value) or value in (".", ".."):
         raise Wrong("not a topic's name", "use 1 to 249 letters, digits, '.', '_' or '-'")
     return value
 

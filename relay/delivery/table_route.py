@@ -23,7 +23,7 @@ from relay.delivery.sifting import sift
 from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
 from relay.message.envelope import Headers, outgoing
 from relay.message.errors import MessageRejected
-from relay.message.identity import DIGEST_BYTES, content_digest
+from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
@@ -76,11 +76,12 @@ class Shipment:
 
 @dataclass(slots=True, eq=False)
 class Entered:
-    """What a bundle of entries stands for: their pages, which count once it is acknowledged, and the positions below
-    which the monitor has everything then."""
+    """What a bundle of entries stands for: their pages, which count once it is acknowledged, the digests in them, and
+    the positions below which the monitor has everything then."""
 
     positions: dict[LogPartition, int]
     pages: list[Page] = field(default_factory=list)
+    digests: set[bytes] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -273,8 +274,7 @@ class TableDelivery:
         if not self._under_way and not self._entering:
             return fresh
         on_their_way = {message.digest for shipment in self._under_way for message in shipment.messages}
-        for page in [page for token in self._entering for page in token.pages]:
-            on_their_way.update(page.digests[at : at + DIGEST_BYTES] for at in range(0, len(page.digests), DIGEST_BYTES))
+        on_their_way.update(*(token.digests for token in self._entering))
         kept = [message for message in fresh if message.digest not in on_their_way]
         tried.duplicates += len(fresh) - len(kept)
         return kept
@@ -299,6 +299,7 @@ class TableDelivery:
             elif verdict.outcome == DEAD and verdict.cause is not None:
                 tried.died(verdict.cause.code)
                 self._append_dead(bundle, message, verdict.cause)
+        token.digests.update(message.digest for message in entered)
         for number, page in enumerate(self._entries(entered, bytes(outcomes), applied)):
             self._write(bundle, token, page, number)
         self._appends.close(bundle)

@@ -6,7 +6,6 @@ the reports of the records that belong together.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,12 +15,12 @@ from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, ConfigError
+from relay.message.record import TOPIC_NAME
 from relay.run import clock, schedule
 
 _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001
 _CLOSE_S: Final = 5.0
-_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
 
@@ -118,7 +117,7 @@ class Appender:
         facts = self._facts.get(name)
         if facts is None:
             # Looked at here: the client ends the process when it is asked about what is no UTF-8.
-            if _TOPIC_NAME.fullmatch(name) is None:
+            if TOPIC_NAME.fullmatch(name) is None:
                 raise ConfigError(f"topic {name!r} is no name of a topic; use A-Z, a-z, 0-9, '.', '_' and '-', at most 249")
             facts = self.describe([name]).get(name)
             if facts is None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import re
+from typing import Final, NamedTuple, Protocol
 
 from relay.message.envelope import Headers
 from relay.message.errors import MessageRejected
+
+TOPIC_CHARACTERS_MAX: Final = 249
+TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}")
 
 
 class LogPartition(NamedTuple):

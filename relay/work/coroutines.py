@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 from relay.message.errors import RelayError
-from relay.queue.message import Ticket
-from relay.run import clock, schedule
+from relay.run import schedule
 from relay.run.crash import crash_point
 from relay.work.desks import Database
 from relay.work.dispatch import Dispatch, Ended, Work
 from relay.work.further import FurtherDatabase
+from relay.work.hands import UnderWay
 from relay.work.running import Call, Runner
 from relay.work.subscriber import Handler
 
@@ -131,7 +131,8 @@ class Coroutines:
         self._run = run
         self._lock = lock
         self._wake = wake
-        self._begun: dict[int, tuple[float, Work]] = {}
+        self._under_way = UnderWay()
+        self.longest = self._under_way.longest
         self._tasks: set[asyncio.Task[None]] = set()
         self.broken: BaseException | None = None
         self._loop = asyncio.new_event_loop()
@@ -141,11 +142,6 @@ class Coroutines:
         """Start what may start; call it with the lock held."""
         if self._dispatch.ready:
             self._loop.call_soon_threadsafe(self._start)
-
-    def longest(self, now: float) -> tuple[float, Ticket] | None:
-        """Return for how many seconds the oldest run has lasted, and its first message; None if nothing runs."""
-        begun = min(list(self._begun.values()), default=None, key=lambda one: one[0])
-        return None if begun is None else (now - begun[0], begun[1].messages[0].ticket)
 
     def close(self, timeout_s: float) -> bool:
         """End the loop, in which nothing runs any more; False if a coroutine does not let go of it in time."""
@@ -166,9 +162,9 @@ class Coroutines:
         work: Work | None = first
         while work is not None:
             number = work.messages[0].ticket.handle
-            self._begun[number] = (clock.monotonic(), work)
+            self._under_way.begin(number, work)
             ends = await self._run(work)
-            del self._begun[number]
+            self._under_way.end(number)
             work = self._next(ends)
         self._wake.set()
 

@@ -16,6 +16,26 @@ _STOP: Final = False
 _GO: Final = True
 
 
+class UnderWay:
+    """What runs now, by a number of whoever runs it, and since when; the worker's thread looks at it meanwhile."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[float, Work]] = {}
+
+    def begin(self, number: int, work: Work) -> None:
+        """Note that a work begins."""
+        self._begun[number] = (clock.monotonic(), work)
+
+    def end(self, number: int) -> None:
+        """Note that it has ended."""
+        del self._begun[number]
+
+    def longest(self, now: float) -> tuple[float, Ticket] | None:
+        """Return for how many seconds the oldest run has lasted, and its first message; None if nothing runs."""
+        begun = min(list(self._begun.values()), default=None, key=lambda one: one[0])
+        return None if begun is None else (now - begun[0], begun[1].messages[0].ticket)
+
+
 class Hands:
     """``concurrency`` threads over one dispatch. ``lock`` guards the dispatch; ``wake`` is set when a hand is empty."""
 
@@ -28,7 +48,8 @@ class Hands:
         self._wake = wake
         self._tokens = schedule.fifo()
         self._idle = 0
-        self._begun: dict[int, tuple[float, Work]] = {}
+        self._under_way = UnderWay()
+        self.longest = self._under_way.longest
         self.broken: BaseException | None = None
         self._threads = [
             schedule.start_thread(f"handler-{number}", self._loop(number)) for number in range(concurrency)
@@ -39,11 +60,6 @@ class Hands:
         for _ in range(min(self._idle, self._dispatch.ready)):
             self._idle -= 1
             self._tokens.put(_GO)
-
-    def longest(self, now: float) -> tuple[float, Ticket] | None:
-        """Return for how many seconds the oldest run has lasted, and its first message; None if nothing runs."""
-        begun = min(list(self._begun.values()), default=None, key=lambda one: one[0])
-        return None if begun is None else (now - begun[0], begun[1].messages[0].ticket)
 
     def close(self, timeout_s: float) -> bool:
         """Let every thread end after what it runs now; False if one has not ended in time."""
@@ -79,9 +95,9 @@ class Hands:
                 if self._tokens.get() is _STOP:
                     return
                 continue
-            self._begun[number] = (clock.monotonic(), work)
+            self._under_way.begin(number, work)
             ends = self._run(work)
-            del self._begun[number]
+            self._under_way.end(number)
 
 
 def all_ended(work: Work, outcome: Outcome, cause: str = "") -> list[Ended]:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, decode, encode
 from relay.run.restarts import ExitCode
-from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
+from tests.routes import TopicRoute, ce, delete_below, ids, publish, read_all, wait_for
 
 MakeRoute = Callable[..., TopicRoute]
 
@@ -84,8 +84,7 @@ def unreadable(route: TopicRoute, admin: AdminClient) -> None:
     producer.produce(f"{route.name}.main.monitor", value, key, 0)
     producer.produce(route.out, b"what was there", partition=0)
     assert producer.flush(20) == 0
-    for done in admin.delete_records([TopicPartition(route.out, 0, 1)]).values():
-        done.result(20)
+    delete_below(admin, route.out, 1)
 
 
 def proofs(route: TopicRoute) -> dict[int, str | None]:
@@ -135,8 +134,7 @@ def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRout
     publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(2)])
     assert route.finish() == 0, route.said()
     publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(2, 8)])
-    for done in kafka_admin.delete_records([TopicPartition(route.log, 0, 5)]).values():
-        done.result(20)
+    delete_below(kafka_admin, route.log, 5)
     lost = f"lost:main/{route.log}/0/2-4"
 
     assert route.finish() == ExitCode.PERSON

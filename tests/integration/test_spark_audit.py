@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from relay.audit.verify import COUNTS, MORE_COUNTS
@@ -20,6 +19,7 @@ from relay.message import identity
 from relay.monitor.entries import Begin, InputRange, Page, Proof, Seal
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_table import on_postgresql
+from tests.routes import delete_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -136,8 +136,7 @@ def test_a_second_effect_is_a_duplicate_although_its_message_has_left_the_log(
     for number in (0, 1, 2, 0):
         site.write(site.output, number)
     site.stand_at(3, 0)
-    for deleted in kafka_admin.delete_records([TopicPartition(site.log, 0, 2)]).values():
-        deleted.result(30)
+    delete_below(kafka_admin, site.log, 2)
 
     route = agree(site)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
@@ -24,6 +24,7 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, InputRange, Seal
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest, offender, wrong
+from tests.routes import delete_below
 
 
 def test_a_clean_topic_route_is_right_on_the_command_line(make_site: Callable[..., Site]) -> None:
@@ -122,8 +123,7 @@ def test_what_left_the_log_undelivered_is_lost(
         site.config.control_topic, key=b"start/main", value=json.dumps({"policy": "earliest", "starts": starts})
     )
     assert site.producer.flush(30) == 0
-    for deleted in kafka_admin.delete_records([TopicPartition(site.log, 0, 2)]).values():
-        deleted.result(30)
+    delete_below(kafka_admin, site.log, 2)
 
     assert wrong(site.audit()) == {"lost": 2, "unseen": 1}
     site.stand_at(1, 0)
@@ -224,8 +224,7 @@ def test_a_destination_that_forgets_sooner_than_the_log_is_said(
         site.write(site.log, number)
         site.write(site.output, number)
     site.stand_at(3, 0)
-    for deleted in kafka_admin.delete_records([TopicPartition(site.output, 0, 2)]).values():
-        deleted.result(30)
+    delete_below(kafka_admin, site.output, 2)
 
     report = site.audit()
 

@@ -8,11 +8,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from relay.monitor.entries import DELIVERED, Page, Proof
 from tests.integration.audit_site import TABLE_ROUTE, Site, digest, offender, wrong
+from tests.routes import delete_below
+
+OWN_SQL = (
+    'to = {{ resource = "shop", mode = "sql", sql = "insert into ledger (id) values (%(id)s)", '
+    'columns = {{ id = "ce:id" }} }}'
+)
 
 
 class Ledger:
@@ -145,12 +150,7 @@ class TestTables:
     def test_own_sql_is_held_against_the_inbox_alone(
         self, request: pytest.FixtureRequest, make_site: Callable[..., Site]
     ) -> None:
-        own = self.make(
-            request,
-            make_site,
-            'to = {{ resource = "shop", mode = "sql", sql = "insert into ledger (id) values (%(id)s)", '
-            'columns = {{ id = "ce:id" }} }}',
-        )
+        own = self.make(request, make_site, OWN_SQL)
         own.site.write(own.site.log, 1)
         own.site.write(own.site.log, 2)
         own.inbox(1, 0)
@@ -164,12 +164,7 @@ class TestTables:
     def test_what_a_restored_database_lacks_is_not_delivered_whatever_the_monitor_says(
         self, request: pytest.FixtureRequest, make_site: Callable[..., Site]
     ) -> None:
-        own = self.make(
-            request,
-            make_site,
-            'to = {{ resource = "shop", mode = "sql", sql = "insert into ledger (id) values (%(id)s)", '
-            'columns = {{ id = "ce:id" }} }}',
-        )
+        own = self.make(request, make_site, OWN_SQL)
         site = own.site
         for number in range(3):
             site.write(site.log, number)
@@ -197,8 +192,7 @@ class TestTables:
             by_id.site.write(by_id.site.log, number)
             by_id.row(number)
         by_id.stand_at(3)
-        for deleted in kafka_admin.delete_records([TopicPartition(by_id.site.log, 0, 2)]).values():
-            deleted.result(30)
+        delete_below(kafka_admin, by_id.site.log, 2)
 
         report = by_id.site.audit()
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from relay.queue.states import SubscriberState
-from tests.integration.work_site import Site, lent_site, report
+from tests.integration.work_site import Site, lent_site, report, site_on
 from tests.routes import wait_for
 
 STORES = pytest.mark.parametrize("medium", ["sqlite", "postgresql"])
@@ -39,8 +39,7 @@ async def book(message, db):
 def site(
     medium: str, request: pytest.FixtureRequest, tmp_path: Path, kafka: str, kafka_admin: AdminClient
 ) -> Iterator[Site]:
-    url = f"sqlite:///{tmp_path}/shop.db" if medium == "sqlite" else request.getfixturevalue("postgres")
-    with lent_site(tmp_path, kafka, kafka_admin, url, extra="tries = 3") as made:
+    with site_on(medium, request, tmp_path, kafka, kafka_admin, extra="tries = 3") as made:
         yield made
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from relay.config.loading import load
@@ -182,6 +183,16 @@ def lent_site(folder: Path, kafka: str, admin: AdminClient, url: str, **given: s
             [site.config.control_topic, site.config.deadletter_topic]
         ).values():
             deleted.result(30)
+
+
+@contextmanager
+def site_on(
+    medium: str, request: pytest.FixtureRequest, folder: Path, kafka: str, admin: AdminClient, **given: str
+) -> Iterator[Site]:
+    """Lend a site whose handlers write to a database of this kind."""
+    url = f"sqlite:///{folder}/shop.db" if medium == "sqlite" else request.getfixturevalue("postgres")
+    with lent_site(folder, kafka, admin, url, **given) as made:
+        yield made
 
 
 def report(process: subprocess.Popen[bytes], deadline_s: float = 60.0) -> dict[str, Any]:
