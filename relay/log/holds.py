@@ -359,7 +359,13 @@ class PartitionHolds:
         else:
             queue.append(Spilled(message.capture, message.offset, message.offset, 1))
         if message.capture is not None:
-            self._queued[message.capture] = self._queued.get(message.capture, 0) + 1
+            self._await(message.capture)
+
+    def _await(self, capture: bytes) -> None:
+        """One more entry of a lane waits; an outcome that came before it stays until it is handed on."""
+        self._queued[capture] = self._queued.get(capture, 0) + 1
+        if capture in self._outcomes:
+            self._awaited[capture] = self._outcomes.pop(capture)
 
     def _pop(self, queue: deque[LogMessage | Spilled]) -> None:
         """Take the head of a lane out; an outcome that nothing waits for any more may be forgotten in its turn."""
@@ -387,7 +393,7 @@ class PartitionHolds:
             head = queue[0]
             outcome = Decision.COMMITTED if head.capture is None else self._outcome(head.capture)
             if outcome is None:
-                return self._hold_again(head, lane)
+                return  # its capture's hold names this lane since the message was taken
             if outcome is Decision.ABORTED:
                 if isinstance(head, Spilled):
                     self.aborted += head.count
@@ -395,14 +401,13 @@ class PartitionHolds:
                     self._drop(head)
             elif isinstance(head, Spilled):
                 self._reload[lane] = None
-                return None
+                return
             else:
                 self.ready.append(head)
             if isinstance(head, LogMessage):
                 self._budget.used -= head.size
             self._pop(queue)
         self._lanes.pop(lane, None)
-        return None
 
     def _drop(self, message: LogMessage) -> None:
         self.aborted += 1
@@ -414,13 +419,3 @@ class PartitionHolds:
         if claims:
             self.numbered = True
             self._ended.claims += claims
-
-    def _hold_again(self, head: LogMessage | Spilled, lane: bytes) -> None:
-        """The next capture of the lane is undecided; if its outcome was forgotten, it is asked for again."""
-        assert head.capture is not None
-        hold = self._holds.get(head.capture)
-        if hold is None:
-            offset = head.first if isinstance(head, Spilled) else head.offset
-            raw = None if isinstance(head, Spilled) else head.header("ce_relayresource")
-            hold = self._hold(head.capture, ResourceName.decode(raw) if raw else None, offset, 0.0)
-        hold.lanes.add(lane)

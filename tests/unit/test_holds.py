@@ -244,3 +244,21 @@ def test_an_outcome_is_not_forgotten_while_messages_of_its_capture_wait(limit: i
     assert offsets(h) == list(range(11))
     assert len(h._outcomes) <= 3
     assert not h._awaited
+
+
+@pytest.mark.parametrize("limit", [0, 10_000])
+def test_an_outcome_that_came_before_its_message_is_not_forgotten_while_it_waits(limit: int) -> None:
+    h = PartitionHolds(PARTITION, 0, HoldBudget(limit), marker_wait_s=3, outcomes_max=3)
+    h.take(message(0, capture=A), SHOP, 0)
+    h.decide(B, Decision.COMMITTED)  # decided in another partition, of which it has messages too
+    h.take(message(1, capture=B), SHOP, 0)
+    for n in range(10):
+        h.decide(n.to_bytes(16, "big"), Decision.COMMITTED)
+
+    h.decide(A, Decision.COMMITTED)
+    while h.reloads():
+        ((lane, head),) = h.reloads()
+        h.reloaded(lane, [message(head.first, capture=head.capture)], head.last + 1)
+
+    assert h.holds() == [], "nothing is asked for again, least of all of a person"
+    assert offsets(h) == [0, 1]
