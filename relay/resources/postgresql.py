@@ -43,34 +43,42 @@ _DECISIONS_TIMEOUT_S: Final = 8
 _UNIQUE_VIOLATION: Final = b"23505"
 _DIVISION_BY_ZERO: Final = b"22012"
 _NO_SUCH_PREPARED: Final = b"26000"
+_NO_RIGHT: Final = b"42501"
+_REMEDIES: Final = {
+    _NO_RIGHT: "; if the block sets a role, let it set its own back before it ends (`reset role`), or grant that role the relay's tables"
+}
 
 _BEGIN: Final = b"relay_begin"
 _ENTER: Final = b"relay_enter"
 _DECIDE: Final = b"relay_decide"
 _COMMIT: Final = b"relay_commit"
+_SUCCEEDED: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _BYTEA: Final = 17
 _TEXT: Final = 25
 _BINARY: Final = 1
+_TABLE: Final = sql.SQL("""select n.nspname, c.relname from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('relay_capture')""")
 _PREPARED: Final = (
-    (_BEGIN, b"begin", ()),
+    (_BEGIN, sql.SQL("begin"), ()),
     (
         _ENTER,
-        b"insert into relay_capture (capture, nonce, outcome) values ($1, $2, 'committed')",
+        sql.SQL("insert into {table} (capture, nonce, outcome) values ($1, $2, 'committed')"),
         (_BYTEA, _BYTEA),
     ),
     # Another transaction than the one begun finds no row of its own: the division fails, COMMIT is not reached.
     # What a statement of the application said about `synchronous_commit` is over then: this comes after all of them.
     (
         _DECIDE,
-        b"""with decided as (
-    update relay_capture set partitions = $2
+        sql.SQL("""with decided as (
+    update {table} set partitions = $2
     where capture = $1 and outcome = 'committed' and xmin = pg_current_xact_id()::xid
     returning 1
-) select 1 / count(*), set_config('synchronous_commit', 'on', true) from decided""",
+) select 1 / count(*), set_config('synchronous_commit', 'on', true) from decided"""),
         (_BYTEA, _TEXT),
     ),
-    (_COMMIT, b"commit", ()),
+    (_COMMIT, sql.SQL("commit"), ()),
 )
+"""With the table's schema, since a block may set a search path of its own."""
 
 
 class _ConnectionLost(Exception):
@@ -119,8 +127,10 @@ class PostgresqlResource:
         try:
             uuid = _uuid(connection, self.name)
             with reaching(self.name):
+                table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
                 for name, statement, types in _PREPARED:
-                    prepared = connection.pgconn.prepare(name, statement, types)
+                    text = statement.format(table=table).as_bytes(connection)
+                    prepared = connection.pgconn.prepare(name, text, types)
                     if prepared.status != ExecStatus.COMMAND_OK:
                         raise psycopg.errors.error_from_result(prepared)
         except BaseException:
@@ -179,7 +189,7 @@ class PostgresqlSession:
     def begin(self, capture: bytes, nonce: bytes) -> None:
         """Begin, with the decision as the first statement, in one round trip."""
         try:
-            failure = self._pipelined((_BEGIN, []), (_ENTER, [capture, nonce]))
+            _, failure = self._pipelined((_BEGIN, []), (_ENTER, [capture, nonce]))
         except _ConnectionLost as error:
             # Retry: nothing was decided, and the server rolls back what it may have begun.
             raise Unreachable(
@@ -221,7 +231,7 @@ class PostgresqlSession:
         `synchronous_commit` is set last, so that no statement of the application weakens the decision.
         """
         try:
-            failure = self._pipelined((_DECIDE, [capture, partitions]), (_COMMIT, []))
+            proven, failure = self._pipelined((_DECIDE, [capture, partitions]), (_COMMIT, []))
         except _ConnectionLost as error:
             # In doubt: the server may have committed before the connection went.
             raise AnswerLost(f"resources.{self._name}: the answer to COMMIT was lost") from error
@@ -234,13 +244,13 @@ class PostgresqlSession:
             self._dead = True
             raise AnswerLost(f"resources.{self._name}: the database ended the connection during COMMIT")
         self.rollback()
-        if state == _DIVISION_BY_ZERO:
+        if state == _DIVISION_BY_ZERO and not proven:
             raise NotTheTransactionBegun(
                 f"resources.{self._name}: the block's transaction is not the one begun"
             )
         # Abort: an error answer of the server means that the transaction is rolled back.
         raise CommitRefused(
-            f"resources.{self._name}: COMMIT was refused: {_sentence(failure)}"
+            f"resources.{self._name}: COMMIT was refused: {_sentence(failure)}{_REMEDIES.get(state, '')}"
         ) from psycopg.errors.error_from_result(failure)
 
     def rollback(self) -> None:
@@ -274,8 +284,8 @@ class PostgresqlSession:
         if failure is not None:
             raise psycopg.errors.error_from_result(failure)
 
-    def _pipelined(self, *commands: tuple[bytes, list[bytes]]) -> PGresult | None:
-        """Run prepared statements in one round trip and return the first that failed, or None.
+    def _pipelined(self, *commands: tuple[bytes, list[bytes]]) -> tuple[int, PGresult | None]:
+        """Run prepared statements in one round trip; return how many succeeded, and the first that failed or None.
 
         After a failure the server skips the rest, COMMIT among them. Raises _ConnectionLost.
         """
@@ -285,11 +295,11 @@ class PostgresqlSession:
             for name, values in commands:
                 pgconn.send_query_prepared(name, values, [_BINARY] * len(values))
             pgconn.pipeline_sync()
-            failure = self._answers(until_sync=True)
+            answer = self._answers(until_sync=True)
             pgconn.exit_pipeline_mode()
         except psycopg.OperationalError as error:
             self._lost(error)
-        return failure
+        return answer
 
     def _exchange(self, command: bytes) -> PGresult | None:
         """Send a command and return its failure, or None. Raises _ConnectionLost.
@@ -298,14 +308,15 @@ class PostgresqlSession:
         """
         try:
             self._pgconn.send_query(command)
-            failure = self._answers(until_sync=False)
+            _, failure = self._answers(until_sync=False)
         except psycopg.OperationalError as error:
             self._lost(error)
         return failure
 
-    def _answers(self, *, until_sync: bool) -> PGresult | None:
-        """Read all answers and return the first failure. Raises _ConnectionLost, psycopg.OperationalError."""
+    def _answers(self, *, until_sync: bool) -> tuple[int, PGresult | None]:
+        """Read all answers; return how many succeeded, and the first failure. Raises _ConnectionLost, OperationalError."""
         pgconn = self._pgconn
+        succeeded = 0
         failure: PGresult | None = None
         deadline = clock.monotonic() + ANSWER_TIMEOUT_S
         while pgconn.flush():
@@ -322,9 +333,11 @@ class PostgresqlSession:
                 if is_lost and failure is None:
                     self._lost(None)
                 if is_lost or not until_sync:
-                    return failure
+                    return succeeded, failure
             elif result.status == ExecStatus.PIPELINE_SYNC:
-                return failure
+                return succeeded, failure
+            elif result.status in _SUCCEEDED:
+                succeeded += 1
             elif failure is None and result.status == ExecStatus.FATAL_ERROR:
                 failure = result
 
@@ -367,10 +380,7 @@ class PostgresqlDecisions:
 
     def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
         """Return committed captures of that age that are not marked; it may read the whole table."""
-        with reaching(self._name), self._connection.transaction():
-            self._connection.execute(
-                sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{_SCAN_TIMEOUT_S}s"))
-            )
+        with self._scanning():
             rows = self._connection.execute(
                 "select capture, nonce, partitions from relay_capture"
                 " where not marked and outcome = 'committed' and created_at <= now() - make_interval(secs => %s) limit %s",
@@ -387,8 +397,8 @@ class PostgresqlDecisions:
             )
 
     def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
-        """Return rows older than that which are aborted, or committed and marked."""
-        with reaching(self._name):
+        """Return rows older than that which are aborted, or committed and marked; it may read the whole table."""
+        with self._scanning():
             rows = self._connection.execute(
                 "select capture, partitions, extract(epoch from now() - created_at)::float8 from relay_capture"
                 " where created_at < now() - make_interval(secs => %s) and (marked or outcome = 'aborted') limit %s",
@@ -404,6 +414,15 @@ class PostgresqlDecisions:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    @contextmanager
+    def _scanning(self) -> Iterator[None]:
+        """Run a statement that reads as much as there is."""
+        with reaching(self._name), self._connection.transaction():
+            self._connection.execute(
+                sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{_SCAN_TIMEOUT_S}s"))
+            )
+            yield
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from psycopg import sql
 
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
@@ -197,6 +198,45 @@ class TestPostgresql(ResourceContract):
         )
         session.decide(capture, PLACED)
         assert self.rows(session) == [(1, "on")]
+
+    def test_a_block_may_look_for_its_tables_in_another_schema(self, session: Session, decisions: Decisions) -> None:
+        session.execute("create schema elsewhere")
+        capture = self.begin(session)
+        session.execute("set local search_path = elsewhere")
+        session.execute("create table orders (id integer)")
+
+        session.decide(capture, PLACED)
+
+        assert decisions.read([capture])[capture].committed
+
+    def test_a_block_that_keeps_a_role_without_rights_is_told_what_to_do(
+        self, session: Session, decisions: Decisions
+    ) -> None:
+        role = sql.Identifier(f"clerk_{secrets.token_hex(4)}")
+        session.execute(sql.SQL("create role {}").format(role))
+        try:
+            capture = self.begin(session)
+            session.execute(sql.SQL("set local role {}").format(role))
+            with pytest.raises(CommitRefused, match="reset role"):
+                session.decide(capture, PLACED)
+        finally:
+            session.execute(sql.SQL("drop role {}").format(role))
+        assert decisions.read([capture]) == {}
+        assert session.usable
+
+    def test_a_division_by_zero_on_commit_is_the_applications_own(self, session: Session, decisions: Decisions) -> None:
+        session.execute(
+            "create function average() returns trigger language plpgsql as $$ begin perform 1 / 0; return null; end $$"
+        )
+        session.execute(
+            "create constraint trigger averaging after insert on orders deferrable initially deferred "
+            "for each row execute function average()"
+        )
+        capture = self.begin(session)
+        session.execute("insert into orders values (1, 'tea')")
+        with pytest.raises(CommitRefused, match="division"):
+            session.decide(capture, PLACED)
+        assert decisions.read([capture]) == {}
 
     def test_a_decision_over_more_partitions_than_the_network_takes_at_once(self, session: PostgresqlSession) -> None:
         placed = orjson.dumps([["orders", partition, 1, 1] for partition in range(10_000)])
