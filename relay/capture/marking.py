@@ -6,6 +6,7 @@ then every start of a publisher writes them again.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -17,6 +18,8 @@ from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.resources.port import Decisions, RowLocked
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
+
+_log = logging.getLogger("relay.capture")
 
 GATHER_S: Final = 0.006
 """How long markers wait for company: the price is latency until the messages show."""
@@ -110,7 +113,12 @@ class Marking:
             self._work.wait(RETRY_S if not self._sent else GATHER_S)
             self._work.clear()
             clock.sleep(GATHER_S)
-            self.run_once()
+            try:
+                self.run_once()
+            except Exception:  # noqa: BLE001 - whatever it is, later captures are marked
+                # Retry, loudly: the upkeep brings again what this round has lost.
+                self.given_up = True
+                _log.exception("marking of captures failed; it goes on")
 
     def run_once(self) -> None:
         """Send what waits, gather what is acknowledged, note it when it is enough or old enough."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -17,6 +18,8 @@ from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.port import DecisionRow, Decisions, RowLocked
 from relay.run import clock, schedule
+
+_log = logging.getLogger("relay.capture")
 
 DAY_S: Final = 86_400.0
 TICK_S: Final = 1.0
@@ -81,7 +84,7 @@ class Upkeep:
         refreshed = clock.monotonic()
         next_round = refreshed
         while True:
-            now = clock.monotonic()
+            now, pause_s = clock.monotonic(), TICK_S
             try:
                 if self._marking.given_up:
                     self._marking.given_up = False
@@ -102,7 +105,12 @@ class Upkeep:
                 # Retry at the next tick, on a new connection: upkeep never fails a capture.
                 self._disconnect()
                 next_round = min(next_round, now + REFRESH_S)
-            if self._stop.wait(TICK_S):
+            except Exception:  # noqa: BLE001 - whatever it is, later captures are kept up
+                # Retry, seldom and loudly: without upkeep nobody would find out what is in doubt.
+                _log.exception("upkeep of captures failed; it goes on in %g s", REFRESH_S)
+                self._disconnect()
+                next_round, pause_s = min(next_round, now + REFRESH_S), REFRESH_S
+            if self._stop.wait(pause_s):
                 return
 
     def find_out_once(self) -> None:

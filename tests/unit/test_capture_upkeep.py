@@ -12,13 +12,13 @@ import pytest
 
 from relay.capture.marking import Ended
 from relay.capture.outcomes import Placed
-from relay.capture.upkeep import Upkeep
+from relay.capture.upkeep import REFRESH_S, TICK_S, Upkeep
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError
 from relay.message.identity import capture_id
 from relay.resources import open_resource
-from relay.resources.port import Resource, UnmarkedRow
+from relay.resources.port import Decisions, Resource, UnmarkedRow
 from relay.run import clock, schedule
 
 NONCE, FOREIGN = b"o" * 16, b"f" * 16
@@ -96,6 +96,30 @@ def test_marking_again_ends_beside_publishers_that_never_pause() -> None:
     upkeep_of(lambda: busy, marking, ResourceName("shop", "u")).mark_again()
 
     assert {ended.capture for ended in marking.submitted} >= {BusyDatabase.row(n).capture for n in range(LEFT)}
+
+
+def test_what_nobody_foresaw_ends_neither_upkeep_nor_what_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    shop, marking = database(tmp_path, "shop"), Marking()
+    opened = iter([ZeroDivisionError("a fault in a driver"), None])
+
+    def decisions() -> Decisions:
+        if (error := next(opened)) is not None:
+            raise error
+        return shop.decisions()
+
+    upkeep = upkeep_of(decisions, marking, shop.identity())
+    upkeep.doubt(Ended(capture_id(NONCE), NONCE, [Placed("orders", 0, 1, 1)], "i"))
+    pauses: list[float] = []
+    monkeypatch.setattr(upkeep._stop, "wait", lambda seconds: pauses.append(seconds) or len(pauses) > 1)
+
+    upkeep._run()
+
+    assert "a fault in a driver" in caplog.text
+    assert pauses == [REFRESH_S, TICK_S]
+    assert upkeep.doubtful == 0
+    upkeep.close(0)
 
 
 def test_another_database_under_the_right_name_does_not_end_a_capture_in_doubt(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Markers are written by a thread that nothing ends but its publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from relay.capture.marking import Ended, Marking
+from relay.capture.outcomes import Placed
+from relay.kafka.appender import Receipt, Record
+from relay.message.envelope import ResourceName
+from relay.run import schedule
+
+
+class Faulty:
+    """An appender that fails once in a way that nobody foresaw."""
+
+    def __init__(self) -> None:
+        self.marking: Marking
+        self.appended: list[Record] = []
+        self.calls = 0
+
+    def append(self, records: Sequence[Record], _receipt: Receipt, _deadline: float) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            self.marking.submit(ended(2))
+            raise ZeroDivisionError("a fault in a client")
+        self.appended += records
+        self.marking._stop = True
+
+
+def ended(number: int) -> Ended:
+    return Ended(b"%016d" % number, b"nonce" * 3, [Placed("orders", 0, number, 1)], "i")
+
+
+def test_what_nobody_foresaw_ends_no_marking_and_is_brought_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace())
+    appender = Faulty()
+    appender.marking = Marking(cast("Any", appender), lambda: cast("Any", None), b"/shop", ResourceName("shop", "u"), 1.0)
+    appender.marking.submit(ended(1))
+
+    appender.marking._run()
+
+    assert [record.key for record in appender.appended] == [ended(2).capture]
+    assert appender.marking.given_up, "the upkeep brings the first again"
+    assert "a fault in a client" in caplog.text
