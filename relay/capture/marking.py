@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from relay.capture.outcomes import Placed, encode_marker, marker_headers
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.message.envelope import ResourceName
-from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.message.errors import CaptureError, ConfigError, Unreachable, whence
 from relay.resources.port import Decisions, RowLocked
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
@@ -115,10 +115,10 @@ class Marking:
             clock.sleep(GATHER_S)
             try:
                 self.run_once()
-            except Exception:  # noqa: BLE001 - whatever it is, later captures are marked
+            except Exception as error:  # noqa: BLE001 - whatever it is, later captures are marked
                 # Retry, loudly: the upkeep brings again what this round has lost.
                 self.given_up = True
-                _log.exception("marking of captures failed; it goes on")
+                _log.error("marking of captures failed; it goes on: %s", whence(error))
 
     def run_once(self) -> None:
         """Send what waits, gather what is acknowledged, note it when it is enough or old enough."""

@@ -15,7 +15,7 @@ from relay.capture.resolver import settle
 from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import ResourceName
-from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.message.errors import ConfigError, RelayError, Unreachable, whence
 from relay.resources.port import DecisionRow, Decisions, RowLocked
 from relay.run import clock, schedule
 
@@ -105,9 +105,9 @@ class Upkeep:
                 # Retry at the next tick, on a new connection: upkeep never fails a capture.
                 self._disconnect()
                 next_round = min(next_round, now + REFRESH_S)
-            except Exception:  # noqa: BLE001 - whatever it is, later captures are kept up
+            except Exception as error:  # noqa: BLE001 - whatever it is, later captures are kept up
                 # Retry, seldom and loudly: without upkeep nobody would find out what is in doubt.
-                _log.exception("upkeep of captures failed; it goes on in %g s", REFRESH_S)
+                _log.error("upkeep of captures failed; it goes on in %g s: %s", REFRESH_S, whence(error))
                 self._disconnect()
                 next_round, pause_s = min(next_round, now + REFRESH_S), REFRESH_S
             if self._stop.wait(pause_s):

@@ -5,6 +5,7 @@ Every message is a sentence that names the key, the value and the remedy, and no
 
 from __future__ import annotations
 
+from traceback import format_tb
 from typing import Final
 
 UNKNOWN_SCHEMA: Final = "unknown_schema"
@@ -96,3 +97,8 @@ class CaptureFenced(CaptureError):
 
 class CaptureInDoubt(CaptureError, InDoubt):
     """COMMIT was sent and its answer lost; the resource's decision row tells, later."""
+
+
+def whence(error: BaseException) -> str:
+    """Say of which kind an unforeseen error is and where it arose, without its words: they may quote a password."""
+    return f"{type(error).__name__}\n{''.join(format_tb(error.__traceback__))}"

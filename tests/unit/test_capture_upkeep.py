@@ -21,6 +21,7 @@ from relay.resources import open_resource
 from relay.resources.port import Decisions, Resource, UnmarkedRow
 from relay.run import clock, schedule
 
+CANARY = "a canary"
 NONCE, FOREIGN = b"o" * 16, b"f" * 16
 LEFT = 3
 """Captures that a dead publisher left without markers."""
@@ -102,7 +103,7 @@ def test_what_nobody_foresaw_ends_neither_upkeep_nor_what_is_in_doubt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     shop, marking = database(tmp_path, "shop"), Marking()
-    opened = iter([ZeroDivisionError("a fault in a driver"), None])
+    opened = iter([ZeroDivisionError(CANARY), None])
 
     def decisions() -> Decisions:
         if (error := next(opened)) is not None:
@@ -116,7 +117,8 @@ def test_what_nobody_foresaw_ends_neither_upkeep_nor_what_is_in_doubt(
 
     upkeep._run()
 
-    assert "a fault in a driver" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    assert CANARY not in caplog.text
     assert pauses == [REFRESH_S, TICK_S]
     assert upkeep.doubtful == 0
     upkeep.close(0)
