@@ -16,6 +16,7 @@ from relay.queue.attempts import Outcomes
 from relay.queue.port import QueueStore
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
 from relay.run import schedule
+from relay.work.away import is_postgresqls, is_sqlites
 
 
 class EffectsInDoubt(InDoubt):
@@ -104,13 +105,8 @@ class PostgresqlDesk:
         return cursor
 
     def is_away(self, error: BaseException) -> bool:
-        """Tell whether the connection broke, or the server asks to try again."""
-        again = (
-            psycopg.errors.SerializationFailure,
-            psycopg.errors.DeadlockDetected,
-            psycopg.errors.LockNotAvailable,
-        )
-        return isinstance(error, again) or (isinstance(error, psycopg.Error) and self._connection.closed)
+        """Tell whether the connection broke, or the server does not write now."""
+        return is_postgresqls(error, closed=self._connection.closed)
 
     def check(self) -> None:
         """Look at what the last answer said of the transaction."""
@@ -183,11 +179,7 @@ class SqliteDesk:
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the file was busy or could not be written."""
-        codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-        return (
-            isinstance(error, sqlite3.OperationalError)
-            and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in codes
-        )
+        return is_sqlites(error)
 
     def check(self) -> None:
         """Ask the connection."""

@@ -15,6 +15,7 @@ import psycopg
 from relay.message.errors import Unreachable
 from relay.resources.prepared import EffectTransaction
 from relay.run import schedule
+from relay.work.away import is_postgresqls
 
 Connect = Callable[[], psycopg.Connection[Any]]
 
@@ -107,14 +108,8 @@ class FurtherDatabase:
             self._done()
 
     def is_away(self, error: BaseException) -> bool:
-        """Tell whether the connection broke, or the server asks to try again."""
-        again = (
-            psycopg.errors.SerializationFailure,
-            psycopg.errors.DeadlockDetected,
-            psycopg.errors.LockNotAvailable,
-        )
-        lost = self._effect is not None and self._effect.connection.closed
-        return isinstance(error, again) or (isinstance(error, psycopg.Error) and bool(lost))
+        """Tell whether the connection broke, or the server does not write now."""
+        return is_postgresqls(error, closed=self._effect is not None and self._effect.connection.closed)
 
     def _begun(self) -> EffectTransaction:
         if self._effect is None:

@@ -188,6 +188,28 @@ def test_a_connection_lost_before_the_commit_is_the_databases_doing(table: Table
 
 
 @pytest.mark.parametrize("table", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("first", "outcome"),
+    [
+        (["set local transaction_read_only = on"], Outcome.AWAY),  # a standby, before it is promoted
+        (["do $$begin raise sqlstate '53100'; end$$"], Outcome.AWAY),  # its disk is full
+        (["set local statement_timeout = '1ms'", "select pg_sleep(1)"], Outcome.FAILED),
+        (["do $$begin raise sqlstate 'P0001'; end$$"], Outcome.FAILED),
+    ],
+)
+def test_a_database_that_does_not_write_now_costs_the_message_no_try(
+    table: Table, first: list[str], outcome: Outcome
+) -> None:
+    def run(_: Message, db: Database) -> None:
+        for statement in (*first, EFFECT):
+            db.execute(statement)
+
+    ended = table.end(run)
+
+    assert (ended.outcome, table.effects()) == (outcome, 0)
+
+
+@pytest.mark.parametrize("table", ["postgresql"], indirect=True)
 def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(table: Table) -> None:
     def cut_off(_: Message, db: Database) -> None:
         db.execute(EFFECT)

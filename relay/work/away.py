@@ -1,0 +1,42 @@
+"""Which errors of a handler's statements are its database's doing: the message waits then, and no try of it is used up."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+import psycopg
+
+# Classes of SQLSTATE (PostgreSQL documentation, appendix A): connection, transaction rollback (deadlock, serialization),
+# resources such as a full disk, operator intervention, system error.
+_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
+_STATES: Final = frozenset({
+    "55P03",  # lock_not_available
+    "25006",  # read_only_sql_transaction: a standby, until it is promoted
+})
+_STATEMENTS_OWN: Final = frozenset({
+    "40002",  # transaction_integrity_constraint_violation
+    "53400",  # configuration_limit_exceeded: more temporary files than one statement may write
+    "57014",  # query_canceled: longer than `statement_timeout`
+})
+_SQLITE: Final = frozenset({
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+})
+
+
+def is_postgresqls(error: BaseException, *, closed: bool) -> bool:
+    """Is the error the server's or the network's doing? ``closed``: the connection broke."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    state = error.sqlstate or ""
+    return closed or ((state[:2] in _CLASSES or state in _STATES) and state not in _STATEMENTS_OWN)
+
+
+def is_sqlites(error: BaseException) -> bool:
+    """Was the file busy, or could it not be written?"""
+    return isinstance(error, sqlite3.OperationalError) and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _SQLITE
