@@ -18,16 +18,27 @@ def holder(name: bytes, beats: int) -> Holder:
 def test_a_holder_is_silent_only_after_a_whole_lease_of_the_same_beats() -> None:
     leases = Leases(60.0, OWN)
     assert leases.silent([holder(b"x", 7)], 1000.0) == []
+    assert leases.silent([holder(b"x", 7)], 1030.0) == []
     assert leases.silent([holder(b"x", 7)], 1059.9) == []
     assert leases.silent([holder(b"x", 7)], 1060.0) == [holder(b"x", 7)]
 
 
 def test_one_beat_begins_the_lease_anew() -> None:
     leases = Leases(60.0, OWN)
-    leases.silent([holder(b"x", 7)], 0.0)
+    leases.silent([holder(b"x", 7)], 30.0)
     assert leases.silent([holder(b"x", 8)], 60.0) == []
+    assert leases.silent([holder(b"x", 8)], 90.0) == []
     assert leases.silent([holder(b"x", 8)], 119.0) == []
     assert leases.silent([holder(b"x", 8)], 120.0) == [holder(b"x", 8)]
+
+
+def test_who_could_not_look_for_long_does_not_take_the_others_for_dead() -> None:
+    """A store that was away for a lease let nobody beat: the first to come back ended all other workers."""
+    leases = Leases(60.0, OWN)
+    leases.silent([holder(b"x", 7)], 0.0)
+    assert leases.silent([holder(b"x", 7)], 400.0) == []
+    assert leases.silent([holder(b"x", 7)], 430.0) == []
+    assert leases.silent([holder(b"x", 7)], 460.0) == [holder(b"x", 7)]
 
 
 def test_nobody_gives_himself_up() -> None:
