@@ -48,7 +48,8 @@ class Recovery:
         for ticket in store.held(holder.id):
             committed = self._settled(store, queue, holder, ticket, done, now)
             if committed is None:
-                continue
+                # What stands behind it waits as well: finished first, it would show to the next group in order first.
+                break
             crash_point("recovery.outcome")
             if committed:
                 done.finished += sum(store.finish(holder.subscriber, [ticket], now))
