@@ -45,7 +45,7 @@ Found in queues (``test_queue_simulation.py``, ``tests/unit/test_work_dispatch.p
 ended and was not written yet ran again behind the next of its lane (15); a child accepted late was overtaken (16); hands
 were woken without end while a suspect waited to run alone (35); a living worker kept for ever what a dead peer had
 aborted and not given away (4017031); what a dead worker had done was finished past a message whose deciding store did not
-answer, and the next group in order had the later one first (9009693 at 7f8d8d2, ``tests/unit/test_queue_recovery.py``).
+answer, and the next group in order had the later one first (9009693 at ca01190, ``tests/unit/test_queue_recovery.py``).
 
 Found in the simulator itself: after a pause of a broker a new request overtook those of its own connection that waited,
 and the broker called a number out of sequence a repeat, which the client takes for success; a committed capture was not
