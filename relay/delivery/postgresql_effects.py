@@ -35,6 +35,8 @@ _TAKING: Final = {
 }
 _SMALLER: Final = 16
 _UNBOUNDED: Final = 1 << 62
+_OWN_AT_ONCE: Final = 500
+"""Rows of an own statement between two answers: each has its own time, so no timeout would ever make them fewer."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
@@ -236,11 +238,13 @@ class TooSlow(Exception):
 class Pieces:
     """Writes a batch's rows, as many at once as the time of one statement allows.
 
-    After a timeout it is a sixteenth of them, again and again if it must be, for so many batches.
+    After a timeout it is a sixteenth of them, again and again if it must be, for so many batches. Each piece that is
+    answered is progress: all of them may take longer than any wait for the batch's answer.
     """
 
-    def __init__(self, batches: int) -> None:
+    def __init__(self, batches: int, progressed: Callable[[], object]) -> None:
         self._batches = batches
+        self._progressed = progressed
         self._small_for = 0
         self._rows_at_once = _UNBOUNDED
 
@@ -252,9 +256,11 @@ class Pieces:
 
     def write(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
         """Write the rows; raises TooSlow when they are to be tried again in smaller pieces, and what the effect raises."""
-        size = min(len(rows), self._rows_at_once)
+        size = min(len(rows), self._rows_at_once, _OWN_AT_ONCE if isinstance(by, OwnStatement) else _UNBOUNDED)
         try:
             for start in range(0, len(rows), size):
+                if start:
+                    self._progressed()
                 by.apply(connection, rows[start : start + size])
         except psycopg.errors.QueryCanceled:
             if size == 1:

@@ -162,7 +162,7 @@ class PostgresqlCursor:
         self._committing = False
         self._cautious = 0
         self.progressed: Callable[[], object] = bool
-        self._pieces = Pieces(_CAUTIOUS_BATCHES)
+        self._pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108 - its owner sets it later
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from relay.kafka.callbacks import weakly
 from relay.kafka.failures import is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, Stopped, Unreachable
@@ -35,6 +36,7 @@ class Appending:
         self._bundles: deque[Bundle] = deque()
         self._failed: KafkaError | None = None
         self._refused: Stopped | None = None
+        self._failing = weakly(self._fail)
 
     def bundle(self, token: object) -> Bundle:
         """Open a bundle; ``token`` is what ``acknowledged`` returns for it."""
@@ -47,12 +49,13 @@ class Appending:
     ) -> None:
         """Append one record as part of ``bundle``."""
         bundle.open += 1
+        failing = self._failing
 
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is None:
                 bundle.open -= 1
             else:
-                self._fail(error, partition.topic)
+                failing(error, partition.topic)
 
         produce: Callable[..., None] = self._producer.produce
         while True:

@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from relay.kafka.callbacks import weakly
 from relay.kafka.failures import is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused
@@ -35,7 +36,10 @@ class TransactionalInstance:
         self._timeout_s = timeout_s
         self._refused: KafkaError | None = None
         self._failed: KafkaError | None = None
-        self._producer = Producer({**settings, "transactional.id": transactional_id, "error_cb": self._on_error})
+        self._producer = Producer(
+            {**settings, "transactional.id": transactional_id, "error_cb": weakly(self._on_error)}
+        )
+        self._report = weakly(self._delivered)
         self._append: Callable[..., None] = self._producer.produce
         self._unwatched: dict[KafkaError | None, Message] = {}
         """The first report of each outcome, of records whose offsets nobody needs."""
@@ -57,7 +61,7 @@ class TransactionalInstance:
         timestamp_ms: int = 0,
     ) -> None:
         """Append one record whose delivery report is awaited by ``flush``; ``acked`` learns its offset."""
-        self._produce(partition, [(key, value, headers, timestamp_ms)], self._delivered)
+        self._produce(partition, [(key, value, headers, timestamp_ms)], self._report)
 
     def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None:
         """Append records to one partition.
@@ -137,9 +141,14 @@ class TransactionalInstance:
         self._by_deadline("commit", lambda: self._producer.commit_transaction(self._timeout_s))
 
     def discard(self) -> None:
-        """Throw the instance away; what it left open is ended by its successor's ``init``."""
+        """Throw the instance away; what it left open is ended by its successor's ``init``.
+
+        The client ends when nobody holds the instance any more: an ``init`` that timed out would else go on, and fence
+        its own successor once the brokers are back.
+        """
         with contextlib.suppress(KafkaException):
             self._producer.purge()
+            self._producer.poll(0)  # what is not reported stays in memory
 
     def _by_deadline(self, what: str, call: Callable[[], object]) -> None:
         """Run a call that may ignore its own timeout; a thread left behind belongs to a fenced instance."""

@@ -6,7 +6,7 @@ after it; whatever failed in a way that is not understood leads to recovery, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,6 +114,7 @@ class RouteWorker:
         self._submitting = False
         self._batch_limit = bounds.batch_messages
         self._resting = False
+        self._denied: Stopped | None = None
 
     def stop(self) -> None:
         """Ask the loop to drain and end; safe from a signal handler."""
@@ -169,6 +170,10 @@ class RouteWorker:
         records = self._group.consume(self._room(), patience_s)
         if self._group.fatal is not None:
             raise RelayError(f"the consumer cannot go on ({self._group.fatal}); a new process takes over")
+        if not self._running or self._group.generation != self._generation:
+            self._hear(records)
+        if self._denied is not None:
+            raise self._denied
         if self._group.generation != self._generation:
             if not self._submitting:
                 self._take_over()
@@ -315,6 +320,13 @@ class RouteWorker:
                 "left the log unread, or the topic was created again; find out which before you move the position"
             )
 
+    def _hear(self, events: Iterable[Any]) -> None:
+        """Without an assignment only the group has news: that it refuses this member is said once, and not again."""
+        for event in events:
+            error = event.error()
+            if error is not None and is_denied(error):
+                self._denied = Stopped(f"Kafka refuses: {error.name()}: {error.str()}; {GIVE_THE_RIGHT}")
+
     def _recover_next(self, why: RelayError) -> None:
         """Forget what is under way; the next turn recovers. Before it, unassign and poll, so that a member that was
         kicked out learns it."""
@@ -329,7 +341,7 @@ class RouteWorker:
         # Spread: two workers that fence each other in step would do so for ever.
         limit = clock.monotonic() + RECOVERY_BACKOFF_S[step] * (0.5 + randomness.jitter())
         while clock.monotonic() < limit and not self._stopping:
-            self._group.consume(1, IDLE_POLL_S)
+            self._hear(self._group.consume(1, IDLE_POLL_S))
 
     def _wait_stuck(self, why: Stuck) -> None:
         """Show what is stuck and recover again; what only a person can decide waits for that, not to fence others."""
@@ -342,7 +354,7 @@ class RouteWorker:
         limit = clock.monotonic() + STUCK_RETRY_S
         look_at = clock.monotonic() + STUCK_LOOK_S
         while clock.monotonic() < limit and not self._stopping and self._group.generation == generation:
-            self._group.consume(1, IDLE_POLL_S)
+            self._hear(self._group.consume(1, IDLE_POLL_S))
             if clock.monotonic() >= look_at:
                 look_at = clock.monotonic() + STUCK_LOOK_S
                 self._progress.beat(clock.monotonic(), self._intake, self._destination, self._running)

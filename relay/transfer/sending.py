@@ -21,6 +21,8 @@ from relay.transfer.timers import ResendTimers
 log = structlog.get_logger("relay.sending")
 LET_GO_S: Final = 10.0
 """A closed connection fails its call at once; longer than this something else hangs."""
+TRIM_ANSWER_S: Final = 60.0
+"""A trim without an answer for so long, beyond what a database lets its statements take, holds up what waits behind it."""
 
 
 class Sending:
@@ -39,6 +41,7 @@ class Sending:
         self._cursor_in_use = schedule.lock()
         self._series = 0
         self._open = 0
+        self._trimming = False
         self._expires: float | None = None
         self._batch = object()
         cursor.progressed = self._progressed
@@ -95,7 +98,7 @@ class Sending:
         """
         self._series += 1
         self._pause.set()
-        if self._open:
+        if self._open or self._trimming:
             self._open = 0
             self._cursor.abandon()
         if not self._cursor_in_use.acquire(timeout=LET_GO_S):
@@ -122,7 +125,7 @@ class Sending:
             if series == self._series:
                 self._answers.put((series, self._until_answered(series, positions, prepared)))
                 self._wake.set()
-            self._run_trims()
+            self._run_trims(series)
 
     def _until_answered(
         self, series: int, positions: Mapping[LogPartition, int], prepared: Any
@@ -160,12 +163,21 @@ class Sending:
         if self._expires is not None:
             self._expires = self._timers.sent(self._batch, self._clock())
 
-    def _run_trims(self) -> None:
+    def _run_trims(self, series: int) -> None:
         """Trim what the monitor holds by now: with the next delivery, or at once while nothing waits."""
         try:
-            while not self._trims.empty():
+            while series == self._series and not self._trims.empty():
                 partition, below = self._trims.get_nowait()
-                while self._cursor.trim(partition, below) and self._work.empty():
+                while self._trim(partition, below) and self._work.empty() and series == self._series:
                     pass
         except RelayError as failure:
             log.info("inbox not trimmed", reason=str(failure))  # retry: the next acknowledgement trims further
+
+    def _trim(self, partition: LogPartition, below: int) -> bool:
+        """Trim once, under a timer: a connection that fell silent must not hold up the next batch, whose own timer
+        starts when it is sent."""
+        self._expires, self._trimming = self._clock() + TRIM_ANSWER_S, True
+        try:
+            return self._cursor.trim(partition, below)
+        finally:
+            self._expires, self._trimming = None, False

@@ -10,16 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from relay.delivery import postgresql_effects
 from relay.delivery.table import Limits, TablePlan
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped, Unreachable
 from relay.resources.schema import statements
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE
+from relay.transfer.sending import Sending
+from relay.transfer.timers import ResendTimers
 from tests.contracts.test_table_cursor_contract import (
     COLUMNS,
     LEDGER,
@@ -249,6 +253,33 @@ def test_rows_too_many_for_the_time_of_one_statement_are_written_in_pieces(
     batch = cursor.prepare([message(i, -1 if i in bad else i) for i in range(80)])
     assert outcomes(cursor.deliver({P0: 80}, batch)) == [DEAD if i in bad else DELIVERED for i in range(80)]
     assert database.one("select count(*) from ledger") == 80 - len(bad)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["insert", "own statement"])
+def test_a_batch_that_takes_longer_than_any_wait_for_its_answer_gets_through(
+    own: bool, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql_effects, "_OWN_AT_ONCE", 10)
+    database.do(
+        "create function dawdle() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(0.01); return new; end $$"
+    )
+    database.do("create trigger dawdle before insert on ledger for each row execute function dawdle()")
+    statement = "insert into ledger values (%(id)s, %(customer)s, %(total)s)"
+    over: dict[str, Any] = {"mode": "sql", "sql": statement, "table": ""} if own else {}
+    cursor = database.cursor(limits=Limits(0.2, 0.5, 5), **over)
+    cursor.claim({P0: TOPIC_ID})
+    sending = Sending(cursor, ResendTimers(0.4, 0.8, lambda: 0.0), time.monotonic)
+
+    sending.send({P0: 200}, cursor.prepare([message(i) for i in range(200)]))  # two seconds
+    deadline = time.monotonic() + WAIT_S
+    while not (answers := sending.answers()) and time.monotonic() < deadline:
+        sending.wait(0.05)
+        sending.tend(time.monotonic())
+
+    assert answers, f"sent again {sending.resent} times, and no end"
+    assert outcomes(answers[0]) == [DELIVERED] * 200
+    sending.close()
 
 
 def test_a_database_that_is_not_there_is_unreachable() -> None:

@@ -63,6 +63,22 @@ def test_an_error_in_place_of_a_record(code: int, error: type[RelayError], words
         made._event(Event(code))
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_group_that_refuses_its_member_stops_the_worker(meanwhile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "RECOVERY_BACKOFF_S", (0.01,))
+    made, parts = worker()
+    parts.group.generation, parts.group.assigned, parts.group.fatal = -1, None, None
+    parts.intake.ready.return_value = 0
+    parts.destination.read_at_once = 10
+    said = iter([[Event(KafkaError.GROUP_AUTHORIZATION_FAILED)]])  # the client says it once
+    parts.group.consume.side_effect = lambda *_: next(said, [])
+    if meanwhile:
+        made._recover_next(Fenced("kicked out"))
+
+    with pytest.raises(Stopped, match="give the relay the right it lacks"):
+        made._read(0.0)
+
+
 def test_what_stops_a_worker_may_be_that_the_log_is_another_topic() -> None:
     made, parts = worker()
     lost = Stopped("the log begins above the position")
