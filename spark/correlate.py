@@ -83,7 +83,7 @@ def _run(options: Namespace) -> int:
     messages = _messages(joined, options, partitions)
     checkpoint = options.checkpoint or config.relay.state / "spark" / f"correlate-{options.name}"
     shown = sys.stderr if options.json else None
-    refuse_lost_checkpoint(config.relay.name, config.kafka, f"correlate-{options.name}", checkpoint)
+    refuse_lost_checkpoint(spark, config.relay.name, config.kafka, f"correlate-{options.name}", checkpoint)
     following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow, shown=shown)
     counted = {"joined": 0}
 
@@ -189,7 +189,7 @@ def _messages(joined: DataFrame, options: Namespace, partitions: int) -> DataFra
         sql.concat(sql.lit(orjson.dumps(topic).decode() + ":"), _as_json(sql.col(f"value_{n}")))
         for n, topic in enumerate(options.topic)
     ]
-    identifier = sql.concat_ws("+", *(f"id_{n}" for n in numbers))
+    identifier = _identifier(len(options.topic))
     parents = sql.to_json(
         sql.array_compact(
             sql.array(
@@ -212,6 +212,17 @@ def _messages(joined: DataFrame, options: Namespace, partitions: int) -> DataFra
         .cast("int")
         .alias("partition"),
     )
+
+
+def _identifier(topics: int) -> Column:
+    """Return the joined message's id: its parents' ids, and a hash that also tells their sources and gaps apart.
+
+    An id is unique for its source only, and the joined messages have one source: two of one id would be a repeat.
+    """
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    parents = sql.to_json(sql.array(*(sql.col(f"{part}_{n}") for n in range(topics) for part in ("source", "id"))))
+    return sql.concat_ws("+", *(f"id_{n}" for n in range(topics)), sql.left(sql.sha2(parents, 256), sql.lit(32)))
 
 
 def _as_json(value: Column) -> Column:

@@ -29,7 +29,10 @@ def main(arguments: dict[str, Any]) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     tell(ready=os.getpid(), java=spark.sparkContext._gateway.proc.pid)
-    ways = {"batch": batch, "stream": stream, "foreach": foreach, "read": read, "retried": retried, "nameless": nameless}
+    ways = {
+        "batch": batch, "stream": stream, "foreach": foreach, "read": read, "retried": retried, "nameless": nameless,
+        "joined": joined, "called": called,
+    }  # fmt: skip
     ways[arguments["what"]](spark, arguments)
     spark.stop()
 
@@ -123,6 +126,37 @@ def nameless(spark: Any, arguments: dict[str, Any]) -> None:
             tell(failed=str(error))
         else:
             tell(done=True)
+
+
+def joined(_: Any, arguments: dict[str, Any]) -> None:
+    """Tell the ids of joined messages, made of rows of the parents' (source, id) of three topics."""
+    from argparse import Namespace  # noqa: PLC0415
+
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    from spark.correlate import _messages  # noqa: PLC0415
+
+    names = [f"{name}_{n} string" for n in range(3) for name in ("source", "id")]
+    columns = ", ".join([*names, *(f"value_{n} string" for n in range(3)), "on_0 string", "time_0 string"])
+    rows = [(*row, None, None, None, "k", "t") for row in arguments["parents"]]
+    frame = SparkSession.active().createDataFrame(rows, columns)
+    tell(ids=[row.id for row in _messages(frame, Namespace(topic=["a", "b", "c"]), 1).collect()])
+
+
+def called(_: Any, arguments: dict[str, Any]) -> None:
+    """Tell what the capture job calls rows of two texts, a number and a timestamp, by two of their columns."""
+    from argparse import Namespace  # noqa: PLC0415
+
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    from spark.capture import _messages  # noqa: PLC0415
+
+    frame = SparkSession.active().createDataFrame(arguments["rows"], "x string, y string, n int, t string")
+    frame = frame.withColumn("t", frame["t"].cast("timestamp"))
+    for names in arguments["names"]:
+        given = Namespace(id=names, order_by="", key=None, time="t", source=None, name="q")
+        made = _messages(frame, given, 1)
+        tell(ids=[row.id for row in made.collect()], time=dict(made.dtypes)["time"])
 
 
 def read(spark: Any, arguments: dict[str, Any]) -> None:

@@ -68,7 +68,8 @@ class State(NamedTuple):
     ``positions`` are the committed offsets; a partition without one was never read. ``lows`` are the log's low
     watermarks. ``dead`` are the digests of the route's dead letters; where the dead-letter topic has forgotten some
     (``dead_expired``) the monitor's or inbox's word for a death is enough. ``outcomes`` says what they recorded.
-    ``told`` are the offsets of which a person said that they were delivered, and the owner obeyed.
+    ``told`` are the offsets of which a person said that they were delivered, and the owner obeyed. ``dying`` are the
+    digests that the inbox calls dead: their dead letters follow that commit, by the next recovery at the latest.
     """
 
     positions: Mapping[LogPartition, int]
@@ -78,6 +79,7 @@ class State(NamedTuple):
     outcomes: Mapping[bytes, int]
     open_ranges: Iterable[InputRange]
     told: Collection[InputRange] = ()
+    dying: Collection[bytes] = ()
 
 
 class CommitOrder:
@@ -262,6 +264,8 @@ class Checker:
             return
         if outcome == SKIPPED:
             findings.skipped += 1
+        elif digest in state.dying:
+            findings.blame("unseen", place, "its death is in the inbox, its dead letter is still to come")
         elif outcome == DEAD:
             findings.blame("lost", place, "recorded as dead, but there is no dead letter of it")
         elif outcome is not None and _lies_in(place, state.told):

@@ -6,7 +6,7 @@ that arrives meanwhile is at worst *unseen*, and never a phantom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,7 +23,7 @@ from relay.kafka.topics import Topics
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
-from relay.monitor.entries import DELIVERED, InputRange
+from relay.monitor.entries import DEAD, DELIVERED, InputRange
 from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
 from relay.run import clock
 from relay.run.queues import database_of
@@ -169,7 +169,7 @@ class _RouteAudit:
             else:
                 self._table(checker, ledger, seen, stores[to.resource], to)
                 where = f"table {to.table or '(own SQL)'} in {to.resource}"
-            findings = self._conclude(checker, seen, lows)
+            findings = self._conclude(checker, seen, lows, stores.get(self._home))
         findings.notes += self._notes
         return RouteReport(
             route.name, where, route.guarantee, findings, self._named(findings), clock.monotonic() - started,
@@ -277,7 +277,44 @@ class _RouteAudit:
             nameless = self._rows(checker, ledger, store, to)
             if nameless or ledger.nameless:
                 checker.nameless(nameless, self._delivered(store, seen), to.table)
+            self._leave_to_others(checker, ledger, store, to)
         self._order(checker, ledger, seen.evidence, store)
+
+    def _leave_to_others(
+        self, checker: Checker, ledger: Ledger, store: tables.Store, to: TableDestination
+    ) -> None:
+        """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""
+        config = self._config
+        others = [
+            route for route in config.routes.values()
+            if route.name != self._route.name and isinstance(route.to, TableDestination)
+            and (route.to.table, route.to.resource) == (to.table, to.resource)
+        ]  # fmt: skip
+        strangers = checker.unknown.keys() - ledger.refused.keys()
+        if not others or not strangers:
+            return
+        names = ", ".join(route.name for route in others)
+        if "ce:source" in to.columns.values():
+            strangers = {digest for route in others for digest in self._theirs(store, route, strangers)}
+            self._notes.append(f"{len(strangers)} rows of {to.table} are those of {names}")
+        else:
+            self._notes.append(
+                f"{len(strangers)} ids in {to.table} are of no message of this route; they may be those of {names}: map a "
+                "column from ce:source so that they can be told"
+            )
+        for digest in strangers:
+            del checker.unknown[digest]
+
+    def _theirs(self, store: tables.Store, route: RouteConfig, wanted: Collection[bytes]) -> Iterator[bytes]:
+        """Yield which of the digests another route says that it has delivered, in its inbox or its monitor."""
+        for row in store.inbox(self._config.relay.name, route.name):
+            if row.outcome == DELIVERED and row.digest in wanted:
+                yield row.digest
+        name = self._config.monitor_topic(route.name)
+        facts = self._topics.describe([name], settings=False)
+        if facts:
+            evidence, _broken = readers.monitor(self._scan.read(ranges_of(self._topics, facts[name])))
+            yield from (entry.digest for entry in evidence.proven(wanted) if entry.outcome == DELIVERED)
 
     def _queue(
         self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: QueueDestination
@@ -336,7 +373,9 @@ class _RouteAudit:
         self._watch(f"{self._route.name}: table {to.table}", len(ledger), len(ledger))
         return nameless
 
-    def _conclude(self, checker: Checker, seen: _Seen, lows: dict[LogPartition, int]) -> Findings:
+    def _conclude(
+        self, checker: Checker, seen: _Seen, lows: dict[LogPartition, int], store: tables.Store | None
+    ) -> Findings:
         missing = set(checker.missing())
         wanted = missing | checker.unknown.keys()
         outcomes: dict[bytes, int] = {}
@@ -351,10 +390,16 @@ class _RouteAudit:
         state = State(
             {**untouched, **seen.positions}, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges(),
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
+            self._dying(store, missing) if store is not None and missing else (),
         )
         findings = checker.conclude(state, expired)
         self._note_forgotten(findings, lows, seen)
         return findings
+
+    def _dying(self, store: tables.Store, missing: Collection[bytes]) -> set[bytes]:
+        """Return which missing messages the inbox calls dead: their dead letters follow its commit, they are not lost."""
+        rows = store.inbox(self._config.relay.name, self._route.name)
+        return {row.digest for row in rows if row.outcome == DEAD and row.digest in missing}
 
     def _note_forgotten(self, findings: Findings, lows: Mapping[LogPartition, int], seen: _Seen) -> None:
         """Say which offences may be no more than what retention took from one side and left on the other."""

@@ -161,13 +161,13 @@ class Upkeep:
         """Delete decisions that no message in any log can ask for any more."""
         known = {facts.name: horizon_s(facts) for facts in self._appender.known_topics()}
         foreign: set[str] = set()
-        kept = 0
         while not self._stop.is_set():
             horizon = max(known.values(), default=DAY_S)
             if horizon == _FOREVER:
                 return
-            limit = _PAGE + kept
-            rows = self._connection().aged(horizon, limit)
+            # Another service's rows are trimmed by its own process, which may see how long its topics are kept; they
+            # may be millions, so they are not read again with every page.
+            rows = self._connection().aged(horizon, _PAGE, sorted(foreign))
             names = {placed.topic for row in rows for placed in _placed(row.partitions)}
             unknown = names - known.keys() - foreign
             if unknown:
@@ -175,12 +175,9 @@ class Upkeep:
                 foreign |= refused
                 known.update({name: horizon_s(found[name]) if name in found else DAY_S for name in unknown - refused})
                 continue
-            # Another service's rows are trimmed by its own process, which may see how long its topics are kept.
-            own = [row for row in rows if foreign.isdisjoint(placed.topic for placed in _placed(row.partitions))]
             # An aborted row does not name its topics: the longest horizon known stands for them.
-            self._connection().trim([row.capture for row in own])
-            kept = len(rows) - len(own)
-            if len(rows) < limit:
+            self._connection().trim([row.capture for row in rows])
+            if len(rows) < _PAGE:
                 return
 
     def _describe(self, names: set[str]) -> tuple[dict[str, TopicFacts], set[str]]:

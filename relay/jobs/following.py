@@ -83,14 +83,16 @@ class Following:
                 say(f"{self._name}: batch {number}: {rows:,} rows, {self.rows:,} in all", self._shown)
 
 
-def refuse_lost_checkpoint(relay: str, kafka: Mapping[str, str], query: str, checkpoint: Path) -> None:
+def refuse_lost_checkpoint(
+    spark: SparkSession, relay: str, kafka: Mapping[str, str], query: str, checkpoint: Path
+) -> None:
     """Raise ConfigError if the query has captured before and the checkpoint knows nothing of it.
 
     Spark would number its batches from 0 again, and rows that are new would be taken for those of a batch that is decided.
     """
     from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
 
-    if (checkpoint / "metadata").exists():
+    if _exists(spark, checkpoint / "metadata"):
         return
     log = decision_log(relay, kafka)
     try:
@@ -120,6 +122,13 @@ def taken(spark: SparkSession, checkpoint: Path) -> dict[str, dict[int, int]]:
             for topic, offsets in orjson.loads(line).items():
                 found[topic] = {int(partition): int(offset) for partition, offset in offsets.items()}
     return found
+
+
+def _exists(spark: SparkSession, path: Path) -> bool:
+    """Look where Spark itself looks: with a scheme, or on a cluster, that is another file system than this machine's."""
+    java: Any = spark
+    found = java._jvm.org.apache.hadoop.fs.Path(str(path))  # noqa: SLF001 - the only way to Spark's file systems
+    return bool(found.getFileSystem(java._jsc.hadoopConfiguration()).exists(found))  # noqa: SLF001
 
 
 def _batches(spark: SparkSession, folder: Path) -> dict[int, list[str]]:

@@ -115,8 +115,8 @@ class Decisions(Protocol):
     def mark(self, captures: Sequence[bytes]) -> None:
         """Note that the markers of these captures are acknowledged in every partition."""
 
-    def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
-        """Return rows older than that which are aborted, or committed and marked."""
+    def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
+        """Return rows older than that which are aborted, or committed and marked, and name none of the topics ``without``."""
 
     def trim(self, captures: Sequence[bytes]) -> None:
         """Delete rows whose time is over."""

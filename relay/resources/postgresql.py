@@ -396,13 +396,17 @@ class PostgresqlDecisions:
                 (list(captures),),
             )
 
-    def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
-        """Return rows older than that which are aborted, or committed and marked; it may read the whole table."""
+    def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
+        """Return rows older than that which are aborted, or committed and marked, and name none of ``without``.
+
+        It may read the whole table.
+        """
         with self._scanning():
             rows = self._connection.execute(
                 "select capture, partitions, extract(epoch from now() - created_at)::float8 from relay_capture"
-                " where created_at < now() - make_interval(secs => %s) and (marked or outcome = 'aborted') limit %s",
-                (older_than_s, limit),
+                " where created_at < now() - make_interval(secs => %s) and (marked or outcome = 'aborted')"
+                " and not exists (select from unnest(%s::text[]) topic where position(topic in partitions) > 0) limit %s",
+                (older_than_s, schema.quoted_topics(without), limit),
             ).fetchall()
         return [AgedRow(row[0], row[1].encode() if row[1] is not None else None, row[2]) for row in rows]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal
 
 Kind = Literal["postgresql", "sqlite"]
@@ -158,6 +159,11 @@ ONE_AT_A_TIME: Final = "select pg_advisory_xact_lock(492119548281)"
 """Makes migrations of one PostgreSQL database wait for each other: "if not exists" fails when two create at once."""
 ONE_CONNECTION_AT_A_TIME: Final = "select pg_advisory_lock(492119548281)"
 """The same until the connection is closed, for statements that are no transaction."""
+
+
+def quoted_topics(names: Iterable[str]) -> list[str]:
+    """Return the names as they stand in ``relay_capture.partitions``: a topic's name needs no escape in JSON."""
+    return [f'["{name}",' for name in names]
 
 
 def statements(kind: Kind) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -204,6 +205,14 @@ class SqliteSession:
             self.rollback()
             raise CommitRefused(f"resources.{self._name}: COMMIT was refused: {error}") from error
         except sqlite3.Error as error:
+            if _is_busy(error):
+                # Abort: a refused COMMIT leaves the transaction open. The statement that is under way would refuse the
+                # next COMMIT too, so the connection is over.
+                self.close()
+                raise CommitRefused(
+                    f"resources.{self._name}: COMMIT was refused: {error}; fetch all rows of a statement with "
+                    "RETURNING inside the block, or close its cursor"
+                ) from error
             # In doubt: the disk failed somewhere between the first write and the last sync.
             self.close()
             raise AnswerLost(f"resources.{self._name}: COMMIT failed in the middle: {error}") from error
@@ -228,6 +237,12 @@ class SqliteSession:
     def close(self) -> None:
         """Close both connections."""
         self._dead = True
+        try:
+            # A cursor that somebody keeps would keep the connection, and with it the file's lock, alive after closing.
+            if self._connection.in_transaction:
+                self._connection.execute("rollback")
+        except sqlite3.Error:
+            pass  # closed already, or the file is gone: nothing that is left can commit
         self._connection.close()
         self._outside.close()
         self._release_writer()
@@ -283,13 +298,14 @@ class SqliteDecisions:
         """Note that the markers of these captures are acknowledged."""
         self._each("update relay_capture set marked = 1 where capture = ?", captures)
 
-    def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
-        """Return rows older than that which are aborted, or committed and marked."""
+    def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
+        """Return rows older than that which are aborted, or committed and marked, and name none of ``without``."""
         with reaching(self._name):
             rows = self._connection.execute(
                 "select capture, partitions, unixepoch() - created_at from relay_capture"
-                " where created_at < unixepoch() - ? and (marked or outcome = 'aborted') limit ?",
-                (older_than_s, limit),
+                " where created_at < unixepoch() - ? and (marked or outcome = 'aborted')"
+                " and not exists (select 1 from json_each(?) where instr(partitions, value) > 0) limit ?",
+                (older_than_s, json.dumps(schema.quoted_topics(without)), limit),
             ).fetchall()
         return [
             AgedRow(row[0], row[1].encode() if row[1] is not None else None, float(row[2])) for row in rows
@@ -331,6 +347,11 @@ def reaching(name: str) -> Iterator[None]:
         if isinstance(error, sqlite3.IntegrityError):
             raise
         raise Unreachable(f"resources.{name}: the database file cannot be used ({error})") from error
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    """Was the statement refused because another one, of this connection or another, is under way?"""
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _is_behind(error: BaseException | None) -> bool:

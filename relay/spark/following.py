@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -170,7 +170,7 @@ class CommittedReader(DataSourceStreamReader):
         assert isinstance(partition, Span)
         options = self._options
         decisions = decision_log(options.relay, options.kafka).decisions()
-        held: list[Any] = []
+        held: deque[Any] = deque()
         ended: dict[bytes, bool] = {}
         with _reader(options.relay, options.kafka, committed=True) as reader:
             for records in reader.read({self._place(partition.partition): (partition.first, partition.seen)}):
@@ -180,6 +180,8 @@ class CommittedReader(DataSourceStreamReader):
                         ended.setdefault(*outcome)
                     elif record.offset() < partition.end:
                         held.append(record)
+                # A first batch may be the whole log: no more of it is kept than waits for an outcome.
+                yield from _batches(_decided(held, ended, decisions))
         yield from _batches([record for record in held if _counts(record, ended, decisions)])
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -221,6 +223,29 @@ def _counts(record: Any, ended: Mapping[bytes, bool], decisions: UnitDecisions) 
         resource is not None
         and unit is not None
         and decisions.resolve(capture, unit, resource.uuid).state is State.COMMITTED
+    )
+
+
+def _decided(held: deque[Any], ended: Mapping[bytes, bool], decisions: UnitDecisions) -> list[Any]:
+    """Take from the front what is decided by now, and return what of it counts."""
+    found = []
+    while held and _is_decided(held[0], ended, decisions):
+        record = held.popleft()
+        if _counts(record, ended, decisions):
+            found.append(record)
+    return found
+
+
+def _is_decided(record: Any, ended: Mapping[bytes, bool], decisions: UnitDecisions) -> bool:
+    """Is nothing further on going to tell more of this record than what is known by now?"""
+    capture, resource = named_capture(record.headers() or [])
+    if capture is None or capture in ended:
+        return True
+    unit = unit_of(resource) if resource is not None else None
+    return (
+        resource is not None
+        and unit is not None
+        and decisions.resolve(capture, unit, resource.uuid).state is not State.UNDECIDED
     )
 
 

@@ -174,6 +174,9 @@ class ResourceContract:
         assert decisions.unmarked(0.0, 10) == []
         assert {row.capture for row in decisions.aged(-1.0, 10)} == {aborted, capture}
         assert decisions.aged(3600.0, 10) == []
+        (topic, *_), *_ = orjson.loads(PLACED)
+        assert {row.capture for row in decisions.aged(-1.0, 10, [topic[1:], topic])} == {aborted}
+        assert {row.capture for row in decisions.aged(-1.0, 10, [topic[1:]])} == {aborted, capture}
         decisions.trim([capture, aborted])
         assert decisions.read([capture, aborted]) == {}
 
@@ -284,6 +287,22 @@ class TestSqlite(ResourceContract):
 
         with pytest.raises(Unreachable, match="cursor"):
             self.begin(session)
+
+    def test_rows_that_a_statement_returns_and_nobody_fetched_are_named(
+        self, resource: Resource, session: Session
+    ) -> None:
+        capture = self.begin(session)
+        left_open = session.execute("insert into orders values (1, 'tea'), (2, 'milk') returning id")
+
+        with pytest.raises(CommitRefused, match="fetch"):
+            session.decide(capture, PLACED)
+
+        assert left_open is not None
+        assert not session.usable, "the statement would refuse the next COMMIT too"
+        another = resource.session()
+        assert another.execute("select * from orders").fetchall() == []
+        another.decide(self.begin(another), PLACED)
+        another.close()
 
     def test_a_file_that_is_away_is_unreachable(self, tmp_path: Path) -> None:
         with pytest.raises(Unreachable):

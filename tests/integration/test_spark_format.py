@@ -215,7 +215,7 @@ def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost(route: Topi
     def capture(checkpoint: str) -> subprocess.CompletedProcess[str]:
         job = submission("capture", [
             str(route.path), str(folder), "--topic", route.log, "--name", "drops", "--id", "n",
-            "--checkpoint", str(tmp_path / checkpoint),
+            "--checkpoint", f"file:{tmp_path / checkpoint}",  # as Spark understands it, which is no path of this machine
         ])  # fmt: skip
         return subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=300)
 
@@ -242,6 +242,38 @@ def test_a_row_without_an_id_stops_what_tells_repeats_by_it(route: TopicRoute, d
     assert ["column id is null in a row" in fact.get("failed", "") for fact in facts] == [True, True]
     assert route.finish(until_idle_s=3) == 0
     assert route.outputs() == []
+
+
+def test_joined_messages_of_different_parents_have_different_ids(drive: Drive) -> None:
+    parents = [
+        ("/a", "1", "/w", "7", None, None),
+        ("/b", "1", "/w", "7", None, None),  # another source's message 1
+        ("/a", "1", None, None, "/w", "7"),  # an outer join's gap elsewhere
+        ("/a", "1", "/w", "7+8", None, None),
+        ("/a", "1", "/w", "7", "/w", "8"),
+    ]
+    ((first, again),) = (
+        [fact["ids"][: len(parents)], fact["ids"][len(parents) :]] for fact in drive("joined", parents=parents * 2).facts()
+    )
+
+    assert len(set(first)) == len(parents)
+    assert first == again, "what is joined again is known again"
+
+
+def test_the_capture_job_calls_different_rows_differently_and_a_nameless_one_nothing(drive: Drive) -> None:
+    time = "2026-01-02T03:04:05Z"
+    rows = [
+        ("a-b", "c", 1, time), ("a", "b-c", 2, time), ("a", None, 3, time), (None, "a", 4, time), ("a\\", "b", 5, time),
+        ("a\\-b", None, -6, time), (None, None, 7, time),
+    ]  # fmt: skip
+
+    two, three, one = drive("called", rows=rows, names=["x,y", "x,n", "x"]).facts()
+
+    assert len({*two["ids"]}) == len(rows)
+    assert (two["ids"][-1], one["ids"][-1]) == (None, None), "refused where it is written"
+    assert three["ids"][1] == "a-2"
+    assert one["ids"][0] == "a-b", "one column is the id as it is"
+    assert two["time"] == "timestamp", "capture_batch writes it in UTC; its text would have no zone"
 
 
 def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:

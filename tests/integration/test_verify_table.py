@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from relay.monitor.entries import DELIVERED, Page, Proof
+from relay.audit.verify import verify
+from relay.monitor.entries import DEAD, DELIVERED, Page, Proof
 from tests.integration.audit_site import TABLE_ROUTE, Site, digest, offender, wrong
 from tests.routes import delete_below
 
@@ -30,12 +31,12 @@ class Ledger:
         values = {"id": f"m{number}", "source": source}
         self.execute("insert into ledger (id, source) values (:id, :source)", values)
 
-    def inbox(self, number: int, offset: int) -> None:
+    def inbox(self, number: int, offset: int, outcome: int = DELIVERED, *, route: str = "main") -> None:
         self.execute(
             "insert into relay_inbox (relay, route, digest, content, topic_id, partition, log_offset, outcome)"
-            " values (:relay, 'main', :digest, :content, :topic, 0, :offset, 0)",
-            {"relay": self.site.config.relay.name, "digest": digest(number), "content": b"", "topic": self.site.topic_id,
-             "offset": offset},
+            " values (:relay, :route, :digest, :content, :topic, 0, :offset, :outcome)",
+            {"relay": self.site.config.relay.name, "route": route, "digest": digest(number), "content": b"",
+             "topic": self.site.topic_id, "offset": offset, "outcome": outcome},
         )  # fmt: skip
 
     def stand_at(self, position: int) -> None:
@@ -114,6 +115,21 @@ class TestTables:
         assert offender(report, "lost") == (f"{site.log}[0]@3", "m3", "/a")
         assert offender(report, "reordered") == (f"{site.log}[0]@1", "m1", "/a")
 
+    def test_a_death_whose_dead_letter_is_still_to_come_is_lag_not_loss(self, ledger: Ledger) -> None:
+        site = ledger.site
+        for number in range(2):
+            site.write(site.log, number)
+            ledger.inbox(number, number, DEAD)
+        ledger.stand_at(2)
+        # Its entry may be acknowledged before its dead letter is: they are appended together.
+        site.record(Page("w", bytes(16), 1, Proof.PROVEN, None, site.log, 0, digest(0), bytes(8), [0], bytes([DEAD])))
+
+        assert wrong(site.audit()) == {"unseen": 2}
+
+        for number in range(2):
+            site.dead(digest(number))
+        assert wrong(site.audit()) == {}
+
     def test_order_is_audited_by_the_monitor_when_the_inbox_was_trimmed(self, ledger: Ledger) -> None:
         site = ledger.site
         for number in range(4):
@@ -146,6 +162,30 @@ class TestTables:
 
         assert wrong(report) == {}
         assert any("map a column from ce:source" in note for note in report.findings.notes)
+
+    @pytest.mark.parametrize("sourced", [True, False])
+    def test_rows_of_another_route_into_the_same_table_are_no_phantoms(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site], *, sourced: bool
+    ) -> None:
+        to = TABLE_ROUTE if sourced else TABLE_ROUTE.replace(", source = \"ce:source\"", "")
+        ledger = self.make(request, make_site, f'{to}\n[routes.other]\nfrom = ["{{output}}"]\n{to}')
+        site = ledger.site
+        site.write(site.log, 1)
+        for number in (2, 3):
+            site.write(site.output, number)
+        for number in (1, 2, 3, 99):  # 99 never sent
+            ledger.row(number)
+        ledger.stand_at(1)
+        ledger.inbox(2, 0, route="other")
+        site.monitor = site.config.monitor_topic("other")
+        site.record(
+            Page("w", bytes(16), 1, Proof.PROVEN, None, site.output, 0, digest(3), bytes(8), [1], bytes([DELIVERED]))
+        )
+
+        (report,) = verify(site.config, ["main"])
+
+        assert wrong(report) == ({"phantoms": 1} if sourced else {})
+        assert any("other" in note for note in report.findings.notes)
 
     def test_own_sql_is_held_against_the_inbox_alone(
         self, request: pytest.FixtureRequest, make_site: Callable[..., Site]

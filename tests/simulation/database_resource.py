@@ -232,7 +232,7 @@ class SimulatedDecisions:
 
         self._run("mark", work)
 
-    def aged(self, older_than_s: float, limit: int) -> list[AgedRow]:
+    def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
         """Return rows older than that which are aborted, or committed and marked."""
         now = self._connection.database.world.now
         rows = self._run(

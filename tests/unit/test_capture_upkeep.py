@@ -10,6 +10,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from relay.capture import upkeep as upkeep_module
 from relay.capture.marking import Ended
 from relay.capture.outcomes import Placed
 from relay.capture.upkeep import REFRESH_S, TICK_S, Upkeep
@@ -160,3 +161,29 @@ def test_anothers_topic_that_may_not_be_seen_does_not_end_the_upkeep_of_the_own_
 
     assert list(decisions.read([capture_id(NONCE), capture_id(FOREIGN)])) == [capture_id(FOREIGN)]
     decisions.close()
+
+
+def test_anothers_rows_are_not_read_again_with_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, page, read = database(tmp_path, "shared"), 50, []
+    monkeypatch.setattr(upkeep_module, "_PAGE", page)
+    others = 20 * page
+    session = shared.session()
+    for number in range(others + page):
+        topics = [["orders", 0, 1, 1], ["payroll", 0, 1, 1]] if number < others else [["orders", 0, 1, 1]]
+        session.execute(
+            "insert into relay_capture (capture, nonce, outcome, partitions, marked, created_at)"
+            " values (?, 'n', 'committed', ?, 1, 0)",
+            (b"%016d" % number, orjson.dumps(topics).decode()),
+        )
+
+    def counting() -> Any:
+        decisions = shared.decisions()
+        aged = decisions.aged
+        monkeypatch.setattr(decisions, "aged", lambda *given: read.append(rows := aged(*given)) or rows)
+        return decisions
+
+    upkeep_of(counting, Marking(), shared.identity()).trim()
+
+    assert session.execute("select count(*) from relay_capture").fetchone() == (others,)
+    assert sum(map(len, read)) <= 4 * page
+    session.close()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+
 from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.message.envelope import CAPTURE, ID, RESOURCE, Headers, ResourceName
 from relay.message.identity import capture_id
-from relay.spark.following import Prefix, ended_by
+from relay.spark import following
+from relay.spark.following import CommittedReader, Prefix, Span, ended_by
+from relay.spark.options import WriteOptions
 
 SHOP = ResourceName("shop", "uuid")
 UNIT = batch_unit("q", 1)
@@ -56,3 +63,75 @@ def test_of_a_unit_only_the_decision_counts() -> None:
     prefix.ask(decisions)
 
     assert (before, prefix.position()) == (0, 2)
+
+
+class Record:
+    """A record as the client gives it."""
+
+    def __init__(self, offset: int, key: bytes | None, value: bytes, headers: Headers) -> None:
+        self._offset, self._key, self._value, self._headers = offset, key, value, headers
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes:
+        return self._value
+
+    def headers(self) -> Headers:
+        return self._headers
+
+    def topic(self) -> str:
+        return "log"
+
+    def partition(self) -> int:
+        return 0
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class Log:
+    """Gives one batch of records after the other, and counts them."""
+
+    def __init__(self, batches: list[list[Record]]) -> None:
+        self.batches, self.given = batches, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, _: object) -> Iterator[list[Any]]:
+        for batch in self.batches:
+            self.given += 1
+            yield batch
+
+    def decisions(self) -> UnitDecisions:
+        known = UnitDecisions()
+        known.add(UnitDecision(UNIT, "run", True, (Attempt(NONCE, 1, ()),)))
+        return known
+
+
+def test_a_task_keeps_no_more_of_the_log_than_waits_for_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = captured(NONCE, UNIT.resource("run"))
+    old = batch_unit("q", 0).resource("run")
+    log = Log([
+        [Record(0, None, b"plain", []), Record(1, None, b"of a unit", unit)],
+        [Record(2, None, b"waits", captured(OTHER)), Record(3, None, b"behind it", [])],
+        [Record(4, None, b"more behind it", [])],
+        [Record(5, *marker(OTHER, OTHER)), Record(6, None, b"aborted", captured(b"a" * 16))],
+        [Record(7, *marker(b"a" * 16, None)), Record(8, None, b"decision forgotten", captured(b"f" * 16, old))],
+        [Record(9, *marker(b"f" * 16, b"f" * 16, old)), Record(10, None, b"last", []), Record(11, None, b"next", [])],
+    ])  # fmt: skip
+    monkeypatch.setattr(following, "decision_log", lambda *_: log)
+    monkeypatch.setattr(following, "_reader", lambda *_, **__: log)
+
+    rows = CommittedReader(WriteOptions("r", {}, topic="log")).read(Span(0, 0, 11, 12))
+
+    assert [(log.given, batch.column("value").to_pylist()) for batch in rows] == [
+        (1, [b"plain", b"of a unit"]), (4, [b"waits", b"behind it", b"more behind it"]), (6, [b"decision forgotten", b"last"]),
+    ]  # fmt: skip
