@@ -101,7 +101,7 @@ class RegistryServer:
         match path.strip("/").split("/"):
             case ["schemas", "types"]:
                 return 200, ["AVRO"]
-            case ["schemas", "ids", number]:
+            case ["schemas", "ids", number] if int(number) < 1 << 31:  # beyond, it is no page of a registry written in Java
                 return self._schema(int(number))
             case ["schemas", "guids", guid]:
                 return self._schema(next((n for n in self.texts if str(self.guid(n)) == guid), 0))

@@ -15,7 +15,7 @@ from relay.kafka.scan import Scan, Scanned
 from relay.message import identity
 from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
 from relay.message.errors import ConfigError
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_of
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
 from relay.monitor.resolution import Resolutions
@@ -216,7 +216,7 @@ def row_match(
 
 def _headers(message: Any) -> dict[str, bytes]:
     try:
-        return dict(message.headers() or ())
+        return dict(headers_of(message) or ())
     except (UnicodeDecodeError, SystemError):
         return {}  # a header's name is not UTF-8: the client cannot read it and must not be asked again
 

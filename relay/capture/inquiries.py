@@ -106,8 +106,11 @@ class Answering:
         known = connection.read(list(self._waiting))
         for inquiry in list(self._waiting.values()):
             row = known.get(inquiry.capture) or self._settle(connection, inquiry.capture)
-            if row is not None and self._answer(inquiry, row):
+            if row is not None:
+                # Also without an acknowledgement: its relay asks again, and what nobody can answer must not keep
+                # the place of what somebody can.
                 del self._waiting[inquiry.capture]
+                self._answer(inquiry, row)
 
     def close(self) -> None:
         """Stop reading; what is not answered is asked again."""
@@ -120,7 +123,7 @@ class Answering:
         except RowLocked:
             return None  # Retry at the next turn: the capture's own block is still open.
 
-    def _answer(self, inquiry: Inquiry, row: DecisionRow) -> bool:
+    def _answer(self, inquiry: Inquiry, row: DecisionRow) -> None:
         crash_point("inquiry.answering")
         nonce = row.nonce if row.committed else None
         records = self._markers(inquiry, nonce)
@@ -129,8 +132,9 @@ class Answering:
         try:
             self._appender.append(records, receipt, deadline)
         except CaptureError:
-            return False  # Retry: a marker may be written any number of times.
-        return not records or (receipt.wait(deadline - clock.monotonic()) and receipt.failure is None)
+            return  # Retry, when it is asked again: a marker may be written any number of times.
+        if records:
+            receipt.wait(deadline - clock.monotonic())
 
     def _markers(self, inquiry: Inquiry, nonce: bytes | None) -> Sequence[Record]:
         """The numbers that the marker closes are left out: only the publisher's own marker names them."""
@@ -144,7 +148,7 @@ class Answering:
 
     def _exists(self, place: LogPartition) -> bool:
         try:
-            return place.partition < self._appender.topic(place.topic).partitions
+            return 0 <= place.partition < self._appender.topic(place.topic).partitions
         except ConfigError:
             return False  # Stop asking for it: no log topic of that name takes markers.
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from relay.capture.outcomes import Marker, decode_marker
 from relay.control.in_doubt_reading import InDoubtReader, Item
-from relay.kafka.reading import PartitionReader
+from relay.kafka.reading import PartitionReader, headers_if_any
 from relay.message.envelope import ResourceName
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.message.record import LogPartition
@@ -110,7 +110,7 @@ def _markers(reader: PartitionReader, item: Item, capture: bytes) -> list[tuple[
         for records in reader.read({place: (max(low, first), high)}):
             for record in records:
                 if record.key() == capture:
-                    marker = decode_marker(record.key(), record.value(), record.headers() or [])
+                    marker = decode_marker(record.key(), record.value(), headers_if_any(record))
                     if marker is not None:
                         found.append((_at(place, record.offset()), marker))
     return found

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from relay.control.in_doubt_reading import InDoubtReader, Item
 from relay.message import envelope
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_of
 from relay.monitor.resolution import Kind, Subject
 
 SHOWN_MAX: Final = 100
@@ -35,7 +35,7 @@ def messages(reader: InDoubtReader, items: list[Item], subject: Subject) -> list
 
 def _message(place: LogPartition, record: Any) -> dict[str, Any]:
     try:
-        headers = dict(record.headers() or ())
+        headers = dict(headers_of(record) or ())
     except SystemError:
         headers = {}  # the client cannot read a header name that is not UTF-8
 

@@ -53,7 +53,7 @@ def plain(value: Any, name: str) -> str | None:
     if isinstance(value, bytes):
         return _text(value, name)
     if isinstance(value, dict | list):
-        return _json(value)
+        return as_json(value, name)
     if isinstance(value, datetime | date):
         return value.isoformat()
     return str(value)
@@ -65,7 +65,7 @@ def json_text(value: Any, name: str) -> str | None:
         return None
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)  # with all its digits, which the JSON writer would refuse or quote
-    return _text(value, name) if isinstance(value, bytes) else _json(value)
+    return _text(value, name) if isinstance(value, bytes) else as_json(value, name)
 
 
 def moment(value: Any, name: str) -> str | None:
@@ -95,8 +95,12 @@ def _text(raw: bytes, name: str) -> str:
         ) from None
 
 
-def _json(value: Any) -> str:
-    return orjson.dumps(value, default=str).decode()
+def as_json(value: Any, name: str) -> str:
+    """Return a value as JSON; MessageRejected if it is nested deeper than can be written."""
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except orjson.JSONEncodeError:
+        raise MessageRejected("map", "no_json", f"column {name}: its value cannot be written as JSON") from None
 
 
 FORMS: Final[dict[Taking, Callable[[Any, str], str | None]]] = {

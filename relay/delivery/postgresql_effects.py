@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import orjson
 import psycopg
 from psycopg import sql
 
-from relay.delivery.copy_text import FORMS, Taking, render
+from relay.delivery.copy_text import FORMS, Taking, as_json, render
 from relay.delivery.table import TablePlan
 from relay.message.errors import Stopped
 
@@ -227,7 +226,7 @@ def _kept(value: Any, name: str) -> Any:  # noqa: ARG001 - the signature of a fo
 
 def _parameter(value: Any, name: str) -> Any:
     if isinstance(value, dict | list):
-        return orjson.dumps(value, default=str).decode()
+        return as_json(value, name)
     return FORMS[Taking.PLAIN](value, name) if isinstance(value, bytes) else value
 
 

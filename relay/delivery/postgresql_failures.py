@@ -24,14 +24,18 @@ _RETRY_STATES: Final = frozenset({
 })
 _TYPE_STATES: Final = frozenset({"42804", "42846", "42883"})
 """An own statement meets a value whose type it does not take (datatype mismatch, no cast, no such operator)."""
+_SYNTAX_STATES: Final = frozenset({"42601", "42602"})
+"""Of a value: tsvector, tsquery, jsonpath, hstore and ltree speak of syntax, regclass of an invalid name."""
+_NAME_STATES: Final = frozenset({"42704", "42725", "42883", "42P01"})
+"""Of a value: what regtype, regproc, regclass and the like do not find."""
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
 
 
 def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
     """Return what to raise for an error after which the transaction is known to have had no effect.
 
-    No sentence holds a value of a message or an address: PostgreSQL's own text does in class 22, so it is used for
-    faults of the statement only.
+    No sentence holds a value of a message or an address: PostgreSQL's own text does where a value is at fault, so it is
+    used for faults of the statement only.
     """
     state = error.sqlstate
     if state is None and isinstance(error, psycopg.DataError):
@@ -40,15 +44,30 @@ def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
         return RowFault(MessageRejected("apply", "value_refused", sentence))
     if state is None or state[:2] in _RETRY_CLASSES or state in _RETRY_STATES:
         return Retriable(f"{plan.where}: {_word(error)}; nothing was written, and it is tried again")
-    if state[:2] in _ROW_CLASSES or (plan.mode == "sql" and state in _TYPE_STATES):
+    if state[:2] in _ROW_CLASSES or (plan.mode == "sql" and state in _TYPE_STATES) or _refuses_value(error, plan):
         where = _place(error, plan)
         sentence = f"{plan.where} refuses the row: {state} ({_word(error)}){where}"
         return RowFault(MessageRejected("apply", state, sentence))
-    reason = error.diag.message_primary if state[:2] == "42" else None
+    # In these states the text quotes either the statement, and points there, or a value.
+    says_value = state in _SYNTAX_STATES | _NAME_STATES and error.diag.statement_position is None
+    reason = error.diag.message_primary if state[:2] == "42" and not says_value else None
     return Stopped(
         f"route {plan.route!r}: {plan.where} cannot be written: {state} ({_word(error)})"
         f"{': ' + reason if reason else ''}; correct the table, its rights or the route, and start again"
     )
+
+
+def _refuses_value(error: psycopg.Error, plan: TablePlan) -> bool:
+    """Does a type refuse a value in words that else mean the statement? A fault of the statement has a place in it.
+
+    Not so in COPY, which names the column of a value instead; its own syntax is ours, and right.
+    """
+    diag = error.diag
+    if _COPY_COLUMN.search(diag.context or ""):
+        return True
+    if diag.statement_position or diag.internal_query or diag.context:
+        return False
+    return error.sqlstate in (_SYNTAX_STATES if plan.mode == "insert" else _SYNTAX_STATES | _NAME_STATES)
 
 
 def _word(error: psycopg.Error) -> str:
@@ -68,7 +87,8 @@ def _place(error: psycopg.Error, plan: TablePlan) -> str:
 
 def stop_if_statement_is_wrong(plan: TablePlan, found: Collection[MessageRejected], tried: int) -> None:
     """Raise Stopped if no row goes through: a type that an own statement does not take is else the row's fault."""
-    wrong = next((one for one in found if one.code in _TYPE_STATES), None)
+    states = _TYPE_STATES | _NAME_STATES if plan.mode == "sql" else frozenset()
+    wrong = next((one for one in found if one.code in states), None)
     if wrong is not None and len(found) == tried:
         raise Stopped(
             f"route {plan.route!r}: {wrong}, and so are all {tried} of its batch; correct the statement (a cast such as "

@@ -15,6 +15,11 @@ from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
 _PARAMETER: Final = re.compile(r"%(?:(%)|\((\w+)\)s)")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _ROW_FAULTS: Final = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG")
+_VALUE_FAULTS: Final = (
+    "malformed JSON", "bad JSON path", "JSON path error", "JSON cannot hold BLOB", "integer overflow",
+    "LIKE or GLOB pattern", "ESCAPE expression",
+)
+"""SQLITE_ERROR says nothing more; these are found when a row runs, in a generated column, an index or an own statement."""
 _RETRY: Final = (
     "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_PROTOCOL",
     "SQLITE_SCHEMA", "SQLITE_ABORT",
@@ -134,6 +139,10 @@ def judge(error: Exception, plan: TablePlan) -> RelayError | RowFault:
         # SQLite names columns and constraints here; the text of a trigger is the user's and may hold anything.
         reason = "" if name in {"SQLITE_CONSTRAINT_TRIGGER", "SQLITE_CONSTRAINT"} else f" ({error})"
         return RowFault(MessageRejected("apply", name, f"{plan.where} refuses the row: {name}{reason}"))
+    if name == "SQLITE_ERROR" and str(error).startswith(_VALUE_FAULTS):
+        # Without the text, which may quote the value.
+        sentence = f"{plan.where} refuses the row: {name}, in a function on one of its values"
+        return RowFault(MessageRejected("apply", name, sentence))
     if name.startswith(_RETRY):
         return Retriable(f"{plan.where}: {name}; nothing was written, and it is tried again")
     return Stopped(

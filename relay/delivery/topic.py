@@ -27,6 +27,8 @@ from relay.monitor.resolution import Resolution
 log = structlog.get_logger("relay.topic")
 READ_AT_ONCE: Final = 500
 """Few enough that what records become still lies in the processor's cache when it is used."""
+LANE_KEPT_MAX: Final = 1024
+"""A lane's name may be a key or a source as large as a record; such a one is not remembered."""
 IDLE_S: Final = 5.0
 """A route without a batch for so long writes the ranges that are due in a transaction of their own."""
 
@@ -273,7 +275,9 @@ class TopicDelivery:
         if found is None:
             if len(self._lane_outputs) > 100_000:
                 self._lane_outputs.clear()
-            found = self._lane_outputs[lane] = self._outputs[crc32(lane) % len(self._outputs)]
+            found = self._outputs[crc32(lane) % len(self._outputs)]
+            if len(lane) <= LANE_KEPT_MAX:
+                self._lane_outputs[lane] = found
         return found
 
     def _dead(self, message: LogMessage, cause: MessageRejected, tried: Counts) -> DeadRecord:

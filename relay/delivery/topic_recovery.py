@@ -27,7 +27,7 @@ from relay.delivery.told import Persons
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import Fenced, Stopped, TwinDetected
 from relay.message.identity import DIGEST_BYTES
-from relay.message.record import LogPartition, Record
+from relay.message.record import LogPartition, Record, headers_of
 from relay.monitor.entries import Begin, Page, SettleSeal
 from relay.monitor.recovery import settle
 from relay.monitor.resolution import Resolution
@@ -266,7 +266,7 @@ def _stamp(begin: Begin) -> tuple[bytes, bytes]:
 def gather_stamped(record: Record, found: Mapping[tuple[bytes | None, bytes | None], bytearray]) -> None:
     """Note an output's digest under the transaction that it is of; nothing for whatever else may lie in the topic."""
     try:
-        headers = dict(record.headers() or ())
+        headers = dict(headers_of(record) or ())
         into = found.get((headers.get(OUT_INSTANCE), headers.get(OUT_N)))
         if into is None:
             return

@@ -38,6 +38,9 @@ RETRIES: Final = 1
 RETRY_WAIT_MS: Final = 100
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403})
 """The registry's codes for a subject, a version and a schema that it does not have."""
+NUMBER_MAX: Final = (1 << 31) - 1
+"""What a Confluent registry takes for a number; above it there is no page, and no schema, whatever it is asked."""
+_NO_PAGE: Final = 404
 _INVALID: Final = frozenset({409, 422})
 _CREDENTIALS: Final = frozenset({401, 403})
 
@@ -165,7 +168,9 @@ class Registry:
     def _fetch(self, key: SchemaKey) -> Any:
         try:
             if isinstance(key, int):
-                schema = self._ask(lambda: self._client.get_schema(key))
+                # In a value that was never framed such a number is as likely as any other, and nobody's to register.
+                not_found = _NOT_FOUND if key <= NUMBER_MAX else _NOT_FOUND | {_NO_PAGE}
+                schema = self._ask(lambda: self._client.get_schema(key), not_found)
             else:
                 schema = self._ask(lambda: self._client.get_schema_by_guid(str(UUID(bytes=key))))
         except _Refused:
@@ -204,14 +209,14 @@ class Registry:
                 sentence = f"{subject!r}, to which the value's schema refers, cannot be read as Avro"
                 raise MessageRejected("decode", "bad_schema", sentence) from None
 
-    def _ask(self, request: Callable[[], Answer]) -> Answer:
+    def _ask(self, request: Callable[[], Answer], not_found: frozenset[int] = _NOT_FOUND) -> Answer:
         """Make a request; what is not the registry's own word becomes Unreachable."""
         try:
             return request()
         except Exception as failure:  # noqa: BLE001 - the client raises whatever its HTTP library and JSON do
-            self._sort_out(failure)
+            self._sort_out(failure, not_found)
 
-    def _sort_out(self, failure: Exception) -> NoReturn:
+    def _sort_out(self, failure: Exception, not_found: frozenset[int]) -> NoReturn:
         """Stop where a person must change credentials; retry wherever nothing is known."""
         if isinstance(failure, RelayError):
             raise failure
@@ -221,7 +226,7 @@ class Registry:
                 f"the schema registry at {self._where} refuses these credentials ({status}); give the user of [registry] "
                 "the right to read schemas, or another user and password"
             ) from None
-        if status == 404 and getattr(failure, "error_code", None) in _NOT_FOUND:
+        if status == _NO_PAGE and getattr(failure, "error_code", None) in not_found:
             raise _NotFound from None
         if status in _INVALID:
             raise _Refused(status) from None

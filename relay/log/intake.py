@@ -32,7 +32,7 @@ from relay.message.envelope import (
 )
 from relay.message.errors import MessageRejected
 from relay.message.identity import Rule, content_digest, position_digest
-from relay.message.record import LogMessage, LogPartition, Record
+from relay.message.record import LogMessage, LogPartition, Record, headers_of
 
 log = structlog.get_logger("relay.intake")
 HEADERS_MAX: Final = 256
@@ -129,7 +129,7 @@ class Intake:
         """Return the message of a record; None for an outcome marker. The hot path: once for every record."""
         capture = fault = None
         try:
-            headers: Headers = record.headers() or []
+            headers: Headers = headers_of(record) or []
         except SystemError:
             # The client cannot read a header name that is not UTF-8, and crashes if asked a second time.
             headers = []
@@ -245,7 +245,7 @@ class Intake:
 
     def _mark(self, held: PartitionHolds, record: Record, now: float) -> None:
         held.read_to = (record.offset() or 0) + 1
-        headers = record.headers() or []
+        headers = headers_of(record) or []
         marker = decode_marker(record.key(), record.value(), headers)
         before = held.alarms
         if marker is None or marker.forged:

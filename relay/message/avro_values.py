@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import fastavro
 import orjson
 
+from relay.message import avro_bounds
 from relay.message.errors import CaptureError, ConfigError, MessageRejected
 
 VALUE_BYTES_MAX: Final = 16 * 1024**2
@@ -161,6 +162,7 @@ def _key_in_header(raw: bytes) -> SchemaKey:
 
 def _read(value: bytes, start: int, written: Any, wanted: Any) -> Any:
     """Read one record that ends where the value ends, in the terms of the schema wanted, if one is."""
+    avro_bounds.check(value, start, written)
     buffer = io.BytesIO(value)
     buffer.seek(start)
     try:

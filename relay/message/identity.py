@@ -69,15 +69,22 @@ def cloudevents(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes 
     identifier = headers.get(ID)
     if not identifier:
         return None
-    state = _after_source(headers.get(SOURCE) or topic).copy()
+    source = headers.get(SOURCE) or topic
+    state = (_after_source(source) if len(source) <= _SOURCE_KEPT_MAX else _begun(source)).copy()
     size = len(identifier)
     state.update((_SIZES[size] if size < len(_SIZES) else size.to_bytes(4, "big")) + identifier)
     return state.digest()
 
 
-@lru_cache(maxsize=10_000)
-def _after_source(source: bytes) -> blake2b:
+_SOURCE_KEPT_MAX: Final = 1024
+"""A header may have as many bytes as a record: ten thousand such sources would be gigabytes."""
+
+
+def _begun(source: bytes) -> blake2b:
     return blake2b(b"c" + len(source).to_bytes(4, "big") + source, digest_size=DIGEST_BYTES)
+
+
+_after_source = lru_cache(maxsize=10_000)(_begun)
 
 
 def rules(names: Sequence[str], avro: AvroReader | None = None) -> list[Rule]:

@@ -15,9 +15,10 @@ from relay.capture.resolver import State
 from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionLog
-from relay.kafka.reading import PartitionReader
+from relay.kafka.reading import PartitionReader, headers_if_any
 from relay.message import envelope
-from relay.message.envelope import ResourceName, outgoing
+from relay.message.envelope import Headers, ResourceName, outgoing
+from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
 from relay.run import clock
 from relay.spark.options import WriteOptions, check_topics
@@ -109,7 +110,9 @@ def named_capture(headers: Iterable[tuple[str, bytes]]) -> tuple[bytes | None, R
         capture = bytes.fromhex((fields.get(envelope.CAPTURE) or b"").decode("ascii"))
     except ValueError:
         return None, None
-    return (capture or None), ResourceName.decode(fields.get(envelope.RESOURCE) or b"")
+    if len(capture) != DIGEST_BYTES:
+        return None, None  # no capture has such a name, so none would ever end
+    return capture, ResourceName.decode(fields.get(envelope.RESOURCE) or b"")
 
 
 @dataclass
@@ -147,7 +150,7 @@ class CommittedReader(DataSourceStreamReader):
         for records in self._reader().read(ranges):
             for record in records:
                 self._prefixes[record.partition()].take(
-                    record.offset(), record.key(), record.value(), record.headers() or []
+                    record.offset(), record.key(), record.value(), headers_if_any(record)
                 )
         if self._log is None:
             self._log = decision_log(self._options.relay, self._options.kafka)
@@ -170,19 +173,20 @@ class CommittedReader(DataSourceStreamReader):
         assert isinstance(partition, Span)
         options = self._options
         decisions = decision_log(options.relay, options.kafka).decisions()
-        held: deque[Any] = deque()
+        held: deque[_Read] = deque()
         ended: dict[bytes, bool] = {}
         with _reader(options.relay, options.kafka, committed=True) as reader:
             for records in reader.read({self._place(partition.partition): (partition.first, partition.seen)}):
                 for record in records:
-                    outcome = ended_by(record.key(), record.value(), record.headers() or [])
+                    headers = headers_if_any(record)
+                    outcome = ended_by(record.key(), record.value(), headers)
                     if outcome is not None:
                         ended.setdefault(*outcome)
                     elif record.offset() < partition.end:
-                        held.append(record)
+                        held.append((record, headers))
                 # A first batch may be the whole log: no more of it is kept than waits for an outcome.
                 yield from _batches(_decided(held, ended, decisions))
-        yield from _batches([record for record in held if _counts(record, ended, decisions)])
+        yield from _batches([one for one in held if _counts(one[1], ended, decisions)])
 
     def commit(self, end: dict[str, Any]) -> None:
         """Keep nothing: the query's checkpoint has the offsets."""
@@ -209,8 +213,11 @@ class CommittedReader(DataSourceStreamReader):
         return self._source
 
 
-def _counts(record: Any, ended: Mapping[bytes, bool], decisions: UnitDecisions) -> bool:
-    headers = record.headers() or []
+_Read = tuple[Any, Headers]
+"""A record with its headers, which are asked for once."""
+
+
+def _counts(headers: Headers, ended: Mapping[bytes, bool], decisions: UnitDecisions) -> bool:
     if dict(headers).get(envelope.TYPE) == envelope.OUTCOME_TYPE.encode():
         return False
     capture, resource = named_capture(headers)
@@ -226,19 +233,19 @@ def _counts(record: Any, ended: Mapping[bytes, bool], decisions: UnitDecisions) 
     )
 
 
-def _decided(held: deque[Any], ended: Mapping[bytes, bool], decisions: UnitDecisions) -> list[Any]:
+def _decided(held: deque[_Read], ended: Mapping[bytes, bool], decisions: UnitDecisions) -> list[_Read]:
     """Take from the front what is decided by now, and return what of it counts."""
     found = []
-    while held and _is_decided(held[0], ended, decisions):
-        record = held.popleft()
-        if _counts(record, ended, decisions):
-            found.append(record)
+    while held and _is_decided(held[0][1], ended, decisions):
+        one = held.popleft()
+        if _counts(one[1], ended, decisions):
+            found.append(one)
     return found
 
 
-def _is_decided(record: Any, ended: Mapping[bytes, bool], decisions: UnitDecisions) -> bool:
-    """Is nothing further on going to tell more of this record than what is known by now?"""
-    capture, resource = named_capture(record.headers() or [])
+def _is_decided(headers: Headers, ended: Mapping[bytes, bool], decisions: UnitDecisions) -> bool:
+    """Is nothing further on going to tell more of a record with these headers than what is known by now?"""
+    capture, resource = named_capture(headers)
     if capture is None or capture in ended:
         return True
     unit = unit_of(resource) if resource is not None else None
@@ -249,14 +256,15 @@ def _is_decided(record: Any, ended: Mapping[bytes, bool], decisions: UnitDecisio
     )
 
 
-def _batches(records: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+def _batches(read: Sequence[_Read]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa  # noqa: PLC0415 - in the task
 
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    for first in range(0, len(records), ROWS_AT_ONCE):
-        part = records[first : first + ROWS_AT_ONCE]
-        fields = [dict(record.headers() or []) for record in part]
-        headers = [[{"key": k, "value": v} for k, v in outgoing(record.headers() or [])] for record in part]
+    for first in range(0, len(read), ROWS_AT_ONCE):
+        part = [record for record, _ in read[first : first + ROWS_AT_ONCE]]
+        found = [headers for _, headers in read[first : first + ROWS_AT_ONCE]]
+        fields = [dict(one) for one in found]
+        headers = [[{"key": k, "value": v} for k, v in outgoing(one)] for one in found]
         columns = {
             "topic": pa.array([record.topic() for record in part], pa.string()),
             "partition": pa.array([record.partition() for record in part], pa.int32()),

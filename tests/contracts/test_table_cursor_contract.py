@@ -504,3 +504,29 @@ class TestSqliteCursor(DatabaseCursorContract):
             cursor.deliver({P0: 1}, batch)
         store.all("rollback")
         assert outcomes(cursor.deliver({P0: 1}, batch)) == [DELIVERED]
+
+    @pytest.mark.parametrize(
+        "ddl",
+        [
+            "create table docs (id text primary key, doc text, total as (json_extract(doc, '$.total')))",
+            "create table docs (id text primary key, doc text, total as (json_extract(doc, '$.total')) stored)",
+        ],
+    )
+    def test_a_value_that_a_function_of_the_table_refuses_condemns_its_row_only(self, store: Store, ddl: str) -> None:
+        store.all(ddl)
+        store.all("create index docs_total on docs (total)")
+        cursor = store.cursor(table="docs", columns={"id": "ce:id", "doc": "kafka:value"})
+        cursor.claim({P0: TOPIC_ID})
+        batch = [message(0), message(1, value=b"canary"), message(2)]
+        verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
+        assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+        assert store.all("select id from docs order by id") == [("m-0-0",), ("m-0-2",)]
+
+    def test_a_function_of_an_own_statement_that_refuses_a_value_condemns_its_row_only(self, store: Store) -> None:
+        own = "insert into ledger values (%(id)s, json_extract('{\"a\": \"ann\"}', %(path)s), 1)"
+        cursor = store.cursor(mode="sql", sql=own, columns={"id": "ce:id", "path": "json:/path"})
+        cursor.claim({P0: TOPIC_ID})
+        batch = [message(n, value=orjson.dumps({"path": path})) for n, path in enumerate(["$.a", "canary", "$.a"])]
+        verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
+        assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+        assert "canary" not in str(verdicts[1].cause)

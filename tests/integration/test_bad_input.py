@@ -116,6 +116,18 @@ def test_header_names_that_are_no_text_make_a_dead_letter(make_route: Callable[.
     assert [(dead["code"], dead["offset"]) for dead in dead_letters(route)] == [("headers", "1")]
 
 
+def test_a_header_name_that_is_not_utf8_behind_many_messages(make_route: Callable[..., TopicRoute]) -> None:
+    route = make_route()
+    publish(route.kafka, route.log, [(0, ce("/s", f"m{n}"), b"a") for n in range(400)])
+    append_raw(route.kafka, route.log, 0, [(b"ce_id", b"raw"), (b"caf\xe9", b"v")], b"raw")
+    publish(route.kafka, route.log, [(0, ce("/s", "last"), b"b")])
+
+    assert route.finish() == 0, route.said()
+
+    assert len(ids(route.outputs())) == 401
+    assert [(dead["code"], dead["offset"]) for dead in dead_letters(route)] == [("headers", "400")]
+
+
 @pytest.mark.parametrize("size", [600_000, 1_500_000], ids=["600 kB", "1.5 MB"])
 def test_a_value_that_the_output_refuses_is_a_dead_letter_and_the_lane_goes_on(
     make_route: Callable[..., TopicRoute], size: int

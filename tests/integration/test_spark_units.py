@@ -18,6 +18,7 @@ from relay.spark.following import CommittedReader
 from relay.spark.options import WriteOptions, check_topics
 from relay.spark.writing import Appended, append_rows, attempts_of
 from tests.conftest import MakeRoute, MakeTopic
+from tests.raw_headers import append_raw
 from tests.routes import TopicRoute, read_all, wait_for
 
 UNIT = batch_unit("query", 3)
@@ -176,6 +177,14 @@ def test_a_stream_reads_what_is_decided_and_a_repeated_batch_the_same(route: Top
     assert after == ["c"]
     assert read_span(fresh, start, end) == before
     assert fresh.latestOffset() == reader.latestOffset()
+
+
+def test_a_header_that_no_client_can_read_does_not_end_a_stream(route: TopicRoute) -> None:
+    append_raw(route.kafka, route.log, 0, [(b"caf\xe9", b"x"), (b"ce_id", b"1")], b"odd")
+    append_raw(route.kafka, route.log, 0, [(b"ce_id", b"2")], b"even")
+    reader = CommittedReader(options(route))
+
+    assert read_span(reader, reader.initialOffset(), reader.latestOffset()) == ["even", "odd"]
 
 
 def read_span(reader: CommittedReader, start: dict[str, object], end: dict[str, object]) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import orjson
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -381,6 +382,35 @@ def test_a_type_that_an_own_statement_does_not_take_condemns_its_row_only(databa
         cursor.deliver({P0: 4}, cursor.prepare([message(3, value=b'{"customer": "ann", "total": true}')]))
     assert database.one("select count(*) from ledger") == 2
     assert database.one("select count(*) from relay_inbox") == 3
+
+CANARY = "canary"
+REFUSED_BY_THE_TYPE = {
+    "tsvector": f"{CANARY} '",
+    "tsquery": f"{CANARY} &",
+    "jsonpath": f"$.{CANARY} ?",
+    "regclass": CANARY,
+    "regtype": CANARY,
+    "macaddr": CANARY,
+}
+"""Their input functions speak of syntax and of tables that do not exist, as if the statement were wrong."""
+
+
+@pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
+@pytest.mark.parametrize("kind", REFUSED_BY_THE_TYPE)
+def test_a_value_that_its_type_refuses_in_whatever_words_condemns_its_row_only(
+    database: Database, kind: str, mode: str
+) -> None:
+    database.do(f"create table odd (id text primary key, note {kind})")
+    own = {"sql": f"insert into odd values (%(id)s, (%(note)s::text)::{kind})"} if mode == "sql" else {}
+    columns = {"id": "ce:id", "note": "json:/note"}
+    cursor = database.cursor(table="odd", columns=columns, mode=mode, key=("id",) if mode == "upsert" else (), **own)
+    cursor.claim({P0: TOPIC_ID})
+    bad = orjson.dumps({"note": REFUSED_BY_THE_TYPE[kind]})
+    batch = [message(0, value=b"{}"), message(1, value=bad), message(2, value=b"{}")]
+    verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
+    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+    assert CANARY not in str(verdicts[1].cause)
+    assert database.one("select count(*) from odd") == 2
 
 
 def test_the_refused_column_is_named(database: Database) -> None:

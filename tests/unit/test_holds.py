@@ -147,6 +147,18 @@ def test_a_held_payload_that_left_the_log_is_said_to_be_lost() -> None:
         h.reloaded(lane, [], read_to=2)
 
 
+def test_headers_count_too_or_messages_without_a_value_would_be_kept_without_end() -> None:
+    h = holds(limit=10_000)
+    headers = [("ce_relaycapture", b"0" * 32), ("baggage", b"x" * 1_000), ("empty", None)]
+    for n in range(100):
+        h.take(message(n, capture=A)._replace(key=None, value=None, headers=headers), SHOP, 0)  # type: ignore[arg-type]
+
+    assert h.held == 100
+    h.decide(A, Decision.COMMITTED)
+    assert len(h.take_ready(1000)) < 10, "the rest is kept as offsets, and read again"
+    assert h.reloads()
+
+
 def test_an_aborted_capture_past_the_budget_needs_no_second_reading() -> None:
     h = holds(limit=0)
     h.take(message(0, capture=A), SHOP, 0)

@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 import pytest
 
+from relay.message import identity
 from relay.message.identity import capture_id, content_digest, position_digest, rules
 
 HEADERS: Mapping[str, bytes] = {"ce_id": b"order-1", "ce_source": b"/checkout", "x": b"\xff"}
@@ -80,3 +81,12 @@ def test_whole_numbers_beyond_64_bits_are_not_one_identity() -> None:
 def test_what_is_nested_too_deep_to_be_an_identity_is_none(levels: int) -> None:
     (rule,) = rules(["json:/id"])
     assert rule({}, b"orders", b'{"id": ' + b"[" * levels + b"]" * levels + b"}") is None
+
+
+def test_sources_as_large_as_records_are_not_kept() -> None:
+    before = identity._after_source.cache_info().currsize
+    for n in range(20):
+        source = b"%d" % n * 100_000
+        headers = {"ce_id": b"a", "ce_source": source}
+        assert identity.cloudevents(headers, b"orders", None) == identity.digest(b"c", source, b"a")
+    assert identity._after_source.cache_info().currsize == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,74 @@ def test_values_take_the_form_of_their_column(taking: Taking, value: Any, field:
 def test_a_value_that_its_column_cannot_take_is_refused(taking: Taking, value: Any) -> None:
     with pytest.raises(MessageRejected, match="column x"):
         render([value], "x", taking)
+
+
+TREE = {
+    "type": "record",
+    "name": "Top",
+    "fields": [
+        {"name": "tree", "type": {
+            "type": "record", "name": "Node", "fields": [{"name": "kids", "type": {"type": "array", "items": "Node"}}]
+        }},
+        {"name": "holes", "type": {"type": "array", "items": "null"}},
+        {"name": "note", "type": ["null", {"type": "map", "values": "string"}]},
+    ],
+}  # fmt: skip
+
+
+def deep_tree(levels: int) -> bytes:
+    """A tree in which each node has one child, a byte to open a level and a byte to close it."""
+    return b"\x02" * levels + b"\x00" + b"\x00" * levels + b"\x00\x00"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    path = tmp_path / "tree.avsc"
+    path.write_bytes(orjson.dumps(TREE))
+    return path
+
+
+class TestAvroBounds:
+    """A value's bytes lead fastavro through its stack, or into all of the memory, where the schema admits it."""
+
+    def test_a_value_nested_too_deep_spoils_only_itself(self, tree: Path) -> None:
+        values = [deep_tree(3), deep_tree(150), deep_tree(900_000), deep_tree(3)]  # 150: deeper than JSON is written
+        in_json = TableMapping({"x": "avro:tree"}, tree).map(
+            [message(value) for value in values], lambda columns: [render(columns[0], "x", Taking.JSON)]
+        )
+        assert list(in_json.good) == [0, 3]
+        assert {i: fault.code for i, fault in in_json.faults.items()} == {1: "too_deep", 2: "too_deep"}
+
+    def test_what_is_too_deep_to_be_written_as_json_spoils_only_itself(self, tmp_path: Path) -> None:
+        schema: Any = "int"
+        for _ in range(300):
+            schema = {"type": "array", "items": schema}
+        path = tmp_path / "deep.avsc"
+        path.write_text(json.dumps({"type": "record", "name": "T", "fields": [{"name": "x", "type": schema}]}), "utf-8")
+        deep, flat = b"\x02" * 300 + b"\x00" * 301, b"\x00"
+        found = TableMapping({"x": "avro:x"}, path).map(
+            [message(deep), message(flat)], lambda columns: render(columns[0], "x", Taking.JSON)
+        )
+        assert (found.rows, [fault.code for fault in found.faults.values()]) == (["[]"], ["no_json"])
+
+    def test_items_without_bytes_do_not_fill_the_memory(self, tree: Path) -> None:
+        with pytest.raises(MessageRejected) as caught:
+            one("avro:holes", message(b"\x00" + b"\xfe" * 9 + b"\x01" + b"\x00\x00"), tree)
+        assert caught.value.code == "too_large"
+
+    def test_ordinary_values_of_such_schemas_are_read(self, tree: Path) -> None:
+        record = {"tree": {"kids": [{"kids": [{"kids": []}]}, {"kids": []}]}, "holes": [None] * 7, "note": {"a": "b"}}
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, fastavro.parse_schema(TREE), record)
+        assert one("avro:tree", message(buffer.getvalue()), tree) == record["tree"]
+        assert len(one("avro:holes", message(buffer.getvalue()), tree)) == 7
+        assert one("avro:note", message(buffer.getvalue()), tree) == {"a": "b"}
+        for cut in range(len(buffer.getvalue())):
+            with pytest.raises(MessageRejected):
+                one("avro:tree", message(buffer.getvalue()[:cut]), tree)
+
+    def test_a_record_that_contains_itself_has_no_value(self, tmp_path: Path) -> None:
+        path = tmp_path / "self.avsc"
+        path.write_bytes(orjson.dumps({"type": "record", "name": "N", "fields": [{"name": "n", "type": "N"}]}))
+        with pytest.raises(MessageRejected):
+            one("avro:n", message(b"x"), path)

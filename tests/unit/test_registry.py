@@ -167,6 +167,19 @@ class TestUnknownIsNotFailed:
         monkeypatch.setattr(clock, "monotonic", lambda: later)
         assert registry.schema(1)["name"] == "Order"
 
+    @pytest.mark.parametrize("raw", [b"\x00\x80\x00\x00\x00", b"\x00\xff\xfe\xfd\xfc rest"])
+    def test_a_number_that_no_registry_has_is_the_values_fault(
+        self, server: RegistryServer, registry: Registry, raw: bytes
+    ) -> None:
+        for _ in range(3):
+            with pytest.raises(MessageRejected) as caught:
+                AvroDecoder(None, registry).decode(raw)
+            assert caught.value.code == "unknown_schema"
+        assert len(server.requests) == 1
+        server.answer_with = (404, b"<html>no such page")  # a proxy's word is nobody's, whatever the number
+        with pytest.raises(Unreachable):
+            registry.schema((1 << 31) + 5)
+
     @pytest.mark.parametrize(
         "answer",
         [(500, b"{}"), (503, b"<html>"), (200, b"<html>"), (404, b"<html>no such page"), (200, b"[]"),

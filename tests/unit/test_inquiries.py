@@ -1,0 +1,94 @@
+"""Answering inquiries: what whoever may write the topic of inquiries can ask for, and what it cannot hold up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relay.capture import inquiries
+from relay.capture.inquiries import Answering, Inquiry, encode_inquiry
+from relay.kafka.appender import Receipt, Record
+from relay.message.envelope import ResourceName
+from relay.message.errors import CaptureError
+from relay.message.record import LogPartition
+from relay.resources.port import DecisionRow
+
+SHOP = ResourceName("shop", "uuid")
+
+
+class Topic:
+    def __init__(self) -> None:
+        self.asked: list[Inquiry] = []
+
+    def poll(self) -> list[tuple[bytes | None, bytes | None]]:
+        found, self.asked = self.asked, []
+        return [encode_inquiry(inquiry) for inquiry in found]
+
+    def close(self) -> None:
+        pass
+
+
+class Log:
+    """Takes records for "orders"; every other topic refuses them."""
+
+    partitions = 2
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def topic(self, _name: str) -> Log:
+        return self
+
+    def append(self, records: list[Record], receipt: Receipt, _deadline: float) -> None:
+        for record in records:
+            if record.topic != "orders":
+                raise CaptureError("refused")
+            self.records.append(record)
+            receipt.told(None, None)
+
+
+class Table:
+    def read(self, captures: list[bytes]) -> dict[bytes, DecisionRow]:
+        return {capture: DecisionRow(False, None) for capture in captures}
+
+
+@pytest.fixture
+def topic() -> Topic:
+    return Topic()
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def answering(topic: Topic, log: Log) -> Answering:
+    given: Any = log
+    return Answering(lambda: topic, given, b"/a", SHOP, 0.1)
+
+
+def ask(number: int, *places: LogPartition) -> Inquiry:
+    return Inquiry(number.to_bytes(16, "big"), SHOP, list(places), "relay")
+
+
+def table() -> Any:
+    return Table()
+
+
+def test_what_cannot_be_answered_does_not_keep_the_place_of_what_can(
+    topic: Topic, log: Log, answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiries, "WAITING_MAX", 3)
+    topic.asked = [ask(n, LogPartition("elsewhere", 0)) for n in range(3)]
+    answering.turn(table)
+    topic.asked = [ask(7, LogPartition("orders", 1))]
+    answering.turn(table)
+    assert [(record.key, record.partition) for record in log.records] == [(ask(7).capture, 1)]
+
+
+def test_a_partition_that_cannot_be_is_passed_over(topic: Topic, log: Log, answering: Answering) -> None:
+    topic.asked = [ask(1, LogPartition("orders", -1), LogPartition("orders", 0), LogPartition("orders", 2))]
+    answering.turn(table)
+    assert [record.partition for record in log.records] == [0]
