@@ -32,11 +32,15 @@ class Recovered:
 
 
 class Recovery:
-    """Recovers queues by name; ``deciding`` finds the store of an attempt's outcome by what its name calls it."""
+    """Recovers queues by name; ``deciding`` finds the store of an attempt's outcome by what its name calls it.
+
+    Make one for each look: a queue that does not answer is waited for once, however many attempts wait for it.
+    """
 
     def __init__(self, queues: Mapping[str, QueueStore], deciding: Mapping[str, Outcomes]) -> None:
         self._queues = queues
         self._deciding = deciding
+        self._away: set[str] = set()
 
     def holder(self, queue: str, holder: Holder, now: int) -> Recovered:
         """Give back, or finish, what a dead worker holds (step 5). Call it only when its lease has run out, or it said it ends.
@@ -116,6 +120,9 @@ class Recovery:
         except ValueError:
             done.stuck.append(f"{what} waits for {attempt!r}, which is no attempt of a queue")
             return None
+        if name.queue in self._away:
+            done.left += 1  # said already
+            return None
         try:
             # Opened when it is first asked for: already that may find it away.
             parents = self._queues.get(name.queue)
@@ -124,6 +131,7 @@ class Recovery:
                 return None
             alive = parents.uuid == name.uuid and parents.holds(name.subscriber, [name.ticket])[0] in TAKEN
         except (Retriable, Unreachable) as away:
+            self._away.add(name.queue)
             done.stuck.append(f"{what} waits for queue {name.queue!r}: {away}")
             return None
         if alive:

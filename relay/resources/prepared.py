@@ -11,13 +11,21 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors
 
-from relay.message.errors import ConfigError, Unreachable
+from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.postgresql import reaching
 from relay.run.crash import crash_point
 
 _PREFIX: Final = "relay"
 _BYTES_MAX: Final = 199
 """PostgreSQL's bound for the name of a prepared transaction."""
+
+_LOST: Final = (psycopg.pq.TransactionStatus.IDLE, psycopg.pq.TransactionStatus.INERROR)
+_UNFIT: Final = (psycopg.IntegrityError, errors.FeatureNotSupported)
+"""What was written is at fault: a constraint that is checked now, or something that no prepared transaction can have."""
+
+
+class NotPrepared(RelayError):
+    """There is no transaction that could be prepared: what the handler wrote is gone."""
 
 
 def prepared_name(relay: str, resource: str, attempt: str) -> str:
@@ -98,10 +106,22 @@ class EffectTransaction:
         """PREPARE TRANSACTION; after it the effects outlive this process.
 
         Its answer lost raises Unreachable: the attempt is given up by (aborted), and recovery rolls back what may be there.
+        Raises NotPrepared, or PostgreSQL's own error, if what was written cannot be prepared.
         """
+        # Of a transaction that has failed, or is none, the server says ROLLBACK, and that is no error: the effects are gone.
+        if self.connection.info.transaction_status in _LOST:
+            raise NotPrepared(
+                f"resources.{self._resource}: a statement had failed and the handler went on, or it has ended the transaction "
+                "itself: let errors pass, use savepoints, and leave COMMIT and ROLLBACK to the relay"
+            )
         crash_point("prepared.preparing")
-        with reaching(self._resource):
-            self.connection.tpc_prepare()
+        try:
+            with reaching(self._resource):
+                self.connection.tpc_prepare()
+        except Unreachable as refused:
+            if isinstance(refused.__cause__, _UNFIT):
+                raise refused.__cause__ from None
+            raise
         crash_point("prepared.prepared")
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -135,8 +136,9 @@ class Coroutines:
         self.longest = self._under_way.longest
         self._tasks: set[asyncio.Task[None]] = set()
         self.broken: BaseException | None = None
+        self._ending = False
         self._loop = asyncio.new_event_loop()
-        self._thread = schedule.start_thread("handlers", self._loop.run_forever)
+        self._thread = schedule.start_thread("handlers", self._turn)
 
     def feed(self) -> None:
         """Start what may start; call it with the lock held."""
@@ -145,12 +147,22 @@ class Coroutines:
 
     def close(self, timeout_s: float) -> bool:
         """End the loop, in which nothing runs any more; False if a coroutine does not let go of it in time."""
+        self._ending = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
         self._loop.close()
         return True
+
+    def _turn(self) -> None:
+        """Run the loop until `close`: what a task of a handler raises to end it, or a handler's own stop, ends no other's work.
+
+        asyncio lets SystemExit and KeyboardInterrupt of a task out of the loop after whoever awaits the task was told.
+        """
+        while not self._ending:
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
 
     def _start(self) -> None:
         while (work := self._next(())) is not None:

@@ -33,6 +33,10 @@ class TransactionTaken(RelayError):
 
 TAKEN: Final = "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
 
+BROKEN: Final = (
+    "a statement had failed and the handler went on, which PostgreSQL does not: let errors pass, or use savepoints"
+)
+
 
 class Desk(Protocol):
     """One connection with what is bound to it. ``kind`` is ``postgresql`` or ``sqlite``; ``stores`` are the queues in this database, by name."""
@@ -110,8 +114,11 @@ class PostgresqlDesk:
 
     def check(self) -> None:
         """Look at what the last answer said of the transaction."""
-        if self._connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        status = self._connection.info.transaction_status
+        if status is psycopg.pq.TransactionStatus.IDLE:
             raise TransactionTaken(TAKEN)
+        if status is psycopg.pq.TransactionStatus.INERROR:
+            raise TransactionTaken(BROKEN)
 
     def commit(self) -> None:
         """Commit."""

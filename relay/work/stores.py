@@ -19,13 +19,17 @@ class Stores(Mapping[str, QueueStore]):
         self.locks = locks
         self._open_queue = open_queue
         self._opened: dict[str, QueueStore] = {}
-        self._opening = schedule.lock()
+        # One for each: whoever opens a queue that does not answer holds up nobody who needs another.
+        self._opening = {name: schedule.lock() for name in locks}
 
     def __getitem__(self, name: str) -> QueueStore:
         """Return a queue; KeyError if it is not configured."""
         if name not in self.locks:
             raise KeyError(name)
-        with self._opening:
+        opened = self._opened.get(name)
+        if opened is not None:
+            return opened
+        with self._opening[name]:
             if name not in self._opened:
                 self._opened[name] = self._open_queue(name)
             return self._opened[name]

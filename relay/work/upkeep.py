@@ -22,6 +22,8 @@ from relay.work.mark import dead_mark
 BEATS_PER_LEASE: Final = 6
 LOOK_S: Final = 1.0
 DUE_MAX: Final = 1000
+DUE_S: Final = 0.5
+"""So long a worker goes on, at each look, with what is due: messages that are delayed, or expire, by the million."""
 PREPARED_S: Final = 5.0
 """So often further databases are asked what attempts have left prepared there."""
 KILLED: Final = "its handler ended the worker's process, or did not end in time"
@@ -77,12 +79,18 @@ class Upkeep:
         if now >= self._look_at:
             self._look_at = now + self._look_s
             wall = clock.wall_ms()
-            self._store.reveal_due(wall, DUE_MAX)
-            self._store.expire(wall, DUE_MAX)
+            self._all_due(self._store.reveal_due, wall)
+            self._all_due(self._store.expire, wall)
             self.recover(now)
         if self._prepared is not None and now >= self._prepared_at:
             self._prepared_at = now + PREPARED_S
             self._finish_prepared(self._prepared)
+
+    def _all_due(self, some: Callable[[int, int], int], wall: int) -> None:
+        """Let what is due come, in small steps, until none is left or the worker's own messages have waited long enough."""
+        limit = clock.monotonic() + DUE_S
+        while some(wall, DUE_MAX) >= DUE_MAX and clock.monotonic() < limit:
+            pass
 
     def _finish_prepared(self, prepared: Callable[[ExitStack], Mapping[str, PreparedTransactions]]) -> None:
         """Finish what attempts that have ended left prepared; a further database that is away is asked again later."""

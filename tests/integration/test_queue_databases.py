@@ -18,7 +18,7 @@ from relay.queue.alerts import Alerts, open_alerts
 from relay.queue.port import Filter, Holder, QueueStore, Retired, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
-from relay.queue.stores import open_store
+from relay.queue.stores import open_store, sql_text
 from relay.queue.stores.postgresql import bind_postgresql
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sqlite import bind_sqlite
@@ -322,6 +322,22 @@ def test_a_callers_transaction_decides_on_its_own_rows_and_the_queues_together(
     assert store.waiting() == 1
 
 
+def test_a_step_of_trimming_reads_what_it_trims_and_not_all_that_ever_ended(
+    opened: Opened, database: psycopg.Connection
+) -> None:
+    shop = opened(settings("ann"))
+    handles = put(shop, *(str(number) for number in range(3000)))
+    assert all(shop.expire_now(handles, NOW))
+    database.execute("vacuum analyze")
+    database.execute("set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off")
+
+    for text in (sql_text.ENDED, sql_text.HELD_OVER):
+        query = b"explain (costs off) " + sql_text.postgresql_text(text)
+        steps = [str(row[0]).strip() for row in database.execute(query, {"queue": 1, "limit": 10}).fetchall()]
+        reads = [steps[at + 1] for at, step in enumerate(steps) if "on relay_queue_delivery" in step]
+        assert all("handle = m.handle" in condition or "phase = 4" in condition for condition in reads), steps
+
+
 def test_who_counts_does_not_stumble_over_a_subscriber_that_was_added_later(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     asked = settings("ann")
@@ -436,3 +452,45 @@ def test_a_listening_connection_that_was_lost_is_made_again(
 
     assert alerts.wait("ann", 5)
     alerts.close()
+
+
+class TestTrimmedWhileItIsGivenAgain:
+    """Whoever republishes and whoever trims: one of them finds out that the other was first."""
+
+    @pytest.fixture
+    def ended(self, opened: Opened) -> tuple[QueueStore, QueueStore, int]:
+        """Return the queue opened twice, and a message that came to its end UNUSABLE."""
+        shop = settings("ann")
+        one, other = opened(shop), opened(shop)
+        (handle,) = put(one, "a")
+        one.enter(Holder(b"h", "ann", 0, None))
+        (taken,) = one.take("ann", b"h", 1, NOW)
+        assert one.refuse("ann", [(taken.ticket, "broken")], NOW) == [True]
+        return one, other, handle
+
+    def test_what_was_trimmed_meanwhile_is_not_given_again(
+        self, ended: tuple[QueueStore, QueueStore, int], database: psycopg.Connection
+    ) -> None:
+        keeper, person, handle = ended
+        with keeper.transaction():
+            assert keeper.trim([handle]) == 1
+            thread, answers = in_thread(lambda: person.republish(handle, "ann", NOW))
+            until(lambda: one_waits(database), "the person waits for the keeper")
+        thread.join(WAIT_S)
+
+        assert answers == [False]
+        assert person.waiting() == 0
+        assert [answer.repeat for answer in person.put([message("a")], NOW)] == [False]
+
+    def test_what_was_given_again_meanwhile_is_not_trimmed(
+        self, ended: tuple[QueueStore, QueueStore, int], database: psycopg.Connection
+    ) -> None:
+        keeper, person, handle = ended
+        with person.transaction():
+            assert person.republish(handle, "ann", NOW)
+            thread, answers = in_thread(lambda: keeper.trim([handle]))
+            until(lambda: one_waits(database), "the keeper waits for the person")
+        thread.join(WAIT_S)
+
+        assert answers == [0]
+        assert [taken.value for taken in keeper.take("ann", b"h", 1, NOW)] == [b"a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,31 @@ def test_after_a_lost_answer_recovery_finishes_by_the_outcome(books: Books, comm
 def test_a_further_database_needs_one_that_decides() -> None:
     with pytest.raises(ConfigError, match="resource that decides"):
         subscriber("q", also=["ledger"])
+
+
+def test_an_error_that_the_handler_swallows_is_no_success_there_either(books: Books) -> None:
+    def swallowing(_: Message, __: Database, ledger: FurtherDatabase) -> None:
+        ledger.execute("insert into entry values (1)")
+        with suppress(psycopg.Error):
+            ledger.execute("select * from nowhere")
+
+    assert books.end(swallowing) is Outcome.FAILED
+    assert (books.entries(), books.state()) == (0, SubscriberState.FETCHED)
+
+
+@pytest.mark.parametrize("word", ["commit", "rollback"])
+def test_a_handler_that_ends_the_transaction_there_itself_is_told_so(books: Books, word: str) -> None:
+    def meddling(_: Message, __: Database, ledger: FurtherDatabase) -> None:
+        ledger.execute("insert into entry values (1)")
+        ledger.execute(word)
+
+    assert books.end(meddling) is Outcome.FAILED
+    assert books.state() is SubscriberState.FETCHED
+
+
+def test_a_constraint_that_only_the_end_checks_is_a_failure_of_the_message(books: Books) -> None:
+    books.direct.execute("create table known (number integer primary key)")
+    books.direct.execute("alter table entry add foreign key (number) references known (number) initially deferred")
+
+    assert books.end(lambda _, __, ledger: ledger.execute("insert into entry values (1)")) is Outcome.FAILED
+    assert (books.entries(), books.state()) == (0, SubscriberState.FETCHED)

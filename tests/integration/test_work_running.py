@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,19 @@ def test_an_error_that_the_handler_swallows_is_no_success(table: Table) -> None:
     # SQLite goes on after a statement that failed, PostgreSQL does not: either way effect and DONE agree.
     assert (table.effects() == 1) == (table.state() is SubscriberState.DONE)
     assert (ended.outcome is Outcome.WRITTEN) == (table.effects() == 1)
+
+
+@pytest.mark.parametrize("table", ["postgresql"], indirect=True)
+def test_an_error_that_the_handler_swallows_is_its_own_where_the_queue_lies_elsewhere(table: Table) -> None:
+    def swallowing(_: Message, db: Database) -> None:
+        with suppress(psycopg.Error):
+            db.execute("select * from nowhere")
+
+    table.desks = Desks(lambda: PostgresqlDesk("shop", psycopg.connect(table.url, autocommit=True), lambda _: {}), 1)
+    ended = table.end(swallowing)
+
+    assert ended.outcome is Outcome.FAILED, "as the database's doing it would be tried again for ever"
+    assert "a statement had failed" in ended.cause
 
 
 @pytest.mark.parametrize("table", ["postgresql"], indirect=True)

@@ -10,7 +10,7 @@ import pytest
 from relay.queue.stores import sql_text
 from relay.queue.stores.sql_schema import create
 
-JOURNAL = {"ENDED", "COUNT_OVER", "SIZE_OVER", "HEADERS_OVER"}
+JOURNAL = {"ENDED", "SIZE_OVER", "HEADERS_OVER"}
 """They read the journal: their business, and the archive's only."""
 WHOLE = {"FIND_AMONG_ALL", "COUNT_LIVE"}
 """A person asks for it: pages by handle, and what is open."""

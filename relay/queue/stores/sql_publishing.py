@@ -142,6 +142,7 @@ class Publishing(SqlBase):
         """Give a message to one subscriber again."""
         del now  # the publisher's time of revealing stays the first one
         locked = self._lock_open([handle])
+        self._run(sql.LOCK_MESSAGES, handles=[handle])  # what is found stays as it is: not trimmed, not republished by another
         number = self._subscribers.get(subscriber)
         rows = [] if number is None else self._run(sql.FIND_DELIVERY, handle=handle, sub=number)
         if not rows:

@@ -253,7 +253,9 @@ PLACES: Final = """select grp, lane, handle, rank, phase from relay_queue_delive
 where queue = :queue and phase > 0 and phase < 6 and phase in (1, 2, 5) and sub = :sub and lane is not null and (expires_at is null or expires_at > :now)"""
 READY_PAGE: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
 from relay_queue_delivery
-where sub = :sub and phase = 0 and (rank, handle) > (:rank, :handle) and (lane is null or lane not in {shut}) order by rank, handle limit :limit"""
+where sub = :sub and phase = 0 and (rank, handle) > (:rank, :handle) and (lane is null or lane not in {shut})
+    and (expires_at is null or expires_at > :now)
+order by rank, handle limit :limit"""
 RANKS: Final = """select
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank, handle limit 1),
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank desc, handle desc limit 1)"""
@@ -368,20 +370,30 @@ where queue = :queue and phase > 0 and phase < 6 and phase = 4 group by sub, sta
 
 # The journal --------------------------------------------------------------------------------------------------------
 
+# Counted by key for each message: as a join it may read all deliveries for each step of trimming, since hardly any is
+# taken and the planner believes that none is.
 _ENDED: Final = """from relay_queue_message m
-where m.queue = :queue and not exists (
-    select 1 from relay_queue_open o where o.handle = m.handle and o.queue = m.queue
-) and not exists (
-    select 1 from relay_queue_delivery t where t.handle = m.handle and t.queue = m.queue and t.state in (1, 2, 3)
+where m.queue = :queue and 0 = (
+    select count(*) from relay_queue_open o where o.handle = m.handle and o.queue = m.queue
+) and 0 = (
+    select count(*) from relay_queue_delivery t where t.handle = m.handle and t.queue = m.queue and t.state in (1, 2, 3)
 )"""
 _SIZE: Final = "coalesce(length(m.key), 0) + coalesce(length(m.value), 0)"
 ENDED: Final = f"""select m.handle,
     case m.state when $P_UNAVAILABLE then m.unavailable_at when $P_DELETED then m.deleted_at else {_JOURNALLED} end,
     {_SIZE}, m.headers {_ENDED} order by m.handle limit :limit"""
-COUNT_OVER: Final = f"select count(*) {_ENDED}"
+HELD_OVER: Final = """select count(distinct t.handle) from relay_queue_delivery t
+where t.queue = :queue and t.phase > 0 and t.phase < 6 and t.phase = 4 and not exists (
+    select 1 from relay_queue_open o where o.handle = t.handle and o.queue = t.queue
+)"""
 SIZE_OVER: Final = f"select coalesce(sum({_SIZE}), 0) {_ENDED}"
-HEADERS_OVER: Final = f"select m.headers {_ENDED} and m.headers is not null"
-TRIMMABLE: Final = f"select m.handle {_ENDED} and m.handle in {{handles}} order by m.handle <lock>"
+HEADERS_OVER: Final = f"""select m.handle, m.headers {_ENDED} and m.headers is not null and m.handle > :after
+order by m.handle limit :limit"""
+# Locked by who trims and by who republishes, each before a statement of its own looks: one statement's snapshot does not
+# see what a writer did to other tables while it waited for the writer's row.
+LOCK_MESSAGES: Final = """select handle from relay_queue_message
+where queue = :queue and handle in {handles} order by handle <lock>"""
+TRIMMABLE: Final = f"select m.handle {_ENDED} and m.handle in {{handles}}"
 TRIM_MESSAGES: Final = "delete from relay_queue_message where queue = :queue and handle in {handles}"
 TRIM_DELIVERIES: Final = "delete from relay_queue_delivery where queue = :queue and handle in {handles}"
 

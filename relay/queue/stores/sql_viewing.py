@@ -80,7 +80,7 @@ class Viewing(SqlBase):
         retain = self.settings.retain
         with self.session.snapshot():
             ended = self._run(sql.ENDED, limit=max(SORTED_MAX, limit))
-            count = self._run(sql.COUNT_OVER)[0][0] if retain.count is not None else 0
+            count = self._count_over() if retain.count is not None else 0
             size = self._size_over() if retain.bytes is not None else 0
         past = []
         for handle, at, own, text in sorted(ended, key=lambda row: (row[1], row[0])):
@@ -95,14 +95,23 @@ class Viewing(SqlBase):
         views = {view.handle: view for view in self._views(past, value=True)}
         return [views[handle] for handle in past]
 
+    def _count_over(self) -> int:
+        """Return how many have ended, by the tally: counting them costs their number at every step of trimming them."""
+        return self.session.tallied(self._queue)[1] - int(self._run(sql.HELD_OVER)[0][0])
+
     def _size_over(self) -> int:
-        headers = sum(size_of(None, None, headers_of(row[0])) for row in self._run(sql.HEADERS_OVER))
-        return int(self._run(sql.SIZE_OVER)[0][0]) + headers
+        size, after = int(self._run(sql.SIZE_OVER)[0][0]), 0
+        # In pages: a journal does not fit into memory.
+        while page := self._run(sql.HEADERS_OVER, after=after, limit=SORTED_MAX):
+            size += sum(size_of(None, None, headers_of(text)) for _, text in page)
+            after = page[-1][0]
+        return size
 
     @unit
     def trim(self, handles: Sequence[int]) -> int:
         """Remove messages that ended and that no worker has."""
-        gone = [row[0] for row in self._run(sql.TRIMMABLE, handles=list(handles))]
+        there = [row[0] for row in self._run(sql.LOCK_MESSAGES, handles=list(handles))]
+        gone = [row[0] for row in self._run(sql.TRIMMABLE, handles=there)]
         if gone:
             self._write(sql.TRIM_DELIVERIES, handles=gone)
             self._write(sql.TRIM_MESSAGES, handles=gone)
