@@ -11,7 +11,7 @@ import typer
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.config.loading import load
 from relay.control.dead_letters import dead_letter, dead_letters
-from relay.message.errors import CheckFailed
+from relay.message.errors import CheckFailed, ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 _COLUMNS: Final = ("digest", "route", "code", "topic", "partition", "offset", "source", "message_id")
@@ -26,7 +26,11 @@ def list_command(
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, each once, with how many there are of each cause."""
-    rows = dead_letters(load(Path(config)), route=route, code=code)
+    loaded = load(Path(config))
+    rows = dead_letters(loaded, route=route, code=code)
+    if not rows and route is not None and route not in loaded.routes:
+        # Letters of a route that is configured no more are still found; a name without any is a slip of the pen.
+        raise ConfigError(f"--route {route}: there is no such route; there are: {', '.join(loaded.routes)}")
     causes = Counter(row["code"] for row in rows)
     if as_json:
         print_json({"dead_letters": rows, "causes": causes})

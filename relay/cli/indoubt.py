@@ -20,7 +20,7 @@ from relay.monitor.resolution import Kind, Told, parse
 from relay.run import clock
 from relay.run.logging import text
 
-_COLUMNS: Final = ("name", "since", "why", "resource", "decided")
+_COLUMNS: Final = ("name", "route", "since", "why", "resource", "decided")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name that `relay indoubt list` shows.")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -139,13 +139,13 @@ def _row(item: Item, now_ms: int) -> tuple[object, ...]:
             ", obeyed" if item.obeyed else ", not yet obeyed"
         )
     count = "" if item.offsets is None else f" ({item.offsets} offsets)"
-    return item.subject.text + count, since, text(item.why), text(item.resource or ""), decided
+    return item.subject.text + count, text(item.route), since, text(item.why), text(item.resource or ""), decided
 
 
 def _print_one(document: dict[str, Any]) -> None:
     print_line(document["name"])
     for item in document["items"]:
-        print_line(f"  {item['name']}: {text(item['why'])}")
+        print_line(f"  {item['name']} ({text(item['route'])}): {text(item['why'])}")
     print_line(f"  evidence: {text(document['evidence'])}")
     if document["messages"]:
         columns = ("place", "id", "source", "capture", "marker")

@@ -65,6 +65,8 @@ def list_command(
     )  # fmt: skip
     with QueueDesk(load(Path(config)), me()) as desk:
         views = desk.store(queue).find(wanted, after=after, limit=limit)
+        if not views:
+            desk.check_subscriber(queue, subscriber)
     rows = [message_row(queue, view) for view in views]
     if as_json:
         print_json({"queue": queue, "messages": rows, "next": views[-1].handle if len(views) == limit else None})
@@ -247,6 +249,8 @@ def redrive_command(
             views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
             done = list(redrive(store, views, subscriber, dry_run=dry_run, pace=pace.wait, now=clock.wall_ms))
         count = sum(one.done for one in done)
+        if not count and not (dry_run and done):
+            desk.check_subscriber(queue, subscriber)
         if count:
             desk.audit(queue, "redrive", count, _named(handles) if handles else described(wanted), reason)
     if as_json:

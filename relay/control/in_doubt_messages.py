@@ -19,7 +19,11 @@ def messages(reader: InDoubtReader, items: list[Item], subject: Subject) -> list
     if subject.kind is Kind.DELIVERY:
         spans = [(subject.place, subject.first, subject.next)]
     else:
-        spans = [(place, first, reader.reader.watermarks(place)[1]) for item in items for place, first in item.places]
+        # Every route that waits has an item of its own for the same capture: a place is read, and shown, once.
+        firsts: dict[LogPartition, int] = {}
+        for place, first in ((place, first) for item in items for place, first in item.places):
+            firsts[place] = min(first, firsts.get(place, first))
+        spans = [(place, first, reader.reader.watermarks(place)[1]) for place, first in firsts.items()]
     found: list[dict[str, Any]] = []
     for place, first, following in spans:
         low, high = reader.reader.watermarks(place)

@@ -60,6 +60,13 @@ class QueueDesk:
             raise ConfigError(f"subscriber {subscriber!r}: no queue has it; `relay subscriber list` shows those there are")
         return found
 
+    def check_subscriber(self, queue: str, subscriber: str | None) -> None:
+        """Raise ConfigError for a name that nothing was found of and that the queue does not have: a slip of the pen."""
+        asked = queue_of(self.config, queue).settings()
+        if subscriber is not None and asked.group_of(subscriber) is None:
+            known = ", ".join(name for group in asked.audience.groups for name in group.members)
+            raise ConfigError(f"--subscriber {subscriber}: queue {queue!r} has no such subscriber; it has {known}")
+
     def store(self, queue: str) -> QueueStore:
         """Open a queue where it lies now; closed with the desk."""
         queue_of(self.config, queue)

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from relay.message.errors import RelayError, Retriable
+from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.message import MessageView, NewMessage, PutAnswer, Taken, Ticket
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
@@ -35,6 +35,8 @@ class StoreFull(Retriable):
 
 class StoreAway(Retriable):
     """The store does not answer; nothing changed."""
+
+    exit_code = Unreachable.exit_code
 
 
 class Retired(Retriable):

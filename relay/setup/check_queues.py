@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from relay.config.model import RelayConfig
-from relay.message.errors import Retriable, Stopped, Unreachable
+from relay.message.errors import ConfigError, Retriable, Stopped, Unreachable
 from relay.queue.desired import Desired, Step
 from relay.run.following import follow
 from relay.run.queues import address, open_queue
@@ -36,8 +36,9 @@ def _check(config: RelayConfig, name: str, desired: Desired, findings: Findings)
         return
     try:
         open_queue(config, name, desired).close()
-    except Stopped as other:
-        findings.fault(key, "", *str(other).rsplit("; ", 1))
+    except (ConfigError, Stopped) as other:  # another store, or its tables or the rights to them are missing
+        problem, _, remedy = str(other).rpartition("; ")
+        findings.fault(key, "", problem or remedy, remedy)
         return
     except (Retriable, Unreachable) as away:
         findings.unreachable.append(f"queue {name}: {away}")

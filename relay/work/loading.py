@@ -5,17 +5,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, RelayError
 from relay.work.subscriber import Handler
 
 
 def load_handler(app: str, queue: str) -> Handler:
     """Return the handler of ``queue`` in ``module``, ``module:name``, ``file.py`` or ``file.py:name``; raises ConfigError."""
     where, _, name = app.partition(":")
-    module = _module(where)
+    try:
+        module = _module(where)
+    except RelayError:
+        raise
+    except Exception as error:  # whatever the application raises while it is loaded: not the relay's failure
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+        raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error} ({place}); correct it there") from error
     found = {key: value for key, value in vars(module).items() if isinstance(value, Handler)}
     if name:
         if name not in found:

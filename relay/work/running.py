@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -161,7 +162,7 @@ class Runner:
             return self._all_failed(call.work, Outcome.UNUSABLE, str(error))
         if away:
             return all_ended(call.work, Outcome.AWAY)
-        return self._all_failed(call.work, Outcome.FAILED, _cause(error))
+        return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler))
 
     def _all_failed(self, work: Work, outcome: Outcome, cause: str) -> list[Ended]:
         return all_ended(work, outcome if len(work.messages) == 1 else Outcome.SPLIT, cause)
@@ -195,7 +196,7 @@ class Runner:
             raise error
         if isinstance(error, Retriable | Unreachable):
             return all_ended(work, Outcome.AWAY)
-        return self._all_failed(work, Outcome.FAILED, _cause(error))
+        return self._all_failed(work, Outcome.FAILED, _cause(error, self._handler))
 
     def _decide_in_database(
         self, work: Work, messages: list[Message], database: Database, further: Further
@@ -370,12 +371,19 @@ def _is_away(database: Database | None, error: BaseException) -> bool:
     return database is not None and database.desk is not None and database.desk.is_away(error)
 
 
-def _cause(error: BaseException) -> str:
-    """Return what failed and where, without the error's text: it may hold a payload or a secret, but for our own errors."""
+def _cause(error: BaseException, handler: Handler) -> str:
+    """Return what failed and where, without the error's text: it may hold a payload or a secret, but for our own errors.
+
+    Where is the line of the application that was left last: the last line of all is mostly a driver's or a library's.
+    """
     if isinstance(error, RelayError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return type(error).__name__
+    file = handler.file
+    for frame in reversed(frames):
+        if frame.filename == file:
+            return f"{type(error).__name__} in {frame.name}, line {frame.lineno}"
     last = frames[-1]
-    return f"{type(error).__name__} in {last.name}, line {last.lineno}"
+    return f"{type(error).__name__} in {last.name}, line {last.lineno} of {Path(last.filename).name}"

@@ -38,6 +38,12 @@ class Handler:
         return self.function.__name__
 
     @property
+    def file(self) -> str | None:
+        """The file that the function stands in, as tracebacks name it."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return None if code is None else code.co_filename
+
+    @property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function: it runs on the worker's event loop."""
         return inspect.iscoroutinefunction(self.function)
@@ -82,6 +88,25 @@ def subscriber(
             raise ConfigError(
                 f"@subscriber({queue!r}): {function.__name__} has a yield, so calling it runs nothing of it; use return"
             )
-        return Handler(queue, function, resource, size, order, tuple(also))
+        handler = Handler(queue, function, resource, size, order, tuple(also))
+        _check_call(handler)
+        return handler
 
     return _declare
+
+
+def _check_call(handler: Handler) -> None:
+    """Refuse a function that cannot take what it will be given: each message would become UNUSABLE, one after the other."""
+    words = ["messages" if handler.batch else "message"]
+    words += [] if handler.resource is None else ["db", *handler.also]
+    try:
+        signature = inspect.signature(handler.function)
+    except ValueError:
+        return  # written in C: nothing tells
+    try:
+        signature.bind(*words)
+    except TypeError as error:
+        raise ConfigError(
+            f"@subscriber({handler.queue!r}): {handler.name} is called with ({', '.join(words)}), which it cannot take: {error}; "
+            "correct its arguments, or resource= and also= of @subscriber"
+        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -152,3 +153,37 @@ def test_a_database_that_is_away_is_unreachable_and_shows_no_password(write: Cal
     assert code == 3
     assert "127.0.0.1:1/shop: no answer" in report["unreachable"][0]
     assert "c4n4ry" not in json.dumps(report)
+
+
+def test_a_queues_tables_that_are_missing_or_not_granted_are_faults(
+    postgres: str, make_topic: MakeTopic, write: Callable[[str], str], relay_name: str
+) -> None:
+    """Workers need no DDL: their role is another one than the owner of the tables, and what it lacks must be said."""
+    role = f"weak_{relay_name}"
+    log = make_topic(1)
+    route = f'[routes.r]\nfrom = ["{log}"]\nto = {{ topic = "{make_topic(1)}" }}\n'
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(f"create role {role} login password 'weak'")
+    try:
+        owned = f'[resources.shop]\nurl = "{postgres}"\n{route}'
+        assert runner.invoke(app, ["migrate", write(owned)]).exit_code == 0
+        queue = '[queues.mail]\nstore = "shop"\nsubscribers = { sender = {} }\n'
+
+        code, report = check(write(owned + queue))
+        assert (code, keys(report)) == (1, {"queues.mail.store"})
+        assert "relay migrate" in report["faults"][0]["remedy"]
+
+        assert runner.invoke(app, ["migrate", write(owned + queue)]).exit_code == 0
+        weaker = re.sub(r"//[^@/]*@", f"//{role}:weak@", postgres)
+        weak = write(f'[resources.shop]\nurl = "{weaker}"\n{route}{queue}')
+        code, report = check(weak)
+        assert code == 1
+        (fault,) = [fault for fault in report["faults"] if fault["key"] == "queues.mail.store"]
+        assert "permission denied for table relay_queue" in fault["problem"]
+        assert "grant select, insert, update and delete" in fault["remedy"]
+        listed = runner.invoke(app, ["message", "list", weak, "mail"])
+        assert listed.exit_code == 2
+        assert "grant" in listed.stderr
+    finally:
+        with psycopg.connect(postgres, autocommit=True) as connection:
+            connection.execute(f"drop role {role}")

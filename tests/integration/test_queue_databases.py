@@ -292,6 +292,14 @@ def test_a_unit_that_the_server_ends_for_standing_still_is_away(opened: Opened, 
     assert store.find(Filter()) == []
 
 
+def test_a_database_that_cannot_be_reached_is_unreachable_and_says_why() -> None:
+    with pytest.raises(StoreAway, match="refused") as away:
+        open_store(settings("ann"), "postgresql://clerk:c4n4ry@127.0.0.1:1/shop")
+
+    assert away.value.exit_code == 3, "a command about the queue ends as one that asks brokers which are away"
+    assert "c4n4ry" not in str(away.value)
+
+
 def test_without_tables_the_remedy_is_named(postgres: str) -> None:
     with pytest.raises(ConfigError, match="relay migrate"):
         open_store(settings("ann"), postgres)

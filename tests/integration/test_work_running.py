@@ -126,6 +126,14 @@ def test_a_failure_takes_the_effect_back(table: Table) -> None:
     assert ended.cause.startswith("ValueError in failing")
 
 
+def test_a_cause_names_the_line_of_the_handler_and_not_that_of_a_driver_or_library(table: Table) -> None:
+    def failing(_: Message, db: Database) -> None:
+        db.execute("insert into no_such_table values (1)")
+
+    line = failing.__code__.co_firstlineno + 1
+    assert table.end(failing).cause.endswith(f" in failing, line {line}")
+
+
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit])
 def test_whatever_a_handler_raises_is_a_failure_of_its_message(table: Table, raised: type[BaseException]) -> None:
     """Else one message ends process after process, and no failure of it is ever counted."""

@@ -106,3 +106,36 @@ def test_a_function_that_runs_nothing_when_it_is_called_is_refused() -> None:
     for function in (some, others):
         with pytest.raises(ConfigError, match="has a yield"):
             relay.subscriber("credit")(function)
+
+
+def test_a_function_that_cannot_take_what_it_will_be_given_is_refused() -> None:
+    """Else every message of the queue would become UNUSABLE, one after the other, with a TypeError for a cause."""
+
+    def one(message: object) -> None:
+        """Take a message."""
+
+    def two(message: object, db: object) -> None:
+        """Take a message and a database."""
+
+    with pytest.raises(ConfigError, match=r"one is called with \(message, db\), which it cannot take"):
+        relay.subscriber("credit", resource="shop")(one)
+    with pytest.raises(ConfigError, match=r"two is called with \(message\).*missing.*'db'"):
+        relay.subscriber("credit")(two)
+    with pytest.raises(ConfigError, match=r"\(messages, db, ledger\)"):
+        relay.subscriber("credit", resource="shop", batch=True, also=["ledger"])(two)
+    assert relay.subscriber("credit")(lambda *all_of_them: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def f(:\n", "SyntaxError"),
+        ("import no_such_package\n", "No module named 'no_such_package'"),
+        ("x = 1\nraise RuntimeError('boo')\n", "RuntimeError: boo \\(broken.py, line 2\\)"),
+    ],
+)
+def test_an_application_that_fails_as_it_is_loaded_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "broken.py").write_text(text)
+
+    with pytest.raises(ConfigError, match=said):
+        load_handler(str(tmp_path / "broken.py"), "credit")

@@ -33,6 +33,7 @@ _LISTS: Final = (list, range)
 _LOST: Final = frozenset({"08", "57"})
 """Classes of SQLSTATE that end the connection."""
 _MISSING: Final = frozenset({"42P01", "42703"})
+_NO_RIGHT: Final = "42501"
 _NOT_NOW: Final = frozenset({"25006", "25P03", "25P04"})
 """Read-only, as after a failover; or ended by the server for having lasted too long. Nothing of it was committed."""
 # Lookups are by key and by partial index, whatever the planner believes of tables that grow and shrink by the second.
@@ -218,13 +219,21 @@ def _judged(*, committing: bool) -> Iterator[None]:
             raise StoreFull("the queue's database cannot grow: make room on its disk") from error
         if state in _MISSING:
             raise ConfigError("the queue's tables are missing or old; run `relay migrate`") from error
+        if state == _NO_RIGHT:
+            # The server's sentence names the table or sequence, never a value.
+            raise ConfigError(
+                f"the role has no right to the queue's tables ({error.diag.message_primary}); grant select, insert, update "
+                "and delete on all relay_queue tables, and usage on the sequence relay_queue_handle"
+            ) from error
         if state in _NOT_NOW:
             raise StoreAway(f"the queue's database does not write now ({type(error).__name__})") from error
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             if committing and (state is None or state[:2] in _LOST):
                 # The answer is lost, the commit may have been heard: in doubt.
                 raise InDoubt("the answer to the commit of a queue's states was lost: read them again") from error
-            raise StoreAway(f"the queue's database does not answer ({type(error).__name__})") from error
+            # A client's own sentence, without a state, tells why there is no connection; it holds no password.
+            why = type(error).__name__ if state else (str(error).splitlines() or [type(error).__name__])[0]
+            raise StoreAway(f"the queue's database does not answer ({why})") from error
         raise
 
 
