@@ -11,11 +11,12 @@ import orjson
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
 from relay.config.model import RouteConfig, TableDestination
+from relay.kafka.reading import headers_if_any
 from relay.kafka.scan import Scan, Scanned
 from relay.message import identity
 from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
 from relay.message.errors import ConfigError
-from relay.message.record import LogPartition, headers_of
+from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
 from relay.monitor.resolution import Resolutions
@@ -215,10 +216,7 @@ def row_match(
 
 
 def _headers(message: Any) -> dict[str, bytes]:
-    try:
-        return dict(headers_of(message) or ())
-    except (UnicodeDecodeError, SystemError):
-        return {}  # a header's name is not UTF-8: the client cannot read it and must not be asked again
+    return dict(headers_if_any(message))
 
 
 def _mark(ledger: Ledger, key: bytes | None, value: bytes | None) -> None:

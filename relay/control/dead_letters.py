@@ -10,7 +10,7 @@ from relay.config.model import RelayConfig
 from relay.delivery.deadletter import PREFIX
 from relay.delivery.table import LOST_PAYLOAD
 from relay.kafka import settings
-from relay.kafka.reading import PartitionReader
+from relay.kafka.reading import PartitionReader, headers_if_any
 from relay.kafka.topics import Topics
 from relay.message.envelope import SOURCE
 from relay.message.errors import ConfigError
@@ -69,7 +69,7 @@ def _tells_more(row: Mapping[str, Any], *, known: bool) -> bool:
 
 
 def _row(record: Any) -> dict[str, Any]:
-    headers = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers() or ()}
+    headers = {name: (value or b"").decode("utf-8", "replace") for name, value in headers_if_any(record)}
     row = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
     for name in ("partition", "offset"):
         row[name] = row[name] if row[name].isdigit() else "0"

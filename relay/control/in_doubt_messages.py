@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from relay.control.in_doubt_reading import InDoubtReader, Item
+from relay.kafka.reading import headers_if_any
 from relay.message import envelope
-from relay.message.record import LogPartition, headers_of
+from relay.message.record import LogPartition
 from relay.monitor.resolution import Kind, Subject
 
 SHOWN_MAX: Final = 100
@@ -38,10 +39,7 @@ def messages(reader: InDoubtReader, items: list[Item], subject: Subject) -> list
 
 
 def _message(place: LogPartition, record: Any) -> dict[str, Any]:
-    try:
-        headers = dict(headers_of(record) or ())
-    except SystemError:
-        headers = {}  # the client cannot read a header name that is not UTF-8
+    headers = dict(headers_if_any(record))
 
     def said(name: str) -> str | None:
         raw = headers.get(name)

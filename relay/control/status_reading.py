@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Self
 
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TopicDestination
@@ -13,10 +13,10 @@ from relay.control.positions import stored_positions
 from relay.control.status import DeadLetters, RouteFacts, RouteView, view
 from relay.kafka import settings
 from relay.kafka.groups import Groups
-from relay.kafka.reading import PartitionReader
+from relay.kafka.reading import PartitionReader, headers_if_any
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.errors import ConfigError, InDoubt, Unreachable
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, Record
 from relay.run import clock
 from relay.run.queues import database_of
 from relay.run.status_record import KEY_PREFIX, StatusRecord, decode
@@ -30,12 +30,6 @@ _ROUTE: Final = "__relay.errors.route"
 _CODE: Final = "__relay.errors.code"
 
 
-class _Record(Protocol):
-    def key(self) -> Any: ...
-    def value(self) -> Any: ...
-    def headers(self) -> Any: ...
-
-
 class _Tail:
     """Reads a topic from a bounded distance before its end, and from there on at every further call."""
 
@@ -45,7 +39,7 @@ class _Tail:
         self._next: dict[LogPartition, int] = {}
         self.complete = True
 
-    def read(self, topic: str, partitions: int, take: Callable[[_Record], None]) -> None:
+    def read(self, topic: str, partitions: int, take: Callable[[Record], None]) -> None:
         """Give every record not given before to ``take``; raises Unreachable."""
         ranges = {}
         for number in range(partitions):
@@ -112,14 +106,14 @@ class StatusReader:
         now_ms = clock.wall_ms()
         return [view(self._facts(route, found, records), now_ms) for route in config.routes.values()]
 
-    def _read_tail(self, tail: _Tail, facts: TopicFacts, take: Callable[[_Record], None]) -> None:
+    def _read_tail(self, tail: _Tail, facts: TopicFacts, take: Callable[[Record], None]) -> None:
         try:
             tail.read(facts.name, facts.partitions, take)
         except InDoubt as stuck:
             # Go on with what was read: a status that says what it lacks beats none.
             self.notes.append(f"{facts.name}: {stuck}")
 
-    def _take_status(self, record: _Record) -> None:
+    def _take_status(self, record: Record) -> None:
         key, value = record.key(), record.value()
         if not isinstance(key, bytes) or not key.startswith(KEY_PREFIX):
             return
@@ -128,8 +122,8 @@ class StatusReader:
         else:
             self._latest[key] = value
 
-    def _take_dead(self, record: _Record) -> None:
-        headers = dict(record.headers() or [])
+    def _take_dead(self, record: Record) -> None:
+        headers = dict(headers_if_any(record))
         route, code = headers.get(_ROUTE), headers.get(_CODE)
         if isinstance(route, bytes):
             # A table route may write one twice: the digest in the key counts once.

@@ -16,6 +16,7 @@ _STATES: Final = frozenset({
 })
 _STATEMENTS_OWN: Final = frozenset({
     "40002",  # transaction_integrity_constraint_violation
+    "53200",  # out_of_memory
     "53400",  # configuration_limit_exceeded: more temporary files than one statement may write
     "57014",  # query_canceled: longer than `statement_timeout`
 })

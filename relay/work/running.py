@@ -35,7 +35,7 @@ from relay.queue.message import NewMessage, Parent, Taken
 from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
-from relay.work.desks import Database, DatabaseAway, Desk, Desks, EffectsInDoubt
+from relay.work.desks import Database, Desk, Desks, EffectsInDoubt
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.further import Further, FurtherDatabase
 from relay.work.hands import all_ended
@@ -154,7 +154,7 @@ class Runner:
         """Take back what the handler wrote before it raised, and return what that makes of its messages."""
         database, further = call.database, call.further
         away = (
-            isinstance(error, DatabaseAway | Unreachable) or _is_away(database, error) or further.is_away(error)
+            isinstance(error, Retriable | Unreachable) or _is_away(database, error) or further.is_away(error)
         )
         _take_back(database)
         further.give_up()

@@ -181,3 +181,10 @@ def test_a_constraint_that_only_the_end_checks_is_a_failure_of_the_message(books
 
     assert books.end(lambda _, __, ledger: ledger.execute("insert into entry values (1)")) is Outcome.FAILED
     assert (books.entries(), books.state()) == (0, SubscriberState.FETCHED)
+
+
+def test_a_further_database_that_only_reads_after_a_failover_is_no_failure_of_the_message(books: Books) -> None:
+    ((name,),) = books.direct.execute("select current_database()").fetchall()
+    books.direct.execute(f"alter database {name} set default_transaction_read_only = on".encode())
+
+    assert books.end(lambda _, __, ledger: ledger.execute("insert into entry values (1)")) is Outcome.AWAY

@@ -232,6 +232,14 @@ def test_a_database_that_does_not_write_now_costs_the_message_no_try(
 
 
 @pytest.mark.parametrize("table", ["postgresql"], indirect=True)
+def test_a_database_that_only_reads_after_a_failover_is_no_failure_of_the_message(table: Table) -> None:
+    ((name,),) = table.run("select current_database()")
+    table.run(f"alter database {name} set default_transaction_read_only = on")
+
+    assert (table.end(lambda _, db: db.execute(EFFECT)).outcome, table.effects()) == (Outcome.AWAY, 0)
+
+
+@pytest.mark.parametrize("table", ["postgresql"], indirect=True)
 def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(table: Table) -> None:
     def cut_off(_: Message, db: Database) -> None:
         db.execute(EFFECT)
