@@ -15,6 +15,7 @@ from relay.audit import queues, readers, tables, units
 from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Outcome, Place
+from relay.audit.neighbours import neighbours, theirs
 from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.capture.decisions import unit_of
 from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
@@ -284,18 +285,17 @@ class _RouteAudit:
         self, checker: Checker, ledger: Ledger, store: tables.Store, to: TableDestination
     ) -> None:
         """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""
-        config = self._config
-        others = [
-            route for route in config.routes.values()
-            if route.name != self._route.name and isinstance(route.to, TableDestination)
-            and (route.to.table, route.to.resource) == (to.table, to.resource)
-        ]  # fmt: skip
+        others = neighbours(self._config, self._route)
         strangers = checker.unknown.keys() - ledger.refused.keys()
         if not others or not strangers:
             return
         names = ", ".join(route.name for route in others)
         if "ce:source" in to.columns.values():
-            strangers = {digest for route in others for digest in self._theirs(store, route, strangers)}
+            strangers = {
+                digest
+                for route in others
+                for digest in theirs(self._config, route, store, self._topics, self._scan, strangers)
+            }
             self._notes.append(f"{len(strangers)} rows of {to.table} are those of {names}")
         else:
             self._notes.append(
@@ -304,17 +304,6 @@ class _RouteAudit:
             )
         for digest in strangers:
             del checker.unknown[digest]
-
-    def _theirs(self, store: tables.Store, route: RouteConfig, wanted: Collection[bytes]) -> Iterator[bytes]:
-        """Yield which of the digests another route says that it has delivered, in its inbox or its monitor."""
-        for row in store.inbox(self._config.relay.name, route.name):
-            if row.outcome == DELIVERED and row.digest in wanted:
-                yield row.digest
-        name = self._config.monitor_topic(route.name)
-        facts = self._topics.describe([name], settings=False)
-        if facts:
-            evidence, _broken = readers.monitor(self._scan.read(ranges_of(self._topics, facts[name])))
-            yield from (entry.digest for entry in evidence.proven(wanted) if entry.outcome == DELIVERED)
 
     def _queue(
         self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: QueueDestination

@@ -41,6 +41,19 @@ _PASSING: Final = frozenset(
 """The broker failed at a request, and the client asks again. An event of the consumer's never calls itself retriable:
 the client says so of transactions only."""
 
+LEADER_MOVES: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+    }
+)
+"""Ask again who leads the partition. A new topic's leader, too, answers so for a moment after the metadata names it."""
+
 
 def kafka_error(failure: BaseException) -> KafkaError | None:
     """Return the KafkaError inside an exception, also inside a SystemError raised across a callback."""

@@ -8,13 +8,15 @@ from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import sentence
+from relay.kafka.failures import LEADER_MOVES, kafka_error, sentence
 from relay.message.envelope import Headers
 from relay.message.errors import Stuck, Unreachable
 from relay.message.record import LogPartition, Record, headers_of
+from relay.run import clock as pausing
 
 BATCH_RECORDS: Final = 10_000
 POLL_S: Final = 0.2
+_LEADER_PAUSE_S: Final = 0.05
 
 
 def headers_if_any(record: Record) -> Headers:
@@ -68,15 +70,20 @@ class PartitionReader:
 
     def watermarks(self, partition: LogPartition) -> tuple[int, int]:
         """Return (low, high) as the broker says now; with a read_uncommitted handle, high is the high watermark."""
-        try:
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(partition.topic, partition.partition), timeout=self._deadline_s
-            )
-        except KafkaException as error:
-            # This handle may go on asking the leader it knew, dead or not; a fresh one asks who leads now.
-            self._consumer = Consumer(self._given)
-            raise Unreachable(f"the watermarks of {partition} cannot be read: {sentence(error)}") from error
-        return low, high
+        place = TopicPartition(partition.topic, partition.partition)
+        limit = self._clock() + self._deadline_s
+        while True:
+            try:
+                low, high = self._consumer.get_watermark_offsets(place, timeout=self._deadline_s)
+            except KafkaException as error:
+                # This handle may go on asking the leader it knew, dead or not; a fresh one asks who leads now.
+                self._consumer = Consumer(self._given)
+                reason = kafka_error(error)
+                if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
+                    raise Unreachable(f"the watermarks of {partition} cannot be read: {sentence(error)}") from error
+                pausing.sleep(_LEADER_PAUSE_S)
+            else:
+                return low, high
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
         """Yield batches of records until each partition is read from ``first`` to ``end`` (exclusive).

@@ -31,6 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from relay.kafka.failures import LEADER_MOVES
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
 from relay.run import clock
@@ -60,18 +61,6 @@ _UNREACHABLE: Final = frozenset(
     }
 )
 """What passes when brokers are back, their disks have room and the client knows them again: nobody has to correct it."""
-_LEADER_MOVES: Final = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.KAFKA_STORAGE_ERROR,
-    }
-)
-"""A new topic's leader, too, answers so for a moment after the metadata already names it."""
 _DENIED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -256,7 +245,7 @@ class Topics:
                 except TimeoutError as error:
                     raise self._away(f"list offsets of {topic}[{place.partition}]") from error
                 except KafkaException as error:
-                    if _code(error) not in _LEADER_MOVES:
+                    if _code(error) not in LEADER_MOVES:
                         raise self._sentence(error, f"list offsets of {topic}[{place.partition}]") from error
                     if clock.monotonic() > deadline:
                         raise self._away(f"find the leader of {topic}[{place.partition}]") from error

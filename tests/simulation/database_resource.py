@@ -18,6 +18,7 @@ from relay.resources.port import (
     UnmarkedRow,
     identity_of,
 )
+from relay.resources.schema import quoted_topics
 from tests.simulation.database_connection import Connection
 from tests.simulation.databases import Backend, ConnectionLost, Database, Row, StatementRefused
 from tests.simulation.scratch_sql import run_sql
@@ -233,8 +234,9 @@ class SimulatedDecisions:
         self._run("mark", work)
 
     def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
-        """Return rows older than that which are aborted, or committed and marked."""
+        """Return rows older than that which are aborted, or committed and marked, and name none of ``without``."""
         now = self._connection.database.world.now
+        foreign = [name.encode() for name in quoted_topics(without)]
         rows = self._run(
             "aged",
             lambda backend: backend.scan(
@@ -242,7 +244,8 @@ class SimulatedDecisions:
                 lambda row: now - row["created_at"] > older_than_s and (row["marked"] or row["outcome"] == "aborted"),
             ),
         )
-        return [AgedRow(row["capture"], row["partitions"], now - row["created_at"]) for row in rows[:limit]]
+        own = [row for row in rows if not any(name in (row["partitions"] or b"") for name in foreign)]
+        return [AgedRow(row["capture"], row["partitions"], now - row["created_at"]) for row in own[:limit]]
 
     def trim(self, captures: Sequence[bytes]) -> None:
         """Delete rows whose time is over."""
