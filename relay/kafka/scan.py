@@ -23,6 +23,11 @@ WAIT_S: Final = 0.1
 DEADLINE_S: Final = 40.0
 """Longer than the default transaction timeout (10 s) and the broker's pause before it ends one (10 s) together."""
 
+_COORDINATOR_MOVES: Final = frozenset(
+    {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE}
+)
+"""So a broker answers for a moment after it was started, or has taken the group over: ask again."""
+
 Range = tuple[int, int]
 Progress = Callable[[LogPartition, int], None]
 
@@ -108,14 +113,19 @@ class Scan:
     def committed(self, group: str, partitions: Iterable[LogPartition]) -> dict[LogPartition, int]:
         """Return a group's committed offsets, stable ones only; partitions without one are absent."""
         asker = Consumer(settings.consumer(self._kafka, self._timing, group, log_level=0))
+        wanted = [TopicPartition(p.topic, p.partition) for p in partitions]
+        limit = clock.monotonic() + self._deadline_s
+        found = None
         try:
-            found = asker.committed(
-                [TopicPartition(p.topic, p.partition) for p in partitions], self._deadline_s
-            )
-        except KafkaException as error:
-            raise Unreachable(
-                f"the committed offsets of group {group} cannot be read: {error.args[0].str()}"
-            ) from error
+            while found is None:
+                try:
+                    found = asker.committed(wanted, self._deadline_s)
+                except KafkaException as error:
+                    if error.args[0].code() not in _COORDINATOR_MOVES or clock.monotonic() > limit:
+                        raise Unreachable(
+                            f"the committed offsets of group {group} cannot be read: {error.args[0].str()}"
+                        ) from error
+                    clock.sleep(WAIT_S)
         finally:
             asker.close()
         return {LogPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}

@@ -170,11 +170,12 @@ class RouteWorker:
         records = self._group.consume(self._room(), patience_s)
         if self._group.fatal is not None:
             raise RelayError(f"the consumer cannot go on ({self._group.fatal}); a new process takes over")
-        if not self._running or self._group.generation != self._generation:
+        moved = self._group.generation != self._generation
+        if moved or not self._running:
             self._hear(records)
         if self._denied is not None:
             raise self._denied
-        if self._group.generation != self._generation:
+        if moved:
             if not self._submitting:
                 self._take_over()
             return None

@@ -30,7 +30,7 @@ LESSONS: Final = (
         "two workers that fence each other in step do so for ever (seeds 28, 47 and 50 at 5f5c56a)",
     ),
     Lesson(
-        3142,
+        7798,
         "overtaken_is_lost",
         "a worker that stood still within recovery took another owner's news for a lost position and stopped for a "
         "person (seeds 1385 and 4164 at 2a2c61c)",
