@@ -17,9 +17,9 @@ def names_of(config: RelayConfig, route: RouteConfig) -> list[str]:
 
 
 def needed(known: Mapping[str, TopicFacts], route: RouteConfig, name: str, what: str) -> TopicFacts:
-    """Return what is known of a topic; raises ConfigError with the remedy if it does not exist."""
+    """Return what is known of a topic that is not the relay's own; raises ConfigError if it does not exist."""
     if name not in known:
-        raise ConfigError(f"routes.{route.name}: topic {name}, {what}, does not exist; run `relay migrate`")
+        raise ConfigError(f"routes.{route.name}: topic {name}, {what}, does not exist; create it, or correct the route")
     return known[name]
 
 

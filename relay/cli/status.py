@@ -50,7 +50,10 @@ def status_command(
             except Unreachable as away:
                 # Retry: whoever watches wants to see it come back.
                 code = away.exit_code
-                print_line(f"unreachable: {away}", style="red")
+                if as_json:
+                    print_json({"relay": loaded.relay.name, "at": clock.wall_ms(), "unreachable": str(away)})
+                else:
+                    print_line(f"unreachable: {away}", style="red")
     raise typer.Exit(code)
 
 

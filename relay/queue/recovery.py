@@ -101,9 +101,14 @@ class Recovery:
             if committed is None:
                 continue
             crash_point("recovery.outcome")
-            if effects.finish(attempt, committed=committed):
-                done.finished += committed
-                done.discarded += not committed
+            try:
+                finished = effects.finish(attempt, committed=committed)
+            except Unreachable as refused:
+                # Retry later: one that cannot be finished now must not keep the others, which hold locks.
+                done.stuck.append(f"attempt {attempt} cannot be finished in resources.{resource}: {refused}")
+                continue
+            done.finished += finished and committed
+            done.discarded += finished and not committed
         return done
 
     def _settled(self, store: QueueStore, queue: str, holder: Holder, ticket: Ticket, done: Recovered, now: int) -> bool | None:

@@ -103,7 +103,7 @@ class Assembled:
         resources = {name: partial(self._outcomes, name) for name in config.resources}
         deciding = partial(Deciding, beside, resources)
         also = self._open_further(limits.concurrency)
-        prepared = self._prepared if also else None
+        prepared = {resource: partial(self._prepared, resource) for resource in job.handler.also}
         upkeep = Upkeep(job.queue, beside, deciding, holder, marks, queue.lease_s, backoff, prepared)
         with lock:
             store.enter(holder)
@@ -174,13 +174,10 @@ class Assembled:
         connection.autocommit = False
         return connection
 
-    def _prepared(self, lent: ExitStack) -> dict[str, PreparedTransactions]:
-        found: dict[str, PreparedTransactions] = {}
-        for resource in self._job.handler.also:
-            connection = self._connect(resource)
-            lent.callback(connection.close)
-            found[resource] = PreparedEffects(self._config.relay.name, resource, connection)
-        return found
+    def _prepared(self, resource: str, lent: ExitStack) -> PreparedTransactions:
+        connection = self._connect(resource)
+        lent.callback(connection.close)
+        return PreparedEffects(self._config.relay.name, resource, connection)
 
     def _lent(self) -> QueueStore | None:
         """Return the queue's store for other threads if nobody can open it once more: files are open once."""

@@ -37,7 +37,7 @@ class Upkeep:
     """One worker's duties in its queue, on the worker's main thread. ``now`` is seconds on the monotonic clock.
 
     ``queues`` and ``deciding`` are what recovery may reach; ``lent`` hands out a deciding resource while it is used.
-    ``prepared`` opens the further databases of this worker's handler, by name, for as long as ``lent`` lasts.
+    ``prepared`` opens the further databases of this worker's handler, each by its name, for as long as ``lent`` lasts.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Upkeep:
         marks: Path,
         lease_s: float,
         backoff: Backoff,
-        prepared: Callable[[ExitStack], Mapping[str, PreparedTransactions]] | None = None,
+        prepared: Mapping[str, Callable[[ExitStack], PreparedTransactions]] | None = None,
     ) -> None:
         self._queue = queue
         self._queues = queues
@@ -61,7 +61,7 @@ class Upkeep:
         self._beat_s = lease_s / BEATS_PER_LEASE
         self._look_s = min(LOOK_S, self._beat_s)
         self._backoff = backoff
-        self._prepared = prepared
+        self._prepared = prepared or {}
         self._prepared_at = 0.0
         self._beat_at = 0.0
         self._look_at = 0.0
@@ -82,9 +82,10 @@ class Upkeep:
             self._all_due(self._store.reveal_due, wall)
             self._all_due(self._store.expire, wall)
             self.recover(now)
-        if self._prepared is not None and now >= self._prepared_at:
+        if self._prepared and now >= self._prepared_at:
             self._prepared_at = now + PREPARED_S
-            self._finish_prepared(self._prepared)
+            for resource, opened in self._prepared.items():
+                self._finish_prepared(resource, opened)
 
     def _all_due(self, some: Callable[[int, int], int], wall: int) -> None:
         """Let what is due come, in small steps, until none is left or the worker's own messages have waited long enough."""
@@ -92,16 +93,16 @@ class Upkeep:
         while some(wall, DUE_MAX) >= DUE_MAX and clock.monotonic() < limit:
             pass
 
-    def _finish_prepared(self, prepared: Callable[[ExitStack], Mapping[str, PreparedTransactions]]) -> None:
+    def _finish_prepared(self, resource: str, opened: Callable[[ExitStack], PreparedTransactions]) -> None:
         """Finish what attempts that have ended left prepared; a further database that is away is asked again later."""
         with ExitStack() as lent:
             try:
-                for resource, effects in prepared(lent).items():
-                    recovery = Recovery(self._queues, self._deciding(lent))
-                    for sentence in recovery.prepared(resource, effects, clock.wall_ms()).stuck:
-                        self._log.warning("prepared writes wait", reason=sentence)
+                recovery = Recovery(self._queues, self._deciding(lent))
+                stuck = recovery.prepared(resource, opened(lent), clock.wall_ms()).stuck
             except Unreachable as away:
-                self._log.warning("prepared writes wait", reason=str(away))
+                stuck = [str(away)]
+            for sentence in stuck:
+                self._log.warning("prepared writes wait", reason=sentence)
 
     def recover(self, now: float) -> None:
         """Decide about what dead workers left: those proven dead on this host, and those silent for a whole lease."""

@@ -181,7 +181,7 @@ def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path:
     assert run(str(site.config.path), "--route", "other")[0] == 2
     code, _, said = run(str(absent))
     assert code == 2, said
-    assert "topic no-such-topic, the log, does not exist; run `relay migrate`" in said
+    assert "topic no-such-topic, the log, does not exist; create it, or correct the route" in said
     code, _, said = run(str(away))
     assert code == 3, said
     assert "Traceback" not in said

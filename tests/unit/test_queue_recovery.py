@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import cast
 
-from relay.queue.attempts import Outcomes
-from relay.queue.message import Audience, Group, NewMessage
+from relay.message.errors import Unreachable
+from relay.queue.attempts import AttemptName, Outcomes
+from relay.queue.message import Audience, Group, NewMessage, Ticket
 from relay.queue.port import Holder, QueueStore, StoreAway
 from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
+from relay.work.backoff import Backoff
+from relay.work.upkeep import Upkeep
 from tests.contracts.queue_book import QueueBook
 
 CLERK, CUSTOMER = b"a clerk---------", b"a customer------"
@@ -46,3 +51,58 @@ def test_nothing_shows_to_the_next_group_before_what_stands_before_it_in_its_lan
 
     assert (done.stuck, done.finished) == ([], 2)
     assert [taken.ticket.handle for taken in book.take("customer", CUSTOMER, 2, 3)] == held
+
+
+class Ledger:
+    """Holds what two attempts prepared, the first of which it does not let go."""
+
+    def __init__(self) -> None:
+        self.finished: list[str] = []
+        self.names = [
+            AttemptName("resource:shop", "sales", "u", "clerk", Ticket(handle, 1)).encode() for handle in (1, 2)
+        ]
+
+    def pending(self) -> list[str]:
+        return self.names
+
+    def finish(self, attempt: str, *, committed: bool) -> bool:
+        if attempt == self.names[0]:
+            raise Unreachable("another session holds it")
+        self.finished.append(attempt)
+        return committed
+
+
+def answering() -> Shop:
+    shop = Shop()
+    shop.asked = 1
+    return shop
+
+
+def test_a_prepared_transaction_that_cannot_be_finished_does_not_keep_the_others() -> None:
+    ledger = Ledger()
+    book = cast("QueueStore", QueueBook(QueueSettings("sales", IN_ORDER)))
+    recovery = Recovery({"sales": book}, {"resource:shop": cast("Outcomes", answering())})
+
+    done = recovery.prepared("ledger", ledger, 1)
+
+    assert ledger.finished == ledger.names[1:]
+    assert (len(done.stuck), done.finished) == (1, 1)
+
+
+def test_a_further_database_that_is_away_does_not_keep_what_another_holds(tmp_path: Path) -> None:
+    ledger = Ledger()
+    book = QueueBook(QueueSettings("sales", IN_ORDER))
+    living = Holder(CLERK, "clerk", 0, None)
+    book.enter(living)
+
+    def away(_: ExitStack) -> Ledger:
+        raise Unreachable("the database does not answer")
+
+    upkeep = Upkeep(
+        "sales", {"sales": cast("QueueStore", book)}, lambda _: {"resource:shop": cast("Outcomes", answering())},
+        living, tmp_path, 60.0, Backoff(), {"audit": away, "ledger": lambda _: ledger},
+    )  # fmt: skip
+
+    upkeep.once(10.0)
+
+    assert ledger.finished == ledger.names[1:]
