@@ -13,10 +13,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from relay.message.errors import RelayError
 from relay.run import schedule
 from relay.run.crash import crash_point
-from relay.work.desks import Database
+from relay.work.desks import OVER, CallOver, Database
 from relay.work.dispatch import Dispatch, Ended, Work
 from relay.work.further import FurtherDatabase
 from relay.work.hands import UnderWay
@@ -25,10 +24,6 @@ from relay.work.subscriber import Handler
 
 Await = Callable[[Work], Awaitable[Sequence[Ended]]]
 """Runs one `Work` to its end on the event loop; it reports failures as outcomes and never raises for what a handler did."""
-
-
-class CallOver(RelayError):
-    """A statement came after its handler had returned: what it would write belongs to no message."""
 
 
 class Apart:
@@ -73,7 +68,7 @@ class AwaitedDatabase:
         async with self._turn:
             await self._settled()
             if self._over:
-                raise CallOver("the handler has returned, and its message is decided: await what it writes")
+                raise CallOver(OVER)
             self._running = self._apart(statement)
             self._running.add_done_callback(_looked_at)
             # A cancelled handler does not stop the thread: the statement is waited for before anything is decided.

@@ -27,10 +27,15 @@ class DatabaseAway(Retriable):
     """The handler's database refuses for a reason of its own (away, busy, a deadlock): nothing happened, try later."""
 
 
+class CallOver(RelayError):
+    """A statement came after its handler had returned: what it would write belongs to no message."""
+
+
 class TransactionTaken(RelayError):
     """The handler ended the transaction that is not its own: its writes stand, or fell, without its message's DONE."""
 
 
+OVER: Final = "the handler has returned, and its message is decided: let what it starts end, or await it, before"
 TAKEN: Final = "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
 
 BROKEN: Final = (
@@ -275,19 +280,21 @@ class Desks:
 class Database:
     """What a handler writes with: its first statement borrows a desk, and the relay ends the transaction."""
 
-    __slots__ = ("_desks", "desk")
+    __slots__ = ("_desks", "desk", "is_over")
 
     def __init__(self, desks: Desks) -> None:
         self._desks = desks
         self.desk: Desk | None = None
+        self.is_over = False
+        """Set when the handler has returned: a thread that it left behind must not borrow a desk for good."""
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
-        return self.begun().execute(query, params)
+        return self._handlers().execute(query, params)
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
-        return self.begun().executemany(query, params)
+        return self._handlers().executemany(query, params)
 
     @property
     def kind(self) -> str:
@@ -315,6 +322,11 @@ class Database:
         if self.desk is not None:
             self.desk.rollback()
             self._done()
+
+    def _handlers(self) -> Desk:
+        if self.is_over:
+            raise CallOver(OVER)
+        return self.begun()
 
     def _done(self) -> None:
         assert self.desk is not None, "asked for above"

@@ -16,6 +16,7 @@ from relay.message.errors import Unreachable
 from relay.resources.prepared import EffectTransaction
 from relay.run import schedule
 from relay.work.away import is_postgresqls
+from relay.work.desks import OVER, CallOver
 
 Connect = Callable[[], psycopg.Connection[Any]]
 
@@ -67,6 +68,8 @@ class FurtherDatabase:
         self._attempt = attempt
         self._connections = connections
         self._effect: EffectTransaction | None = None
+        self.is_over = False
+        """Set when the handler has returned."""
 
     @property
     def is_begun(self) -> bool:
@@ -112,6 +115,8 @@ class FurtherDatabase:
         return is_postgresqls(error, closed=self._effect is not None and self._effect.connection.closed)
 
     def _begun(self) -> EffectTransaction:
+        if self.is_over:
+            raise CallOver(OVER)
         if self._effect is None:
             connection = self._connections.borrow()
             try:

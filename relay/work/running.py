@@ -101,6 +101,11 @@ class Call:
         """What the handler writes with, in the order in which it names them."""
         return () if self.database is None else (self.database, *self.further.databases)
 
+    def end(self) -> None:
+        """The handler has returned: nothing that it left behind may write any more."""
+        for database in self.databases:
+            database.is_over = True
+
     @property
     def left_nothing(self) -> bool:
         """Has it neither written nor published, so that only DONE is left to be written?"""
@@ -152,6 +157,7 @@ class Runner:
 
     def failed(self, call: Call, error: BaseException) -> Sequence[Ended]:
         """Take back what the handler wrote before it raised, and return what that makes of its messages."""
+        call.end()
         database, further = call.database, call.further
         away = (
             isinstance(error, Retriable | Unreachable) or _is_away(database, error) or further.is_away(error)
@@ -169,6 +175,7 @@ class Runner:
 
     def decide(self, call: Call) -> Sequence[Ended]:
         """Commit what the handler did, with its messages' DONE; raises InDoubt only if nobody answers what became of it."""
+        call.end()
         work, messages, database, further = call.work, call.messages, call.database, call.further
         if call.left_nothing:
             return all_ended(work, Outcome.DONE)

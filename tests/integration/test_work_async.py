@@ -151,7 +151,7 @@ def test_a_statement_after_the_handlers_end_is_refused(site: Site) -> None:
     assert site.finish(site.app(HEAD + LATE), "--concurrency", "2") == 0
 
     site.check(range(3))
-    assert "await what it writes" in (site.folder / "late").read_text("utf-8")
+    assert "let what it starts end, or await it" in (site.folder / "late").read_text("utf-8")
 
 
 NOT_AWAITED = """

@@ -20,7 +20,7 @@ from relay.queue.states import SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
 from relay.run import schedule
-from relay.work.desks import Database, Desk, Desks, PostgresqlDesk, SqliteDesk
+from relay.work.desks import CallOver, Database, Desk, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
@@ -167,6 +167,30 @@ def test_a_handler_that_ends_the_transaction_itself_is_told_so(table: Table, wor
     assert ended.outcome is Outcome.FAILED
     assert "ended the transaction itself" in ended.cause
     assert table.state() is SubscriberState.FETCHED
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_handler_leaves_behind_writes_nothing_after_it_and_keeps_no_connection(table: Table, fails: bool) -> None:
+    kept: list[Database] = []
+
+    def leaving(_: Message, db: Database) -> None:
+        kept.append(db)
+        db.execute(EFFECT)
+        if fails:
+            raise ValueError
+
+    table.end(leaving)
+    before = table.effects()
+
+    with pytest.raises(CallOver):
+        kept[0].execute(EFFECT)
+    with pytest.raises(CallOver):
+        kept[0].executemany(EFFECT, [()])
+
+    assert table.effects() == before
+    desk = table.desks.borrow()  # the only one there is: it would wait for ever
+    desk.rollback()
+    table.desks.give_back(desk)
 
 
 def test_an_error_that_the_handler_swallows_is_no_success(table: Table) -> None:
