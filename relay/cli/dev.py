@@ -1,21 +1,26 @@
-"""``relay dev``: the local services of a directory, started, asked after and stopped."""
+"""``relay dev``: the local services of a directory, started, given topics, asked after and stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console
 
 from relay.cli.report import JsonOption, print_json, print_line, print_table
+from relay.config.timing import Timing
+from relay.kafka.topics import TopicPlan, Topics
 from relay.local.postgres import without_password
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, RelayError
 
 app = typer.Typer(name="dev", help="Kafka and PostgreSQL on this machine.", add_completion=False, no_args_is_help=True)
+
+_BROKERS_DEFAULT: Final = -1
+"""Replicas as the brokers were set up: three where there are as many."""
 
 Directory = Annotated[Path, typer.Option("--dir", help="Where data, logs and the record of processes live.")]
 
@@ -66,20 +71,14 @@ def up(
 def down(directory: Directory) -> None:
     """Stop what runs in the directory; its data stays, and so does an existing PostgreSQL given by URL."""
     with _reported():
-        services = LocalServices.find(directory)
-        if services is None:
-            raise ConfigError(f"{directory} holds no services: name the directory given to `relay dev up`.")
-        services.down()
+        _found(directory).down()
 
 
 @app.command()
 def status(directory: Directory, *, as_json: JsonOption = False) -> None:
     """Tell which services of the directory answer; exit code 3 when one of them does not."""
     with _reported():
-        services = LocalServices.find(directory)
-        if services is None:
-            raise ConfigError(f"{directory} holds no services: name the directory given to `relay dev up`.")
-        report = services.status()
+        report = _found(directory).status()
     if as_json:
         print_json(report)
     else:
@@ -90,6 +89,36 @@ def status(directory: Directory, *, as_json: JsonOption = False) -> None:
         print_table(("service", "address", "answers", "process"), rows)
     if not all(entry["answers"] for entry in report.values() if entry is not None):
         raise typer.Exit(3)
+
+
+@app.command()
+def topic(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics of a log, or outputs.")],
+    directory: Directory,
+    *,
+    partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of each.")] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """Create topics to publish to and to relay into; those that are there stay as they are."""
+    with _reported():
+        kafka = {"bootstrap.servers": _found(directory).kafka}
+        with Topics(kafka, Timing()) as topics:
+            known = topics.describe(names, settings=False)
+            new = [name for name in dict.fromkeys(names) if name not in known]
+            created = topics.create([TopicPlan(name, partitions, _BROKERS_DEFAULT) for name in new])
+            there = topics.describe(names, settings=False)
+    if as_json:
+        print_json({"created": sorted(created), "partitions": {name: facts.partitions for name, facts in there.items()}})
+        return
+    rows = [(name, facts.partitions, "created" if name in created else "there already") for name, facts in there.items()]
+    print_table(("topic", "partitions", "now"), rows)
+
+
+def _found(directory: Path) -> LocalServices:
+    services = LocalServices.find(directory)
+    if services is None:
+        raise ConfigError(f"{directory} holds no services: name the directory given to `relay dev up`.")
+    return services
 
 
 def _yes(answer: bool) -> str:

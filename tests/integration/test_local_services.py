@@ -82,6 +82,12 @@ def test_services_outlive_their_starter_and_starting_twice_changes_nothing(direc
         assert connection.execute("show max_prepared_transactions").fetchone() == ("64",)
         assert connection.execute("show fsync").fetchone() == ("on",)
 
+    assert relay_dev("topic", "orders", "ledger", "--dir", directory, "--partitions", "2")[0] == 0
+    code, said, _ = relay_dev("topic", "orders", "more", "--dir", directory, "--json")
+    assert (code, json.loads(said)) == (0, {"created": ["more"], "partitions": {"more": 4, "orders": 2}})
+    code, _, why = relay_dev("topic", "no such name", "--dir", directory)
+    assert (code, "no such name" in why) == (2, True)
+
     code, status, _ = relay_dev("status", "--dir", directory, "--json")
     assert code == 0
     assert json.loads(status)["kafka"]["answers"] is True
