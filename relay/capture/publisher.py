@@ -69,8 +69,8 @@ class Capture:
         inquiries: str | None = None,
         registry: RegistryLike | None = None,
     ) -> None:
-        if not source:
-            raise ConfigError("source is empty; name the publisher, for example '/checkout'")
+        if not source or not isinstance(source, str):
+            raise ConfigError(f"source = {source!r} is no name; give a text that names the publisher, such as '/checkout'")
         self._timing = timing or DefaultTiming()
         self._resource = resource
         self._max_messages = max_messages

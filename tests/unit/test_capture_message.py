@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from relay.capture import message
-from relay.capture.publisher import DefaultTiming
+from relay.capture.publisher import Capture, DefaultTiming
 from relay.capture.upkeep import DAY_S, horizon_s
 from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError, ConfigError
+from relay.resources import open_resource
 
 
 def test_the_partition_of_a_key_never_changes() -> None:
@@ -55,3 +59,11 @@ def test_a_topic_name_that_the_client_would_die_of_is_refused() -> None:
             appender.topic("orders\ud800")
     finally:
         appender.close()
+
+
+@pytest.mark.parametrize("source", ["", None, b"/checkout", 7])
+def test_a_source_that_is_no_text_is_refused_with_the_remedy(source: Any, tmp_path: Path) -> None:
+    resource = open_resource("shop", f"sqlite:///{tmp_path}/shop.db")
+
+    with pytest.raises(ConfigError, match=r"source = .*give a text that names the publisher"):
+        Capture(kafka={"bootstrap.servers": "127.0.0.1:1"}, resource=resource, source=source)
