@@ -122,6 +122,8 @@ class PartitionHolds:
         self._marker_wait_s = marker_wait_s
         self._outcomes_max = outcomes_max
         self._lanes: dict[bytes, deque[LogMessage | Spilled]] = {}
+        self._kept: dict[int, int] = {}
+        """Bytes that are kept here, by offset: adding the headers up once more would be a tenth of holding a message."""
         self._holds: dict[bytes, Hold] = {}
         self._outcomes: OrderedDict[bytes, Decision] = OrderedDict()
         self._queued: dict[bytes, int] = {}
@@ -337,10 +339,8 @@ class PartitionHolds:
 
     def release_budget(self) -> None:
         """Give the kept bytes back: the partition is no longer owned."""
-        for queue in self._lanes.values():
-            for item in queue:
-                if isinstance(item, LogMessage):
-                    self._budget.used -= item.size
+        self._budget.used -= sum(self._kept.values())
+        self._kept.clear()
 
     def _hold(self, capture: bytes, resource: ResourceName | None, offset: int, now: float) -> Hold:
         hold = self._holds.get(capture)
@@ -351,7 +351,9 @@ class PartitionHolds:
     def _enqueue(self, message: LogMessage) -> None:
         queue = self._lanes.setdefault(message.lane, deque())
         last = queue[-1] if queue else None
-        if self._budget.admit(message.size):
+        size = message.size
+        if self._budget.admit(size):
+            self._kept[message.offset] = size
             queue.append(message)
         elif isinstance(last, Spilled) and last.capture == message.capture:
             last.last, last.count = message.offset, last.count + 1
@@ -405,7 +407,7 @@ class PartitionHolds:
             else:
                 self.ready.append(head)
             if isinstance(head, LogMessage):
-                self._budget.used -= head.size
+                self._budget.used -= self._kept.pop(head.offset)
             self._pop(queue)
         self._lanes.pop(lane, None)
 
