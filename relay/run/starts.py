@@ -91,9 +91,13 @@ class StartPolicy:
                 marks = [self._watermarks(LogPartition(topic, p)) for p in range(count)]
                 offsets = [low if self._policy == "earliest" else high for low, high in marks]
                 starts[_topic_key(topic, self._topic_ids[topic])] = {str(p): o for p, o in enumerate(offsets)}
-            self._register.put(self._key, orjson.dumps({"policy": self._policy, "starts": starts}), wait=True)
+            own = orjson.dumps({"policy": self._policy, "starts": starts})
+            self._register.put(self._key, own, wait=True)
             crash_point("start.recorded")
             found = self._register.first(self._key)
+            if found is not None and found != own:
+                # Another worker was first. Of a key compaction keeps the last word, so that is made to say the same.
+                self._register.put(self._key, found, wait=True)
         self._recorded = orjson.loads(found or b"{}").get("starts", {})
 
     def _unknown(self, partition: LogPartition, ran_before: bool) -> int:

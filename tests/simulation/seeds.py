@@ -41,6 +41,9 @@ LESSONS: Final = (
 at 652c1b3, ``tests/unit/test_worker_events.py``); a backup restored under running workers went unnoticed where others had
 brought the row numbers up again (seed 2005648 at 8934a1e, the removal ``older_copy_trusted``).
 
+Two workers recorded a first start at once, and compaction kept the second's word, past what
+retention had taken meanwhile (4464 at ecbed77, ``tests/unit/test_starts.py``).
+
 Found in queues (``test_queue_simulation.py``, ``tests/unit/test_work_dispatch.py``): after a lost answer a message that had
 ended and was not written yet ran again behind the next of its lane (15); a child accepted late was overtaken (16); hands
 were woken without end while a suspect waited to run alone (35); a living worker kept for ever what a dead peer had

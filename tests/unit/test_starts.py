@@ -54,6 +54,35 @@ def test_earliest_is_the_beginning_of_each_partition() -> None:
     assert policy(Shared()).resolve({place(0): None, place(1): None}, ()) == {place(0): 0, place(1): 5}
 
 
+class Overtaken(Shared):
+    """Another worker records its start between this one's question and its answer."""
+
+    def __init__(self, other: bytes) -> None:
+        super().__init__()
+        self._other = other
+
+    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
+        if not self.records:
+            super().put(key, self._other, wait=True)
+        super().put(key, value, wait=wait)
+
+    def compact(self) -> None:
+        """Keep the last record of each key, as the broker does."""
+        self.records = list(dict(self.records).items())
+
+
+def test_compaction_leaves_the_word_of_who_recorded_the_start_first() -> None:
+    first = Shared()
+    policy(first, marks={0: (0, 10)}).record()
+    ((_, word),) = first.records
+    register = Overtaken(word)
+    policy(register, marks={0: (3, 10)}).record()  # retention went on between the two
+
+    register.compact()
+
+    assert recorded_start(register, "main", place(0), ID) == 0
+
+
 def test_latest_is_the_end_as_it_was_when_first_recorded() -> None:
     register = Shared()
     assert policy(register, "latest").resolve({place(0): None}, ()) == {place(0): 10}
