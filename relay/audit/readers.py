@@ -11,12 +11,11 @@ import orjson
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
 from relay.config.model import RouteConfig, TableDestination
-from relay.kafka.reading import headers_if_any
 from relay.kafka.scan import Scan, Scanned
 from relay.message import identity
 from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
 from relay.message.errors import ConfigError
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_if_any
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
 from relay.monitor.resolution import Resolutions

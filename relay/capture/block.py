@@ -127,9 +127,9 @@ class CaptureBlock:
     ) -> str:
         """Add a message to the capture and return its id.
 
-        ``data`` is bytes, or anything that JSON can express (NaN and infinity become null, since JSON has neither); with ``schema`` (see ``Capture.avro``) what fits it, None
-        being no value. Without ``partition`` the key decides, without a key the source, so that the publisher's order
-        holds. Raises CaptureError for what cannot be appended,
+        ``data`` is bytes, or anything that JSON can express (NaN and infinity become null, since JSON has neither); with
+        ``schema`` (see ``Capture.avro``) what fits it, None being no value. Without ``partition`` the key decides, without
+        a key the source, so that the publisher's order holds. Raises CaptureError for what cannot be appended,
         ConfigError for a topic that does not exist or is compacted, Unreachable.
         """
         self._refuse_unless_open()

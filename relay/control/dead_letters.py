@@ -10,11 +10,11 @@ from relay.config.model import RelayConfig
 from relay.delivery.deadletter import PREFIX
 from relay.delivery.table import LOST_PAYLOAD
 from relay.kafka import settings
-from relay.kafka.reading import PartitionReader, headers_if_any
+from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
 from relay.message.envelope import SOURCE
 from relay.message.errors import ConfigError
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_if_any
 from relay.run import clock
 from relay.run.logging import text
 

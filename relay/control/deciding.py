@@ -9,10 +9,10 @@ from typing import Final
 
 from relay.capture.outcomes import Marker, decode_marker
 from relay.control.in_doubt_reading import InDoubtReader, Item
-from relay.kafka.reading import PartitionReader, headers_if_any
+from relay.kafka.reading import PartitionReader
 from relay.message.envelope import ResourceName
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_if_any
 from relay.monitor.resolution import Kind, Resolution, Span, Subject, Told, uncovered
 from relay.resources import open_resource
 from relay.run import clock, randomness

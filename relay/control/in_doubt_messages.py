@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from relay.control.in_doubt_reading import InDoubtReader, Item
-from relay.kafka.reading import headers_if_any
 from relay.message import envelope
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_if_any
 from relay.monitor.resolution import Kind, Subject
 
 SHOWN_MAX: Final = 100

@@ -13,10 +13,10 @@ from relay.control.positions import stored_positions
 from relay.control.status import DeadLetters, RouteFacts, RouteView, view
 from relay.kafka import settings
 from relay.kafka.groups import Groups
-from relay.kafka.reading import PartitionReader, headers_if_any
+from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.errors import ConfigError, InDoubt, Unreachable
-from relay.message.record import LogPartition, Record
+from relay.message.record import LogPartition, Record, headers_if_any
 from relay.run import clock
 from relay.run.queues import database_of
 from relay.run.status_record import KEY_PREFIX, StatusRecord, decode

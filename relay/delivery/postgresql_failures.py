@@ -31,6 +31,11 @@ _NAME_STATES: Final = frozenset({"42704", "42725", "42883", "42P01"})
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
 
 
+def is_servers(state: str) -> bool:
+    """Is a SQLSTATE the server's or the network's doing, such that a later try may do?"""
+    return state[:2] in _RETRY_CLASSES or state in _RETRY_STATES
+
+
 def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
     """Return what to raise for an error after which the transaction is known to have had no effect.
 
@@ -42,7 +47,7 @@ def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
         # The client's own refusal before anything is sent: PostgreSQL's text has no zero character.
         sentence = f"{plan.where} cannot take one of the row's values (DataError), such as a text with a zero character"
         return RowFault(MessageRejected("apply", "value_refused", sentence))
-    if state is None or state[:2] in _RETRY_CLASSES or state in _RETRY_STATES:
+    if state is None or is_servers(state):
         return Retriable(f"{plan.where}: {_word(error)}; nothing was written, and it is tried again")
     if state[:2] in _ROW_CLASSES or (plan.mode == "sql" and state in _TYPE_STATES) or _refuses_value(error, plan):
         where = _place(error, plan)

@@ -24,7 +24,7 @@ from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
 from relay.message.envelope import Headers, outgoing
 from relay.message.errors import MessageRejected
 from relay.message.identity import content_digest
-from relay.message.record import LogMessage, LogPartition, Record, headers_of
+from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
 from relay.run import randomness
@@ -442,10 +442,7 @@ def _read_again(reader: Reader, rows: Sequence[InboxRow]) -> Iterator[LogMessage
 
 
 def _as_read(row: InboxRow, record: Record) -> LogMessage:
-    try:
-        headers = outgoing(headers_of(record) or ())
-    except SystemError:
-        headers = []  # header names that the client cannot read
+    headers = outgoing(headers_if_any(record))
     return _as_message(row)._replace(
         key=record.key(), value=record.value(), headers=headers, timestamp_ms=record.timestamp()[1]
     )

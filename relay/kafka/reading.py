@@ -9,25 +9,13 @@ from typing import Any, Final, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import LEADER_MOVES, kafka_error, sentence
-from relay.message.envelope import Headers
 from relay.message.errors import Stuck, Unreachable
-from relay.message.record import LogPartition, Record, headers_of
+from relay.message.record import LogPartition
 from relay.run import clock as pausing
 
 BATCH_RECORDS: Final = 10_000
 POLL_S: Final = 0.2
 _LEADER_PAUSE_S: Final = 0.05
-
-
-def headers_if_any(record: Record) -> Headers:
-    """Return a record's headers, none if a name is not UTF-8: whoever may write to a log can append such a record.
-
-    Ask once for each record: see ``headers_of``.
-    """
-    try:
-        return headers_of(record) or []
-    except SystemError:
-        return []
 
 
 class PartitionReader:

@@ -41,6 +41,19 @@ until the interpreter has specialized the call (CPython 3.11, after a few record
 process ends. Called from C, the answer is checked every time.
 """
 
+
+
+def headers_if_any(record: Record) -> Headers:
+    """Return a record's headers, none if a name is not UTF-8: whoever may write to a log can append such a record.
+
+    Ask once for each record: see ``headers_of``.
+    """
+    try:
+        return headers_of(record) or []
+    except SystemError:
+        return []
+
+
 Appended = tuple[bytes | None, bytes | None, Headers | None, int]
 """A record to append to a partition that is known: key, value, headers, timestamp in milliseconds (0: now)."""
 

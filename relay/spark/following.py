@@ -15,11 +15,11 @@ from relay.capture.resolver import State
 from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionLog
-from relay.kafka.reading import PartitionReader, headers_if_any
+from relay.kafka.reading import PartitionReader
 from relay.message import envelope
 from relay.message.envelope import Headers, ResourceName, outgoing
 from relay.message.identity import DIGEST_BYTES
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_if_any
 from relay.run import clock
 from relay.spark.options import WriteOptions, check_topics
 

@@ -7,13 +7,8 @@ from typing import Final
 
 import psycopg
 
-# Classes of SQLSTATE (PostgreSQL documentation, appendix A): connection, transaction rollback (deadlock, serialization),
-# resources such as a full disk, operator intervention, system error.
-_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
-_STATES: Final = frozenset({
-    "55P03",  # lock_not_available
-    "25006",  # read_only_sql_transaction: a standby, until it is promoted
-})
+from relay.delivery.postgresql_failures import is_servers
+
 _STATEMENTS_OWN: Final = frozenset({
     "40002",  # transaction_integrity_constraint_violation
     "53200",  # out_of_memory
@@ -35,7 +30,7 @@ def is_postgresqls(error: BaseException, *, closed: bool) -> bool:
     if not isinstance(error, psycopg.Error):
         return False
     state = error.sqlstate or ""
-    return closed or ((state[:2] in _CLASSES or state in _STATES) and state not in _STATEMENTS_OWN)
+    return closed or (is_servers(state) and state not in _STATEMENTS_OWN)
 
 
 def is_sqlites(error: BaseException) -> bool:
