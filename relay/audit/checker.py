@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from relay.audit.ledger import Ledger, Place
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, SKIPPED, InputRange
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 
 EXAMPLES_MAX: Final = 5
 EXPIRED_TWICE: Final = "its message, which has left the log, has further effects"
@@ -70,6 +70,7 @@ class State(NamedTuple):
     (``dead_expired``) the monitor's or inbox's word for a death is enough. ``outcomes`` says what they recorded.
     ``told`` are the offsets of which a person said that they were delivered, and the owner obeyed. ``dying`` are the
     digests that the inbox calls dead: their dead letters follow that commit, by the next recovery at the latest.
+    ``redriven`` are those whose dead letters a redrive took back.
     """
 
     positions: Mapping[LogPartition, int]
@@ -80,6 +81,7 @@ class State(NamedTuple):
     open_ranges: Iterable[InputRange]
     told: Collection[InputRange] = ()
     dying: Collection[bytes] = ()
+    redriven: Collection[bytes] = ()
 
 
 class CommitOrder:
@@ -128,14 +130,18 @@ class CommitOrder:
 
 
 class Checker:
-    """Holds effects against the ledger, one after the other, and concludes."""
+    """Holds effects against the ledger, one after the other, and concludes.
 
-    def __init__(self, ledger: Ledger, *, ordered: bool) -> None:
+    ``apart`` are the messages that stood outside of their lane's order: dead letters, redriven or not.
+    """
+
+    def __init__(self, ledger: Ledger, *, ordered: bool, apart: Iterable[bytes] = ()) -> None:
         self.findings = Findings()
         self.unknown: dict[bytes, tuple[Place | str, int]] = {}
         """Effects of no captured message: the first one's place and their number, by digest or match."""
         self._ledger = ledger
         self._ordered = ordered
+        self._apart = {row for digest in apart if (row := ledger.index.get(digest)) is not None}
         self._times = bytearray(len(ledger))
         self._highest: list[dict[int, int]] = []
         self._homes = array("i", [-1]) * (max(ledger.lane, default=-1) + 1)
@@ -162,6 +168,8 @@ class Checker:
                 )
             lane, log_offset = lanes[row], offsets[row]
             highest = self._highest[number]
+            if row in self._apart:
+                continue
             if log_offset < highest.get(lane, -1):
                 if self._ordered:
                     why = f"delivered after offset {highest[lane]} of its lane"
@@ -215,6 +223,8 @@ class Checker:
         lanes, offsets = self._ledger.lane, self._ledger.offset
         seen: dict[int, tuple[int, int, int]] = {}
         for row, transaction in order.rows():
+            if row in self._apart:
+                continue
             lane, offset = lanes[row], offsets[row]
             last, before, inside = seen.get(lane, (transaction, -1, -1))
             if transaction != last:
@@ -260,9 +270,11 @@ class Checker:
     def _judge_missing(self, row: int, digest: bytes, state: State) -> None:
         findings, place = self.findings, self._ledger.place(row)
         outcome = state.outcomes.get(digest)
-        if digest in state.dead or (outcome == DEAD and state.dead_expired):
+        if digest in state.redriven and outcome != DELIVERED:
+            findings.blame("unseen", place, "its redrive is newer than what was read of the destination")
+        elif digest in state.dead or (outcome == DEAD and state.dead_expired):
             return
-        if outcome == SKIPPED:
+        elif outcome == SKIPPED:
             findings.skipped += 1
         elif digest in state.dying:
             findings.blame("unseen", place, "its death is in the inbox, its dead letter is still to come")

@@ -1,8 +1,8 @@
 """What a route's monitor proves: an entry counts only under the end that its own transaction came to.
 
 An entry proves a delivery if it was written as proven, if its (instance, n) is sealed, or if n lies below the
-instance's last begun n; under a settle seal the entries of (instance, n) count for nothing. The latest entry of a
-digest decides.
+instance's last begun n; under a settle seal the entries of (instance, n) count for nothing. Of the entries of a
+digest the one with the highest replay number decides, and of several the latest.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class _Rows:
     digests: bytes
     offsets: array[int]
     outcomes: bytes
+    replays: bytes
     destinations: array[int]
 
 
@@ -60,7 +61,7 @@ class Evidence:
                 _Rows(
                     entry.instance, entry.n, entry.proof, entry.recovery is not None,
                     LogPartition(entry.topic, entry.partition), entry.digests, array("q", entry.offsets),
-                    entry.outcomes, array("q", entry.destinations),
+                    entry.outcomes, entry.replays, array("q", entry.destinations),
                 )
             )  # fmt: skip
         elif isinstance(entry, Begin):
@@ -84,14 +85,21 @@ class Evidence:
     def proven(self, wanted: Collection[bytes] | None = None) -> Iterator[Proven]:
         """Yield the deciding entry of each digest (of those wanted, if given) that shows an outcome."""
         latest: dict[bytes, int] = {}  # page and row in one number, since there may be millions
+        redriven: dict[bytes, int] = {}
         for number, page in enumerate(self._pages):
             if not self._counts(page):
                 continue
             digests = page.digests
             for row in range(len(page.offsets)):
                 digest = digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
-                if wanted is None or digest in wanted:
-                    latest[digest] = number << 32 | row
+                if wanted is not None and digest not in wanted:
+                    continue
+                if page.replays or digest in redriven:
+                    replay = page.replays[row] if page.replays else 0
+                    if replay < redriven.get(digest, 0):
+                        continue
+                    redriven[digest] = replay
+                latest[digest] = number << 32 | row
         groups: dict[tuple[bytes, int], int] = {}
         for digest, packed in latest.items():
             page, row = self._pages[packed >> 32], packed & 0xFFFFFFFF

@@ -13,7 +13,19 @@ from relay.audit.ledger import Fact, Ledger, Outcome
 from relay.config.model import RouteConfig, TableDestination
 from relay.kafka.scan import Scan, Scanned
 from relay.message import identity
-from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
+from relay.message.envelope import (
+    CAPTURE,
+    DEAD_CODE,
+    DEAD_ROUTE,
+    ID,
+    OUT_DIGEST,
+    OUT_INSTANCE,
+    OUTCOME_TYPE,
+    REDRIVEN,
+    RESOURCE,
+    SOURCE,
+    TYPE,
+)
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition, headers_if_any
 from relay.message.schemas import UnknownRecord, codec
@@ -24,7 +36,6 @@ Batches = Iterable[list[Scanned]]
 Match = Callable[[Mapping[str, bytes], bytes], bytes | None]
 """(headers, topic) -> what a destination knows the message by, None if nothing."""
 
-ROUTE_HEADER: Final = "__relay.errors.route"
 _CAPTURE_BYTES: Final = 16
 
 
@@ -120,20 +131,22 @@ def outputs(
             )
 
 
-def dead_letters(batches: Batches, route: str) -> set[bytes]:
-    """Return the digests of a route's dead letters."""
+def dead_letters(batches: Batches, route: str) -> tuple[set[bytes], set[bytes]]:
+    """Return the digests of a route's dead letters, and of those that a redrive has taken back."""
     wanted = route.encode()
-    found = set()
+    found, taken_back = set[bytes](), set[bytes]()
     for records in batches:
         for _place, _offset, message in records:
-            if _headers(message).get(ROUTE_HEADER) != wanted:
+            headers = _headers(message)
+            if headers.get(DEAD_ROUTE) != wanted:
                 continue
+            into = taken_back if headers.get(DEAD_CODE) == REDRIVEN.encode() else found
             key = message.key() or b""
             try:
-                found.add(bytes.fromhex(key.decode("ascii")))
+                into.add(bytes.fromhex(key.decode("ascii")))
             except ValueError:
-                found.add(identity.digest(b"?", key))
-    return found
+                into.add(identity.digest(b"?", key))
+    return found, taken_back
 
 
 def monitor(batches: Batches) -> tuple[Evidence, int]:

@@ -121,6 +121,7 @@ class _Seen:
     evidence: Evidence
     dead: set[bytes]
     dead_expired: bool
+    redriven: set[bytes] = field(default_factory=set)
     foreign: set[bytes] = field(default_factory=set)
     outputs: dict[LogPartition, Range] = field(default_factory=dict)
 
@@ -156,7 +157,8 @@ class _RouteAudit:
                 raise Unreachable(f"routes.{route.name}: {self._notes[-1]}")
             seen = self._before(evidence, stores)
             ledger, lows = self._log()
-            checker = Checker(ledger, ordered=route.order != "none")
+            # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
+            checker = Checker(ledger, ordered=route.order != "none", apart=seen.dead | seen.redriven)
             if isinstance(to, TopicDestination):
                 identify = self._identity()
                 batches = self._scan.read(seen.outputs, self._progress(f"output {to.topic}", seen.outputs))
@@ -207,7 +209,7 @@ class _RouteAudit:
         if config.deadletter_topic in self._facts:
             ranges = ranges_of(self._topics, self._facts[config.deadletter_topic])
             batches = self._scan.read(ranges, self._progress("dead letters", ranges))
-            seen.dead = readers.dead_letters(batches, route.name)
+            seen.dead, seen.redriven = readers.dead_letters(batches, route.name)
             seen.dead_expired = any(low for low, _high in ranges.values())
         seen.foreign = self._foreign(seen.evidence)
         return seen
@@ -377,9 +379,11 @@ class _RouteAudit:
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
         state = State(
-            {**untouched, **seen.positions}, lows, seen.dead, seen.dead_expired, outcomes, seen.evidence.open_ranges(),
+            {**untouched, **seen.positions}, lows, seen.dead - seen.redriven, seen.dead_expired, outcomes,
+            seen.evidence.open_ranges(),
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
             self._dying(store, missing) if store is not None and missing else (),
+            seen.redriven,
         )
         findings = checker.conclude(state, expired)
         self._note_forgotten(findings, lows, seen)

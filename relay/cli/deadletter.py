@@ -1,16 +1,23 @@
-"""``relay deadletter``: what routes could not deliver, with its cause. What subscribers refused: `relay message list --unusable`."""
+"""``relay deadletter``: what routes could not deliver, with its cause, and its redrive.
+
+What subscribers refused: `relay message list --unusable`, and `relay message redrive`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from relay.cli.choosing import me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.control.dead_letters import dead_letter, dead_letters
+from relay.control.redrive_orders import Ordered, Ordering
 from relay.message.errors import CheckFailed, ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -58,3 +65,77 @@ def show_command(
     for row in shown:
         for name, found in row.items():
             print_line(f"{name}: {found}")
+
+
+@app.command("redrive")
+def redrive_command(
+    config: ConfigArgument,
+    digests: Annotated[
+        list[str] | None, typer.Argument(metavar="[DIGEST]...", help="These, as `relay deadletter list` shows them.")
+    ] = None,
+    *,
+    route: Annotated[str | None, typer.Option("--route", metavar="ROUTE", help="Those of this route.")] = None,
+    code: Annotated[str | None, typer.Option("--code", metavar="CODE", help="Those with this cause.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be ordered, and order nothing.")] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, max=86400, help="Wait so long for what becomes of them.")
+    ] = 30.0,
+    who: Annotated[str | None, typer.Option("--who", metavar="NAME", help="Who orders it; default USER@HOST.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have dead letters delivered once more, after their cause is mended; exit 1 unless all of them were delivered.
+
+    The workers that own their partitions do it, each message once, whoever dies on the way. It comes behind what its
+    publisher sent after it. Needs the message in the log and its death in the monitor still.
+    """
+    if not (digests or route or code or every):
+        raise ConfigError("say which: DIGEST..., --route ROUTE, --code CODE, or --all")
+    loaded = load(Path(config))
+    rows = _chosen(loaded, digests or [], route, code)
+    with Ordering(loaded) as ordering:
+        plan = ordering.plan(rows, who or me())
+        if dry_run:
+            _print_plan(plan, as_json=as_json)
+            return
+        ordered = ordering.order(plan, wait)
+    if as_json:
+        print_json(ordered.document())
+    else:
+        _print_ordered(ordered)
+    raise typer.Exit(0 if ordered.is_all_delivered else 1)
+
+
+def _chosen(config: RelayConfig, digests: Sequence[str], route: str | None, code: str | None) -> list[dict[str, Any]]:
+    rows = dead_letters(config, route=route, code=code)
+    if digests:
+        missing = set(digests) - {row["digest"] for row in rows}
+        if missing:
+            raise CheckFailed(f"{min(missing)} is no dead letter, or is none any more; `relay deadletter list` shows those there are")
+        rows = [row for row in rows if row["digest"] in digests]
+    if not rows:
+        raise CheckFailed("there is no such dead letter; `relay deadletter list` shows those there are")
+    return rows
+
+
+def _print_plan(plan: Ordered, *, as_json: bool) -> None:
+    if as_json:
+        print_json(plan.document())
+        return
+    print_table(_COLUMNS, [[row[name] for name in _COLUMNS] for row in plan.rows])
+    for reason, count in plan.left.items():
+        print_line(f"{count} cannot be redriven: {reason}", style="yellow")
+    print_line(f"{len(plan.rows)} would be redriven")
+
+
+def _print_ordered(ordered: Ordered) -> None:
+    for reason, count in (ordered.left + ordered.refused).items():
+        print_line(f"{count} not redriven: {reason}", style="yellow")
+    if ordered.died:
+        print_line(f"{ordered.died} died again: each has a new dead letter", style="red")
+    if ordered.waiting:
+        print_line(
+            f"{ordered.waiting} ordered and not done yet: the workers of their routes do it as soon as they run",
+            style="yellow",
+        )
+    print_line(f"{ordered.delivered} of {len(ordered.rows)} delivered")

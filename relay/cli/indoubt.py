@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from relay.cli.choosing import me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.config.loading import load
 from relay.control.deciding import evidence, resolve
@@ -109,15 +108,11 @@ def resolve_command(
     subject = parse(name)
     told = Told.COMMIT if commit else Told.ABORT
     with InDoubtReader(load(Path(config))) as reader:
-        made = resolve(reader, subject, told, who=who or _me(), reason=reason)
+        made = resolve(reader, subject, told, who=who or me(), reason=reason)
     if as_json:
         print_json(shown(made, obeyed=False))
     else:
         print_line(f"{made.reference}: {subject.text}: {told.name.lower()}; the owner obeys it within seconds")
-
-
-def _me() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def _print(reader: InDoubtReader, items: list[Item], now_ms: int) -> None:

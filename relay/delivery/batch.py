@@ -18,7 +18,9 @@ class Batch:
     that were handed on although an earlier one is held. ``membership`` is the group metadata captured with the batch.
     ``meanwhile`` may be called again and again while the destination waits: the worker reads ahead a little in it and
     says whether it found anything. ``numbered`` is False only if there is certainly no captured message; ``aborted``
-    are numbers that close with it without a message.
+    are numbers that close with it without a message. With ``replays`` all messages are dead ones that a person has
+    redriven, each by its digest with the number of this redrive, and were judged by their entries; such a batch moves no
+    position.
     """
 
     generation: int
@@ -30,6 +32,7 @@ class Batch:
     meanwhile: Callable[[], bool] | None = None
     numbered: bool = True
     aborted: Mapping[LogPartition, Aborted] = field(default_factory=dict)
+    replays: Mapping[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Counts:
     settled: int = 0
     resent: int = 0
     told: int = 0
+    redriven: int = 0
     causes: dict[str, int] = field(default_factory=dict)
 
     def died(self, code: str) -> None:
@@ -59,5 +63,6 @@ class Counts:
         self.conflicts += other.conflicts
         self.dead += other.dead
         self.told += other.told
+        self.redriven += other.redriven
         for code, count in other.causes.items():
             self.causes[code] = self.causes.get(code, 0) + count

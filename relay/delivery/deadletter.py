@@ -1,15 +1,21 @@
-"""The dead-letter record: the message as it was, with the cause in headers of our own that no stranger can pre-set."""
+"""The dead-letter record: the message as it was, with the cause in headers of our own that no stranger can pre-set.
+
+A redrive that succeeds is followed by a record under the same key, without a value and with the code ``redriven``: the
+letters of that route and key with a lower ``replay_count`` count no more.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from relay.message.envelope import ID, Headers, outgoing
+from relay.message.envelope import ID, REDRIVEN, Headers, outgoing
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage
 
 PREFIX: Final = "__relay.errors."
 SENTENCE_CHARACTERS_MAX: Final = 1000
+TAKEN_BACK: Final = MessageRejected("redrive", REDRIVEN, "a redrive delivered it: its earlier dead letters count no more")
+"""Stands for the cause in the record, without a value, that takes dead letters back."""
 
 
 def dead_letter(

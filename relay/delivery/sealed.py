@@ -23,7 +23,7 @@ from relay.run.crash import crash_point
 
 @dataclass(slots=True)
 class DeadRecord:
-    """A dead letter on its way: where it goes and what it says."""
+    """A dead letter on its way, or what takes one back: where it goes and what it says."""
 
     partition: LogPartition
     key: bytes
@@ -36,7 +36,7 @@ class SealedWork:
     """All that one sealed transaction holds.
 
     ``pages``, ``settled`` and ``ranges`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
-    seal only. ``outputs`` are messages by output partition; ``meanwhile`` runs in every wait for the broker; ``notes`` is the metadata of each topic's offsets.
+    seal only. ``outputs`` are messages by output partition; ``taken_back`` are dead letters that these outputs make void; ``meanwhile`` runs in every wait for the broker; ``notes`` is the metadata of each topic's offsets.
     """
 
     positions: Mapping[LogPartition, int]
@@ -46,6 +46,7 @@ class SealedWork:
     pages: list[tuple[int, Page]] = field(default_factory=list)
     dead: list[DeadRecord] = field(default_factory=list)
     dead_pages: list[tuple[int, Page]] = field(default_factory=list)
+    taken_back: list[DeadRecord] = field(default_factory=list)
     settled: list[tuple[int, SettleSeal]] = field(default_factory=list)
     ranges: list[tuple[int, RangeEntry]] = field(default_factory=list)
     claims: set[int] = field(default_factory=set)
@@ -86,7 +87,8 @@ class SealedProducer:
         2. dead letters with their entries, then outputs with theirs;
         3. every delivery report;
         4. offsets of every input partition under the membership captured with the batch;
-        5. seal to the same monitor partitions, acknowledged: refused by the broker if an EndTxn landed in between;
+        5. what takes dead letters back, and the seal to the same monitor partitions, acknowledged: refused by the broker
+           if an EndTxn landed in between;
         6. commit.
 
         Any exception means: outcome unknown, discard this instance and recover.
@@ -112,6 +114,7 @@ class SealedProducer:
         crash_point("sealed.flushed")
         self._tx.send_offsets(work.positions, work.notes, work.membership)
         crash_point("sealed.offsets")
+        self._take_back(work)
         self._seal(sorted(touched))
         crash_point("sealed.committing")
         self._tx.commit()
@@ -156,6 +159,14 @@ class SealedProducer:
             # The last record tells how far the outputs reach, the others only that they did not fail.
             self._tx.produce_all(partition, islice(records, len(messages) - 1))
             self._tx.produce(partition, *next(records))
+
+    def _take_back(self, work: SealedWork) -> None:
+        """Say which dead letters count no more: behind the acknowledged outputs, since a stray end may publish a prefix.
+
+        Without our marks: a settlement must not take it for the message's output, or for its dead letter.
+        """
+        for one in work.taken_back:
+            self._tx.produce(one.partition, one.key, one.value, one.headers)
 
     def _records(self, messages: Iterable[LogMessage]) -> Iterator[Appended]:
         """Yield the output of each message, with the marks that settlement looks for."""

@@ -99,6 +99,7 @@ class Prepared:
     arrivals: Arrivals
     mapped: Mapped
     ranges: Sequence[RangeRow] = field(default=(), kw_only=True)
+    redriven: bool = field(default=False, kw_only=True)
 
     @property
     def faults(self) -> dict[int, MessageRejected]:
@@ -140,7 +141,7 @@ def stop_if_asked(
     plan: TablePlan, prepared: Prepared, answer: InboxAnswer, causes: Mapping[int, MessageRejected]
 ) -> None:
     """Raise Stopped before the commit if a message would become a dead letter and the route wants none."""
-    if not plan.stop_on_dead:
+    if not plan.stop_on_dead or prepared.redriven:
         return
     for i, cause in causes.items():
         if i in answer.applied:

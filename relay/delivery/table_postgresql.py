@@ -68,6 +68,9 @@ _KNOWN: Final = """
 select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
 where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
 """
+_REVIVE: Final = """
+delete from {inbox} where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s) and outcome = 1
+"""
 _KILL: Final = """
 update {inbox} set outcome = 1 where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
 """
@@ -96,6 +99,7 @@ _STATEMENTS: Final = {
     "rest": postgresql_inbox.REST,
     "arrive or not": postgresql_inbox.ARRIVE_OR_NOT,
     "known": _KNOWN,
+    "revive": _REVIVE,
     "kill": _KILL,
     "read": _READ,
     "trim": _TRIM,
@@ -199,14 +203,16 @@ class PostgresqlCursor:
                 yield [inbox_row(self._claimed, row) for row in found]
                 offset, digest = found[-1][4], found[-1][0]
 
-    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> _PreparedText:
+    def prepare(
+        self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = (), *, redriven: bool = False
+    ) -> _PreparedText:
         """Map messages and render their rows; the types are those that the last claim read."""
         assert self._effect is not None, "claim partitions before preparing messages"
         arrivals = Arrivals.of(messages)
         mapped = self._mapping.map(messages, self._effect.finish)
         topic_ids = {place: claim_of(self._claimed, place)[0] for place in arrivals.places}
         inbox = postgresql_inbox.copy_rows(arrivals, mapped.faults, topic_ids)
-        return _PreparedText(arrivals, mapped, inbox, self._effect, topic_ids, ranges=ranges)
+        return _PreparedText(arrivals, mapped, inbox, self._effect, topic_ids, ranges=ranges, redriven=redriven)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused or was there, write it again, expecting that."""
@@ -272,6 +278,9 @@ class PostgresqlCursor:
                 run = partial(self._run, connection)
                 table_ranges.write_postgresql(run, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
+            if prepared.redriven:
+                self._trims.clear()
+                self._run(connection, "revive", {"digests": [m.digest for m in prepared.arrivals.messages]})
             answer = self._arrive(connection, prepared, care)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, care)
@@ -359,7 +368,8 @@ class PostgresqlCursor:
         connection.execute("set constraints all immediate")
         tried = range(len(mapped.rows)) if chosen is None else chosen
         found = find_faults(tried, lambda run: self._attempt(connection, prepared.effect, [mapped.rows[n] for n in run]))
-        stop_if_statement_is_wrong(self._plan, found.values(), len(tried))
+        if not prepared.redriven:
+            stop_if_statement_is_wrong(self._plan, found.values(), len(tried))
         refused = {mapped.good[n]: rejection for n, rejection in found.items()}
         if refused:
             digests = [prepared.arrivals.messages[i].digest for i in refused]

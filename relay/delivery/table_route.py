@@ -7,7 +7,7 @@ in time it is sent again on a new connection. The inbox makes the repeat harmles
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from zlib import crc32
@@ -15,17 +15,18 @@ from zlib import crc32
 import structlog
 
 from relay.delivery.batch import Batch, Counts
-from relay.delivery.deadletter import dead_letter
+from relay.delivery.deadletter import TAKEN_BACK, dead_letter
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks
+from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, closings, judged, kept_rows, taken_rows
-from relay.delivery.ports import Group, KafkaPorts, Reader, Starts
+from relay.delivery.ports import Group, KafkaPorts, Starts
 from relay.delivery.sifting import sift
 from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
-from relay.message.envelope import Headers, outgoing
+from relay.message.envelope import Headers
 from relay.message.errors import MessageRejected
-from relay.message.identity import content_digest
-from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
+from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
+from relay.monitor.index import Standing
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
 from relay.run import randomness
 from relay.run.crash import crash_point
@@ -82,6 +83,7 @@ class Entered:
     positions: dict[LogPartition, int]
     pages: list[Page] = field(default_factory=list)
     digests: set[bytes] = field(default_factory=set)
+    is_redriven: bool = False
 
 
 @dataclass(slots=True)
@@ -184,6 +186,9 @@ class TableDelivery:
     def submit(self, batch: Batch) -> None:
         """Sift and map a batch and hand it to the sending thread; at most one waits behind the one under way."""
         tried = Counts()
+        if batch.replays:
+            self._submit_redriven(batch, tried)
+            return
         fresh = sift(batch.messages, {p: view.index for p, view in self._views.items()}, tried)
         fresh = self._not_under_way(fresh, tried)
         numbers = closings(batch)
@@ -198,9 +203,21 @@ class TableDelivery:
             prepared = self._cursor.prepare(fresh, rows)
         else:
             prepared = self._cursor.prepare(fresh)
-        shipment = Shipment(batch, fresh, prepared, tried)
+        self._ship(Shipment(batch, fresh, prepared, tried))
+
+    def _submit_redriven(self, batch: Batch, tried: Counts) -> None:
+        """Hand dead messages over once more; the inbox's word that they are dead goes with the same transaction.
+
+        Their new rows lie far below the positions: nothing may be trimmed before the monitor has them.
+        """
+        due = self._not_under_way(batch.messages, tried)
+        prepared = self._cursor.prepare(due, redriven=True)
+        self._sending.forget_trims()
+        self._ship(Shipment(batch, due, prepared, tried))
+
+    def _ship(self, shipment: Shipment) -> None:
         self._under_way.append(shipment)
-        self._sending.send(batch.positions, shipment.prepared)
+        self._sending.send(shipment.batch.positions, shipment.prepared)
 
     def settled(self) -> bool:
         """Take answers; is there room for another batch? Raises what the sending thread could not settle."""
@@ -281,26 +298,34 @@ class TableDelivery:
 
     def _accept(self, shipment: Shipment, verdicts: Sequence[Verdict]) -> None:
         """The database has committed: write the entries, send the dead letters, count."""
-        tried = shipment.tried
+        tried, replays = shipment.tried, shipment.batch.replays
         entered: list[LogMessage] = []
         outcomes = bytearray()
         applied: list[int] = []
         token, bundle = self._bundle(shipment.batch.positions)
+        token.is_redriven = bool(replays)
         for message, verdict in zip(shipment.messages, verdicts, strict=True):
-            if verdict.outcome == DUPLICATE:
+            outcome = verdict.outcome
+            if outcome == DUPLICATE:
                 tried.duplicates += 1
                 tried.conflicts += verdict.conflict
-                continue
+                if not replays:
+                    continue
+                outcome = DELIVERED  # a repeat in another partition has had its effect
             entered.append(message)
-            outcomes.append(verdict.outcome)
+            outcomes.append(outcome)
             applied.append(verdict.applied)
             if verdict.outcome == DELIVERED:
                 tried.delivered += 1
-            elif verdict.outcome == DEAD and verdict.cause is not None:
+            elif outcome == DEAD and verdict.cause is not None:
                 tried.died(verdict.cause.code)
-                self._append_dead(bundle, message, verdict.cause)
+                self._append_dead(bundle, message, verdict.cause, replays.get(message.digest, self._replay(message)))
+            if replays and outcome == DELIVERED:
+                tried.redriven += 1
+                self._append_dead(bundle, message._replace(value=None), TAKEN_BACK, replays[message.digest])
         token.digests.update(message.digest for message in entered)
-        for number, page in enumerate(self._entries(entered, bytes(outcomes), applied)):
+        numbered = bytes(replays[message.digest] for message in entered) if replays else self._replays(entered)
+        for number, page in enumerate(self._entries(entered, bytes(outcomes), applied, numbered)):
             self._write(bundle, token, page, number)
         self._appends.close(bundle)
         crash_point("table.entered")
@@ -309,8 +334,22 @@ class TableDelivery:
         self.counts.transactions += 1
         self.counts.resent = self._sending.resent
 
+    def _replays(self, messages: Sequence[LogMessage]) -> bytes:
+        """Of a message that was redriven before its database went back to an older copy, the number is known still."""
+        if not any(view.index.has_replays for view in self._views.values()):
+            return b""
+        return bytes(map(self._replay, messages))
+
+    def _replay(self, message: LogMessage) -> int:
+        return self._views[message.partition].index.replay(message.digest)
+
     def _entries(
-        self, messages: list[LogMessage], outcomes: bytes, applied: list[int], recovery: str | None = None
+        self,
+        messages: list[LogMessage],
+        outcomes: bytes,
+        applied: list[int],
+        replays: bytes,
+        recovery: str | None = None,
     ) -> list[Page]:
         """Entries proven by the inbox's transaction; instance and n only make their keys unique."""
         if not messages:
@@ -325,6 +364,7 @@ class TableDelivery:
                 proof=Proof.PROVEN,
                 recovery=recovery,
                 outcomes=outcomes,
+                replays=replays if any(replays) else b"",
                 destinations=applied,
             )
         )
@@ -354,24 +394,31 @@ class TableDelivery:
         entered = 0
         for rows in self._cursor.inbox(list(assigned)):
             token, bundle = self._bundle({})
-            missing = [row for row, known in zip(rows, self._known(rows), strict=True) if known is None]
-            doubtful = rows if self._keep_inbox_s is None else missing
-            for partition in {row.partition for row in missing}:
-                group = [_as_message(row) for row in missing if row.partition == partition]
-                found = [row for row in missing if row.partition == partition]
-                for number, page in enumerate(
-                    self._entries(
-                        group, bytes(row.outcome for row in found), [row.applied for row in found], self._worker
-                    )
-                ):
-                    self._write(bundle, token, page, number)
-                entered += len(group)
-            self._repeat_dead_letters(bundle, doubtful)
+            stands = list(zip(rows, self._standings(rows), strict=True))
+            missing = [row for row, known in stands if known is None]
+            # A redrive was committed, and its entry did not arrive: the monitor still says that the message is dead.
+            revived = [(row, one.replay + 1) for row, one in stands if one and one.is_dead and row.outcome == DELIVERED]
+            self._enter(bundle, token, [*((row, self._replay(as_message(row))) for row in missing), *revived])
+            entered += len(missing) + len(revived)
+            for row, replay in revived:
+                self._append_dead(bundle, as_message(row), TAKEN_BACK, replay)
+            self._repeat_dead_letters(bundle, rows if self._keep_inbox_s is None else missing)
             self._appends.close(bundle)
             crash_point("recovery.entering")
             self._appends.flush(FLUSH_TIMEOUT_S)
             self._index(token)
         return entered
+
+    def _enter(self, bundle: Any, token: Entered, rows: Sequence[tuple[InboxRow, int]]) -> None:
+        """Write entries of inbox rows, each with its replay number."""
+        for partition in {row.partition for row, _ in rows}:
+            mine = [(row, replay) for row, replay in rows if row.partition == partition]
+            group = [as_message(row) for row, _ in mine]
+            outcomes, applied = bytes(row.outcome for row, _ in mine), [row.applied for row, _ in mine]
+            replays = bytes(replay for _, replay in mine)
+            found = self._entries(group, outcomes, applied, replays, self._worker)
+            for number, page in enumerate(found):
+                self._write(bundle, token, page, number)
 
     def _repeat_dead_letters(self, bundle: Any, rows: Sequence[InboxRow]) -> None:
         """Append the dead letters of inbox rows again: whether the predecessor's arrived is not known.
@@ -384,21 +431,22 @@ class TableDelivery:
             return
         gone = {(row.partition, row.offset): row for row in dead}
         with self._ports.reader(committed=True) as reader:
-            for message in _read_again(reader, dead):
+            for message in read_again(reader, dead):
                 del gone[LogPartition(message.topic, message.partition), message.offset]
-                self._append_dead(bundle, message, LOST_CAUSE)
+                self._append_dead(bundle, message, LOST_CAUSE, self._replay(message))
         for row in gone.values():
             log.error("payload lost", topic=row.partition.topic, partition=row.partition.partition, offset=row.offset)
-            self._append_dead(bundle, _as_message(row), LOST_PAYLOAD)
+            message = as_message(row)
+            self._append_dead(bundle, message, LOST_PAYLOAD, self._replay(message))
 
-    def _append_dead(self, bundle: Any, message: LogMessage, cause: MessageRejected) -> None:
+    def _append_dead(self, bundle: Any, message: LogMessage, cause: MessageRejected, replay: int) -> None:
         key, value, headers = dead_letter(
-            message, cause, route=self._route, target=self._target, group=self._group_id, attempts=1
+            message, cause, route=self._route, target=self._target, group=self._group_id, attempts=1, replay_count=replay
         )
         self._appends.append(bundle, self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
 
-    def _known(self, rows: Sequence[InboxRow]) -> list[bytes | None]:
-        return [self._views[row.partition.partition].index.find([row.digest])[0] for row in rows]
+    def _standings(self, rows: Sequence[InboxRow]) -> list[Standing | None]:
+        return [self._views[row.partition.partition].index.standings([row.digest])[0] for row in rows]
 
     def _note(self, positions: dict[LogPartition, int], now: float) -> None:
         last = self._trimmable[-1] if self._trimmable else None
@@ -408,48 +456,22 @@ class TableDelivery:
         else:
             self._trimmable.append(Rung(now, now, positions))
 
+    def _awaits_redriven(self) -> bool:
+        under_way = any(one.batch.replays for one in self._under_way)
+        return under_way or any(token.is_redriven for token in self._entering)
+
     def _trim(self, now: float) -> None:
         """Have the rows below what is acknowledged for long enough deleted.
 
         What was noted outlives recoveries where rows are kept for long, or a rebalance now and then would keep them for
-        ever; of a partition that is elsewhere by now its owner takes care.
+        ever; of a partition that is elsewhere by now its owner takes care. Nothing goes while a redriven message's new
+        row may be all that tells of its effect.
         """
+        if self._awaits_redriven():
+            return
         below: dict[LogPartition, int] = {}
         while self._trimmable and now - self._trimmable[0].at >= (self._keep_inbox_s or 0.0):
             below.update(self._trimmable.popleft().positions)
         for partition, offset in below.items():
             if partition.topic in self._topics and partition.partition in self._views:
                 self._sending.trim(partition, offset)
-
-
-def _read_again(reader: Reader, rows: Sequence[InboxRow]) -> Iterator[LogMessage]:
-    """Read the messages of inbox rows from the log, but for those that have left it by now.
-
-    What lies between is read as well: that is far less than asking for each, and there may be many thousands. At a
-    row's place may lie the message of another topic of that name, which the content tells.
-    """
-    wanted = {(row.partition, row.offset): row for row in rows}
-    for place in {row.partition for row in rows}:
-        low, high = reader.watermarks(place)
-        offsets = [row.offset for row in rows if row.partition == place and low <= row.offset < high]
-        if not offsets:
-            continue
-        for records in reader.read({place: (min(offsets), max(offsets) + 1)}):
-            for record in records:
-                row = wanted.get((place, record.offset() or 0))
-                if row is not None and content_digest(record.key(), record.value()) == row.content:
-                    yield _as_read(row, record)
-
-
-def _as_read(row: InboxRow, record: Record) -> LogMessage:
-    headers = outgoing(headers_if_any(record))
-    return _as_message(row)._replace(
-        key=record.key(), value=record.value(), headers=headers, timestamp_ms=record.timestamp()[1]
-    )
-
-
-def _as_message(row: InboxRow) -> LogMessage:
-    """An inbox row as far as an entry needs it."""
-    return LogMessage(
-        row.partition.topic, row.partition.partition, row.offset, None, None, [], row.digest, row.content, b"", None, 0
-    )

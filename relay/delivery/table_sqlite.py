@@ -62,6 +62,7 @@ select digest, content, topic_id, partition, log_offset, outcome, applied from r
 where relay = ? and route = ? and digest in ({})
 """
 _KNOWN_AT_ONCE: Final = 500
+_REVIVE: Final = "delete from relay_inbox where relay = ? and route = ? and digest = ? and outcome = 1"
 _KILL: Final = "update relay_inbox set outcome = 1 where applied = ?"
 _READ: Final = """
 select digest, content, topic_id, partition, log_offset, outcome, applied from relay_inbox
@@ -146,12 +147,13 @@ class SqliteCursor:
                 yield [inbox_row(self._claimed, row) for row in found]
                 offset, digest = found[-1][4], found[-1][0]
 
-    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> _PreparedRows:
+    def prepare(
+        self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = (), *, redriven: bool = False
+    ) -> _PreparedRows:
         """Map messages into parameters; the types are those that the last claim read."""
         assert self._effect is not None, "claim partitions before preparing messages"
-        return _PreparedRows(
-            Arrivals.of(messages), self._mapping.map(messages, self._effect.finish), self._effect, ranges=ranges
-        )
+        mapped = self._mapping.map(messages, self._effect.finish)
+        return _PreparedRows(Arrivals.of(messages), mapped, self._effect, ranges=ranges, redriven=redriven)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused, write it again with the rows at fault found one by one."""
@@ -204,6 +206,10 @@ class SqliteCursor:
             self._move(connection, positions)
             write_sqlite(connection, self._names, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
+            if prepared.redriven:
+                self._trims.clear()
+                digests = [(*self._names, message.digest) for message in prepared.arrivals.messages]
+                connection.executemany(_REVIVE, digests)
             answer = self._arrive(connection, prepared)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)

@@ -9,7 +9,7 @@ from zlib import crc32
 import structlog
 
 from relay.delivery.batch import Batch, Counts
-from relay.delivery.deadletter import dead_letter
+from relay.delivery.deadletter import TAKEN_BACK, dead_letter
 from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.narrowing import Narrowing
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, accept, closings, judged, written
@@ -80,7 +80,8 @@ class TopicDelivery:
         self._in_doubt_to: dict[LogPartition, int] = {}
         self._lane_outputs: dict[bytes, LogPartition] = {}
         self._notes: Mapping[str, str] = {}
-        self._condemned: dict[bytes, MessageRejected] = {}
+        self._condemned: dict[tuple[bytes, int], MessageRejected] = {}
+        self._replays: Mapping[bytes, int] = {}
 
     def recover(
         self,
@@ -116,7 +117,10 @@ class TopicDelivery:
         if self._producer is None:
             raise Fenced("this worker has no producer; it must recover first")
         tried = Counts()
-        fresh = sift(batch.messages, {p: view.index for p, view in self._views.items()}, tried)
+        self._replays = batch.replays
+        fresh = batch.messages
+        if not batch.replays:
+            fresh = sift(batch.messages, {p: view.index for p, view in self._views.items()}, tried)
         numbers = closings(batch)
         if numbers:
             fresh = judged(fresh, numbers, self._ranges(), tried)
@@ -183,30 +187,34 @@ class TopicDelivery:
         assert self._producer is not None
         suspicious = fresh if self._condemned else [message for message in fresh if message.fault is not None]
         bad = [(message, cause) for message in suspicious if (cause := self._fault(message)) is not None]
-        if bad and self._stop_on_dead:
+        if bad and self._stop_on_dead and not batch.replays:
             self._stop(fresh, *bad[0])
         good = [message for message in fresh if self._fault(message) is None] if bad else fresh
         told: dict[str, list[LogMessage]] = {}
-        if self._told:
+        if self._told and not batch.replays:
             good, told = split(good, self._told)
         entered = self._pages(good, outcomes=None)
         for reference, messages in told.items():
             entered += self._pages(messages, outcomes=None, by=reference)
             tried.told += len(messages)
         dead_entered = self._pages([m for m, _ in bad], outcomes=bytes([DEAD]) * len(bad))
+        # A settlement must learn of a redriven message's partition, though nothing moves there.
+        redriven = {LogPartition(m.topic, m.partition) for m in fresh} if batch.replays else set()
         tried.delivered += len(good)
+        tried.redriven += len(good) if batch.replays else 0
         work = SealedWork(
             positions=batch.positions,
             membership=batch.membership,
             inputs=[
                 InputRange(p.topic, p.partition, batch.first[p], reached)
                 for p, reached in batch.reached.items()
-                if reached > batch.first[p]
+                if reached > batch.first[p] or p in redriven
             ],
             outputs=self._by_output(good),
             pages=entered,
             dead=[self._dead(message, cause, tried) for message, cause in bad],
             dead_pages=dead_entered,
+            taken_back=[self._letter(message._replace(value=None), TAKEN_BACK) for message in good] if batch.replays else [],
             claims={p.partition for p, end in batch.positions.items() if end > batch.first[p]},
             notes=self._notes,
             meanwhile=batch.meanwhile,
@@ -226,7 +234,7 @@ class TopicDelivery:
         return written(self._ranges(), numbers, due, **names)
 
     def _fault(self, message: LogMessage) -> MessageRejected | None:
-        return message.fault or self._condemned.get(message.digest)
+        return message.fault or self._condemned.get((message.digest, self._replays.get(message.digest, 0)))
 
     def _pages(
         self, messages: list[LogMessage], outcomes: bytes | None, by: str | None = None
@@ -254,6 +262,7 @@ class TopicDelivery:
                 n=self._producer.n + 1,
                 recovery=recovery,
                 outcomes=outcomes[: len(group)] if outcomes is not None else None,
+                replays=bytes(self._replays[message.digest] for message in group) if self._replays else b"",
             )
         ]
 
@@ -282,9 +291,13 @@ class TopicDelivery:
 
     def _dead(self, message: LogMessage, cause: MessageRejected, tried: Counts) -> DeadRecord:
         tried.died(cause.code)
+        return self._letter(message, cause)
+
+    def _letter(self, message: LogMessage, cause: MessageRejected) -> DeadRecord:
         key, value, headers = dead_letter(
-            message, cause, route=self._route, target=self._outputs[0].topic, group=self._group_id, attempts=1
-        )
+            message, cause, route=self._route, target=self._outputs[0].topic, group=self._group_id, attempts=1,
+            replay_count=self._replays.get(message.digest, 0),
+        )  # fmt: skip
         return DeadRecord(self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
 
     def _stop(self, fresh: list[LogMessage], message: LogMessage, cause: MessageRejected) -> NoReturn:
@@ -304,7 +317,8 @@ class TopicDelivery:
                 f"{self._deads[0].topic!r}, and \"message.max.bytes\" of [kafka] if it is set"
             )
         if len(fresh) == 1:
-            self._condemned[fresh[0].digest] = MessageRejected("apply", "refused", f"the broker refuses it: {refusal}")
+            tried = fresh[0].digest, self._replays.get(fresh[0].digest, 0)
+            self._condemned[tried] = MessageRejected("apply", "refused", f"the broker refuses it: {refusal}")
         else:
             self._narrowing.refused(fresh)
         log.warning("narrowing", tried=len(fresh), next=self._narrowing.limit, reason=str(refusal))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -29,6 +30,7 @@ from relay.message.errors import Fenced, Stopped, TwinDetected
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition, Record, headers_of
 from relay.monitor.entries import Begin, Page, SettleSeal
+from relay.monitor.index import DedupIndex
 from relay.monitor.recovery import settle
 from relay.monitor.resolution import Resolution
 from relay.monitor.rows import split
@@ -166,8 +168,9 @@ class TopicRecovery:
             else:
                 present = set(split(told))
             done = settle(
-                begin, view.evidence.pending(*key), present, worker=self._worker, instance=producer.instance, n=1
-            )
+                begin, view.evidence.pending(*key), present, worker=self._worker, instance=producer.instance, n=1,
+                replays=partial(_next_replays, view.index), can_tell=not isinstance(told, str),
+            )  # fmt: skip
             log.warning(
                 "settled", transactional_id=begin.transactional_id, n=begin.n, added=done.added, voided=done.voided
             )
@@ -215,11 +218,22 @@ class TopicRecovery:
         return ends
 
 
+def _next_replays(index: DedupIndex, digests: list[bytes]) -> bytes:
+    """An output of a message that is dead is a redrive's: the one after those that are known."""
+    stands = index.standings(digests)
+    numbers = bytes(one.replay + 1 if one is not None and one.is_dead else 0 for one in stands)
+    return numbers if any(numbers) else b""
+
+
 def _below(pages: Sequence[Page], positions: Mapping[LogPartition, int]) -> set[bytes]:
-    """Digests of entries below the position: offsets are sent after the outputs, so these happened together."""
+    """Digests of entries below the position: offsets are sent after the outputs, so these happened together.
+
+    Of a redrive the position tells nothing: its messages lay below it before.
+    """
     return {
         page.digests[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
         for page in pages
+        if not page.replays
         for i, offset in enumerate(page.offsets)
         if offset < positions.get(LogPartition(page.topic, page.partition), 0)
     }

@@ -242,13 +242,16 @@ class RouteAudit:
         return table_facts.lapses(met, committed)
 
     def _dead(self) -> tuple[DataFrame, bool]:
+        from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
         name = self._config.deadletter_topic
         ranges = ranges_of(self._sources.topics, self._facts[name]) if name in self._facts else {}
         if not any(first < end for first, end in ranges.values()):
             empty = self._sources.spark.createDataFrame([], "digest binary")
             return judging.sided(empty, judging.PUT_ASIDE), any(first for first, _end in ranges.values())
         found = facts.dead_letters(self._read(ranges), self._route.name)
-        return judging.sided(found, judging.PUT_ASIDE), any(first for first, _end in ranges.values())
+        side = sql.when(sql.col("redriven"), judging.REDRIVEN).otherwise(judging.PUT_ASIDE)
+        return judging.sided(found, side), any(first for first, _end in ranges.values())
 
     def _log(self) -> tuple[DataFrame, dict[LogPartition, int], list[LogPartition]]:
         """Return the facts of the log from where the route started."""

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from relay.jobs.records import OFFSETS, PLACE_SHIFT, place
 from relay.message import identity
-from relay.message.envelope import CAPTURE, ID, OUT_DIGEST, OUT_INSTANCE, OUTCOME_TYPE, RESOURCE, SOURCE, TYPE
+from relay.message.envelope import (
+    CAPTURE,
+    DEAD_CODE,
+    DEAD_ROUTE,
+    ID,
+    OUT_DIGEST,
+    OUT_INSTANCE,
+    OUTCOME_TYPE,
+    REDRIVEN,
+    RESOURCE,
+    SOURCE,
+    TYPE,
+)
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
@@ -29,12 +41,11 @@ ABORTED: Final = 2
 BROKEN_MARKER: Final = 3
 """What a record of the log is: a message, or a marker that proves a commit, hints at an abort, or proves nothing."""
 
-ROUTE_HEADER: Final = "__relay.errors.route"
 _RULED: Final = "ruled_"
 FACTS: Final = "pos long, at timestamp, content long, lane long, capture binary, resource binary, digest binary, kind byte"
 EFFECTS: Final = "pos long, at timestamp, content long, digest binary"
 PAGE_ROWS: Final = (
-    "digest binary, entry_order long, outcome short, log_topic string, log_partition int, log_offset long,"
+    "digest binary, replay short, entry_order long, outcome short, log_topic string, log_partition int, log_offset long,"
     " destination long, transaction string"
 )
 
@@ -109,13 +120,14 @@ def output_effects(
 
 
 def dead_letters(records: DataFrame, route: str) -> DataFrame:
-    """Return the digests of a route's dead letters, each once."""
+    """Return the digests of a route's dead letters, and whether a redrive took them back (``redriven``)."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     key = sql.coalesce(sql.col("key"), sql.lit(b""))
     named = sql.when(key.cast("string").rlike("^([0-9a-fA-F]{2})*$"), sql.unhex(key.cast("string")))
-    mine = records.where(_headers()[ROUTE_HEADER].cast("string") == route)
-    return mine.select(sql.coalesce(named, key).alias("digest")).distinct()
+    mine = records.where(_headers()[DEAD_ROUTE].cast("string") == route)
+    redriven = sql.coalesce(_headers()[DEAD_CODE].cast("string") == REDRIVEN, sql.lit(False))
+    return mine.select(sql.coalesce(named, key).alias("digest"), redriven.alias("redriven")).distinct()
 
 
 def page_rows(
@@ -328,6 +340,7 @@ def _arrow_rows(pos: int, page: entries.Page, numbers: list[int]) -> pyarrow.Rec
     return pyarrow.RecordBatch.from_pydict(
         {
             "digest": pyarrow.array(_digests(page), pyarrow.binary()),
+            "replay": np.frombuffer(page.replays or bytes(rows), np.uint8).astype(np.int16),
             # A page has at most 4,096 rows, so the row fits below the offset; a digest stays in one partition.
             "entry_order": np.array(numbers, np.int64) + ((pos & OFFSETS) << 12),
             "outcome": np.frombuffer(page.outcomes, np.uint8).astype(np.int16),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from relay.jobs.records import OFFSETS, PLACE_SHIFT
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, NOT_DELIVERED, SKIPPED, InputRange
+from relay.monitor.entries import DEAD, DELIVERED, NOT_DELIVERED, SKIPPED, InputRange
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -22,8 +22,9 @@ EFFECT: Final = 1
 TAKEN_BACK: Final = 2
 UNDECIDED: Final = 3
 PUT_ASIDE: Final = 4
+REDRIVEN: Final = 5
 """What a fact is about a digest: a message that counts, an effect, a message of an aborted or of an undecided
-capture, a dead letter."""
+capture, a dead letter, what takes dead letters back."""
 
 LOST_WORDS: Final = {
     "lost_dead": "recorded as dead, but there is no dead letter of it",
@@ -90,7 +91,9 @@ def meet(sides: Iterable[DataFrame]) -> DataFrame:
         sql.count_if(effect).alias("effects"),
         sql.min(sql.when(sql.col("side") == TAKEN_BACK, sql.struct("pos", "at"))).alias("aborted"),
         sql.min(sql.when(sql.col("side") == UNDECIDED, sql.struct("pos", "at"))).alias("undecided"),
-        sql.coalesce(sql.bool_or(sql.col("side") == PUT_ASIDE), sql.lit(False)).alias("dead"),
+        (sql.bool_or(sql.col("side") == PUT_ASIDE) & ~sql.bool_or(sql.col("side") == REDRIVEN)).alias("dead"),
+        sql.bool_or(sql.col("side") == REDRIVEN).alias("redriven"),
+        sql.bool_or(sql.col("side").isin(PUT_ASIDE, REDRIVEN)).alias("apart"),
     )
     return found.withColumn("at", sql.coalesce("log.at", "effect.at", "aborted.at", "undecided.at"))
 
@@ -103,10 +106,10 @@ def unexplained(met: DataFrame) -> DataFrame:
 
 
 def deciding_entries(rows: DataFrame) -> DataFrame:
-    """Return the latest entry of each digest, where it shows an outcome."""
+    """Return the deciding entry of each digest, the latest of its last redrive, where it shows an outcome."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    entry = sql.struct("entry_order", "outcome", "log_topic", "log_partition", "log_offset").alias("entry")
+    entry = sql.struct("replay", "entry_order", "outcome", "log_topic", "log_partition", "log_offset").alias("entry")
     return (
         rows.groupBy("digest")
         .agg(sql.max(entry).alias("entry"))
@@ -119,7 +122,7 @@ def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> Data
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     if entered is None:
-        nothing = "struct<entry_order:long,outcome:short,log_topic:string,log_partition:int,log_offset:long>"
+        nothing = "struct<replay:short,entry_order:long,outcome:short,log_topic:string,log_partition:int,log_offset:long>"
         known = met.withColumn("entry", sql.lit(None).cast(nothing))
     else:
         known = met.join(entered, "digest", "left")
@@ -127,7 +130,8 @@ def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> Data
     number, offset = sql.shiftright("log.pos", PLACE_SHIFT), sql.col("log.pos").bitwiseAND(OFFSETS)
     position = _by_partition(number, standing.partitions, standing.positions)
     missing = (
-        sql.when(sql.col("dead") | ((outcome == DEAD) & standing.dead_expired), "put_aside")
+        sql.when(sql.col("redriven") & ~sql.coalesce(outcome == DELIVERED, sql.lit(False)), "unseen")
+        .when(sql.col("dead") | ((outcome == DEAD) & standing.dead_expired), "put_aside")
         .when(outcome == SKIPPED, "skipped")
         .when(outcome == DEAD, "lost_dead")
         .when(outcome.isNotNull() & _lies_in(number, offset, standing.partitions, standing.told), "told")
@@ -156,7 +160,7 @@ def lapses(met: DataFrame) -> DataFrame:
     from pyspark.sql import Window  # noqa: PLC0415 - see the package
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    delivered = met.where("log is not null and effects > 0").select(
+    delivered = met.where("log is not null and effects > 0 and not apart").select(
         sql.col("log.pos").alias("pos"),
         sql.col("log.at").alias("at"),
         sql.col("log.lane").alias("lane"),

@@ -48,8 +48,8 @@ class ControlTopic:
             for records in reader.read({self._partition: (low, high)}):
                 yield from ((record.key() or b"", record.value()) for record in records)
 
-    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
-        """Append a record; with ``wait`` raise Unreachable unless it is acknowledged."""
+    def put(self, key: bytes, value: bytes | None, *, wait: bool) -> None:
+        """Append a record, or without a value let the key go; with ``wait`` raise Unreachable unless it is acknowledged."""
         failures: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, _message: Message) -> None:

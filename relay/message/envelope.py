@@ -34,6 +34,10 @@ OUT_DIGEST: Final = "relay_digest"
 """What settlement believes about an output record: the sealed transaction and the message it belongs to."""
 
 OUTCOME_TYPE: Final = "relay.outcome"
+DEAD_ROUTE: Final = "__relay.errors.route"
+DEAD_CODE: Final = "__relay.errors.code"
+REDRIVEN: Final = "redriven"
+"""The code of the record that takes dead letters back."""
 """``ce_type`` of an outcome marker; its claims are checked against the nonce or the resource, never believed."""
 
 CAPTURE_HEADERS: Final = frozenset({CAPTURE, RESOURCE})

@@ -27,7 +27,7 @@ from relay.monitor.rows_on_disk import UnusableStoreError
 
 log = structlog.get_logger("relay.checkpoint")
 
-VERSION: Final = 1
+VERSION: Final = 2
 _FACTS: Final = 0
 _HEAD: Final = Struct(">4sBI16s")
 """Magic, kind of block, bytes of data, BLAKE2b-16 of kind and data. Never change without a new version."""

@@ -33,6 +33,14 @@ class Description(NamedTuple):
     offset: int
 
 
+class Standing(NamedTuple):
+    """What a redrive asks of an entry: ``content`` is zeros where unknown, ``replay`` how often it was redriven."""
+
+    content: bytes
+    is_dead: bool
+    replay: int
+
+
 class Kind(IntEnum):
     """What a change did; the number is part of the checkpoint's format and never changes."""
 
@@ -125,8 +133,29 @@ class DedupIndex:
 
     def describe(self, value: bytes) -> Description:
         """Spell out a value that ``find`` returned."""
-        content, number, offset = describe(value)
+        content, number, offset, _ = describe(value)
         return Description(content, self.topics[number], offset)
+
+    def standings(self, digests: Sequence[bytes]) -> list[Standing | None]:
+        """Return how each message stands, None where it has no entry."""
+        found: list[Standing | None] = []
+        for digest, value in zip(digests, self.find(digests), strict=True):
+            content, _, _, is_dead = describe(value) if value is not None else (b"", 0, 0, False)
+            found.append(None if value is None else Standing(content, is_dead, self._replays.get(digest, 0)))
+        return found
+
+    @property
+    def has_replays(self) -> bool:
+        """Was anything ever redriven?"""
+        return bool(self._replays)
+
+    def replay(self, digest: bytes) -> int:
+        """Return the highest replay number known of a digest.
+
+        Known also of one whose entry was taken out: whoever enters such a message anew writes this number, since an
+        entry with a lower one would not count.
+        """
+        return self._replays.get(digest, 0)
 
     def keep_below(self, stored: Mapping[LogPartition, int]) -> int:
         """Drop entries at or above the position that the destination's store holds; return how many.

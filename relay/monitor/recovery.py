@@ -6,13 +6,14 @@ no row guesses. Every step may be interrupted and done again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
 from relay.message.identity import CONTENT_BYTES
 from relay.monitor.entries import (
+    DEAD,
     NOT_DELIVERED,
     PAGE_ROWS,
     UNKNOWN_OFFSET,
@@ -110,12 +111,22 @@ class Settlement:
 
 
 def settle(
-    begin: Begin, entries: Iterable[Page], present: Collection[bytes], *, worker: str, instance: bytes, n: int
+    begin: Begin,
+    entries: Iterable[Page],
+    present: Collection[bytes],
+    *,
+    worker: str,
+    instance: bytes,
+    n: int,
+    replays: Callable[[list[bytes]], bytes] = lambda _: b"",
+    can_tell: bool = True,
 ) -> Settlement:
     """Settle ``begin``, whose unsealed ``entries`` are visible, by the digests ``present`` at the destination.
 
     ``worker``, ``instance`` and ``n`` are the recovery's own: the pages count by their proof, not by a seal. A
-    present output without an entry gets one too; its log position is then unknown.
+    present output without an entry gets one too; its log position is then unknown, its replay number is what
+    ``replays`` says. A redrive without an output falls back to the death before it. Where the destination cannot tell
+    it counts as one that died: nobody repeats it by himself, and its dead letter stays.
     """
     proven: list[Page] = []
     voided: list[Page] = []
@@ -130,9 +141,11 @@ def settle(
             if any(rows):
                 is_proven = decide(Entered.UNSEALED, shown).do is Do.ADD_ENTRY
                 part = page if all(rows) else select(page, [i for i, wanted in enumerate(rows) if wanted])
+                if not is_proven and part.replays and not can_tell:
+                    part, is_proven = replace(part, outcomes=bytes([DEAD]) * part.rows), True
                 (proven if is_proven else voided).append(_settled(part, worker, instance, n, is_proven=is_proven))
     if left and decide(Entered.NOTHING, Shown.PRESENT).do is Do.ADD_ENTRY:
-        proven += _unentered(sorted(left), worker, instance, n, topic, partition)
+        proven += _unentered(sorted(left), worker, instance, n, topic, partition, replays)
     return Settlement(
         [*proven, *voided],
         SettleSeal(worker, begin.instance, begin.n),
@@ -142,7 +155,8 @@ def settle(
 
 
 def _settled(page: Page, worker: str, instance: bytes, n: int, *, is_proven: bool) -> Page:
-    """The same rows, proven or taken back, in the recovery worker's name."""
+    """The same rows, proven or taken back, in the recovery worker's name; a batch is redriven as a whole, or not at all."""
+    fallen = NOT_DELIVERED if not page.replays else DEAD
     return replace(
         page,
         worker=worker,
@@ -150,14 +164,20 @@ def _settled(page: Page, worker: str, instance: bytes, n: int, *, is_proven: boo
         n=n,
         proof=Proof.PROVEN if is_proven else Proof.VOID,
         recovery=worker,
-        outcomes=page.outcomes if is_proven else bytes([NOT_DELIVERED]) * page.rows,
-        replays=b"",
+        outcomes=page.outcomes if is_proven else bytes([fallen]) * page.rows,
+        replays=page.replays if is_proven else bytes(replay - 1 for replay in page.replays),
         destinations=(),
     )
 
 
 def _unentered(
-    digests: list[bytes], worker: str, instance: bytes, n: int, topic: str, partition: int
+    digests: list[bytes],
+    worker: str,
+    instance: bytes,
+    n: int,
+    topic: str,
+    partition: int,
+    replays: Callable[[list[bytes]], bytes],
 ) -> Iterator[Page]:
     """Pages of outputs that have no entry: neither content nor log position is known."""
     for start in range(0, len(digests), PAGE_ROWS):
@@ -168,4 +188,5 @@ def _unentered(
             contents=bytes(CONTENT_BYTES * len(part)),
             offsets=[UNKNOWN_OFFSET] * len(part),
             outcomes=bytes(len(part)),
+            replays=replays(part),
         )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Packed entries of the deduplication index: a row is digest 16, content digest 8, topic number 1, log offset 7."""
+"""Packed entries of the deduplication index: a row is digest 16, content digest 8, topic number 1, log offset 7.
+
+The offset's top bit says that the message is dead: it had no effect, and may be redriven.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from sys import byteorder
 from typing import Final
 
 from relay.message.identity import DIGEST_BYTES
-from relay.monitor.entries import UNKNOWN_OFFSET, Page
+from relay.monitor.entries import DEAD, UNKNOWN_OFFSET, Page
 
 VALUE_BYTES: Final = 16
 ROW_BYTES: Final = DIGEST_BYTES + VALUE_BYTES
@@ -20,8 +23,10 @@ CHUNK_ROWS: Final = 16384
 MEMORY_BYTES_PER_ENTRY: Final = 64 + 64 + 100
 """Two bytes objects of 33 + 16 bytes, rounded up, and the slots of a dict between half and two thirds full."""
 
-_OFFSET_BITS: Final = 56
+_TOPIC_SHIFT: Final = 56
+_OFFSET_BITS: Final = _TOPIC_SHIFT - 1
 _NO_OFFSET: Final = (1 << _OFFSET_BITS) - 1
+_DEAD: Final = 1 << _OFFSET_BITS
 
 
 class RowStore(ABC):
@@ -127,7 +132,9 @@ def pack(page: Page, topic_number: int) -> bytes:
         offsets = [_NO_OFFSET if offset == UNKNOWN_OFFSET else offset for offset in offsets]
     tails = array("Q", offsets)
     if tails and max(tails) > _NO_OFFSET:
-        raise ValueError(f"{page.topic}: a log offset does not fit into 56 bits")
+        raise ValueError(f"{page.topic}: a log offset does not fit into {_OFFSET_BITS} bits")
+    if DEAD in page.outcomes:
+        tails = array("Q", [tail | _DEAD * (one == DEAD) for tail, one in zip(tails, page.outcomes, strict=True)])
     if byteorder == "little":
         tails.byteswap()
     rows = array("Q", bytes(len(tails) * ROW_BYTES))
@@ -158,14 +165,15 @@ def at_or_above(rows: bytes, limits: Sequence[int]) -> list[bytes]:
     tails = array("Q", rows)[3::4]
     if byteorder == "little":
         tails.byteswap()
-    above = [i for i, tail in enumerate(tails) if tail & _NO_OFFSET >= limits[tail >> _OFFSET_BITS]]
+    above = [i for i, tail in enumerate(tails) if tail & _NO_OFFSET >= limits[tail >> _TOPIC_SHIFT]]
     return [rows[i * ROW_BYTES : i * ROW_BYTES + DIGEST_BYTES] for i in above]
 
 
-def describe(value: bytes) -> tuple[bytes, int, int]:
-    """Return a value's content digest, topic number and log offset (-1 where unknown)."""
-    offset = int.from_bytes(value[9:], "big")
-    return value[:8], value[8], UNKNOWN_OFFSET if offset == _NO_OFFSET else offset
+def describe(value: bytes) -> tuple[bytes, int, int, bool]:
+    """Return a value's content digest, topic number, log offset (-1 where unknown), and whether the message is dead."""
+    tail = int.from_bytes(value[9:], "big")
+    offset = tail & _NO_OFFSET
+    return value[:8], value[8], UNKNOWN_OFFSET if offset == _NO_OFFSET else offset, bool(tail & _DEAD)
 
 
 @lru_cache(maxsize=64)

@@ -40,9 +40,10 @@ from relay.resources.port import Resource
 from relay.run import clock, randomness, status_record
 from relay.run.asking import AskingWithBook, Inquiring
 from relay.run.book import ControlBook
-from relay.run.following import follow
+from relay.run.following import control_records, follow
 from relay.run.progress import Progress
 from relay.run.queue_cursor import cursor_limits, queue_cursor
+from relay.run.redriving import Redriving
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
 from relay.run.starts import StartPolicy
@@ -129,20 +130,22 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         lambda: ports.reader(committed=True),
         lambda place, first, following: book.pass_lost(route.name, place, first, following, count=0),
     )
+    intake = Intake(
+        _identity_rules(route, ports.registry),
+        route.order,
+        budget=HoldBudget(route.inflight.hold_bytes),
+        marker_wait_s=config.timing.marker_wait,
+        askable=frozenset(resources),
+    )
     holder: list[RouteWorker] = []
     worker = RouteWorker(
         group=ports.group(route.from_, lambda: holder[0].revoked()),  # noqa: PLW0108 - the worker is made a line later
-        intake=Intake(
-            _identity_rules(route, ports.registry),
-            route.order,
-            budget=HoldBudget(route.inflight.hold_bytes),
-            marker_wait_s=config.timing.marker_wait,
-            askable=frozenset(resources),
-        ),
+        intake=intake,
         destination=destination,
         views=_views(config, route, number, facts[monitor].topic_id, scanner),
         resolving=_resolving(config, ports, resources, worker_id, lambda partition: scanner.watermarks(partition)[1]),
         reloading=reloading,
+        redriving=_redriving(config, route, ports, worker_id, control, intake),
         progress=Progress(
             _identity(config, route, worker_id),
             _status_writer(control, route, worker_id),
@@ -157,6 +160,20 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     )
     holder.append(worker)
     return worker
+
+
+def _redriving(
+    config: RelayConfig, route: RouteConfig, ports: RoutePorts, worker_id: str, control: ControlTopic, intake: Intake
+) -> Redriving:
+    return Redriving(
+        route.name,
+        worker_id,
+        control_records(config),
+        lambda key, value: control.put(key, value, wait=True),
+        intake.derive,
+        lambda: ports.reader(committed=True),
+        batch_bytes=route.batch.bytes,
+    )
 
 
 def _views(config: RelayConfig, route: RouteConfig, number: int, topic_id: bytes, scanner: PartitionReader) -> ViewKeeper:

@@ -47,7 +47,12 @@ class DesiredFollower:
         self._records.close()
 
 
-def follow(config: RelayConfig) -> DesiredFollower:
-    """Follow the relay's control topic; nothing is read before `DesiredFollower.now` is called."""
+def control_records(config: RelayConfig) -> Following:
+    """Follow the relay's control topic; nothing is read before its records are asked for."""
     given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader", log_level=0)
-    return DesiredFollower(Following(given, config.control_topic, deadline_s=START_DEADLINE_S))
+    return Following(given, config.control_topic, deadline_s=START_DEADLINE_S)
+
+
+def follow(config: RelayConfig) -> DesiredFollower:
+    """Follow what persons want; nothing is read before `DesiredFollower.now` is called."""
+    return DesiredFollower(control_records(config))

@@ -42,6 +42,7 @@ from relay.message.record import LogMessage, LogPartition
 from relay.run import clock, randomness
 from relay.run.crash import crash_point
 from relay.run.progress import Progress
+from relay.run.redriving import Redriving
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
 from relay.run.views import ViewKeeper
@@ -83,6 +84,7 @@ class RouteWorker:
         views: ViewKeeper,
         resolving: Resolving,
         reloading: Reloading,
+        redriving: Redriving,
         progress: Progress,
         starts: Starts,
         check_twin: Callable[[], None],
@@ -97,6 +99,7 @@ class RouteWorker:
         self._views = views
         self._resolving = resolving
         self._reloading = reloading
+        self._redriving = redriving
         self._progress = progress
         self._starts = starts
         self._check_twin = check_twin
@@ -161,6 +164,7 @@ class RouteWorker:
         self._resolving.turn(self._intake, now)
         self._reloading.turn(self._intake, self._bounds.inflight_messages - self._intake.ready())
         self._deliver(now)
+        self._redrive(now)
         self._destination.tend(now)
         self._views.tend(now)
         self._acknowledge()
@@ -252,6 +256,7 @@ class RouteWorker:
             return
         self._generation = generation
         self._intake.start(starts, topic_ids)
+        self._redriving.start()
         self._submitted = dict(starts)
         self._running = dict(starts)
         self._resting = False
@@ -288,14 +293,41 @@ class RouteWorker:
             numbered=self._intake.is_numbered(),
             aborted=self._intake.take_aborted(),
         )
+        self._submit(batch)
+        self._submitted = positions
+        if messages or moved:
+            self._progress.moved(now)
+
+    def _redrive(self, now: float) -> None:
+        """Deliver dead messages that a person has redriven, in a batch of their own, which moves no position."""
+        if not self._redriving.is_due(now) or not self._destination.settled():
+            return
+        limit = min(self._batch_limit, self._destination.narrowed_to or self._batch_limit)
+        indexes = {view.partition: view.index for view in self._views.views()}
+        found = self._redriving.turn(now, self._running, indexes, self._topic_ids, limit)
+        if not found:
+            return
+        self._check_topics()
+        self._submit(
+            Batch(
+                generation=self._generation,
+                messages=[message for message, _ in found],
+                first=self._submitted,
+                positions=self._submitted,
+                reached=self._submitted,
+                membership=self._group.membership(),
+                numbered=False,
+                replays={message.digest: replay for message, replay in found},
+            )
+        )
+        self._progress.moved(now)
+
+    def _submit(self, batch: Batch) -> None:
         self._submitting = True
         try:
             self._destination.submit(batch)
         finally:
             self._submitting = False
-        self._submitted = positions
-        if messages or moved:
-            self._progress.moved(now)
 
     def _acknowledge(self) -> None:
         durable = self._destination.positions()
@@ -383,6 +415,7 @@ class RouteWorker:
             and self._destination.wait(0)
             and not self._intake.ready()
             and not self._intake.held()
+            and not self._redriving.is_busy(self._running)
             and self._progress.idle_for(clock.monotonic(), list(self._running)) >= seconds
         )
 
@@ -394,6 +427,7 @@ class RouteWorker:
         self._views.close()
         self._destination.close()
         self._resolving.close()
+        self._redriving.close()
         self._group.close()
         self._progress.state("stopped")
 

@@ -78,10 +78,13 @@ class TableCursor(Protocol):
     def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
         """Yield the rows of claimed partitions that are not trimmed, each partition in the order of its offsets."""
 
-    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> Any:
+    def prepare(
+        self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = (), *, redriven: bool = False
+    ) -> Any:
         """Map messages, given in delivery order, into what ``deliver`` takes, which writes the ranges with them.
 
-        CPU only; any thread, after a claim.
+        ``redriven``: the inbox's word that one of them is dead counts no more, and trims that were asked for before are
+        forgotten, since they might take the new word before the monitor has it. CPU only; any thread, after a claim.
         """
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:

@@ -35,7 +35,8 @@ class Sending:
         self._clock = clock
         self._work: schedule.Queue[tuple[int, Mapping[LogPartition, int], Any] | None] = schedule.fifo()
         self._answers: schedule.Queue[tuple[int, list[Verdict] | BaseException]] = schedule.fifo()
-        self._trims: schedule.Queue[tuple[LogPartition, int]] = schedule.fifo()
+        self._trims: schedule.Queue[tuple[int, LogPartition, int]] = schedule.fifo()
+        self._trim_series = 0
         self._wake = schedule.event()
         self._pause = schedule.event()
         self._cursor_in_use = schedule.lock()
@@ -89,7 +90,11 @@ class Sending:
 
     def trim(self, partition: LogPartition, below: int) -> None:
         """Have inbox rows below an offset deleted when the thread is free."""
-        self._trims.put((partition, below))
+        self._trims.put((self._trim_series, partition, below))
+
+    def forget_trims(self) -> None:
+        """Have nothing deleted any more that was asked for up to now, once what is under way is through."""
+        self._trim_series += 1
 
     def abandon(self) -> None:
         """Forget what is under way and wait until the thread has let go of the cursor.
@@ -167,9 +172,10 @@ class Sending:
         """Trim what the monitor holds by now: with the next delivery, or at once while nothing waits."""
         try:
             while series == self._series and not self._trims.empty():
-                partition, below = self._trims.get_nowait()
-                while self._trim(partition, below) and self._work.empty() and series == self._series:
-                    pass
+                asked, partition, below = self._trims.get_nowait()
+                while asked == self._trim_series and self._trim(partition, below):
+                    if not self._work.empty() or series != self._series:
+                        break
         except RelayError as failure:
             log.info("inbox not trimmed", reason=str(failure))  # retry: the next acknowledgement trims further
 

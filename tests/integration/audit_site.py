@@ -52,10 +52,10 @@ class Site:
         )  # fmt: skip
         assert self.producer.flush(30) == 0
 
-    def dead(self, digest: bytes, route: str = "main") -> None:
+    def dead(self, digest: bytes, route: str = "main", code: str = "refused") -> None:
         self.producer.produce(
             self.config.deadletter_topic, key=digest.hex(), value=b"{}", partition=0,
-            headers={"__relay.errors.route": route.encode()},
+            headers={"__relay.errors.route": route.encode(), "__relay.errors.code": code.encode()},
         )  # fmt: skip
         assert self.producer.flush(30) == 0
 

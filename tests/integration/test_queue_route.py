@@ -148,6 +148,15 @@ def test_what_the_queue_refuses_is_a_dead_letter_and_the_rest_goes_on(make: Make
     assert "bm8gc3VjaCBwcmlvcml0eQ==" in shown.output
     assert CliRunner().invoke(app, ["deadletter", "show", str(route.path), "no such"]).exit_code == 1
 
+    route.path.write_text(route.path.read_text().replace('"1KiB"', '"1MiB"'))
+    words = ["deadletter", "redrive", str(route.path), "--code", "refused", "--wait", "0", "--json"]
+    for _ in range(2):  # the second order is of the same dead letters, and delivers nothing
+        assert json.loads(CliRunner().invoke(app, words).output)["waiting"] == 2
+    assert route.finish() == 0, route.said()
+    assert [view.id for view in route.found() if not view.id.startswith("m-")] == ["large-1"]
+    told = json.loads(CliRunner().invoke(app, ["deadletter", "list", str(route.path), "--json"]).output)
+    assert [(row["message_id"], row["replay_count"]) for row in told["dead_letters"]] == [("s-1", "1"), ("p-1", "0")]
+
 
 @pytest.mark.slow
 def test_headers_choose_priority_delay_expiry_and_audience_for_each_message(make: MakeRoute) -> None:

@@ -146,7 +146,7 @@ TABLE_GUARDS: Final = (
     Guard(
         "inbox_not_entered",
         "evidence is trimmed before the monitor has it",
-        Search("route", range(270, 330), "lost dead letter"),
+        Search("route", range(120, 130), "lost dead letter"),
     ),
     Guard(
         "dead_letters_not_repeated",
@@ -233,4 +233,17 @@ LOG_GUARDS: Final = (
         Named("tests/unit/test_starts.py", "test_a_position_outside_the_log_stops_and_never_jumps[below]"),
     ),
 )
-GUARDS: Final = (*TOPIC_GUARDS, *TABLE_GUARDS, *CAPTURE_GUARDS, *LOG_GUARDS, *QUEUE_GUARDS)
+REDRIVE_GUARDS: Final = (
+    Guard("every_order_obeyed", "an order that is read twice has two effects", Search("topic", range(69, 70))),
+    Guard(
+        "taken_back_with_the_outputs",
+        "a stray COMMIT shows that a dead letter is taken back, and not the output",
+        Search("topic", range(632, 633)),
+    ),
+    Guard(
+        "trimmed_beside_redrives",
+        "the only word of a redrive's effect is deleted before the monitor has it",
+        Named("tests/unit/test_redrive_orders.py", "test_nothing_is_trimmed_while_a_redrive_is_not_entered"),
+    ),
+)
+GUARDS: Final = (*TOPIC_GUARDS, *TABLE_GUARDS, *CAPTURE_GUARDS, *LOG_GUARDS, *QUEUE_GUARDS, *REDRIVE_GUARDS)

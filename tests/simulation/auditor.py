@@ -72,9 +72,13 @@ def lost_write(case: Case) -> Found:
     if not case.evidence.quiescent:
         return
     for name, record in case.first.items():
-        if name in case.times or name in case.dead or case.is_lost(record):
+        if name in case.times or case.is_lost(record):
             continue
-        if record.poison:
+        if name in case.evidence.redriven and not case.evidence.restored:
+            yield Anomaly("lost redrive", "I1", f"{_at(record)} is dead still")
+        elif name in case.dead:
+            continue
+        elif record.poison:
             yield Anomaly("lost dead letter", "I1", f"{_at(record)} is no dead letter")
         else:
             yield Anomaly("lost write", "I1", f"{_at(record)} has no effect")
@@ -88,7 +92,7 @@ def dead_without_fault(case: Case) -> Found:
             yield Anomaly("aborted read" if name in case.sent else "phantom", "I4", f"dead letter of {name}")
         elif not record.poison:
             yield Anomaly("needless dead letter", "I1", f"{_at(record)} could be delivered")
-        if name in case.times:
+        if name in case.times and name not in case.evidence.redriven:
             yield Anomaly("dead and delivered", "I5", f"{name} has an effect and a dead letter")
 
 
@@ -389,7 +393,7 @@ def _in_order(case: Case, name: str, shown: list[tuple[str, tuple[int, ...], Mes
     place_of_last: dict[tuple[str, str, Partition], tuple[int, ...]] = {}
     for lane, place, message in sorted(shown):
         record = case.first.get(message)
-        if record is None or case.is_lost(record):
+        if record is None or case.is_lost(record) or message in case.evidence.redriven:
             continue  # of one that left the log a later repeat may have the effect
         key = (lane, message[0], record.partition)
         before = last.get(key)

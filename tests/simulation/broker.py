@@ -200,6 +200,10 @@ class Partition:
                 found.append(record)
         return found, end
 
+    def take_up_to(self, bytes_max: int) -> None:
+        """Take larger records from now on, or only smaller ones."""
+        self._bytes_max = bytes_max
+
     def visible(self) -> Iterable[StoredRecord]:
         """Every record that a read_committed reader can see now."""
         return self.read(self.start, len(self.records) + 1, committed=True)[0]

@@ -139,16 +139,21 @@ def output_of(cluster: Cluster, topic: str, into: Evidence) -> None:
 
 def dead_of(cluster: Cluster, topic: str, into: Evidence) -> None:
     """Read the dead letters; the same one may be there more than once, and counts once."""
-    found = {_dead_id(record): True for p in cluster.topics.by_name[topic].partitions for record in p.visible()}
-    into.dead += found
+    partitions = cluster.topics.by_name[topic].partitions
+    letters = (record for one in partitions for record in one.visible() if _facts(record).get("code") != envelope.REDRIVEN)
+    into.dead += {_dead_id(record): True for record in letters}
 
 
 def _dead_id(record: StoredRecord) -> MessageId:
     """Return (source, id); of one whose message has left the log, only the log's topic and where it lay are known."""
-    facts = {name.removeprefix(PREFIX): (value or b"").decode() for name, value in record.headers() or ()}
+    facts = _facts(record)
     if facts.get("code") == LOST_PAYLOAD.code:
         return facts["topic"], f"@{facts['route']}/{facts['partition']}/{facts['offset']}"
     return message_id(record)
+
+
+def _facts(record: StoredRecord) -> dict[str, str]:
+    return {name.removeprefix(PREFIX): (value or b"").decode() for name, value in record.headers() or ()}
 
 
 def leaks_of(cluster: Cluster, topics: list[str], into: Evidence) -> None:
@@ -227,7 +232,8 @@ def _last_name(owner: str, into: Evidence) -> str:
 def _torn(commit: Commit, new: list[MessageId], into: Evidence) -> None:
     """Effects and inbox rows of one commit name the same messages."""
     digests = {after["digest"] for name, _, before, after in commit.changes
-               if name == INBOX and before is None and after is not None and after["outcome"] == 0}  # fmt: skip
+               if name == INBOX and (before is None or before["outcome"] == 1) and after is not None
+               and after["outcome"] == 0}  # fmt: skip
     effects = {digest_of(name): name for name in new}
     for digest in digests ^ effects.keys():
         what = "an inbox row without its effect" if digest in digests else f"{effects[digest]} without its inbox row"

@@ -110,9 +110,12 @@ class SimulatedCursor:
                 yield [inbox_row(self._claimed, _fields(row)) for row in found]
                 last = (found[-1]["log_offset"], found[-1]["digest"])
 
-    def prepare(self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = ()) -> Prepared:
+    def prepare(
+        self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = (), *, redriven: bool = False
+    ) -> Prepared:
         """Map messages into rows."""
-        return Prepared(Arrivals.of(messages), self._mapping.map(messages, self._finish), ranges=ranges)
+        mapped = self._mapping.map(messages, self._finish)
+        return Prepared(Arrivals.of(messages), mapped, ranges=ranges, redriven=redriven)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused, write it again with the rows at fault found one by one."""
@@ -162,6 +165,9 @@ class SimulatedCursor:
             if prepared.ranges:
                 connection.call(lambda backend: self._put_ranges(backend, prepared.ranges), what="ranges")
             crash_point("table.position")
+            if prepared.redriven:
+                self._trims.clear()
+                connection.call(lambda backend: self._revive(backend, prepared), what="revive")
             answer = connection.call(lambda backend: self._arrive(backend, prepared), what="inbox")
             crash_point("table.inbox")
             causes = connection.call(
@@ -207,6 +213,14 @@ class SimulatedCursor:
         backend.lock(POSITIONS, key)
         row = backend.get(POSITIONS, key)
         return row if row is not None and (row["epoch"], row["worker"]) == (epoch, self._worker) else None
+
+    def _revive(self, backend: Backend, prepared: Prepared) -> None:
+        """Let go of the inbox's word that these messages are dead."""
+        for message in prepared.arrivals.messages:
+            key = (self._plan.relay, self._plan.route, message.digest)
+            row = backend.get(INBOX, key)
+            if row is not None and row["outcome"] == 1:
+                backend.put(INBOX, key, None)
 
     def _arrive(self, backend: Backend, prepared: Prepared) -> InboxAnswer:
         """Insert the inbox rows of what is new, in the order of digests, and look up the others."""

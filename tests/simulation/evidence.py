@@ -117,6 +117,8 @@ class Evidence:
     conflicts: list[list[str]] = field(default_factory=list)
     """For each row that captures of one publisher wrote: their ids, in the order of their commits."""
     effects: list[Effect] = field(default_factory=list)
+    redriven: set[MessageId] = field(default_factory=set)
+    """What died and was redriven once the destination takes it: it has its effect, behind what was sent after it."""
     dead: list[MessageId] = field(default_factory=list)
     positions: dict[Partition, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)

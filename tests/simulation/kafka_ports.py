@@ -12,6 +12,7 @@ import relay.kafka.group
 import relay.kafka.reading
 import relay.kafka.transactions
 import relay.run.assembly
+import relay.run.following
 from relay.kafka.topics import TopicFacts
 from relay.monitor.checkpoint import Loaded, _staleness
 from relay.monitor.index import Budget, Change, DedupIndex, open_index
@@ -49,6 +50,22 @@ class SimTopics:
 
     def close(self) -> None:
         """Nothing to flush."""
+
+
+class SimFollowing:
+    """Takes the place of ``Following``; it takes no time, so that runs without orders are as they were."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._partition = cluster.topics.by_name[topic].partitions[0]
+        self._next = 0
+
+    def records(self) -> list[tuple[bytes, bytes | None]]:
+        """Return what came since the last call."""
+        found, self._next = self._partition.read(self._next, 1_000_000, committed=False)
+        return [(record.key() or b"", record.value()) for record in found]
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class Disks:
@@ -121,10 +138,14 @@ def stand_ins(cluster: Cluster, disks: Disks) -> list[tuple[Any, str, Any]]:
         assert cluster.world.current is not None
         return SimCheckpoints(disks, cluster.world.current.process, directory, watermarks=watermarks)
 
+    def following(_settings: Mapping[str, Any], topic: str, **_: Any) -> SimFollowing:
+        return SimFollowing(cluster, topic)
+
     return [
         *[(module, "Producer", producer) for module in PRODUCERS],
         *[(module, "Consumer", consumer) for module in CONSUMERS],
         (relay.kafka.appender, "Topics", topics),
         (relay.run.assembly, "Topics", topics),
+        (relay.run.following, "Following", following),
         (relay.run.assembly, "CheckpointStore", checkpoints),
     ]

@@ -18,6 +18,9 @@ from tests.simulation.trial import FAULTS_S, Outcome
 class LogTrial(RouteTrial):
     """A route trial with faults of the log, and a person who does what the workers' last sentences say."""
 
+    redrives_often = 0.0
+    """Dead letters outlive the topic whose offsets they name."""
+
     def __init__(self, seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> None:
         super().__init__(seed, tracing=tracing, only=only)
         rng = Random(f"{seed}/log")

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from relay.message.record import LogPartition
 from tests.simulation.broker import NewRecord
-from tests.simulation.crew import LOG
+from tests.simulation.crew import LOG, OUTPUT
 from tests.simulation.scheduler import World
 from tests.simulation.site import Cluster
 
 LARGE_BYTES = 2_000
 """What the output topic does not take and the dead-letter topic does."""
+
+
+def take_large_ones(cluster: Cluster) -> None:
+    """From now on the output takes what it refused."""
+    for partition in cluster.topics.by_name[OUTPUT].partitions:
+        partition.take_up_to(1_000_000)
 
 
 class PlainProducers:

@@ -30,6 +30,7 @@ from tests.simulation.database_removals import DATABASE_REMOVALS
 from tests.simulation.installation import StandIn, replaced
 from tests.simulation.log_removals import LOG_REMOVALS
 from tests.simulation.queue_removals import QUEUE_REMOVALS
+from tests.simulation.redrive_removals import REDRIVE_REMOVALS
 from tests.simulation.scheduler import World
 
 Change = StandIn
@@ -313,7 +314,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
 }  # fmt: skip
 
 
-ALL_REMOVALS: Final = {**REMOVALS, **DATABASE_REMOVALS, **LOG_REMOVALS, **QUEUE_REMOVALS}
+ALL_REMOVALS: Final = {**REMOVALS, **DATABASE_REMOVALS, **LOG_REMOVALS, **QUEUE_REMOVALS, **REDRIVE_REMOVALS}
 """Whatever can be taken away; a part with guards of its own adds its removals here."""
 
 

@@ -14,8 +14,9 @@ from tests.simulation.databases import Database, Row, Table
 from tests.simulation.evidence import Evidence
 from tests.simulation.gathering import Gathering
 from tests.simulation.installation import installed
-from tests.simulation.plain_producers import LARGE_BYTES, PlainProducers
+from tests.simulation.plain_producers import LARGE_BYTES, PlainProducers, take_large_ones
 from tests.simulation.publishers import Habits, Notes, Publisher
+from tests.simulation.redriver import Redriver
 from tests.simulation.scheduler import BusyLoop, Process, World
 from tests.simulation.site import Cluster
 from tests.simulation.trial import FAULTS_S, LOOK_S, Outcome, _log_to, _make_topics, _vary
@@ -40,6 +41,8 @@ BROKEN: Final = b"{broken"
 
 class RouteTrial:
     """Composes a run; ``run`` lets it happen and returns what it showed."""
+
+    redrives_often = 0.4
 
     def __init__(self, seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> None:
         world = self.world = World(seed, tracing=tracing)
@@ -68,6 +71,8 @@ class RouteTrial:
         else:
             self._make_table()
         self.outcome = Outcome(seed, faults=self.faults.names)
+        mend, often = self._take_what_was_refused, self.redrives_often
+        self.redriver = Redriver(world, self.cluster, seed, FAULTS_S, mend, often=often)
 
     def run(self) -> Outcome:
         """Let it happen, heal, wait until nothing is left to do, audit."""
@@ -103,6 +108,8 @@ class RouteTrial:
     def is_done(self) -> bool:
         """Are the publishers done, and is everything delivered?"""
         if not all(publisher.done for publisher in self.publishers):
+            return False
+        if not self.redriver.is_done():
             return False
         if self.gathering is not None:
             return self.gathering.is_done()
@@ -149,6 +156,12 @@ class RouteTrial:
             slow_s=(0.05, rng.choice((1.0, 8.0, 35.0))),
             pause_s=(0.0, rng.choice((0.2, 1.0, 2.0))),
         )
+
+    def _take_what_was_refused(self) -> None:
+        if self.destination is None:
+            take_large_ones(self.cluster)
+        else:
+            self.databases[self.destination].tables[LEDGER].check = None
 
     def _make_table(self) -> None:
         assert self.destination is not None
@@ -224,6 +237,7 @@ class RouteTrial:
             evidence = Evidence(quiescent=quiescent)
             collecting.table_of(self.databases[self.destination], LEDGER, evidence, self._first_of)
             collecting.dead_of(self.cluster, f"{RELAY}.deadletter", evidence)
+        evidence.redriven = self.redriver.redriven
         evidence.told, evidence.undone = self.notes.told, self.notes.undone
         collecting.log_of(self.cluster, [LOG], self._is_poison, evidence)
         collecting.decisions_of(self.databases["shop"], evidence)

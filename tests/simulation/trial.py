@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ from tests.simulation.auditor import audit
 from tests.simulation.crew import LOG, OUTPUT, RELAY, ROUTE, Crew, read_config
 from tests.simulation.gathering import Gathering
 from tests.simulation.installation import installed
-from tests.simulation.plain_producers import LARGE_BYTES, PlainProducers
+from tests.simulation.plain_producers import LARGE_BYTES, PlainProducers, take_large_ones
+from tests.simulation.redriver import Redriver
 from tests.simulation.scheduler import BusyLoop, World
 from tests.simulation.site import Cluster
 
@@ -63,11 +65,12 @@ def run_topic(seed: int, *, tracing: bool = False, only: frozenset[str] | None =
     messages = rng.choice((80, 160)) if storm else rng.choice((12, 40, 120))
     producers = PlainProducers(world, cluster, messages=messages, seconds=FAULTS_S * 0.8)
     faults = Faults(world, cluster, crew, FAULTS_S, only, storm=storm)
+    redriver = Redriver(world, cluster, seed, FAULTS_S, lambda: take_large_ones(cluster))
     outcome = Outcome(seed, faults=faults.names, messages=producers.sent)
     with installed(world, crash_points=faults.passed, also=kafka_ports.stand_ins(cluster, kafka_ports.Disks())):
         for number in range(rng.choice((2, 3)) if storm else rng.choice((1, 1, 2, 2, 3))):
             world.at(rng.random() * 2, crew.start, number)
-        _look(world, crew, gathering)
+        _look(world, crew, lambda: gathering.is_done() and redriver.is_done())
         try:
             world.run(FAULTS_S + HEALING_S)
         except BusyLoop as busy:
@@ -75,16 +78,17 @@ def run_topic(seed: int, *, tracing: bool = False, only: frozenset[str] | None =
         outcome.problems += [f"stopped (I18): {reason}" for reason in crew.stopped]
         outcome.problems += [f"uncaught: {reason}" for reason in crew.uncaught]
         quiescent = not outcome.problems
+        gathering.evidence.redriven = redriver.redriven
         outcome.problems += [str(anomaly) for anomaly in audit(gathering.finish(quiescent=quiescent))]
     outcome.lines, outcome.deaths, outcome.seconds, outcome.steps = world.lines, crew.deaths, world.now, world.steps
     return outcome
 
 
-def _look(world: World, crew: Crew, gathering: Gathering) -> None:
+def _look(world: World, crew: Crew, is_done: Callable[[], bool]) -> None:
     """End the run when nothing is left to do, or when a worker has given up."""
 
     def look() -> None:
-        if crew.stopped or crew.uncaught or (world.now > FAULTS_S + 2 and gathering.is_done()):
+        if crew.stopped or crew.uncaught or (world.now > FAULTS_S + 2 and is_done()):
             world.stop()
         else:
             world.at(LOOK_S, look)

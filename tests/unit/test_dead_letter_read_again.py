@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.table_route import _read_again
+from relay.delivery.inbox_messages import read_again
 from relay.message.identity import content_digest
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD
@@ -55,8 +55,8 @@ def row(offset: int, content: bytes) -> InboxRow:
     return InboxRow(b"d" * 16, content, PLACE, offset, DEAD, 1)
 
 
-def test_the_message_that_was_refused_is_read_again() -> None:
-    (message,) = _read_again(Log(), [row(4, content_digest(b"k", b"what was refused"))])
+def test_the_message_that_was_refused_isread_again() -> None:
+    (message,) = read_again(Log(), [row(4, content_digest(b"k", b"what was refused"))])
 
     assert (message.value, message.headers, message.offset) == (b"what was refused", [("ce_id", b"7")], 4)
 
@@ -67,7 +67,7 @@ def test_the_message_that_was_refused_is_read_again() -> None:
     ids=["it has left the log", "another topic has the log's name"],
 )
 def test_what_lies_there_no_more_is_not_taken_for_something_else(offset: int, content: bytes) -> None:
-    assert list(_read_again(Log(), [row(offset, content)])) == []
+    assert list(read_again(Log(), [row(offset, content)])) == []
 
 
 def test_many_are_read_at_once() -> None:
@@ -75,7 +75,7 @@ def test_many_are_read_at_once() -> None:
     log = Log()
     content = content_digest(b"k", b"what was refused")
 
-    found = _read_again(log, [row(offset, content) for offset in (2, 4, 6, 7)])
+    found = read_again(log, [row(offset, content) for offset in (2, 4, 6, 7)])
 
     assert [message.offset for message in found] == [4, 6, 7]
     assert log.reads == 1

@@ -40,8 +40,9 @@ def worker() -> tuple[RouteWorker, Any]:
     parts = MagicMock()
     made = RouteWorker(
         group=parts.group, intake=parts.intake, destination=parts.destination, views=parts.views,
-        resolving=parts.resolving, reloading=parts.reloading, progress=parts.progress, starts=parts.starts,
-        check_twin=parts.check_twin, topic_ids=parts.topic_ids, check_topics=parts.check_topics, bounds=Bounds(10, 1000, 0.1, 100),
+        resolving=parts.resolving, reloading=parts.reloading, redriving=parts.redriving, progress=parts.progress,
+        starts=parts.starts, check_twin=parts.check_twin, topic_ids=parts.topic_ids, check_topics=parts.check_topics,
+        bounds=Bounds(10, 1000, 0.1, 100),
     )  # fmt: skip
     return made, parts
 
