@@ -8,6 +8,9 @@ without breaking the others. Exit codes: 0 ok, 1 check failed, 2 usage or config
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from errno import ENOSPC
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final
 
@@ -73,6 +76,7 @@ def _run(name: str, arguments: list[str]) -> int:
     try:
         module = importlib.import_module(f"relay.cli.{name}")
         code = module.app(arguments, prog_name=f"relay {name}", standalone_mode=False)
+        sys.stdout.flush()
     except RelayError as error:
         typer.echo(f"relay {name}: {error}", err=True)
         return error.exit_code
@@ -88,6 +92,12 @@ def _run(name: str, arguments: list[str]) -> int:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        typer.echo(f"relay {name}: {error.strerror}: what it wrote is not whole", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try once more, and print a traceback
+        return 1
     return code if isinstance(code, int) else 0
 
 

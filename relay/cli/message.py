@@ -238,7 +238,10 @@ def redrive_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give UNUSABLE messages to their subscribers again: the handles given, or all that the filter chooses."""
+    """Give UNUSABLE messages to their subscribers again: the handles given, or all that the filter chooses.
+
+    Exit 1 if a message named by its handle was in no state for it.
+    """
     wanted = filter_of(unusable=True, subscriber=subscriber, publisher=publisher, since=since, until=until)
     pace = Pace(rate)
     with QueueDesk(load(Path(config)), who or me()) as desk:
@@ -253,11 +256,16 @@ def redrive_command(
             desk.check_subscriber(queue, subscriber)
         if count:
             desk.audit(queue, "redrive", count, _named(handles) if handles else described(wanted), reason)
+    taken = {one.handle for one in done if one.done or dry_run}
+    refused = [handle for handle in handles or [] if handle not in taken]
     if as_json:
-        print_json({"queue": queue, "dry_run": dry_run, "redriven": count, "messages": [one._asdict() for one in done]})
-        return
-    print_table(("handle", "publisher", "id", "subscriber", "cause"), [one[:5] for one in done])
-    print_line(f"{len(done)} would be redriven" if dry_run else f"{count} of {len(done)} redriven")
+        messages = [one._asdict() for one in done]
+        print_json({"queue": queue, "dry_run": dry_run, "redriven": count, "messages": messages, "refused": refused})
+    else:
+        print_table(("handle", "publisher", "id", "subscriber", "cause"), [one[:5] for one in done])
+        print_line(f"{len(done)} would be redriven" if dry_run else f"{count} of {len(done)} redriven")
+        _print_refused(refused)
+    raise typer.Exit(1 if refused else 0)
 
 
 def _again(
@@ -292,9 +300,13 @@ def _end(
         print_json({"queue": queue, "action": action, "changed": changed, "refused": refused})
     else:
         print_line(f"{action}: {changed} of {len(handles)}")
-        if refused:
-            print_line(f"not in a state for it: {_named(refused)}; see `relay message show`", style="yellow")
+        _print_refused(refused)
     raise typer.Exit(1 if refused else 0)
+
+
+def _print_refused(handles: list[int]) -> None:
+    if handles:
+        print_line(f"not in a state for it: {_named(handles)}; see `relay message show`", style="yellow")
 
 
 def _named(handles: list[int]) -> str:

@@ -24,7 +24,7 @@ from relay.control.queue_desk import QueueDesk
 from relay.control.queue_moving import move_queue
 from relay.control.queue_purging import purge
 from relay.control.queue_views import queue_row, settings_row, wish_row
-from relay.message.errors import CheckFailed, RelayError
+from relay.message.errors import ConfigError, RelayError
 from relay.queue.desired import Kind, Wanted
 from relay.queue.states import PublisherState
 from relay.run import clock
@@ -113,7 +113,7 @@ def purge_command(
 ) -> None:
     """Make what waits UNAVAILABLE, all or what is chosen; it stays readable. What a worker has may end."""
     if not (yes or dry_run):
-        raise CheckFailed("purging takes messages from every subscriber: give --yes, or --dry-run to see how many")
+        raise ConfigError("purging takes messages from every subscriber: give --yes, or --dry-run to see how many")
     chosen = filter_of(publisher=publisher, since=since, until=until)
     with QueueDesk(load(Path(config)), who or me()) as desk:
         store = desk.store(queue)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,7 +18,6 @@ from relay.control.status import PartitionView, RouteView
 from relay.control.status_reading import StatusReader
 from relay.delivery.evidence_reading import ProvenOffsets
 from relay.kafka import settings
-from relay.kafka.control import ControlTopic
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
 from relay.message.record import LogPartition
@@ -36,6 +36,7 @@ from relay.monitor.resolution import (
 )
 from relay.run import clock
 from relay.run.book import ControlBook
+from relay.run.following import control_topic
 from relay.run.starts import recorded_start
 from relay.run.status_record import PartitionStatus, StatusRecord, Waiting
 
@@ -110,14 +111,13 @@ class InDoubtReader:
     def __init__(self, config: RelayConfig, who: str = "relay indoubt") -> None:
         self.config = config
         given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.indoubt", log_level=0)
-        self._given = given
         self.reader, self._stable = (
             PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=DEADLINE_S)
             for committed in (False, True)
         )
         self._status = StatusReader(config)
         self._topics = Topics(config.kafka, config.timing)
-        self.book = ControlBook(self._control, who)
+        self.book = ControlBook(partial(control_topic, config), who)
         self.decided = Resolutions()
         self.stuck: list[Stuck] = []
         self.notes: list[str] = []
@@ -278,17 +278,12 @@ class InDoubtReader:
         monitor = LogPartition(self.config.monitor_topic(route), place.partition)
         if any(_begins(self._stable, monitor, self._stable.watermarks(monitor))):
             return None
-        return recorded_start(self._control(), route, place, facts[place.topic].topic_id)
+        return recorded_start(control_topic(self.config), route, place, facts[place.topic].topic_id)
 
     def _item(self, subject: Subject, route: str, why: str, **more: Any) -> Item:
         resolution = self.decided.about(subject)
         obeyed = resolution is not None and self.decided.is_obeyed(resolution)
         return Item(subject, route, why, resolution=resolution, obeyed=obeyed, **more)
-
-    def _control(self) -> ControlTopic:
-        config = self.config
-        producer = settings.producer(config.kafka, config.timing, log_level=0)
-        return ControlTopic(self._given, producer, config.control_topic, clock.monotonic, DEADLINE_S)
 
 
 def _begins(reader: PartitionReader, monitor: LogPartition, span: tuple[int, int]) -> Iterator[tuple[int, int, Begin]]:

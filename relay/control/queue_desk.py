@@ -10,13 +10,12 @@ from types import TracebackType
 from typing import Self
 
 from relay.config.model import RelayConfig
-from relay.kafka import settings
 from relay.kafka.control import ControlTopic
 from relay.message.errors import ConfigError
 from relay.queue.desired import Audit, Desired, Kind, Move, Subject, Wanted, Wish
 from relay.queue.port import QueueStore
 from relay.run import clock, randomness
-from relay.run.following import START_DEADLINE_S, follow
+from relay.run.following import control_topic, follow
 from relay.run.queues import open_queue, queue_of
 from relay.setup.required import require_topics
 
@@ -93,10 +92,6 @@ class QueueDesk:
 
     def _put(self, key: bytes, value: bytes) -> None:
         if self._control is None:
-            given = settings.consumer(self.config.kafka, self.config.timing, f"{self.config.relay.name}.control.reader", log_level=0)
-            made = settings.producer(self.config.kafka, self.config.timing, log_level=0)
-            self._control = ControlTopic(
-                given, made, self.config.control_topic, clock.monotonic, START_DEADLINE_S
-            )
+            self._control = control_topic(self.config)
             self._stack.callback(self._control.close)
         self._control.put(key, value, wait=True)

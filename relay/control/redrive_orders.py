@@ -10,16 +10,13 @@ from itertools import groupby, islice
 from typing import Any, Final, Self
 
 from relay.config.model import RelayConfig
-from relay.kafka import settings
-from relay.kafka.control import ControlTopic
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
 from relay.monitor.redrive import REPLAYS_MAX, ROWS_MAX, Ending, Order, Orders, Wanted, encode
 from relay.run import clock, randomness
-from relay.run.following import control_records
+from relay.run.following import control_records, control_topic
 
-DEADLINE_S: Final = 30.0
 LOOK_S: Final = 0.1
 
 
@@ -104,11 +101,7 @@ class Ordering:
 
     def order(self, ordered: Ordered, wait_s: float) -> Ordered:
         """Write the orders and wait for their endings. Raises Unreachable: what was written until then stands."""
-        given = settings.consumer(
-            self._config.kafka, self._config.timing, f"{self._config.relay.name}.control.reader", log_level=0
-        )
-        made = settings.producer(self._config.kafka, self._config.timing, log_level=0)
-        control = ControlTopic(given, made, self._config.control_topic, clock.monotonic, DEADLINE_S)
+        control = control_topic(self._config)
         self._stack.callback(control.close)
         for order in ordered.orders:
             control.put(*encode(order), wait=True)

@@ -1,4 +1,4 @@
-"""What persons want, as this process knows it: read whole at the start, followed within a fraction of a second."""
+"""What persons want: written into the control topic by commands, followed by each process within a fraction of a second."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Final, Protocol
 
 from relay.config.model import RelayConfig
 from relay.kafka import settings
+from relay.kafka.control import ControlTopic
 from relay.kafka.following import Following
 from relay.queue.desired import Desired
 from relay.run import clock
 
 PERIOD_S: Final = 0.2
 """Well under the second within which workers obey."""
-START_DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 30.0
 
 
 class Records(Protocol):
@@ -49,10 +50,19 @@ class DesiredFollower:
 
 def control_records(config: RelayConfig) -> Following:
     """Follow the relay's control topic; nothing is read before its records are asked for."""
-    given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader", log_level=0)
-    return Following(given, config.control_topic, deadline_s=START_DEADLINE_S)
+    return Following(_reader(config), config.control_topic, deadline_s=DEADLINE_S)
+
+
+def control_topic(config: RelayConfig) -> ControlTopic:
+    """Open the relay's control topic for a command, to read and to write."""
+    made = settings.producer(config.kafka, config.timing, log_level=0)
+    return ControlTopic(_reader(config), made, config.control_topic, clock.monotonic, DEADLINE_S)
 
 
 def follow(config: RelayConfig) -> DesiredFollower:
     """Follow what persons want; nothing is read before `DesiredFollower.now` is called."""
     return DesiredFollower(control_records(config))
+
+
+def _reader(config: RelayConfig) -> dict[str, object]:
+    return settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader", log_level=0)

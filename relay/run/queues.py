@@ -70,8 +70,17 @@ def open_queue(config: RelayConfig, name: str, desired: Desired) -> QueueStore:
 
     The caller closes it; one thread at a time uses it.
     """
+    from relay.queue.stores import missing  # noqa: PLC0415 - load the driver in use only
+
     queue = queue_of(config, name)
-    store = open_at(config, queue, desired.store_of(name, queue.store))
+    lies = desired.store_of(name, queue.store)
+    absent = missing(address_of(config, queue, lies), state=config.relay.state)
+    if absent is not None:
+        raise Stopped(
+            f"queue {name!r} lies in {absent}, which is not there: run `relay migrate` if the queue is new; an embedded "
+            "store belongs to one host, so otherwise run there, or correct the store's address"
+        )
+    store = open_at(config, queue, lies)
     try:
         check_identity(name, store.uuid, desired)
     except BaseException:

@@ -9,13 +9,10 @@ from psycopg import sql
 
 from relay.config.model import RelayConfig, ResourceConfig
 from relay.config.queues import QueueConfig
-from relay.kafka import settings
-from relay.kafka.control import ControlTopic
 from relay.message.errors import ConfigError
 from relay.queue.desired import Desired, encode_uuid
 from relay.resources import open_resource
-from relay.run import clock
-from relay.run.following import START_DEADLINE_S, follow
+from relay.run.following import control_topic, follow
 from relay.run.queues import address_of, check_identity, open_at
 from relay.setup.check_table import away
 
@@ -100,13 +97,7 @@ def _record(config: RelayConfig, name: str, desired: Desired) -> str:
     uuid = store.uuid
     store.close()
     if name not in desired.uuids:
-        control = ControlTopic(
-            settings.consumer(config.kafka, config.timing, f"{config.relay.name}.control.reader", log_level=0),
-            settings.producer(config.kafka, config.timing, log_level=0),
-            config.control_topic,
-            clock.monotonic,
-            START_DEADLINE_S,
-        )
+        control = control_topic(config)
         control.put(*encode_uuid(name, uuid), wait=True)
         control.close()
     else:

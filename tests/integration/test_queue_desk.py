@@ -178,7 +178,8 @@ def test_what_was_done_is_repeated_only_by_name(desk: Desk) -> None:
     desk.finish("clerk")
 
     assert "--even-done" in desk.run("message", "redrive", "inbound", "--even-done", code=2)
-    assert desk.run("message", "redrive", "inbound", handle, "--subscriber", "clerk")["redriven"] == 0
+    refused = desk.run("message", "redrive", "inbound", handle, "--subscriber", "clerk", code=1)
+    assert (refused["redriven"], refused["refused"]) == (0, [handle])
     assert desk.run("message", "redrive", "inbound", handle, "--subscriber", "clerk", "--even-done")["redriven"] == 1
     assert desk.finish("clerk") == [handle]
 
@@ -208,10 +209,21 @@ def test_priority_reveal_withdraw_expire_and_edit_change_what_may_be_changed(des
 def test_a_purge_asks_first_and_leaves_everything_readable(desk: Desk) -> None:
     handles = desk.put("m-1", "m-2")
 
-    assert "give --yes" in desk.run("queue", "purge", "inbound", code=1)
+    assert "give --yes" in desk.run("queue", "purge", "inbound", code=2)
     assert desk.run("queue", "purge", "inbound", "--dry-run")["messages"] == 2
     assert desk.run("queue", "purge", "inbound", "--yes", "--reason", "test data")["messages"] == 2
     assert desk.run("message", "show", "inbound", handles[0])["state"] == "UNAVAILABLE"
+
+
+def test_a_store_that_is_not_on_this_host_is_not_made_by_looking_for_it(desk: Desk) -> None:
+    desk.put("m-1")
+    desk.close()
+    store = next(desk.path.parent.rglob("inbound*.db"))
+    store.rename(store.with_suffix(".away"))
+
+    said = desk.run("message", "list", "inbound", code=1)
+    assert f"{store}, which is not there" in said
+    assert not store.exists()
 
 
 def test_a_trace_leads_over_queues_from_parents_to_children(desk: Desk) -> None:

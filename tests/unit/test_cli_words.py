@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,7 +120,7 @@ def test_what_is_wrong_is_said_with_its_remedy(place: Path, words: str, remedy: 
 def test_purging_needs_a_yes(place: Path) -> None:
     code, _, error = said("queue", "purge", "relay.toml", "credit")
 
-    assert code == 1
+    assert code == 2
     assert "--yes" in error
 
 
@@ -143,3 +145,13 @@ def test_a_table_in_a_pipe_shows_every_cell_whole(capsys: pytest.CaptureFixture[
     assert long in out
     assert "[bold]" in out
     assert "\x1b" not in out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_an_output_that_cannot_be_written_is_a_sentence() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "relay.cli.main", "queue", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+
+    assert (done.returncode, done.stderr) == (1, "relay queue: No space left on device: what it wrote is not whole\n")

@@ -30,8 +30,7 @@ def open_store(
     if url.startswith("sqlite:///"):
         from relay.queue.stores.sqlite import open_sqlite  # noqa: PLC0415 - load the driver in use only
 
-        path = Path(url.removeprefix("sqlite:///"))
-        return open_sqlite(settings, path if state is None else state / path)
+        return open_sqlite(settings, _path(url, state))
     if url.startswith(("postgresql://", "postgres://")):
         from relay.queue.stores.postgresql import open_postgresql  # noqa: PLC0415 - load the driver in use only
 
@@ -39,12 +38,25 @@ def open_store(
     if url.startswith("files:///"):
         from relay.queue.stores.files import open_files  # noqa: PLC0415 - load the driver in use only
 
-        path = Path(url.removeprefix("files:///"))
-        return open_files(settings, path if state is None else state / path)
+        return open_files(settings, _path(url, state))
     scheme = url.partition(":")[0]
     raise ConfigError(
         f"queues.{settings.name}.store begins with {scheme!r}; write sqlite:///path.db or postgresql://user@host/database"
     )
+
+
+def missing(url: str, *, state: Path | None = None) -> Path | None:
+    """Return the file or folder of a store of this host that is not there: to open it would make an empty one."""
+    inner = url.removeprefix(LOG)
+    if not inner.startswith(("sqlite:///", "files:///")):
+        return None
+    path = _path(inner, state)
+    return None if path.exists() else path
+
+
+def _path(url: str, state: Path | None) -> Path:
+    path = Path(url.partition(":///")[2])
+    return path if state is None else state / path
 
 
 def _in_log(settings: QueueSettings, inner: QueueStore, values: Values | None) -> QueueStore:
