@@ -22,7 +22,7 @@ from relay.queue.stores import open_store, sql_text
 from relay.queue.stores.postgresql import bind_postgresql
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sqlite import bind_sqlite
-from tests.capture_log import DatabaseProxy
+from tests.capture_log import DatabaseProxy, until
 from tests.contracts.queue_media import NOW, message, put, settings
 
 WAIT_S = 30.0
@@ -52,13 +52,6 @@ def opened(postgres: str, database: psycopg.Connection) -> Iterator[Opened]:
     yield open_one
     for store in stores:
         store.close()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
 
 
 def one_waits(database: psycopg.Connection) -> bool:

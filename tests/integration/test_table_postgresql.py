@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import orjson
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -21,13 +20,11 @@ from relay.delivery import postgresql_effects
 from relay.delivery.table import Limits, TablePlan
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped, Unreachable
-from relay.resources.schema import statements
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE
 from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimers
-from tests.contracts.test_table_cursor_contract import (
+from tests.contracts.table_databases import (
     COLUMNS,
-    LEDGER,
     P0,
     P1,
     TOPIC_ID,
@@ -35,8 +32,7 @@ from tests.contracts.test_table_cursor_contract import (
     outcomes,
     plan,
 )
-
-WAIT_S = 20.0
+from tests.integration.table_site import WAIT_S, Database
 
 
 class CommitEater(threading.Thread):
@@ -85,33 +81,6 @@ class CommitEater(threading.Thread):
                 client.sendall(data)
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
-
-
-class Database:
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.connection = psycopg.connect(url, autocommit=True)
-        self.cursors: list[PostgresqlCursor] = []
-        for statement in (*statements("postgresql"), LEDGER):
-            self.connection.execute(statement.encode())
-
-    def cursor(self, url: str | None = None, limits: Limits | None = None, **over: object) -> PostgresqlCursor:
-        self.cursors.append(PostgresqlCursor(url or self.url, plan(**over), limits))
-        return self.cursors[-1]
-
-    def one(self, query: str) -> object:
-        row = self.connection.execute(query.encode()).fetchone()
-        assert row is not None
-        return row[0]
-
-    def do(self, query: str) -> None:
-        self.connection.execute(query.encode())
-
-    def until(self, query: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not self.one(query):
-            assert time.monotonic() < deadline, f"never true: {query}"
-            time.sleep(0.01)
 
 
 @pytest.fixture
@@ -322,172 +291,6 @@ def test_a_role_without_the_right_stops_the_route(database: Database) -> None:
         database.do(f"drop role {role}")
 
 
-@pytest.mark.parametrize("mode", ["insert", "upsert"])
-def test_types_of_all_sorts(database: Database, mode: str) -> None:
-    database.do(
-        "create table typed (id uuid primary key, amount numeric(8,2), at timestamptz, day date, ok boolean,"
-        " doc jsonb, name varchar(5), code char(3), raw bytea)"
-    )
-    columns = {name: f"json:/{name}" for name in ("id", "amount", "day", "ok", "doc", "name", "code")}
-    columns |= {"at": "kafka:timestamp", "raw": "kafka:key"}
-    cursor = database.cursor(table="typed", mode=mode, key=("id",) if mode == "upsert" else (), columns=columns)
-    cursor.claim({P0: TOPIC_ID})
-    good = (
-        b'{"id": "00000000-0000-0000-0000-000000000001", "amount": 12.5, "day": "2026-02-03", "ok": true,'
-        b' "doc": {"a": [1, "x\\ty"]}, "name": "abcde", "code": "xyz"}'
-    )
-    long = good.replace(b'"abcde"', b'"abcdef"').replace(b"01", b"02", 1)
-    word = good.replace(b"12.5", b'"much"').replace(b"0001", b"0003")
-    string = good.replace(b'{"a": [1, "x\\ty"]}', b'"only text"').replace(b"0001", b"0004")
-    batch = [
-        message(i, value=value)._replace(key=b"\x00\\", timestamp_ms=1_700_000_000_123)
-        for i, value in enumerate([good, long, word, string])
-    ]
-    verdicts = cursor.deliver({P0: 4}, cursor.prepare(batch))
-    assert [v.cause.code if v.cause else None for v in verdicts] == [None, "22001", "22P02", None]
-    assert "much" not in str(verdicts[2].cause)
-    rows = database.connection.execute(
-        "select amount::text, at at time zone 'UTC', day::text, ok, doc, name, code, raw from typed order by id"
-    ).fetchall()
-    assert [str(row[1]) for row in rows] == ["2023-11-14 22:13:20.123000"] * 2
-    assert rows[0][0] == "12.50"
-    assert rows[0][2:] == ("2026-02-03", True, {"a": [1, "x\ty"]}, "abcde", "xyz", b"\x00\\")
-    assert rows[1][4] == "only text"
-
-
-@pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
-def test_a_text_with_a_zero_character_condemns_its_row_only(database: Database, mode: str) -> None:
-    database.do("create table texts (id text primary key, body text)")
-    key = ("id",) if mode == "upsert" else ()
-    own = "insert into texts values (%(id)s, %(body)s)" if mode == "sql" else None
-    columns = {"id": "json:/id", "body": "json:/body"}
-    cursor = database.cursor(table="texts", mode=mode, key=key, sql=own, columns=columns)
-    cursor.claim({P0: TOPIC_ID})
-    values = [b'{"id": "a", "body": "x"}', b'{"id": "b", "body": "x\\u0000y"}', b'{"id": "c", "body": "z"}']
-    verdicts = cursor.deliver({P0: 3}, cursor.prepare([message(i, value=value) for i, value in enumerate(values)]))
-    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
-    assert database.one("select string_agg(id, '' order by id) from texts") == "ac"
-
-
-def test_a_type_that_an_own_statement_does_not_take_condemns_its_row_only(database: Database) -> None:
-    own = "insert into ledger values (%(id)s, %(customer)s, %(total)s)"
-    cursor = database.cursor(table="", mode="sql", sql=own)
-    cursor.claim({P0: TOPIC_ID})
-    batch = [message(0), message(1, value=b'{"customer": "ann", "total": true}'), message(2)]
-    verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
-    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
-    assert verdicts[1].cause is not None
-    assert verdicts[1].cause.code == "42804"
-    with pytest.raises(Stopped, match="all 1 of its batch"):
-        cursor.deliver({P0: 4}, cursor.prepare([message(3, value=b'{"customer": "ann", "total": true}')]))
-    assert database.one("select count(*) from ledger") == 2
-    assert database.one("select count(*) from relay_inbox") == 3
-
-CANARY = "canary"
-REFUSED_BY_THE_TYPE = {
-    "tsvector": f"{CANARY} '",
-    "tsquery": f"{CANARY} &",
-    "jsonpath": f"$.{CANARY} ?",
-    "regclass": CANARY,
-    "regtype": CANARY,
-    "macaddr": CANARY,
-}
-"""Their input functions speak of syntax and of tables that do not exist, as if the statement were wrong."""
-
-
-@pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
-@pytest.mark.parametrize("kind", REFUSED_BY_THE_TYPE)
-def test_a_value_that_its_type_refuses_in_whatever_words_condemns_its_row_only(
-    database: Database, kind: str, mode: str
-) -> None:
-    database.do(f"create table odd (id text primary key, note {kind})")
-    own = {"sql": f"insert into odd values (%(id)s, (%(note)s::text)::{kind})"} if mode == "sql" else {}
-    columns = {"id": "ce:id", "note": "json:/note"}
-    cursor = database.cursor(table="odd", columns=columns, mode=mode, key=("id",) if mode == "upsert" else (), **own)
-    cursor.claim({P0: TOPIC_ID})
-    bad = orjson.dumps({"note": REFUSED_BY_THE_TYPE[kind]})
-    batch = [message(0, value=b"{}"), message(1, value=bad), message(2, value=b"{}")]
-    verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
-    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
-    assert CANARY not in str(verdicts[1].cause)
-    assert database.one("select count(*) from odd") == 2
-
-
-def test_the_refused_column_is_named(database: Database) -> None:
-    cursor = database.cursor()
-    cursor.claim({P0: TOPIC_ID})
-    (verdict,) = cursor.deliver({P0: 1}, cursor.prepare([message(0, "canary")]))
-    assert verdict.cause is not None
-    assert "column total" in str(verdict.cause)
-    assert "canary" not in str(verdict.cause)
-
-
-def test_a_deferred_constraint_condemns_its_row_only(database: Database) -> None:
-    database.do("create table parents (id text primary key); insert into parents values ('ann')")
-    database.do(
-        "alter table ledger add foreign key (customer) references parents (id) deferrable initially deferred"
-    )
-    cursor = database.cursor()
-    cursor.claim({P0: TOPIC_ID})
-    orphan = message(1, value=b'{"customer": "nobody", "total": 1}')
-    verdicts = cursor.deliver({P0: 3}, cursor.prepare([message(0), orphan, message(2)]))
-    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
-    assert verdicts[1].cause is not None
-    assert verdicts[1].cause.code == "23503"
-
-
-def test_a_trigger_that_raises_condemns_its_row_only(database: Database) -> None:
-    database.do(
-        "create function refuse() returns trigger language plpgsql as"
-        " $$begin if new.total = 1 then raise exception 'canary %', new.customer; end if; return new; end$$"
-    )
-    database.do("create trigger refuse before insert on ledger for each row execute function refuse()")
-    cursor = database.cursor()
-    cursor.claim({P0: TOPIC_ID})
-    verdicts = cursor.deliver({P0: 3}, cursor.prepare([*map(message, range(3))]))
-    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
-    assert "canary" not in str(verdicts[1].cause)
-
-
-@pytest.mark.parametrize(
-    "ddl",
-    [
-        "create view seen as select * from ledger",
-        ("create table seen (like ledger); alter table seen enable row level security, force row level security;"
-        "create policy all_in on seen for insert with check (true)"),
-    ],
-    ids=["view", "row security"],
-)
-def test_what_takes_no_copy_is_inserted_into(database: Database, ddl: str) -> None:
-    role = f"plain_{os.getpid()}"
-    database.do(ddl)
-    database.do(f"create role {role} login password 'x'")
-    try:
-        database.do(f"grant select, insert, update, delete on all tables in schema public to {role}")
-        cursor = database.cursor(make_conninfo(database.url, user=role, password="x"), table="seen")
-        cursor.claim({P0: TOPIC_ID})
-        assert outcomes(cursor.deliver({P0: 2}, cursor.prepare([message(0), message(1)]))) == [DELIVERED] * 2
-        cursor.close()
-    finally:
-        database.do(f"drop owned by {role}")
-        database.do(f"drop role {role}")
-
-
-def test_tables_of_another_schema_and_a_changing_search_path(database: Database) -> None:
-    database.do("create schema books")
-    database.do("create table books.ledger (id text, customer text, total bigint)")
-    database.do(
-        "create function elsewhere() returns trigger language plpgsql as"
-        " $$begin perform set_config('search_path', 'pg_catalog', false); return new; end$$"
-    )
-    database.do("create trigger elsewhere before insert on books.ledger for each row execute function elsewhere()")
-    cursor = database.cursor(table="books.ledger")
-    cursor.claim({P0: TOPIC_ID})
-    for offset in range(3):
-        cursor.deliver({P0: offset + 1}, cursor.prepare([message(offset)]))
-    assert database.one("select count(*) from books.ledger") == 3
-
-
 def test_every_session_has_its_limits(database: Database) -> None:
     database.do("alter database " + str(conninfo_to_dict(database.url)["dbname"]) + " set synchronous_commit = off")
     settings = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "synchronous_commit")
@@ -533,7 +336,7 @@ CRASHES = ["begun", "position", "inbox", "effect", "committing", "committed"]
 WORKER = """
 import sys
 from relay.delivery.table_postgresql import PostgresqlCursor
-from tests.contracts.test_table_cursor_contract import P0, TOPIC_ID, message, plan
+from tests.contracts.table_databases import P0, TOPIC_ID, message, plan
 cursor = PostgresqlCursor(sys.argv[1], plan())
 claim = cursor.claim({P0: TOPIC_ID})[P0]
 start = claim.position or 0

@@ -13,7 +13,7 @@ from relay.transfer.cursor import Verdict
 from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimers
 from tests.contracts.kafka_systems import SimulatedKafka, until
-from tests.contracts.test_table_cursor_contract import LEDGER, P0, message, plan
+from tests.contracts.table_databases import LEDGER, P0, message, plan
 from tests.simulation import kafka_ports
 from tests.simulation.calling import CallingWorld
 from tests.simulation.database_cursor import SimulatedCursor
