@@ -129,6 +129,7 @@ class PartitionHolds:
         self._queued: dict[bytes, int] = {}
         self._awaited: dict[bytes, Decision] = {}
         self._reload: dict[bytes, None] = {}
+        self._weighed = self._weight = 0
 
     def take(self, message: LogMessage, resource: ResourceName | None, now: float) -> None:
         """Sort a message in: ready, dropped, or held behind its lane's undecided capture."""
@@ -235,11 +236,19 @@ class PartitionHolds:
 
     def take_ready(self, limit: int) -> list[LogMessage]:
         """Hand on up to ``limit`` messages in the order in which each lane may deliver them."""
+        self._weighed = self._weight = 0
         if len(self.ready) <= limit:
             taken, self.ready = self.ready, []
         else:
             taken, self.ready = self.ready[:limit], self.ready[limit:]
         return taken
+
+    def ready_bytes(self) -> int:
+        """Bytes of the values that could be handed on now. Asked often: each message is looked at once."""
+        if self._weighed < len(self.ready):
+            self._weight += sum(len(message.value or b"") for message in self.ready[self._weighed :])
+            self._weighed = len(self.ready)
+        return self._weight
 
     def take_aborted(self) -> Aborted:
         """Hand on the numbers that ended without a message since the last call."""

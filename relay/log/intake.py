@@ -180,6 +180,10 @@ class Intake:
         """How many messages could be handed on now."""
         return sum(len(held.ready) for held in self.partitions.values())
 
+    def ready_bytes(self) -> int:
+        """How many bytes of values could be handed on now."""
+        return sum(held.ready_bytes() for held in self.partitions.values())
+
     def held(self) -> int:
         """How many messages wait behind undecided captures."""
         return sum(held.held for held in self.partitions.values())

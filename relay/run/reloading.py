@@ -19,6 +19,8 @@ from relay.run import clock
 
 log = structlog.get_logger("relay.reloading")
 OFFSETS_PER_PIECE: Final = 5_000
+BYTES_PER_PIECE: Final = 16 * 1024**2
+"""A piece ends behind what the reader gave last when it has so many."""
 TURN_S: Final = 1.0
 """So soon the worker polls again: past max.poll.interval.ms it would lose its partitions, and begin anew for ever."""
 _offset: Final = attrgetter("offset")
@@ -40,19 +42,22 @@ class Reloading:
         self._may_pass = may_pass
         self.lost = 0
 
-    def turn(self, intake: Intake, room: int) -> None:
-        """Read at most ``room`` offsets for lanes that wait for nothing but their payload; pass what a person lets go."""
+    def turn(self, intake: Intake, room: int, most_bytes: int) -> None:
+        """Read at most ``room`` offsets for lanes that wait for nothing but their payload; pass what a person lets go.
+
+        Nothing is read while ``most_bytes`` are ready.
+        """
         for partition, held in intake.partitions.items():
             span = held.lost() if held.lanes_blocked else None
             if span is not None and self._may_pass(partition, *span):
                 self.lost += held.pass_lost()
         wanted = [(partition, held) for partition, held in intake.partitions.items() if held.reloads()]
-        if not wanted or room <= 0:
+        if not wanted or room <= 0 or intake.ready_bytes() >= most_bytes:
             return
         limit = clock.monotonic() + TURN_S
         with self._open_reader() as reader:
             for partition, held in wanted:
-                if room <= 0 or clock.monotonic() > limit:
+                if room <= 0 or intake.ready_bytes() >= most_bytes or clock.monotonic() > limit:
                     return
                 room -= self._piece(reader, intake, partition, held)
 
@@ -69,11 +74,16 @@ class Reloading:
         first = min(spilled.first for _, spilled in heads)
         end = min(first + OFFSETS_PER_PIECE, held.read_to)
         found: dict[bytes, list[LogMessage]] = {}
+        size = 0
         for records in reader.read({partition: (first, end)}):
             for record in records:
                 message = intake.derive(record, partition.topic, partition.partition)
                 if message is not None:
                     found.setdefault(message.lane, []).append(message)
+                size += len(record.value() or b"")
+            if size >= BYTES_PER_PIECE:
+                end = (records[-1].offset() or 0) + 1
+                break
         before = len(held.ready)
         try:
             for lane, _ in heads:

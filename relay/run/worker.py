@@ -56,6 +56,9 @@ OFFSET_ADVANCE_PERIOD_S: Final = 1.0
 POSITIONS_REPEATED_AFTER_S: Final = 5.0
 """A late copy of an earlier offset commit of this epoch may put the position back while nothing else comes: what moved
 is said once more."""
+RELOADED_BATCHES: Final = 4
+"""So many batches of bytes may be ready before nothing is read again: reading on stops at half of it, so that a route
+which cannot keep up does not keep what was held from being read."""
 REVOKE_WAIT_S: Final = 3.0
 STUCK_RETRY_S: Final = 60.0
 STUCK_LOOK_S: Final = 2.0
@@ -162,7 +165,8 @@ class RouteWorker:
             return
         now = clock.monotonic()
         self._resolving.turn(self._intake, now)
-        self._reloading.turn(self._intake, self._bounds.inflight_messages - self._intake.ready())
+        room = self._bounds.inflight_messages - self._intake.ready()
+        self._reloading.turn(self._intake, room, RELOADED_BATCHES * self._bounds.batch_bytes)
         self._deliver(now)
         self._redrive(now)
         self._destination.tend(now)
@@ -197,13 +201,19 @@ class RouteWorker:
         Little by little, so that records are taken in while the processor still has them at hand: a batch is as large
         as what came in while the last one was under way.
         """
-        if self._intake.ready() >= self._batch_limit:
+        if self._has_a_batch():
             return False
         return bool(self._read(0.0))
 
+    def _has_a_batch(self) -> bool:
+        """Is a whole batch ready, by number or by bytes?"""
+        return self._intake.ready() >= self._batch_limit or self._intake.ready_bytes() >= self._bounds.batch_bytes
+
     def _room(self) -> int:
         """How many records to poll: a batch in all, and one at least, since polling also serves rebalances."""
-        return max(1, min(self._destination.read_at_once, self._batch_limit - self._intake.ready()))
+        if self._has_a_batch():
+            return 1
+        return min(self._destination.read_at_once, self._batch_limit - self._intake.ready())
 
     def _rest(self) -> None:
         """At the bound read nothing and stay a member; with room again, read on from where the reading stood.
@@ -213,11 +223,14 @@ class RouteWorker:
         """
         if not self._running or self._group.generation != self._generation:
             return  # what is assigned now is read after its take-over only
-        ready = self._intake.ready()
-        if not self._resting and ready > min(2 * self._batch_limit, self._bounds.inflight_messages):
-            self._resting = True
-            self._group.stand_by()
-        elif self._resting and ready < self._batch_limit:
+        most = min(2 * self._batch_limit, self._bounds.inflight_messages)
+        if not self._resting:
+            self._resting = (
+                self._intake.ready() > most or self._intake.ready_bytes() > 2 * self._bounds.batch_bytes
+            )
+            if self._resting:
+                self._group.stand_by()
+        elif not self._has_a_batch():
             self._resting = False
             self._group.start(self._intake.reached())
 
@@ -267,7 +280,7 @@ class RouteWorker:
 
     def _deliver(self, now: float) -> None:
         if not self._destination.settled():
-            if self._intake.ready() >= self._batch_limit:
+            if self._has_a_batch():
                 self._destination.wait(IDLE_POLL_S)
             return
         limit = self._batch_limit

@@ -38,6 +38,7 @@ class Event:
 
 def worker() -> tuple[RouteWorker, Any]:
     parts = MagicMock()
+    parts.intake.ready_bytes.return_value = 0
     made = RouteWorker(
         group=parts.group, intake=parts.intake, destination=parts.destination, views=parts.views,
         resolving=parts.resolving, reloading=parts.reloading, redriving=parts.redriving, progress=parts.progress,
@@ -144,8 +145,10 @@ def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.M
     assert parts.progress.moved.call_count == 1, "what is only said again does not keep the worker from being idle"
 
 
-def test_a_destination_that_makes_it_wait_does_not_fill_its_memory() -> None:
+@pytest.mark.parametrize(("size", "most"), [(1, 2 * 10 + 1), (100_000, 2)], ids=["many", "large"])
+def test_a_destination_that_makes_it_wait_does_not_fill_its_memory(size: int, most: int) -> None:
     made, parts = worker()
+    parts.destination.read_at_once = 1 if size > 1 else 10
     place = LogPartition("orders", 0)
     made._intake = Intake([], "none", budget=HoldBudget(1 << 20), marker_wait_s=1, askable=frozenset())
     made._intake.start({place: 0}, {"orders": b"i" * 16})
@@ -154,22 +157,22 @@ def test_a_destination_that_makes_it_wait_does_not_fill_its_memory() -> None:
     reading: list[int] = [0]  # where the consumer stands; empty while it reads nothing
 
     def consume(count: int, _patience: float) -> list[Fake]:
-        found = [Fake(reading[0] + n) for n in range(count)] if reading else []
+        found = [Fake(reading[0] + n, value=b"v" * size) for n in range(count)] if reading else []
         reading[:] = [reading[0] + count] if reading else []
         return found
 
     parts.group.consume = consume
     parts.group.stand_by = reading.clear
     parts.group.start = lambda offsets: reading.append(offsets[place])
-    parts.destination.read_at_once, parts.destination.narrowed_to = 10, None
+    parts.destination.narrowed_to = None
     parts.destination.settled.return_value = False
 
     for _ in range(1000):
         made._turn()
 
-    assert made._intake.ready() <= 2 * 10 + 1, "at the bound nothing more is read"
+    assert made._intake.ready() <= most, "at the bound nothing more is read"
     parts.destination.settled.return_value = True
-    for _ in range(100):
+    for _ in range(1000):
         made._turn()
     delivered = [m.offset for call in parts.destination.submit.call_args_list for m in call.args[0].messages]
     assert delivered == list(range(len(delivered))), "it goes on where it stood"
