@@ -121,6 +121,7 @@ class RouteWorker:
         self._batch_limit = bounds.batch_messages
         self._resting = False
         self._denied: Stopped | None = None
+        self._heard = ""
 
     def stop(self) -> None:
         """Ask the loop to drain and end; safe from a signal handler."""
@@ -252,6 +253,7 @@ class RouteWorker:
         generation = self._group.generation
         assigned = self._group.assigned
         self._running = {}
+        self._heard = ""
         self._destination.abandon()
         if assigned is None:
             self._generation = generation
@@ -367,11 +369,22 @@ class RouteWorker:
             )
 
     def _hear(self, events: Iterable[Any]) -> None:
-        """Without an assignment only the group has news: that it refuses this member is said once, and not again."""
+        """Without an assignment only the group has news: that it refuses this member is said once, and not again.
+
+        What else keeps it out (a stranger in the group, a session that the brokers find too short) may pass, and is said
+        again and again by the client.
+        """
         for event in events:
             error = event.error()
-            if error is not None and is_denied(error):
-                self._denied = Stopped(f"Kafka refuses: {error.name()}: {error.str()}; {GIVE_THE_RIGHT}")
+            if error is None or is_end_of_partition(error):
+                continue
+            said = f"{error.name()}: {error.str()}"
+            if is_denied(error):
+                self._denied = Stopped(f"Kafka refuses: {said}; {GIVE_THE_RIGHT}")
+            elif said != self._heard:
+                self._heard = said
+                self._progress.failed(said)
+                log.warning("not in the group", reason=said)
 
     def _recover_next(self, why: RelayError) -> None:
         """Forget what is under way; the next turn recovers. Before it, unassign and poll, so that a member that was
