@@ -48,7 +48,7 @@ from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
-from relay.run.topic_watch import TopicWatch
+from relay.run.topic_watch import TopicWatch, described
 from relay.run.twins import Twins
 from relay.run.units import AskingUnits
 from relay.run.views import ViewKeeper
@@ -215,7 +215,7 @@ def _destination(
     config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str, book: ControlBook
 ) -> Destination:
     if isinstance(route.to, TopicDestination):
-        found = topics.describe([route.to.topic, config.deadletter_topic], settings=False)
+        found = described(topics, [route.to.topic, config.deadletter_topic])
         for name in (route.to.topic, config.deadletter_topic):
             if name not in found:
                 raise Stopped(f"topic {name!r} does not exist; create it, or run `relay migrate`")
@@ -258,7 +258,7 @@ def _queue(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: T
 
 
 def _topic_ids(topics: Topics, names: list[str]) -> dict[str, bytes]:
-    return {name: facts.topic_id for name, facts in topics.describe(names, settings=False).items()}
+    return {name: facts.topic_id for name, facts in described(topics, names).items()}
 
 
 def _table_parts(config: RelayConfig, ports: RoutePorts, cursor: TableCursor) -> tuple[Any, ...]:
@@ -271,7 +271,7 @@ def _table_parts(config: RelayConfig, ports: RoutePorts, cursor: TableCursor) ->
 def _table_names(config: RelayConfig, route: RouteConfig, topics: Topics, worker_id: str) -> dict[str, Any]:
     to = route.to
     assert not isinstance(to, TopicDestination)
-    found = topics.describe([config.deadletter_topic], settings=False)
+    found = described(topics, [config.deadletter_topic])
     if config.deadletter_topic not in found:
         raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
     timing = config.timing

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from relay.kafka.topics import TopicFacts, Topics
-from relay.message.errors import Stopped
+from relay.message.errors import ConfigError, Stopped
 from relay.run import clock
 
 TOPIC_IDS_PERIOD_S: Final = 10.0
+
+
+def described(topics: Topics, names: list[str]) -> dict[str, TopicFacts]:
+    """Describe the topics that exist. What the broker refuses to tell stops this route: others may be told theirs."""
+    try:
+        return topics.describe(names, settings=False)
+    except ConfigError as refused:
+        raise Stopped(str(refused)) from refused
 
 
 class TopicWatch:
@@ -24,7 +32,7 @@ class TopicWatch:
 
     def facts(self) -> dict[str, TopicFacts]:
         """Describe the log topics and the monitor; raises Stopped if they cannot serve the route."""
-        found = self._topics.describe([*self._names, self._monitor], settings=False)
+        found = described(self._topics, [*self._names, self._monitor])
         missing = [name for name in [*self._names, self._monitor] if name not in found]
         if missing:
             raise Stopped(f"topics {', '.join(missing)} do not exist; create them, or run `relay migrate`")
@@ -52,7 +60,7 @@ class TopicWatch:
 
         A consumer says nothing of it: it goes on in the new topic at the old offset, if that one is long enough.
         """
-        self._compare(self._topics.ids(self._names))
+        self._compare({name: facts.topic_id for name, facts in described(self._topics, self._names).items()})
 
     def _compare(self, found: Mapping[str, bytes]) -> None:
         for name, facts in self._facts.items():
