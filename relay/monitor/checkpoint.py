@@ -97,8 +97,12 @@ class CheckpointFile:
 
     def delete(self) -> None:
         """Remove the file; the next save writes all of the index."""
-        self._path.unlink(missing_ok=True)
         self._good_bytes = 0
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            # Go on: whoever reads it again finds again what is wrong with it.
+            log.warning("checkpoint not removed", file=self._path.name, reason=error.strerror)
 
     def _append(self, journal: Iterable[Change], topics: list[str], position: int, good_bytes: int) -> int:
         with self._path.open("r+b") as file:

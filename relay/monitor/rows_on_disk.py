@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, cast
 
 from rocksdict import BlockBasedOptions, Options, Rdict, WriteBatch
 
-from relay.message.errors import RelayError, Stopped
+from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.message.identity import DIGEST_BYTES
 from relay.monitor.rows import CHUNK_ROWS, RowStore, unpack
 
@@ -23,12 +26,20 @@ class UnusableStoreError(RelayError):
     """The directory holds no database that can be used; it is removed at the next start, and the monitor read."""
 
 
+_NO_PLACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+"""A disk that is full or may not be written says nothing of the database that lies on it."""
+_NUMBER: Final = re.compile(r"\(os error (\d+)\)")
+
+
 class DiskRows(RowStore):
     """Entries under their 16-byte digests; facts under keys of any other length."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._no_place(error.errno or 0) from error
         self._open()
 
     def _open(self) -> None:
@@ -49,7 +60,16 @@ class DiskRows(RowStore):
                 raise Stopped(
                     f"{self._directory} is in use by another process; give each relay its own [relay] state directory"
                 ) from error
+            number = _NUMBER.search(str(error))
+            if number is not None and int(number[1]) in _NO_PLACE:
+                raise self._no_place(int(number[1])) from error
             raise UnusableStoreError(f"{self._directory.name} cannot be opened: {error}") from error
+
+    def _no_place(self, number: int) -> Unreachable:
+        return Unreachable(
+            f"the deduplication index has outgrown the memory, and {self._directory} cannot be written "
+            f"({os.strerror(number)}): make room there, or let the relay write there"
+        )
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -57,7 +77,8 @@ class DiskRows(RowStore):
         try:
             yield
         except Exception as error:
-            (self._directory / _BROKEN).touch()
+            with suppress(OSError):  # the disk that failed may take no mark either
+                (self._directory / _BROKEN).touch()
             raise UnusableStoreError(
                 f"the deduplication index {self._directory} failed ({error}); start again: it will be restored "
                 "from the monitor"

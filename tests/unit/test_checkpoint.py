@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relay.message.errors import Stopped
+from relay.message.errors import Stopped, Unreachable
+from relay.monitor import rows_on_disk
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.entries import Page, Proof
 from relay.monitor.index import Budget, DedupIndex
@@ -251,3 +252,52 @@ def test_a_database_in_use_is_not_removed(tmp_path: Path) -> None:
 
     assert names_in(holder) == EXPECTED
     holder.close()
+
+
+@pytest.mark.parametrize("said", ["Read-only file system (os error 30)", "No space left on device (os error 28)"])
+def test_a_database_on_a_disk_that_takes_nothing_is_waited_for(tmp_path: Path, said: str, monkeypatch) -> None:
+    saved(tmp_path, budget=5)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError(said)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(rows_on_disk, "Rdict", refuse)
+        with pytest.raises(Unreachable, match="make room there"):
+            store(tmp_path, budget=5).load(0)
+    index, loaded = store(tmp_path, budget=5).load(0)
+
+    assert (names_in(index), loaded.position, loaded.reason) == (EXPECTED, 50, ""), "it was not taken for a broken one"
+    index.close()
+
+
+def test_an_index_that_finds_no_place_on_disk_stays_whole_until_there_is_one(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    one = store(state, budget=5)
+    index, _ = one.open(0)
+    state.rmdir()
+    state.write_text("in the way")
+
+    for count in (10, 20):
+        with pytest.raises(Unreachable, match="cannot be written"):
+            index.add_page(page(range(count)))
+        assert names_in(index) == {i: i * 2 for i in range(count)}
+    state.unlink()
+    index.add_page(page(range(30)))
+
+    assert index.is_on_disk
+    assert names_in(index) == {i: i * 2 for i in range(30)}
+    index.close()
+
+
+def test_an_outdated_checkpoint_that_cannot_be_removed_is_passed_over(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    path.rename(tmp_path / "kept")
+    path.mkdir()
+    (path / "in the way").touch()
+
+    one = store(tmp_path)
+    index, loaded = one.load(0)
+    one._files[0].delete()
+
+    assert (loaded.position, names_in(index)) == (0, {})
