@@ -15,6 +15,7 @@ from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicFacts, Topics
+from relay.message.envelope import DEAD_CODE, DEAD_ROUTE, REDRIVEN
 from relay.message.errors import ConfigError, InDoubt, Unreachable
 from relay.message.record import LogPartition, Record, headers_if_any
 from relay.run import clock
@@ -26,8 +27,6 @@ CONTROL_RECORDS_MAX: Final = 50_000
 DEAD_LETTERS_MAX: Final = 10_000
 """Per partition, the latest; a count over more is said to be incomplete."""
 TIMEOUT_S: Final = 5.0
-_ROUTE: Final = "__relay.errors.route"
-_CODE: Final = "__relay.errors.code"
 
 
 class _Tail:
@@ -124,7 +123,7 @@ class StatusReader:
 
     def _take_dead(self, record: Record) -> None:
         headers = dict(headers_if_any(record))
-        route, code = headers.get(_ROUTE), headers.get(_CODE)
+        route, code = headers.get(DEAD_ROUTE), headers.get(DEAD_CODE)
         if isinstance(route, bytes):
             # A table route may write one twice: the digest in the key counts once.
             key = (route.decode("utf-8", "replace")[:100], bytes(record.key() or b"")[:64])
@@ -155,7 +154,8 @@ class StatusReader:
                 continue
             for number, (_, high) in self._topics.watermarks(topic, range(found[topic].partitions)).items():
                 ends[LogPartition(topic, number)] = high
-        causes = Counter(code for (name, _), code in self._dead.items() if name == route.name)
+        # The last record of a message tells: what a redrive took back is dead no more.
+        causes = Counter(code for (name, _), code in self._dead.items() if name == route.name and code != REDRIVEN)
         return RouteFacts(
             route=route,
             records=[record for record in records if record.route == route.name],

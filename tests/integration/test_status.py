@@ -196,6 +196,17 @@ def test_dead_letters_are_counted_once_committed_and_of_this_route(shop: Shop) -
     assert took_s < 4, "an open transaction is not waited for"
 
 
+def test_what_a_redrive_has_delivered_is_no_dead_letter_any_more(shop: Shop) -> None:
+    shop.configure()
+    for digest, code in ((b"1", "json"), (b"2", "json"), (b"1", "redriven"), (b"3", "column")):
+        shop.dies(shop.producer, digest, code)
+    shop.producer.flush(20)
+
+    dead = shop.read().dead
+
+    assert dead.causes == {"json": 1, "column": 1}
+
+
 def test_only_the_latest_dead_letters_are_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.configure()
     for number in range(40):
