@@ -22,7 +22,7 @@ from relay.config.model import QueueDestination, RelayConfig, RouteConfig, Table
 from relay.kafka.scan import Progress, Range, Scan
 from relay.kafka.topics import Topics
 from relay.message.envelope import ResourceName
-from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.message.errors import ConfigError, RelayError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, InputRange
 from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
@@ -98,7 +98,7 @@ class RouteReport:
 def verify(
     config: RelayConfig, routes: Iterable[str], *, allow_lag: bool = False, watch: Watch = lambda *_: None
 ) -> list[RouteReport]:
-    """Audit the routes. Raises ConfigError (an unknown route, a missing topic) or Unreachable."""
+    """Audit the routes. Raises ConfigError (an unknown route, a missing topic or table) or Unreachable."""
     names = list(routes) or list(config.routes)
     unknown = [name for name in names if name not in config.routes]
     if unknown:
@@ -153,8 +153,6 @@ class _RouteAudit:
             self._resolutions = self._obeyed()
             evidence = self._monitor()
             stores = self._stores(stack)
-            if not isinstance(to, TopicDestination) and self._home not in stores:
-                raise Unreachable(f"routes.{route.name}: {self._notes[-1]}")
             seen = self._before(evidence, stores)
             ledger, lows = self._log()
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
@@ -457,7 +455,7 @@ class _RouteAudit:
         return [one for one in said if one.told is Told.COMMIT and self._resolutions.is_obeyed(one)]
 
     def _stores(self, stack: ExitStack) -> dict[str, tables.Store]:
-        """Open every resource; one that is away leaves its captures undecided, which is said."""
+        """Open every resource; one that is away leaves its captures undecided, which is said. Raises for the route's own."""
         stores: dict[str, tables.Store] = {}
         to = self._route.to
         if isinstance(to, QueueDestination):
@@ -470,6 +468,8 @@ class _RouteAudit:
                 stack.callback(store.close)
                 self._uuids[name] = store.uuid()
             except RelayError as error:
+                if name == self._home:
+                    raise type(error)(f"routes.{self._route.name}: {error}") from error
                 # In doubt: without its rows, what no marker decides stays undecided.
                 self._notes.append(str(error))
             else:

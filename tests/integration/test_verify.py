@@ -368,3 +368,15 @@ def test_a_database_that_is_away_is_unreachable(
     assert answer.exit_code == 3
     assert "resource shop: the database does not answer" in answer.stderr
     assert "s3cret" not in answer.output
+
+
+def test_of_two_databases_the_one_that_the_route_needs_is_named(make_site: Callable[..., Site], tmp_path: Path, shop: str) -> None:
+    site = make_site(TABLE_ROUTE, f'{shop}[resources.till]\nurl = "sqlite:///{tmp_path}/till.db"\n')
+    with psycopg.connect(site.config.resources["shop"].url.get_secret_value(), autocommit=True) as database:
+        database.execute("drop table relay_resource")
+    (tmp_path / "till.db").unlink()
+
+    answer = CliRunner().invoke(app, ["verify", str(site.config.path)])
+
+    assert (answer.exit_code, "resource shop" in answer.stderr, "resource till" in answer.stderr) == (2, True, False)
+    assert "run `relay migrate`" in answer.stderr
