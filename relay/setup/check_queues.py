@@ -10,6 +10,7 @@ from relay.queue.desired import Desired, Step
 from relay.run.following import follow
 from relay.run.queues import address, open_queue
 from relay.setup.check_topics import Findings
+from relay.setup.required import require_topics
 
 
 def check_queues(config: RelayConfig, findings: Findings) -> None:
@@ -18,7 +19,10 @@ def check_queues(config: RelayConfig, findings: Findings) -> None:
         return
     follower = follow(config)
     try:
+        require_topics(config, config.control_topic)
         desired = follower.now()
+    except ConfigError:
+        return  # before the first migration: the topic is missing, which is a fault of its own
     except Unreachable as error:
         findings.unreachable.append(f"queues: {error}")
         return

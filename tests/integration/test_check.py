@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,16 @@ def test_a_queues_tables_that_are_missing_or_not_granted_are_faults(
     finally:
         with psycopg.connect(postgres, autocommit=True) as connection:
             connection.execute(f"drop role {role}")
+
+
+def test_before_the_first_migrate_a_queue_does_not_make_the_broker_look_away(
+    make_topic: MakeTopic, write: Callable[[str], str], relay_name: str, tmp_path: Path
+) -> None:
+    queue = f'[queues.mail]\nstore = "sqlite:///{tmp_path}/mail.db"\nsubscribers = {{ sender = {{}} }}\n'
+    started = time.monotonic()
+
+    code, report = check(write(f'[routes.r]\nfrom = ["{make_topic(1)}"]\nto = {{ queue = "mail" }}\n{queue}'))
+
+    assert (code, report["unreachable"]) == (1, [])
+    assert f"topic {relay_name}.control" in keys(report)
+    assert time.monotonic() - started < 20, "no deadline was waited for"
