@@ -123,7 +123,8 @@ def _print(reader: InDoubtReader, items: list[Item], now_ms: int) -> None:
     for note in reader.notes:
         print_line(f"note: {text(note)}", style="yellow")
     if not items and not reader.stuck:
-        print_line("nothing is in doubt", style="green")
+        # A note says what could not be seen.
+        print_line(f"nothing is in doubt{', as far as could be seen' * bool(reader.notes)}", style="green")
 
 
 def _row(item: Item, now_ms: int) -> tuple[object, ...]:

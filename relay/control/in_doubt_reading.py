@@ -245,7 +245,7 @@ class InDoubtReader:
     ) -> Iterator[Item]:
         for partition in view.partitions:
             place = LogPartition(partition.topic, partition.partition)
-            span = self._lost_span(view.name, partition, words.get(place))
+            span = self._lost_span(view, partition, words.get(place))
             for part in self._still_to_decide(view.name, place, span) if span is not None else ():
                 subject = of_offsets(Kind.LOST, view.name, place, *part)
                 yield self._item(
@@ -259,15 +259,17 @@ class InDoubtReader:
         return list(uncovered(*span, [Span(one.subject.first, one.subject.next) for one in told])) or [Span(*span)]
 
     def _lost_span(
-        self, route: str, view: PartitionView, word: tuple[StatusRecord, PartitionStatus] | None
+        self, route: RouteView, view: PartitionView, word: tuple[StatusRecord, PartitionStatus] | None
     ) -> tuple[int, int] | None:
         """Return the offsets that a living worker waits at, or, without one, that the next would stop at."""
         if view.owner is not None and word is not None:
             status = word[1]
             return None if status.lost_first is None or status.lost_next is None else (status.lost_first, status.lost_next)
+        if view.position is None and not route.positions_asked:
+            return None  # it may have one, and what lies below it is delivered
         place = LogPartition(view.topic, view.partition)
         low = self.reader.watermarks(place)[0]
-        position = self._first_position(route, place) if view.position is None else view.position
+        position = self._first_position(route.name, place) if view.position is None else view.position
         return None if position is None or position >= low else (position, low)
 
     def _first_position(self, route: str, place: LogPartition) -> int | None:

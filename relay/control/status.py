@@ -104,7 +104,10 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class RouteView:
-    """A route as it is shown; ``counts`` are of the workers shown, since each started."""
+    """A route as it is shown; ``counts`` are of the workers shown, since each started.
+
+    Without ``positions_asked`` a partition without a position may have one: its database could not be asked.
+    """
 
     name: str
     state: State
@@ -115,6 +118,7 @@ class RouteView:
     partitions: tuple[PartitionView, ...]
     counts: Mapping[str, int]
     dead: DeadLetters
+    positions_asked: bool
 
     @property
     def lag(self) -> int | None:
@@ -193,6 +197,7 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
         partitions=partitions,
         counts=_counts(record for record, _, _ in shown),
         dead=facts.dead,
+        positions_asked=facts.committed is not None,
     )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
@@ -13,12 +16,12 @@ from typer.testing import CliRunner
 from relay.cli.main import app
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, decode, encode
 from relay.run.restarts import ExitCode
-from tests.routes import TopicRoute, ce, delete_below, ids, publish, read_all, wait_for
+from tests.routes import Route, TopicRoute, ce, delete_below, ids, publish, read_all, wait_for
 
 MakeRoute = Callable[..., TopicRoute]
 
 
-def relay(route: TopicRoute, command: str, *words: str) -> tuple[int, dict[str, Any], str]:
+def relay(route: Route, command: str, *words: str) -> tuple[int, dict[str, Any], str]:
     result = CliRunner().invoke(app, ["indoubt", command, str(route.path), *words, "--json"])
     return result.exit_code, json.loads(result.stdout) if result.stdout else {}, result.stderr
 
@@ -147,3 +150,25 @@ def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRout
     assert ids(route.outputs()) == ["m-0", "m-1", "m-5", "m-6", "m-7"]
     result = CliRunner().invoke(app, ["status", str(route.path), "--json"])
     assert json.loads(result.stdout)["routes"]["main"]["counts"]["lost"] == 3
+
+
+def test_where_the_positions_cannot_be_asked_nothing_is_called_lost(
+    tmp_path: Path, kafka: str, kafka_admin: AdminClient, make_topic: Callable[..., str]
+) -> None:
+    table = '{ resource = "db", table = "ledger", mode = "insert", columns = { id = "ce:id" } }'
+    route = Route(tmp_path, kafka, make_topic(1), table)
+    with route.path.open("a") as file:
+        file.write(f'\n[resources.db]\nurl = "sqlite:///{tmp_path}/ledger.db"\n')
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as database:
+        database.execute("create table ledger (id text)")
+    route.migrate()
+    publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(4)])
+    assert route.finish() == 0, route.said()
+    delete_below(kafka_admin, route.log, 3)  # all of it was delivered
+    assert relay(route, "list")[1]["items"] == []
+    route.path.write_text(route.path.read_text().replace(f"{tmp_path}/ledger.db", f"{tmp_path}/away/ledger.db"))
+
+    code, found, _ = relay(route, "list")
+
+    assert (code, found["items"]) == (0, [])
+    assert "positions are those its workers told last" in found["notes"][0]
