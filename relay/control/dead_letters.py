@@ -1,8 +1,12 @@
-"""The dead letters of all routes, read from ``<relay>.deadletter``: each once, the latest record of it, within a bound."""
+"""The dead letters of all routes, read from ``<relay>.deadletter``: each once, the latest record of it.
+
+All of the topic is read: behind a bound, letters would be hidden by as many later records that take others back.
+"""
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -18,9 +22,9 @@ from relay.message.record import LogPartition, headers_if_any
 from relay.run import clock
 from relay.run.logging import text
 
-RECORDS_MAX: Final = 100_000
-"""Per partition, the latest."""
 _DEADLINE_S: Final = 30.0
+_NUMBER: Final = re.compile("[0-9]{1,18}")
+"""What fits an order's fields; a stranger's record may say anything."""
 _FACTS: Final = (
     "route", "target", "stage", "code", "message", "topic", "partition", "offset", "attempts", "last_failed_at", "message_id",
     "replay_count",
@@ -66,10 +70,8 @@ def _records(config: RelayConfig) -> Iterator[Any]:
         raise ConfigError(f"topic {config.deadletter_topic} does not exist; run `relay migrate`")
     given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.deadletter.reader")
     with PartitionReader(given, committed=True, clock=clock.monotonic, deadline_s=_DEADLINE_S) as reader:
-        ranges = {}
-        for number in range(facts.partitions):
-            low, high = reader.watermarks(LogPartition(facts.name, number))
-            ranges[LogPartition(facts.name, number)] = (max(low, high - RECORDS_MAX), high)
+        places = [LogPartition(facts.name, number) for number in range(facts.partitions)]
+        ranges = {place: reader.watermarks(place) for place in places}
         for batch in reader.read(ranges):
             yield from batch
 
@@ -87,5 +89,5 @@ def _row(record: Any) -> dict[str, Any]:
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in headers_if_any(record)}
     row = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
     for name in ("partition", "offset", "replay_count"):
-        row[name] = row[name] if row[name].isdigit() else "0"
+        row[name] = row[name] if _NUMBER.fullmatch(row[name]) else "0"
     return {"digest": text((record.key() or b"").decode("ascii", "replace")), **row, "source": text(headers.get(SOURCE, ""))}

@@ -1,0 +1,69 @@
+"""`relay deadletter list` on a dead-letter topic that has seen much, and that strangers have written to."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+
+MANY = 100_001
+
+
+class Letters:
+    """A relay's dead-letter topic of one partition, with records written by hand."""
+
+    def __init__(self, folder: Path, kafka: str) -> None:
+        self.name = f"d{secrets.token_hex(4)}"
+        self.topic = f"{self.name}.deadletter"
+        self.path = folder / "relay.toml"
+        self.path.write_text(
+            f'[relay]\nname = "{self.name}"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "{kafka}"\n'
+            '[routes.main]\nfrom = ["orders"]\nto = { topic = "ledger" }\n'
+        )
+        self.producer = Producer({"bootstrap.servers": kafka, "queue.buffering.max.messages": 2 * MANY})
+
+    def write(self, number: int, code: str, **more: str) -> None:
+        facts = {"route": "main", "code": code, "topic": "orders", "partition": "0", "offset": str(number), **more}
+        headers = [(f"__relay.errors.{name}", fact.encode()) for name, fact in facts.items()]
+        self.producer.produce(self.topic, b"v", number.to_bytes(16, "big").hex(), headers=headers)
+
+    def listed(self, *words: str) -> list[dict[str, Any]]:
+        assert self.producer.flush(60) == 0
+        result = CliRunner().invoke(app, ["deadletter", "list", str(self.path), "--json", *words])
+        assert result.exit_code == 0, result.output or repr(result.exception)
+        found: list[dict[str, Any]] = json.loads(result.stdout)["dead_letters"]
+        return found
+
+
+@pytest.fixture
+def letters(tmp_path: Path, kafka: str, kafka_admin: AdminClient) -> Iterator[Letters]:
+    made = Letters(tmp_path, kafka)
+    kafka_admin.create_topics([NewTopic(made.topic, 1)])[made.topic].result(30)
+    yield made
+    kafka_admin.delete_topics([made.topic])[made.topic].result(30)
+
+
+def test_a_letter_is_listed_however_many_were_taken_back_after_it(letters: Letters) -> None:
+    letters.write(0, "json")
+    for number in range(1, MANY):
+        letters.write(number, "redriven", replay_count="1")
+
+    assert [one["offset"] for one in letters.listed()] == ["0"]
+
+
+def test_a_record_whose_numbers_are_none_hides_nothing(letters: Letters) -> None:
+    letters.write(1, "json")
+    letters.write(2, "forged", partition="²", offset="9" * 400, replay_count="٣")
+
+    assert {(one["code"], one["partition"], one["offset"], one["replay_count"]) for one in letters.listed()} == {
+        ("json", "0", "1", "0"), ("forged", "0", "0", "0"),
+    }  # fmt: skip
