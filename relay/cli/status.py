@@ -135,7 +135,7 @@ def _short(route: RouteView, worker: str) -> str:
 
 def _dead(route: RouteView) -> str:
     if not route.dead.count:
-        return "none"
+        return "none" if route.dead.complete else "none among the latest records; `relay deadletter list` reads all"
     least = "" if route.dead.complete else "at least "
     commonest = route.dead.commonest
     assert commonest is not None, "counted by cause"

@@ -220,6 +220,19 @@ def test_only_the_latest_dead_letters_are_read(shop: Shop, monkeypatch: pytest.M
     assert 10 <= dead.count <= 20
 
 
+def test_dead_letters_behind_what_was_read_are_not_denied(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.configure()
+    shop.dies(shop.producer, b"old", "json")
+    for number in range(40):
+        shop.dies(shop.producer, b"%d" % number, "redriven")
+    shop.producer.flush(20)
+    monkeypatch.setattr("relay.control.status_reading.DEAD_LETTERS_MAX", 5)
+
+    said = CliRunner().invoke(app, ["status", str(shop.path)]).stdout
+
+    assert "dead letters: none among the latest records" in said
+
+
 def test_watching_sees_what_is_new_and_what_is_withdrawn(shop: Shop) -> None:
     shop.configure()
     with StatusReader(load(shop.path)) as reader:
