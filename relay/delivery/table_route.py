@@ -208,12 +208,12 @@ class TableDelivery:
     def _submit_redriven(self, batch: Batch, tried: Counts) -> None:
         """Hand dead messages over once more; the inbox's word that they are dead goes with the same transaction.
 
-        Their new rows lie far below the positions: nothing may be trimmed before the monitor has them.
+        Their new rows lie far below the positions: nothing may be trimmed before the monitor has them. None is left out
+        for a repeat of it that is on its way: it is the inbox that decides between them, and the order waits for each.
         """
-        due = self._not_under_way(batch.messages, tried)
-        prepared = self._cursor.prepare(due, redriven=True)
+        prepared = self._cursor.prepare(batch.messages, redriven=True)
         self._sending.forget_trims()
-        self._ship(Shipment(batch, due, prepared, tried))
+        self._ship(Shipment(batch, batch.messages, prepared, tried))
 
     def _ship(self, shipment: Shipment) -> None:
         self._under_way.append(shipment)

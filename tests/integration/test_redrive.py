@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -258,3 +258,36 @@ def test_killed_at_each_step_of_a_redrive_a_table_has_every_effect_once(table_ro
 
     assert numbers(route) == list(range(20))
     verified(route, delivered=20, dead_letters=0, reordered=0, duplicates=0)
+
+
+@contextmanager
+def inbox_locked(route: TableRoute) -> Iterator[None]:
+    """The database lets nobody write: what is sent to it stays under way."""
+    if route.url.startswith("sqlite"):
+        with closing(sqlite3.connect(route.url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+            connection.execute("begin immediate")
+            yield
+            connection.execute("rollback")
+        return
+    with psycopg.connect(route.url) as connection:
+        connection.execute("lock table relay_inbox in access exclusive mode")
+        yield
+        connection.rollback()
+
+
+def test_a_redrive_beside_a_repeat_that_is_under_way_comes_to_its_end(table_route: TableRoute) -> None:
+    route = table_route
+    route.run("delete from refused")
+    publish(route.kafka, route.log, [(1, ce("/s/1", "m-21"), b'{"n": 20}')])
+    worker = route.start()
+    wait_for(lambda: 20 in numbers(route), what="the worker")
+    with inbox_locked(route):
+        publish(route.kafka, route.log, [(1, ce("/s/0", "m-4"), b'{"n": 4}')])
+        wait_for(lambda: "sending again" in route.said(), 10, what="the repeat, under way")
+        assert redrive(route, wait="3")["waiting"] == 3
+
+    wait_for(lambda: dead(route) == [], what="the end of the dead letters")
+    worker.terminate()
+    assert worker.wait(30) == 0, route.said()
+
+    assert numbers(route) == list(range(21))
