@@ -62,7 +62,8 @@ class TopicDelivery:
             ports,
             transactional_id=transactional_id,
             monitor_topic=monitor_topic,
-            outputs=[*self._outputs, *self._deads],
+            outputs=self._outputs,
+            deads=self._deads,
             persons=Persons(book, route),
         )
         self._told: list[Resolution] = []

@@ -14,9 +14,10 @@ Where the outputs cannot tell any more the partition is stuck until a person dec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -61,12 +62,14 @@ class TopicRecovery:
         transactional_id: str,
         monitor_topic: str,
         outputs: Sequence[LogPartition],
+        deads: Sequence[LogPartition] = (),
         persons: Persons | None = None,
     ) -> None:
         self._ports = ports
         self._worker = transactional_id
         self._monitor = monitor_topic
-        self._outputs = outputs
+        self._outputs = [*outputs, *deads]
+        self._deads = frozenset(deads)
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
 
@@ -158,7 +161,8 @@ class TopicRecovery:
                     torn.append((view, begin))
                 else:
                     seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin in torn})
+        letters: Stamped = {_stamp(begin): bytearray() for _, begin in torn}
+        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin in torn}, self._deads, letters)
         for view, begin in torn:
             key = (begin.instance, begin.n)
             told = shown[key]
@@ -169,7 +173,8 @@ class TopicRecovery:
                 present = set(split(told))
             done = settle(
                 begin, view.evidence.pending(*key), present, worker=self._worker, instance=producer.instance, n=1,
-                replays=partial(_next_replays, view.index), can_tell=not isinstance(told, str),
+                letters=frozenset(split(bytes(letters[_stamp(begin)]))), replays=partial(_next_replays, view.index),
+                can_tell=not isinstance(told, str),
             )  # fmt: skip
             log.warning(
                 "settled", transactional_id=begin.transactional_id, n=begin.n, added=done.added, voided=done.voided
@@ -219,7 +224,7 @@ class TopicRecovery:
 
 
 def _next_replays(index: DedupIndex, digests: list[bytes]) -> bytes:
-    """An output of a message that is dead is a redrive's: the one after those that are known."""
+    """An output of a message that is dead, or its dead letter, is a redrive's: the one after those that are known."""
     stands = index.standings(digests)
     numbers = bytes(one.replay + 1 if one is not None and one.is_dead else 0 for one in stands)
     return numbers if any(numbers) else b""
@@ -239,13 +244,22 @@ def _below(pages: Sequence[Page], positions: Mapping[LogPartition, int]) -> set[
     }
 
 
+Stamped = Mapping[tuple[bytes | None, bytes | None], bytearray]
+"""Digests by the transaction that the records' own headers name."""
+
+
 def _shown(
-    scanner: Reader, reader: Reader, begins: Mapping[tuple[bytes, int], Begin]
+    scanner: Reader,
+    reader: Reader,
+    begins: Mapping[tuple[bytes, int], Begin],
+    deads: Collection[LogPartition] = (),
+    letters: Stamped = MappingProxyType({}),
 ) -> dict[tuple[bytes, int], bytes | str]:
     """Digests of the outputs that each transaction shows to a read_committed reader, or why nobody can tell.
 
-    Every output partition is read once, however many transactions are looked for in it, and up to its high watermark:
-    the last stable offset may lie below the outputs while somebody else's transaction is open there.
+    Those of them that lie in ``deads`` are dead letters, and also left in ``letters``. Every output partition
+    is read once, however many transactions are looked for in it, and up to its high watermark: the last stable offset
+    may lie below the outputs while somebody else's transaction is open there.
     """
     shown: dict[tuple[bytes, int], bytes | str] = {}
     found: dict[tuple[bytes | None, bytes | None], bytearray] = {}
@@ -269,15 +283,17 @@ def _shown(
                 spans[partition] = (min(first, before[0]), max(high, before[1]))
     for records in reader.read(spans):
         for record in records:
-            gather_stamped(record, found)
-    return shown | {key: bytes(found[_stamp(begin)]) for key, begin in begins.items() if key not in shown}
+            is_letter = bool(deads) and LogPartition(record.topic() or "", record.partition() or 0) in deads
+            gather_stamped(record, letters if is_letter else found)
+    stamps = {key: _stamp(begin) for key, begin in begins.items() if key not in shown}
+    return shown | {key: bytes(found[stamp] + letters.get(stamp, b"")) for key, stamp in stamps.items()}
 
 
 def _stamp(begin: Begin) -> tuple[bytes, bytes]:
     return begin.instance.hex().encode(), b"%d" % begin.n
 
 
-def gather_stamped(record: Record, found: Mapping[tuple[bytes | None, bytes | None], bytearray]) -> None:
+def gather_stamped(record: Record, found: Stamped) -> None:
     """Note an output's digest under the transaction that it is of; nothing for whatever else may lie in the topic."""
     try:
         headers = dict(headers_of(record) or ())

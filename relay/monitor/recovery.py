@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from relay.message.identity import CONTENT_BYTES
 from relay.monitor.entries import (
     DEAD,
+    DELIVERED,
     NOT_DELIVERED,
     PAGE_ROWS,
     UNKNOWN_OFFSET,
@@ -118,14 +119,15 @@ def settle(
     worker: str,
     instance: bytes,
     n: int,
+    letters: Collection[bytes] = (),
     replays: Callable[[list[bytes]], bytes] = lambda _: b"",
     can_tell: bool = True,
 ) -> Settlement:
     """Settle ``begin``, whose unsealed ``entries`` are visible, by the digests ``present`` at the destination.
 
     ``worker``, ``instance`` and ``n`` are the recovery's own: the pages count by their proof, not by a seal. A
-    present output without an entry gets one too; its log position is then unknown, its replay number is what
-    ``replays`` says. A redrive without an output falls back to the death before it. Where the destination cannot tell
+    present output without an entry gets one too, as a death if it is one of the dead ``letters``; its log position is then
+    unknown, its replay number is what ``replays`` says. A redrive without an output falls back to the death before it. Where the destination cannot tell
     it counts as one that died: nobody repeats it by himself, and its dead letter stays.
     """
     proven: list[Page] = []
@@ -145,7 +147,7 @@ def settle(
                     part, is_proven = replace(part, outcomes=bytes([DEAD]) * part.rows), True
                 (proven if is_proven else voided).append(_settled(part, worker, instance, n, is_proven=is_proven))
     if left and decide(Entered.NOTHING, Shown.PRESENT).do is Do.ADD_ENTRY:
-        proven += _unentered(sorted(left), worker, instance, n, topic, partition, replays)
+        proven += _unentered(sorted(left), worker, instance, n, topic, partition, letters, replays)
     return Settlement(
         [*proven, *voided],
         SettleSeal(worker, begin.instance, begin.n),
@@ -177,6 +179,7 @@ def _unentered(
     n: int,
     topic: str,
     partition: int,
+    letters: Collection[bytes],
     replays: Callable[[list[bytes]], bytes],
 ) -> Iterator[Page]:
     """Pages of outputs that have no entry: neither content nor log position is known."""
@@ -187,6 +190,6 @@ def _unentered(
             digests=b"".join(part),
             contents=bytes(CONTENT_BYTES * len(part)),
             offsets=[UNKNOWN_OFFSET] * len(part),
-            outcomes=bytes(len(part)),
+            outcomes=bytes(DEAD if digest in letters else DELIVERED for digest in part),
             replays=replays(part),
         )  # fmt: skip
