@@ -16,6 +16,12 @@ PREFIX: Final = "__relay.errors."
 SENTENCE_CHARACTERS_MAX: Final = 1000
 TAKEN_BACK: Final = MessageRejected("redrive", REDRIVEN, "a redrive delivered it: its earlier dead letters count no more")
 """Stands for the cause in the record, without a value, that takes dead letters back."""
+UNTOLD: Final = MessageRejected(
+    "redrive",
+    "untold",
+    "whether a redrive delivered it can no longer be told; look for it at the destination before you redrive it again",
+)
+"""The cause of a redrive that was torn and whose outputs have left their topic since."""
 
 
 def dead_letter(

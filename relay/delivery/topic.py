@@ -9,7 +9,7 @@ from zlib import crc32
 import structlog
 
 from relay.delivery.batch import Batch, Counts
-from relay.delivery.deadletter import TAKEN_BACK, dead_letter
+from relay.delivery.deadletter import TAKEN_BACK, UNTOLD, dead_letter
 from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.narrowing import Narrowing
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, accept, closings, judged, written
@@ -64,6 +64,7 @@ class TopicDelivery:
             monitor_topic=monitor_topic,
             outputs=self._outputs,
             deads=self._deads,
+            letter=lambda message, replay: self._letter(message, UNTOLD, replay),
             persons=Persons(book, route),
         )
         self._told: list[Resolution] = []
@@ -215,7 +216,10 @@ class TopicDelivery:
             pages=entered,
             dead=[self._dead(message, cause, tried) for message, cause in bad],
             dead_pages=dead_entered,
-            taken_back=[self._letter(message._replace(value=None), TAKEN_BACK) for message in good] if batch.replays else [],
+            taken_back=[
+                self._letter(message._replace(value=None), TAKEN_BACK, batch.replays[message.digest])
+                for message in (good if batch.replays else ())
+            ],
             claims={p.partition for p, end in batch.positions.items() if end > batch.first[p]},
             notes=self._notes,
             meanwhile=batch.meanwhile,
@@ -292,12 +296,12 @@ class TopicDelivery:
 
     def _dead(self, message: LogMessage, cause: MessageRejected, tried: Counts) -> DeadRecord:
         tried.died(cause.code)
-        return self._letter(message, cause)
+        return self._letter(message, cause, self._replays.get(message.digest, 0))
 
-    def _letter(self, message: LogMessage, cause: MessageRejected) -> DeadRecord:
+    def _letter(self, message: LogMessage, cause: MessageRejected, replay: int) -> DeadRecord:
         key, value, headers = dead_letter(
             message, cause, route=self._route, target=self._outputs[0].topic, group=self._group_id, attempts=1,
-            replay_count=self._replays.get(message.digest, 0),
+            replay_count=replay,
         )  # fmt: skip
         return DeadRecord(self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
 

@@ -14,7 +14,7 @@ Where the outputs cannot tell any more the partition is stuck until a person dec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -23,22 +23,26 @@ from typing import Final
 import structlog
 
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
+from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
-from relay.delivery.sealed import SealedProducer, SealedWork
+from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.told import Persons
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import Fenced, Stopped, TwinDetected
-from relay.message.identity import DIGEST_BYTES
-from relay.message.record import LogPartition, Record, headers_of
-from relay.monitor.entries import Begin, Page, SettleSeal
+from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
+from relay.message.record import LogMessage, LogPartition, Record, headers_of
+from relay.monitor.entries import DEAD, Begin, Page, SettleSeal
 from relay.monitor.index import DedupIndex
 from relay.monitor.recovery import settle
 from relay.monitor.resolution import Resolution
 from relay.monitor.rows import split
 from relay.run.crash import crash_point
+from relay.transfer.cursor import InboxRow
 
 log = structlog.get_logger("relay.recovery")
 FENCE_ROUNDS_MAX: Final = 5
+Letter = Callable[[LogMessage, int], DeadRecord]
+"""Makes the dead letter of a redrive of which nobody can tell; the number is the redrive's."""
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class TopicRecovery:
         monitor_topic: str,
         outputs: Sequence[LogPartition],
         deads: Sequence[LogPartition] = (),
+        letter: Letter | None = None,
         persons: Persons | None = None,
     ) -> None:
         self._ports = ports
@@ -70,6 +75,7 @@ class TopicRecovery:
         self._monitor = monitor_topic
         self._outputs = [*outputs, *deads]
         self._deads = frozenset(deads)
+        self._letter = letter
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
 
@@ -96,9 +102,9 @@ class TopicRecovery:
             begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
-            pages, seals = self._settle(scanner, reader, producer, views, unfinished, begin_at)
+            pages, seals, dead = self._settle(scanner, reader, producer, views, unfinished, begin_at)
         crash_point("recovery.settled")
-        self._claim(producer, views, group, begin_at, notes, pages, seals)
+        self._claim(producer, views, group, begin_at, notes, pages, seals, dead)
         for partition, page in pages:
             view = next(v for v in views if v.partition == partition)
             view.evidence.on_rows(page) if page.proof.value == "PROVEN" else view.evidence.on_void(page)
@@ -146,10 +152,11 @@ class TopicRecovery:
         views: list[MonitorView],
         unfinished: Mapping[int, list[Begin]],
         positions: Mapping[LogPartition, int],
-    ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]]]:
+    ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]], list[DeadRecord]]:
         """Step 4: all reads of a settlement happen before its transaction begins."""
         pages: list[tuple[int, Page]] = []
         seals: list[tuple[int, SettleSeal]] = []
+        dead: list[DeadRecord] = []
         torn: list[tuple[MonitorView, Begin]] = []
         for view in views:
             visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
@@ -169,6 +176,7 @@ class TopicRecovery:
             if isinstance(told, str):
                 self._persons.settle(reader, self._monitor, view.partition, begin, positions, told)
                 present = _below(view.evidence.pending(*key), positions)
+                dead += self._untold(reader, view.evidence.pending(*key))
             else:
                 present = set(split(told))
             done = settle(
@@ -181,7 +189,19 @@ class TopicRecovery:
             )
             pages += [(view.partition, page) for page in done.pages]
             seals.append((view.partition, done.seal))
-        return pages, seals
+        return pages, seals, dead
+
+    def _untold(self, reader: Reader, pages: Sequence[Page]) -> list[DeadRecord]:
+        """Dead letters of redrives that count as died: a person orders the next one by the number in the last letter."""
+        rows = [
+            (InboxRow(digest, content, LogPartition(page.topic, page.partition), offset, DEAD, -1), replay)
+            for page in pages
+            for digest, content, offset, replay in zip(
+                split(page.digests), split(page.contents, CONTENT_BYTES), page.offsets, page.replays, strict=False
+            )
+        ]
+        whole = {message.digest: message for message in read_again(reader, [row for row, _ in rows])}
+        return [self._letter(whole.get(row.digest) or as_message(row), replay) for row, replay in rows if self._letter]
 
     def _claim(
         self,
@@ -192,6 +212,7 @@ class TopicRecovery:
         notes: Mapping[str, str],
         pages: list[tuple[int, Page]],
         seals: list[tuple[int, SettleSeal]],
+        dead: list[DeadRecord],
     ) -> None:
         """Step 5: the instance's first transaction writes begin and seal in every owned monitor partition."""
         crash_point("recovery.claiming")
@@ -200,6 +221,7 @@ class TopicRecovery:
                 positions=positions,
                 membership=group.membership(),
                 pages=pages,
+                dead=dead,
                 settled=seals,
                 claims={view.partition for view in views},
                 notes=notes,

@@ -1,18 +1,20 @@
-"""A dead letter that a stray COMMIT shows without its entry: the message died, and may be redriven."""
+"""What a stray COMMIT leaves of a death or of a redrive: it is settled as what it was, and a person may redrive it."""
 
 from __future__ import annotations
 
 import pytest
 
 from relay.delivery.batch import Batch
+from relay.delivery.deadletter import PREFIX
 from relay.message.envelope import Headers
 from relay.message.errors import MessageRejected
+from relay.message.identity import content_digest
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD as DIED
 from relay.monitor.entries import Page, Proof, encode
 from relay.monitor.redrive import Do, Wanted, decide
 from tests.unit.memory_kafka import MemoryKafka, MemoryTransaction
-from tests.unit.test_recovery_again import DEAD, LOG, MONITOR, Killed, Process, message
+from tests.unit.test_recovery_again import DEAD, LOG, MONITOR, OUT, Killed, Process, killed_at, message
 
 REFUSED = message(1)._replace(fault=MessageRejected("apply", "refused", "no"))
 
@@ -49,12 +51,7 @@ def torn(batch: Batch, *, deaths: int = 0) -> Process:
     victim = Process(kafka)
     victim.recover()
     for replay in range(deaths):
-        victim.view.index.add_page(died(replay))
-        kafka.transaction("earlier").init()
-        earlier = kafka.transaction("earlier")
-        earlier.init()
-        earlier.produce(MONITOR, *encode(died(replay), replay))
-        earlier.commit()
+        enter_a_death(kafka, victim, replay)
     kafka.is_cut = True
     with pytest.raises(Killed):
         victim.delivery.submit(batch)
@@ -62,6 +59,14 @@ def torn(batch: Batch, *, deaths: int = 0) -> Process:
     heir = Process(kafka)
     heir.recover()
     return heir
+
+
+def enter_a_death(kafka: MemoryKafka, process: Process, replay: int) -> None:
+    process.view.index.add_page(died(replay))
+    earlier = kafka.transaction("earlier")
+    earlier.init()
+    earlier.produce(MONITOR, *encode(died(replay), replay))
+    earlier.commit()
 
 
 def died(replay: int) -> Page:
@@ -84,3 +89,33 @@ def test_a_redrive_that_died_without_its_entry_is_not_settled_as_delivered() -> 
     (standing,) = heir.view.index.standings([REFUSED.digest])
     assert decide(Wanted(1, REFUSED.digest, 1), standing) == (Do.DIED, "")
     assert decide(Wanted(1, REFUSED.digest, 2), standing) == (Do.DELIVER, "")
+
+
+@pytest.mark.parametrize("in_log", [True, False])
+def test_a_redrive_of_which_nobody_can_tell_may_be_ordered_again_by_its_new_dead_letter(*, in_log: bool) -> None:
+    kafka = Torn()
+    victim = Process(kafka)
+    victim.recover()
+    enter_a_death(kafka, victim, 0)
+    good = message(1)._replace(content=content_digest(b"k", b"v"))
+    batch = Batch(1, [good], {LOG: 2}, {LOG: 2}, {LOG: 2}, membership=b"member", replays={good.digest: 1})
+    with killed_at("sealed.offsets"), pytest.raises(Killed):
+        victim.delivery.submit(batch)
+    kafka.end("w", commit=True)
+    kafka.low[OUT] = 1  # the output, if there was one, has left its topic
+    publisher = kafka.transaction("publisher")
+    publisher.init()
+    for _ in range(2 if in_log else 0):
+        publisher.produce(LOG, b"k", b"v", [("ce_id", b"m-1")])
+    kafka.end("publisher", commit=True)
+
+    heir = Process(kafka)
+    heir.recover()
+
+    (standing,) = heir.view.index.standings([good.digest])
+    assert decide(Wanted(1, good.digest, 1), standing)[0] is Do.DIED, "nobody repeats it by himself"
+    (letter,) = kafka.visible(DEAD)
+    assert letter.key() == good.digest.hex().encode()
+    assert letter.value() == (b"v" if in_log else None)
+    ordered = int(dict(letter.headers())[PREFIX + "replay_count"] or b"") + 1
+    assert decide(Wanted(1, good.digest, ordered), standing)[0] is Do.DELIVER, "a person may"
