@@ -324,6 +324,8 @@ class TableDelivery:
                 tried.redriven += 1
                 self._append_dead(bundle, message._replace(value=None), TAKEN_BACK, replays[message.digest])
         token.digests.update(message.digest for message in entered)
+        if replays or DEAD in outcomes:
+            self._letters_first()
         numbered = bytes(replays[message.digest] for message in entered) if replays else self._replays(entered)
         for number, page in enumerate(self._entries(entered, bytes(outcomes), applied, numbered)):
             self._write(bundle, token, page, number)
@@ -398,11 +400,12 @@ class TableDelivery:
             missing = [row for row, known in stands if known is None]
             # A redrive was committed, and its entry did not arrive: the monitor still says that the message is dead.
             revived = [(row, one.replay + 1) for row, one in stands if one and one.is_dead and row.outcome == DELIVERED]
-            self._enter(bundle, token, [*((row, self._replay(as_message(row))) for row in missing), *revived])
-            entered += len(missing) + len(revived)
             for row, replay in revived:
                 self._append_dead(bundle, as_message(row), TAKEN_BACK, replay)
             self._repeat_dead_letters(bundle, rows if self._keep_inbox_s is None else missing)
+            self._letters_first()
+            self._enter(bundle, token, [*((row, self._replay(as_message(row))) for row in missing), *revived])
+            entered += len(missing) + len(revived)
             self._appends.close(bundle)
             crash_point("recovery.entering")
             self._appends.flush(FLUSH_TIMEOUT_S)
@@ -438,6 +441,11 @@ class TableDelivery:
             log.error("payload lost", topic=row.partition.topic, partition=row.partition.partition, offset=row.offset)
             message = as_message(row)
             self._append_dead(bundle, message, LOST_PAYLOAD, self._replay(message))
+
+    def _letters_first(self) -> None:
+        """Where rows are kept for the horizon, an entry says that the letter arrived: nobody repeats it after that."""
+        if self._keep_inbox_s is not None:
+            self._appends.flush(FLUSH_TIMEOUT_S)
 
     def _append_dead(self, bundle: Any, message: LogMessage, cause: MessageRejected, replay: int) -> None:
         key, value, headers = dead_letter(

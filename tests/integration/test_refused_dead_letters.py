@@ -1,0 +1,39 @@
+"""Dead letters that their topic refuses at first: nothing is lost by it, and nothing stays that was taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from relay.config.loading import load
+from tests.integration.test_redrive import LARGE, TableRoute, dead, redrive, take_records_up_to
+from tests.routes import ce, publish
+
+
+@pytest.mark.parametrize("at_recovery", [False, True])
+def test_a_dead_letter_that_was_refused_is_appended_once_it_is_taken(
+    tmp_path: Path, kafka: str, kafka_admin: AdminClient, make_topic: Callable[..., str], *, at_recovery: bool
+) -> None:
+    route = TableRoute(
+        tmp_path, kafka, make_topic(2), f"sqlite:///{tmp_path}/ledger.db", 'on_dead = "continue"\ndedup = "route"'
+    )
+    route.run("create table ledger (source text, id text, n integer not null)")
+    route.migrate()
+    letters = load(route.path).deadletter_topic
+    take_records_up_to(kafka_admin, letters, 2000)
+    publish(kafka, route.log, [(0, ce("/s/0", "m-0"), b'{"n": null, "pad": "%s"}' % LARGE.hex().encode())])
+    if at_recovery:
+        assert route.finish(RELAY_CRASH_AT="table.committed:2") == 137, route.said()
+    assert route.finish() not in (0, 137), route.said()
+    assert "is refused" in route.said()
+
+    take_records_up_to(kafka_admin, letters, 1_000_000)
+    assert route.finish() == 0, route.said()
+
+    assert [row["message_id"] for row in dead(route)] == ["m-0"], "start again: it is appended then"
+    redrive(route)
+    assert route.finish() == 0, route.said()
+    assert [row["replay_count"] for row in dead(route)] == ["1"]
