@@ -400,7 +400,9 @@ class TableDelivery:
             missing = [row for row, known in stands if known is None]
             # A redrive was committed, and its entry did not arrive: the monitor still says that the message is dead.
             revived = [(row, one.replay + 1) for row, one in stands if one and one.is_dead and row.outcome == DELIVERED]
-            for row, replay in revived:
+            # Of one that is entered, whether the record that takes its dead letters back arrived is not known.
+            known = [(row, one.replay) for row, one in stands if one and _is_redriven(row, one)]
+            for row, replay in [*revived, *(known if self._keep_inbox_s is None else ())]:
                 self._append_dead(bundle, as_message(row), TAKEN_BACK, replay)
             self._repeat_dead_letters(bundle, rows if self._keep_inbox_s is None else missing)
             self._letters_first()
@@ -483,3 +485,8 @@ class TableDelivery:
         for partition, offset in below.items():
             if partition.topic in self._topics and partition.partition in self._views:
                 self._sending.trim(partition, offset)
+
+
+def _is_redriven(row: InboxRow, standing: Standing) -> bool:
+    """Has a redrive had its effect, and does the monitor say so?"""
+    return row.outcome == DELIVERED and standing.replay > 0 and not standing.is_dead
