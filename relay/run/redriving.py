@@ -115,9 +115,10 @@ class Redriving:
         if due and order.topic_id != topic_ids.get(order.place.topic):
             self._refused.update((one.digest, OTHER_TOPIC) for one, _ in due)
             due = []
-        fresh = [(one, standing) for one, standing in due if (one.digest, one.replay) not in self._handed]
+        # By the digest: nothing sifts these batches, and an order of another program may name a message twice.
+        fresh = {one.digest: (one, standing) for one, standing in due if (one.digest, one.replay) not in self._handed}
         if fresh:
-            return self._read(order.place, fresh, limit)
+            return self._read(order.place, list(fresh.values()), limit)
         if due:
             return []
         self._end(order, [(self._refused.get(one.digest, why), do) for one, _, do, why in judged])

@@ -214,6 +214,20 @@ def test_an_order_is_carried_out_in_pieces_and_ended_when_every_message_is_enter
     assert written[1] == (order(1).key, None)
 
 
+def test_a_message_that_an_order_names_twice_is_handed_on_once() -> None:
+    log = Log(0, 100)
+    index = memory_index(2)
+    index.add_page(page([3], DEAD, 0))
+    one = redriving(log, [])
+    content = content_digest(None, b"3")
+    one._derive = lambda record, topic, partition: LogMessage(
+        topic, partition, record.offset() or 0, None, b"3", [], digest(3), content, b"", None, 0
+    )
+    log.news = [encode(replace(order(), wanted=[Wanted(3, digest(3), 1), Wanted(5, digest(3), 1)]))]
+    found = one.turn(0.0, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10)
+    assert len(found) == 1
+
+
 def test_an_order_for_a_topic_that_was_created_again_is_refused() -> None:
     log, written = Log(0, 100), list[tuple[bytes, bytes | None]]()
     index = memory_index(2)
