@@ -208,6 +208,7 @@ class RouteAudit:
         if isinstance(to, TableDestination):
             positions = self._kept_positions(to)
             dead, expired = self._dead()
+            dead = dead.unionByName(judging.sided(table_facts.dying(self._sources.spark, config, route, to), judging.DYING))
             effects = self._kept(table_facts.effects(self._sources.spark, config, route, to), stack)
             self._step(f"table {to.table}")
             self._records += effects.count()  # now, before the log's end is taken

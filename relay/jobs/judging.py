@@ -23,8 +23,9 @@ TAKEN_BACK: Final = 2
 UNDECIDED: Final = 3
 PUT_ASIDE: Final = 4
 REDRIVEN: Final = 5
+DYING: Final = 6
 """What a fact is about a digest: a message that counts, an effect, a message of an aborted or of an undecided
-capture, a dead letter, what takes dead letters back."""
+capture, a dead letter, what takes dead letters back, a death in the inbox, which its dead letter follows."""
 
 LOST_WORDS: Final = {
     "lost_dead": "recorded as dead, but there is no dead letter of it",
@@ -94,6 +95,7 @@ def meet(sides: Iterable[DataFrame]) -> DataFrame:
         (sql.bool_or(sql.col("side") == PUT_ASIDE) & ~sql.bool_or(sql.col("side") == REDRIVEN)).alias("dead"),
         sql.bool_or(sql.col("side") == REDRIVEN).alias("redriven"),
         sql.bool_or(sql.col("side").isin(PUT_ASIDE, REDRIVEN)).alias("apart"),
+        sql.bool_or(sql.col("side") == DYING).alias("dying"),
     )
     return found.withColumn("at", sql.coalesce("log.at", "effect.at", "aborted.at", "undecided.at"))
 
@@ -133,6 +135,7 @@ def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> Data
         sql.when(sql.col("redriven") & ~sql.coalesce(outcome == DELIVERED, sql.lit(False)), "unseen")
         .when(sql.col("dead") | ((outcome == DEAD) & standing.dead_expired), "put_aside")
         .when(outcome == SKIPPED, "skipped")
+        .when(sql.col("dying"), "unseen")
         .when(outcome == DEAD, "lost_dead")
         .when(outcome.isNotNull() & _lies_in(number, offset, standing.partitions, standing.told), "told")
         .when(outcome.isNotNull(), "lost_entered")

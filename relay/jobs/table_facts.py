@@ -13,7 +13,7 @@ from relay.config.model import RelayConfig, RouteConfig, TableDestination
 from relay.message import identity
 from relay.message.envelope import ID, SOURCE
 from relay.message.errors import ConfigError
-from relay.monitor.entries import DELIVERED
+from relay.monitor.entries import DEAD, DELIVERED
 
 if TYPE_CHECKING:
     import pyarrow
@@ -51,6 +51,20 @@ def effects(spark: SparkSession, config: RelayConfig, route: RouteConfig, to: Ta
             store.close()
 
     return spark.range(1, numPartitions=1).mapInArrow(_streamed(digests, "digest"), "digest binary")
+
+
+def dying(spark: SparkSession, config: RelayConfig, route: RouteConfig, to: TableDestination) -> DataFrame:
+    """Return the digests that the inbox calls dead: their dead letters follow that commit."""
+    resource, name, relay, called = config.resources[to.resource], to.resource, config.relay.name, route.name
+
+    def dead() -> Iterator[dict[str, Any]]:
+        store = tables.open_store(name, resource)
+        try:
+            yield from ({"digest": row.digest} for row in store.inbox(relay, called) if row.outcome == DEAD)
+        finally:
+            store.close()
+
+    return spark.range(1, numPartitions=1).mapInArrow(_streamed(dead, "digest"), "digest binary")
 
 
 def commits(

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.local import spark
 from relay.message import identity
-from relay.monitor.entries import Begin, InputRange, Page, Proof, Seal
+from relay.monitor.entries import DEAD, Begin, InputRange, Page, Proof, Seal
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_table import on_postgresql
 from tests.routes import delete_below
@@ -197,6 +197,21 @@ def test_every_fault_planted_in_a_table_is_found(make_site: Callable[..., Site],
     kinds = ("lost", "duplicates", "reordered", "phantoms", "unseen")
     assert {kind: route[kind] for kind in kinds} == dict.fromkeys(kinds, 1)
     assert code == 1
+
+
+def test_a_death_whose_dead_letter_is_still_to_come_is_lag_not_loss(make_site: Callable[..., Site], shop: str) -> None:
+    site = make_site(TABLE_ROUTE, shop)
+    ledger = on_postgresql(site)
+    for number in range(3):  # 0 and 1 dead by the inbox, 0 also by the monitor; 2 lost
+        site.write(site.log, number)
+    for number in range(2):
+        ledger.inbox(number, number, DEAD)
+    ledger.stand_at(3)
+    site.record(replace(page_of(site, [0], os.urandom(16), bytes([DEAD])), proof=Proof.PROVEN))
+
+    route = agree(site)
+
+    assert (route["unseen"], route["lost"]) == (2, 1)
 
 
 def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path: Path) -> None:
