@@ -16,6 +16,7 @@ from relay.message import identity
 from relay.message.envelope import (
     CAPTURE,
     DEAD_CODE,
+    DEAD_REPLAY,
     DEAD_ROUTE,
     ID,
     OUT_DIGEST,
@@ -132,9 +133,12 @@ def outputs(
 
 
 def dead_letters(batches: Batches, route: str) -> tuple[set[bytes], set[bytes]]:
-    """Return the digests of a route's dead letters, and of those that a redrive has taken back."""
+    """Return the digests of a route's dead letters that stand, and of those that a redrive has taken back.
+
+    A redrive takes back the letters with a lower number than its own.
+    """
     wanted = route.encode()
-    found, taken_back = set[bytes](), set[bytes]()
+    found, taken_back = dict[bytes, int](), dict[bytes, int]()
     for records in batches:
         for _place, _offset, message in records:
             headers = _headers(message)
@@ -143,10 +147,13 @@ def dead_letters(batches: Batches, route: str) -> tuple[set[bytes], set[bytes]]:
             into = taken_back if headers.get(DEAD_CODE) == REDRIVEN.encode() else found
             key = message.key() or b""
             try:
-                into.add(bytes.fromhex(key.decode("ascii")))
+                digest = bytes.fromhex(key.decode("ascii"))
             except ValueError:
-                into.add(identity.digest(b"?", key))
-    return found, taken_back
+                digest = identity.digest(b"?", key)
+            number = headers.get(DEAD_REPLAY, b"")
+            into[digest] = max(int(number) if number.isdigit() and len(number) <= 3 else 0, into.get(digest, 0))
+    standing = {digest for digest, number in found.items() if number >= taken_back.get(digest, 0)}
+    return standing, taken_back.keys() - standing
 
 
 def monitor(batches: Batches) -> tuple[Evidence, int]:

@@ -377,7 +377,7 @@ class _RouteAudit:
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
         state = State(
-            {**untouched, **seen.positions}, lows, seen.dead - seen.redriven, seen.dead_expired, outcomes,
+            {**untouched, **seen.positions}, lows, seen.dead, seen.dead_expired, outcomes,
             seen.evidence.open_ranges(),
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
             self._dying(store, missing) if store is not None and missing else (),

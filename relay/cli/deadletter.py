@@ -13,7 +13,15 @@ from typing import Annotated, Any, Final
 import typer
 
 from relay.cli.choosing import me
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.cli.report import (
+    ConfigArgument,
+    JsonOption,
+    print_json,
+    print_line,
+    print_problem,
+    print_table,
+    purpose,
+)
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.control.dead_letters import dead_letter, dead_letters
@@ -21,6 +29,7 @@ from relay.control.redrive_orders import Ordered, Ordering
 from relay.message.errors import CheckFailed, ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
+MORE: Final = "note: there are more dead letters than are shown at a time; redrive these first, or choose with --route"
 _COLUMNS: Final = ("digest", "route", "code", "topic", "partition", "offset", "source", "message_id")
 
 
@@ -34,16 +43,18 @@ def list_command(
 ) -> None:
     """List dead letters, each once, with how many there are of each cause."""
     loaded = load(Path(config))
-    rows = dead_letters(loaded, route=route, code=code)
+    rows, complete = dead_letters(loaded, route=route, code=code)
     if not rows and route is not None and route not in loaded.routes:
         # Letters of a route that is configured no more are still found; a name without any is a slip of the pen.
         raise ConfigError(f"--route {route}: there is no such route; there are: {', '.join(loaded.routes)}")
     causes = Counter(row["code"] for row in rows)
     if as_json:
-        print_json({"dead_letters": rows, "causes": causes})
+        print_json({"dead_letters": rows, "causes": causes, "complete": complete})
         return
     print_table(_COLUMNS, [[row[name] for name in _COLUMNS] for row in rows])
     print_line(", ".join(f"{count} {cause}" for cause, count in causes.most_common()) or "no dead letter")
+    if not complete:
+        print_line(MORE, style="yellow")
 
 
 @app.command("show")
@@ -107,7 +118,9 @@ def redrive_command(
 
 
 def _chosen(config: RelayConfig, digests: Sequence[str], route: str | None, code: str | None) -> list[dict[str, Any]]:
-    rows = dead_letters(config, route=route, code=code)
+    rows, complete = dead_letters(config, route=route, code=code)
+    if not complete:
+        print_problem(MORE)
     if digests:
         missing = set(digests) - {row["digest"] for row in rows}
         if missing:

@@ -1,6 +1,7 @@
 """The dead letters of all routes, read from ``<relay>.deadletter``: each once, the latest record of it.
 
-All of the topic is read: behind a bound, letters would be hidden by as many later records that take others back.
+All of the topic is read: behind a bound, letters would be hidden by as many later records that take others back. What is
+kept is bounded: letters past ``LETTERS_MAX`` are looked at when those before them are redriven.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from relay.config.model import RelayConfig
 from relay.delivery.deadletter import PREFIX
@@ -16,12 +17,14 @@ from relay.delivery.table import LOST_PAYLOAD
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
-from relay.message.envelope import REDRIVEN, SOURCE
+from relay.message.envelope import DEAD_CODE, DEAD_REPLAY, DEAD_ROUTE, REDRIVEN, SOURCE
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition, headers_if_any
 from relay.run import clock
 from relay.run.logging import text
 
+LETTERS_MAX: Final = 200_000
+"""About 250 MB."""
 _DEADLINE_S: Final = 30.0
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 """What fits an order's fields; a stranger's record may say anything."""
@@ -31,22 +34,32 @@ _FACTS: Final = (
 )  # fmt: skip
 
 
-def dead_letters(config: RelayConfig, *, route: str | None = None, code: str | None = None) -> list[dict[str, Any]]:
-    """Return what is dead, by route and place in the log, without payloads; ConfigError if there is no such topic.
+class DeadLetters(NamedTuple):
+    """Dead letters by route and place in the log, without payloads; not ``complete``: there are more."""
 
-    What a redrive has delivered is dead no more.
-    """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    revived: set[tuple[str, str]] = set()
+    rows: list[dict[str, Any]]
+    complete: bool
+
+
+def dead_letters(config: RelayConfig, *, route: str | None = None, code: str | None = None) -> DeadLetters:
+    """Return what is dead; ConfigError if there is no such topic. What a redrive has delivered is dead no more."""
+    revived: dict[tuple[str, str], int] = {}
     for record in _records(config):
-        row = _row(record)
-        key = row["digest"], row["route"]
-        if row["code"] == REDRIVEN:
-            revived.add(key)
-        elif route in (None, row["route"]) and _tells_more(row, found.get(key)):
+        if _header(record, DEAD_CODE) == REDRIVEN:
+            revived[_key(record)] = max(_number(_header(record, DEAD_REPLAY)), revived.get(_key(record), 0))
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    complete = True
+    for record in _records(config):
+        key = _key(record)
+        if _number(_header(record, DEAD_REPLAY)) < revived.get(key, 0) or route not in (None, key[1]):
+            continue
+        if key not in found and len(found) >= LETTERS_MAX:
+            complete = False
+        elif (row := _row(record))["code"] != REDRIVEN and _tells_more(row, found.get(key)):
             found[key] = row
-    dead = (row for key, row in found.items() if key not in revived and code in (None, row["code"]))
-    return sorted(dead, key=lambda row: (row["route"], row["topic"], int(row["partition"]), int(row["offset"])))
+    dead = (row for row in found.values() if code in (None, row["code"]))
+    rows = sorted(dead, key=lambda row: (row["route"], row["topic"], int(row["partition"]), int(row["offset"])))
+    return DeadLetters(rows, complete)
 
 
 def dead_letter(config: RelayConfig, digest: str) -> list[dict[str, Any]]:
@@ -85,9 +98,22 @@ def _tells_more(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool
     return bool(row["code"] != LOST_PAYLOAD.code)
 
 
+def _key(record: Any) -> tuple[str, str]:
+    """Return digest and route."""
+    return text((record.key() or b"").decode("ascii", "replace")), text(_header(record, DEAD_ROUTE))
+
+
+def _header(record: Any, name: str) -> str:
+    return (dict(headers_if_any(record)).get(name) or b"").decode("utf-8", "replace")
+
+
+def _number(said: str) -> int:
+    return int(said) if _NUMBER.fullmatch(said) else 0
+
+
 def _row(record: Any) -> dict[str, Any]:
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in headers_if_any(record)}
     row = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
     for name in ("partition", "offset", "replay_count"):
-        row[name] = row[name] if _NUMBER.fullmatch(row[name]) else "0"
-    return {"digest": text((record.key() or b"").decode("ascii", "replace")), **row, "source": text(headers.get(SOURCE, ""))}
+        row[name] = str(_number(row[name]))
+    return {"digest": _key(record)[0], **row, "source": text(headers.get(SOURCE, ""))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from relay.delivery.batch import Batch, Counts
@@ -51,6 +52,9 @@ class Destination(Protocol):
 
     def close(self) -> None:
         """Give connections back."""
+
+    def entering(self) -> AbstractSet[bytes]:
+        """Digests of messages that are over, and whose entries are still on their way to the monitor."""
 
     @property
     def narrowed_to(self) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from zlib import crc32
@@ -251,6 +252,10 @@ class TableDelivery:
             self._trim_at = now + TRIM_PERIOD_S
             self._trim(now)
 
+    def entering(self) -> AbstractSet[bytes]:
+        """Digests of messages whose rows are committed, and whose entries are still on their way to the monitor."""
+        return set[bytes]().union(*(token.digests for token in self._entering))
+
     def abandon(self) -> None:
         """Let go of what is under way: whether it took effect, the inbox tells the next recovery."""
         self._sending.abandon()
@@ -291,7 +296,7 @@ class TableDelivery:
         if not self._under_way and not self._entering:
             return fresh
         on_their_way = {message.digest for shipment in self._under_way for message in shipment.messages}
-        on_their_way.update(*(token.digests for token in self._entering))
+        on_their_way |= self.entering()
         kept = [message for message in fresh if message.digest not in on_their_way]
         tried.duplicates += len(fresh) - len(kept)
         return kept

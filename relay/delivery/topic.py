@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, NoReturn
 from zlib import crc32
 
@@ -172,6 +173,10 @@ class TopicDelivery:
         if self._producer is not None:
             self._producer.discard()
             self._producer = None
+
+    def entering(self) -> AbstractSet[bytes]:
+        """None: entries are committed with the outputs."""
+        return frozenset()
 
     @property
     def narrowed_to(self) -> int | None:

@@ -15,6 +15,7 @@ from relay.message import identity
 from relay.message.envelope import (
     CAPTURE,
     DEAD_CODE,
+    DEAD_REPLAY,
     DEAD_ROUTE,
     ID,
     OUT_DIGEST,
@@ -120,14 +121,20 @@ def output_effects(
 
 
 def dead_letters(records: DataFrame, route: str) -> DataFrame:
-    """Return the digests of a route's dead letters, and whether a redrive took them back (``redriven``)."""
+    """Return the digests of a route's dead letters, each once, and whether a redrive took them back (``redriven``)."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     key = sql.coalesce(sql.col("key"), sql.lit(b""))
     named = sql.when(key.cast("string").rlike("^([0-9a-fA-F]{2})*$"), sql.unhex(key.cast("string")))
     mine = records.where(_headers()[DEAD_ROUTE].cast("string") == route)
     redriven = sql.coalesce(_headers()[DEAD_CODE].cast("string") == REDRIVEN, sql.lit(False))
-    return mine.select(sql.coalesce(named, key).alias("digest"), redriven.alias("redriven")).distinct()
+    said = _headers()[DEAD_REPLAY].cast("string")
+    number = sql.when(said.rlike("^[0-9]{1,3}$"), said.cast("int")).otherwise(0)
+    rows = mine.select(sql.coalesce(named, key).alias("digest"), redriven.alias("redriven"), number.alias("number"))
+    taken_back = sql.max(sql.when(sql.col("redriven"), sql.col("number")))
+    standing = sql.max(sql.when(~sql.col("redriven"), sql.col("number")))
+    stands = sql.coalesce(standing >= sql.coalesce(taken_back, sql.lit(0)), sql.lit(False))
+    return rows.groupBy("digest").agg((~stands).alias("redriven"))
 
 
 def page_rows(

@@ -92,7 +92,7 @@ def meet(sides: Iterable[DataFrame]) -> DataFrame:
         sql.count_if(effect).alias("effects"),
         sql.min(sql.when(sql.col("side") == TAKEN_BACK, sql.struct("pos", "at"))).alias("aborted"),
         sql.min(sql.when(sql.col("side") == UNDECIDED, sql.struct("pos", "at"))).alias("undecided"),
-        (sql.bool_or(sql.col("side") == PUT_ASIDE) & ~sql.bool_or(sql.col("side") == REDRIVEN)).alias("dead"),
+        sql.coalesce(sql.bool_or(sql.col("side") == PUT_ASIDE), sql.lit(False)).alias("dead"),
         sql.bool_or(sql.col("side") == REDRIVEN).alias("redriven"),
         sql.bool_or(sql.col("side").isin(PUT_ASIDE, REDRIVEN)).alias("apart"),
         sql.bool_or(sql.col("side") == DYING).alias("dying"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from relay.kafka.reading import PartitionReader
 from relay.message.errors import Unreachable
@@ -23,7 +23,8 @@ class ControlTopic:
         timeout_s: float,
     ) -> None:
         self._consumer = consumer
-        self._producer = Producer(dict(producer))
+        self._made = dict(producer)
+        self._producer = Producer(self._made)
         self._partition = LogPartition(topic, 0)
         self._clock = clock
         self._timeout_s = timeout_s
@@ -56,13 +57,23 @@ class ControlTopic:
             if error is not None:
                 failures.append(error)
 
-        self._producer.produce(
-            self._partition.topic, key=key, value=value, partition=self._partition.partition, on_delivery=delivered
-        )
+        try:
+            self._append(key, value, delivered)
+        except KafkaException as error:
+            if not error.args[0].fatal():
+                raise
+            # Retry: nothing of this record was sent, and a producer that has failed once takes no other for ever.
+            self._producer.purge()
+            self._producer = Producer(self._made)
+            self._append(key, value, delivered)
         left = self._producer.flush(self._timeout_s) if wait else self._producer.poll(0) * 0
         if wait and (left or failures):
             reason = failures[0].str() if failures else "no acknowledgement"
             raise Unreachable(f"{self._partition.topic} cannot be written: {reason}")
+
+    def _append(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
+        topic, partition = self._partition
+        self._producer.produce(topic, key=key, value=value, partition=partition, on_delivery=delivered)
 
     def close(self) -> None:
         """Wait briefly for what is under way."""

@@ -31,8 +31,10 @@ class InquiryTopic:
         try:
             self._producer.produce(self._topic, value, key)
             self._producer.poll(0)
-        except (BufferError, KafkaException):
+        except BufferError:
             return  # Retry: the asker comes again.
+        except KafkaException:
+            self._producer = None  # Retry, with another producer: one that has failed for good takes nothing any more.
 
 
 class InquiryReader:

@@ -68,7 +68,9 @@ class PartitionReader:
                 self._consumer = Consumer(self._given)
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
-                    raise Unreachable(f"the watermarks of {partition} cannot be read: {sentence(error)}") from error
+                    raise Unreachable(
+                        f"the ends of {partition.topic}[{partition.partition}] cannot be read: {sentence(error)}"
+                    ) from error
                 pausing.sleep(_LEADER_PAUSE_S)
             else:
                 return low, high

@@ -152,10 +152,6 @@ class Topics:
             for name, facts in found.items()
         }
 
-    def ids(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the ids of the topics that exist: half a millisecond, for who asks again and again."""
-        return {name: facts.topic_id for name, facts in self.describe(names, settings=False).items()}
-
     def brokers(self) -> list[BrokerFacts]:
         """Return every broker with its settings, or without them where the cluster right is missing."""
         future = self._ask(self._admin.describe_cluster, "describe the cluster")

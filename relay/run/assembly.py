@@ -145,7 +145,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         views=_views(config, route, number, facts[monitor].topic_id, scanner),
         resolving=_resolving(config, ports, resources, worker_id, lambda partition: scanner.watermarks(partition)[1]),
         reloading=reloading,
-        redriving=_redriving(config, route, ports, worker_id, control, intake),
+        redriving=_redriving(config, route, ports, worker_id, control, intake, destination),
         progress=Progress(
             _identity(config, route, worker_id),
             _status_writer(control, route, worker_id),
@@ -163,7 +163,13 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
 
 
 def _redriving(
-    config: RelayConfig, route: RouteConfig, ports: RoutePorts, worker_id: str, control: ControlTopic, intake: Intake
+    config: RelayConfig,
+    route: RouteConfig,
+    ports: RoutePorts,
+    worker_id: str,
+    control: ControlTopic,
+    intake: Intake,
+    destination: Destination,
 ) -> Redriving:
     return Redriving(
         route.name,
@@ -172,6 +178,7 @@ def _redriving(
         lambda key, value: control.put(key, value, wait=True),
         intake.derive,
         lambda: ports.reader(committed=True),
+        destination.entering,
         batch_bytes=route.batch.bytes,
     )
 

@@ -39,7 +39,7 @@ class Progress:
         """Note what the worker does now: recovering, running, stuck, draining or stopped."""
         self._state = name
         self._beat_at = 0.0
-        if name in ("recovering", "stuck", "stopped") and self._last is not None:
+        if name in ("recovering", "stuck", "draining", "stopped") and self._last is not None:
             self._write(self._record(*self._last), name == "stopped")
 
     def took_over(self, now: float) -> None:

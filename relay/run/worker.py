@@ -450,12 +450,15 @@ class RouteWorker:
         self._progress.state("draining")
         self._destination.wait(REVOKE_WAIT_S)
         self._acknowledge_last()
-        self._views.close()
-        self._destination.close()
-        self._resolving.close()
-        self._redriving.close()
-        self._group.close()
-        self._progress.state("stopped")
+        try:
+            self._views.close()
+            self._destination.close()
+        finally:
+            # Whatever could not be ended: others take over at once, and not when the session has expired.
+            self._resolving.close()
+            self._redriving.close()
+            self._group.close()
+            self._progress.state("stopped")
 
     def _reason(self, found: RelayError) -> RelayError:
         """What stops a worker may only show that the log is another topic by now, and that has another remedy."""

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.control import dead_letters
 
 MANY = 100_001
 
@@ -67,3 +68,27 @@ def test_a_record_whose_numbers_are_none_hides_nothing(letters: Letters) -> None
     assert {(one["code"], one["partition"], one["offset"], one["replay_count"]) for one in letters.listed()} == {
         ("json", "0", "1", "0"), ("forged", "0", "0", "0"),
     }  # fmt: skip
+
+
+def test_a_redrive_takes_back_what_died_before_it_only(letters: Letters) -> None:
+    letters.write(1, "json")
+    letters.write(1, "redriven", replay_count="1")
+    letters.write(2, "json", replay_count="1")
+    letters.write(2, "redriven", replay_count="1")  # and the destination was restored: it died in that redrive again
+
+    assert [one["offset"] for one in letters.listed()] == ["2"]
+
+
+def test_more_letters_than_are_kept_come_when_those_before_them_are_redriven(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "LETTERS_MAX", 2)
+    for number in (1, 2, 3):
+        letters.write(number, "json")
+    assert [one["offset"] for one in letters.listed()] == ["1", "2"]
+    assert "there are more" in CliRunner().invoke(app, ["deadletter", "list", str(letters.path)]).stdout
+
+    letters.write(1, "redriven", replay_count="1")
+    letters.write(2, "redriven", replay_count="1")
+
+    assert [one["offset"] for one in letters.listed()] == ["3"]

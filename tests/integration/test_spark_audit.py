@@ -101,29 +101,31 @@ def test_every_planted_fault_is_found_by_name_and_window(
 
 def test_what_a_redrive_delivered_stands_outside_of_its_order_and_is_dead_no_more(make_site: Callable[..., Site]) -> None:
     site = make_site()
-    for number in range(8):
+    for number in range(9):
         site.write(site.log, number)
-    # 1 redriven; 4 dead; 5 redriven by every word, and not there; 6 redriven just now; 7 before 3 without any redrive
+    # 1 redriven; 4 dead; 5 redriven by every word, and not there; 6 redriven just now; 7 before 3 without any redrive;
+    # 8 redriven, and then, in a destination of before, dead in that redrive
     for number in (0, 2, 7, 3, 1):
         site.write(site.output, number)
-    for number in (1, 4, 5, 6):
+    for number in (1, 4, 5, 6, 8):
         site.dead(digest(number))
-    for number in (1, 5, 6):
-        site.dead(digest(number), code="redriven")
+    for number in (1, 5, 6, 8):
+        site.dead(digest(number), code="redriven", replay=1)
+    site.dead(digest(8), replay=1)
     instance = os.urandom(16)
     site.record(
-        Begin("w", "t", instance, 1, -1, [InputRange(site.log, 0, 0, 8)], []),
-        replace(page_of(site, [1, 5], instance), replays=b"\1\1"),
-        page_of(site, [0, 1, 2, 3, 4, 5, 6, 7], instance, bytes([0, 1, 0, 0, 1, 1, 1, 0])),
+        Begin("w", "t", instance, 1, -1, [InputRange(site.log, 0, 0, 9)], []),
+        replace(page_of(site, [1, 5, 8], instance, bytes([0, 0, 1])), replays=b"\1\1\1"),
+        page_of(site, [0, 1, 2, 3, 4, 5, 6, 7, 8], instance, bytes([0, 1, 0, 0, 1, 1, 1, 0, 1])),
         Seal("w", instance, 1),
     )
-    site.stand_at(8, 0)
+    site.stand_at(9, 0)
 
     route = agree(site)
 
     kinds = ("captured", "delivered", "dead_letters", "reordered", "lost", "unseen", "duplicates")
     assert {kind: route[kind] for kind in kinds} == {
-        "captured": 8, "delivered": 5, "dead_letters": 1, "reordered": 1, "lost": 1, "unseen": 1, "duplicates": 0,
+        "captured": 9, "delivered": 5, "dead_letters": 2, "reordered": 1, "lost": 1, "unseen": 1, "duplicates": 0,
     }  # fmt: skip
 
 

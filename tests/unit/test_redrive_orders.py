@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Self
 from unittest.mock import MagicMock
@@ -168,7 +169,9 @@ class Record:
         return self._offset
 
 
-def redriving(log: Log, written: list[tuple[bytes, bytes | None]]) -> Redriving:
+def redriving(
+    log: Log, written: list[tuple[bytes, bytes | None]], entering: AbstractSet[bytes] = frozenset()
+) -> Redriving:
     def derive(record: Record, topic: str, partition: int) -> LogMessage:
         offset = record.offset()
         value = b"%d" % (offset if offset != 6 else 0)  # another message lies at 6 by now
@@ -182,7 +185,7 @@ def redriving(log: Log, written: list[tuple[bytes, bytes | None]]) -> Redriving:
 
     return Redriving(
         "main", "w", log, lambda key, value: written.append((key, value)), derive,  # type: ignore[arg-type]
-        lambda: Reader(log.low, log.high), batch_bytes=1000,  # type: ignore[arg-type,return-value]
+        lambda: Reader(log.low, log.high), lambda: entering, batch_bytes=1000,  # type: ignore[arg-type,return-value]
     )  # fmt: skip
 
 
@@ -226,6 +229,23 @@ def test_a_message_that_an_order_names_twice_is_handed_on_once() -> None:
     log.news = [encode(replace(order(), wanted=[Wanted(3, digest(3), 1), Wanted(5, digest(3), 1)]))]
     found = one.turn(0.0, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10)
     assert len(found) == 1
+
+
+def test_a_message_whose_entry_is_on_its_way_is_waited_for() -> None:
+    log, written, entering = Log(0, 100), list[tuple[bytes, bytes | None]](), {digest(3)}
+    index = memory_index(2)
+    one = redriving(log, written, entering)
+    log.news = [encode(order(1, (3,)))]
+
+    def turn() -> list[int]:
+        return [message.offset for message, _ in one.turn(0.0, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10)]
+
+    assert turn() == []
+    assert one.is_busy({PLACE: 0}), "whether it is dead is not known yet"
+    index.add_page(page([3], DEAD, 0))
+    entering.clear()
+    assert turn() == [3]
+    assert written == []
 
 
 def test_an_order_for_a_topic_that_was_created_again_is_refused() -> None:

@@ -177,3 +177,14 @@ def test_a_destination_that_makes_it_wait_does_not_fill_its_memory(size: int, mo
     delivered = [m.offset for call in parts.destination.submit.call_args_list for m in call.args[0].messages]
     assert delivered == list(range(len(delivered))), "it goes on where it stood"
     assert len(delivered) > 500
+
+
+def test_a_drain_that_cannot_end_what_is_under_way_leaves_the_group() -> None:
+    made, parts = worker()
+    parts.destination.close.side_effect = Unreachable("the monitor does not answer")
+
+    with pytest.raises(Unreachable):
+        made._drain()
+
+    parts.group.close.assert_called_once()
+    assert [call.args[0] for call in parts.progress.state.call_args_list] == ["draining", "stopped"]
