@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -168,21 +167,20 @@ class TopicRecovery:
                     torn.append((view, begin))
                 else:
                     seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-        letters: Stamped = {_stamp(begin): bytearray() for _, begin in torn}
-        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin in torn}, self._deads, letters)
+        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin in torn}, self._deads)
         for view, begin in torn:
             key = (begin.instance, begin.n)
-            told = shown[key]
+            told, letters = shown[key], set[bytes]()
             if isinstance(told, str):
                 self._persons.settle(reader, self._monitor, view.partition, begin, positions, told)
                 present = _below(view.evidence.pending(*key), positions)
                 dead += self._untold(reader, view.evidence.pending(*key))
             else:
-                present = set(split(told))
+                letters = set(split(told.letters))
+                present = letters.union(split(told.outputs))
             done = settle(
                 begin, view.evidence.pending(*key), present, worker=self._worker, instance=producer.instance, n=1,
-                letters=frozenset(split(bytes(letters[_stamp(begin)]))), replays=partial(_next_replays, view.index),
-                can_tell=not isinstance(told, str),
+                letters=letters, replays=partial(_next_replays, view.index), can_tell=not isinstance(told, str),
             )  # fmt: skip
             log.warning(
                 "settled", transactional_id=begin.transactional_id, n=begin.n, added=done.added, voided=done.voided
@@ -266,25 +264,28 @@ def _below(pages: Sequence[Page], positions: Mapping[LogPartition, int]) -> set[
     }
 
 
-Stamped = Mapping[tuple[bytes | None, bytes | None], bytearray]
+Stamped = dict[tuple[bytes | None, bytes | None], bytearray]
 """Digests by the transaction that the records' own headers name."""
 
 
-def _shown(
-    scanner: Reader,
-    reader: Reader,
-    begins: Mapping[tuple[bytes, int], Begin],
-    deads: Collection[LogPartition] = (),
-    letters: Stamped = MappingProxyType({}),
-) -> dict[tuple[bytes, int], bytes | str]:
-    """Digests of the outputs that each transaction shows to a read_committed reader, or why nobody can tell.
+class Visible(NamedTuple):
+    """Digests of what a transaction shows to a read_committed reader: of outputs, and of dead letters."""
 
-    Those of them that lie in ``deads`` are dead letters, and also left in ``letters``. Every output partition
-    is read once, however many transactions are looked for in it, and up to its high watermark: the last stable offset
-    may lie below the outputs while somebody else's transaction is open there.
+    outputs: bytes
+    letters: bytes
+
+
+def _shown(
+    scanner: Reader, reader: Reader, begins: Mapping[tuple[bytes, int], Begin], deads: Collection[LogPartition]
+) -> dict[tuple[bytes, int], Visible | str]:
+    """Return what each transaction shows, or why nobody can tell; dead letters are what lies in ``deads``.
+
+    Every output partition is read once, however many transactions are looked for in it, and up to its high watermark:
+    the last stable offset may lie below the outputs while somebody else's transaction is open there.
     """
-    shown: dict[tuple[bytes, int], bytes | str] = {}
-    found: dict[tuple[bytes | None, bytes | None], bytearray] = {}
+    shown: dict[tuple[bytes, int], Visible | str] = {}
+    outputs: Stamped = {}
+    letters: Stamped = {}
     spans: dict[LogPartition, tuple[int, int]] = {}
     for key, begin in begins.items():
         own: dict[LogPartition, tuple[int, int]] = {}
@@ -299,16 +300,16 @@ def _shown(
                 break
             own[partition] = (output.offset, high)
         else:
-            found[_stamp(begin)] = bytearray()
+            outputs[_stamp(begin)], letters[_stamp(begin)] = bytearray(), bytearray()
             for partition, (first, high) in own.items():
                 before = spans.get(partition, (first, high))
                 spans[partition] = (min(first, before[0]), max(high, before[1]))
-    for records in reader.read(spans):
-        for record in records:
-            is_letter = bool(deads) and LogPartition(record.topic() or "", record.partition() or 0) in deads
-            gather_stamped(record, letters if is_letter else found)
+    for found, of_letters in ((outputs, False), (letters, True)):
+        for records in reader.read({place: span for place, span in spans.items() if (place in deads) is of_letters}):
+            for record in records:
+                gather_stamped(record, found)
     stamps = {key: _stamp(begin) for key, begin in begins.items() if key not in shown}
-    return shown | {key: bytes(found[stamp] + letters.get(stamp, b"")) for key, stamp in stamps.items()}
+    return shown | {key: Visible(bytes(outputs[stamp]), bytes(letters[stamp])) for key, stamp in stamps.items()}
 
 
 def _stamp(begin: Begin) -> tuple[bytes, bytes]:

@@ -42,9 +42,9 @@ def test_what_a_stranger_writes_is_not_taken_for_one_and_stops_nothing(record: F
 
 
 class CountingReader:
-    """One output partition that starts at offset 10; counts what is read."""
+    """Partitions that start at offset 10; counts what is read."""
 
-    def __init__(self, records: list[Fake]) -> None:
+    def __init__(self, records: dict[LogPartition, list[Fake]]) -> None:
         self.records = records
         self.spans: list[dict[LogPartition, tuple[int, int]]] = []
 
@@ -53,7 +53,7 @@ class CountingReader:
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Fake]]:
         self.spans.append(dict(ranges))
-        yield self.records
+        yield from (self.records[place] for place in ranges)
 
 
 def test_the_outputs_of_many_torn_transactions_are_read_once() -> None:
@@ -62,17 +62,18 @@ def test_the_outputs_of_many_torn_transactions_are_read_once() -> None:
         return Fake(headers=[(stamp[0][0], stamp[0][1].hex().encode()), *stamp[1:]])
 
     def begin(number: int, offset: int) -> Begin:
-        return Begin("w", f"t{number}", bytes([number]) * 16, int(N), 2, [], [OutputStart("out", 0, offset)])
+        return Begin("w", f"t{number}", bytes([number]) * 16, int(N), 2, [], [OutputStart("out", 0, offset), OutputStart("dead", 0, 40)])
 
     begins = {(one.instance, one.n): one for one in (begin(1, 20), begin(2, 15), begin(3, 30), begin(4, 5))}
-    reader = CountingReader([output(2), output(1), output(2), output(5)])
+    out, dead = LogPartition("out", 0), LogPartition("dead", 0)
+    reader = CountingReader({out: [output(2), output(1), output(2), output(5)], dead: [output(3)]})
 
-    shown = _shown(reader, reader, begins)
+    shown = _shown(reader, reader, begins, {dead})
 
-    assert reader.spans == [{LogPartition("out", 0): (15, 90)}]
+    assert reader.spans == [{out: (15, 90)}, {dead: (40, 90)}]
     one, two, three, four = (shown[key] for key in begins)
-    assert one == (1).to_bytes(16, "big")
-    assert two == (2).to_bytes(16, "big") * 2
-    assert three == b""
+    assert one == ((1).to_bytes(16, "big"), b"")
+    assert two == ((2).to_bytes(16, "big") * 2, b"")
+    assert three == (b"", (3).to_bytes(16, "big"))
     assert isinstance(four, str)
     assert "starts at 10, above 5" in four
