@@ -53,6 +53,7 @@ def letters(tmp_path: Path, kafka: str, kafka_admin: AdminClient) -> Iterator[Le
     kafka_admin.delete_topics([made.topic])[made.topic].result(30)
 
 
+@pytest.mark.slow
 def test_a_letter_is_listed_however_many_were_taken_back_after_it(letters: Letters) -> None:
     letters.write(0, "json")
     for number in range(1, MANY):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.routes import Route, ce, publish, wait_for
 
@@ -22,6 +23,7 @@ def resident_mb(pid: int) -> int:
     return int(found[1]) // 1024
 
 
+@pytest.mark.slow
 def test_a_locked_table_does_not_fill_the_memory_with_large_messages(
     tmp_path: Path, kafka: str, postgres: str, make_topic: Callable[..., str]
 ) -> None:

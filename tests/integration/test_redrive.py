@@ -83,6 +83,7 @@ def test_a_redrive_delivers_what_the_destination_takes_by_now(topic_route: Topic
     verified(route, delivered=20, dead_letters=0, reordered=0, duplicates=0)
 
 
+@pytest.mark.slow
 def test_what_dies_again_is_a_dead_letter_again_and_may_be_redriven_again(
     topic_route: TopicRoute, kafka_admin: AdminClient
 ) -> None:
@@ -119,7 +120,7 @@ def test_a_redrive_that_was_carried_out_is_not_carried_out_again(
     assert "no such dead letter" in result.output
 
 
-@pytest.mark.parametrize("point", [*slow("sealed.announced", "sealed.outputs", "sealed.flushed"), "sealed.committing", *slow("sealed.committed")])
+@pytest.mark.parametrize("point", slow("sealed.announced", "sealed.outputs", "sealed.flushed", "sealed.committing", "sealed.committed"))
 def test_killed_at_each_step_of_a_redrive_a_topic_gets_every_message_once(
     topic_route: TopicRoute, kafka_admin: AdminClient, point: str
 ) -> None:

@@ -13,7 +13,7 @@ from tests.integration.test_redrive import LARGE, TableRoute, dead, numbers, red
 from tests.routes import ce, publish, wait_for
 
 
-@pytest.mark.parametrize("at_recovery", [False, True])
+@pytest.mark.parametrize("at_recovery", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_dead_letter_that_was_refused_is_appended_once_it_is_taken(
     tmp_path: Path, kafka: str, kafka_admin: AdminClient, make_topic: Callable[..., str], *, at_recovery: bool
 ) -> None:

@@ -25,7 +25,7 @@ LESSONS: Final = (
         "twice (seeds 300, 546, 640 and 1436 at d7f7e34)",
     ),
     Lesson(
-        89,
+        58,
         "recoveries_in_step",
         "two workers that fence each other in step do so for ever (seeds 28, 47 and 50 at 5f5c56a)",
     ),
