@@ -68,10 +68,15 @@ def up(
 
 
 @app.command()
-def down(directory: Directory) -> None:
+def down(directory: Directory, *, as_json: JsonOption = False) -> None:
     """Stop what runs in the directory; its data stays, and so does an existing PostgreSQL given by URL."""
     with _reported():
-        _found(directory).down()
+        stopped = _found(directory).down()
+    if as_json:
+        print_json({"stopped": stopped})
+        return
+    said = " and ".join(name for name, count in stopped.items() if count)
+    print_line(f"Stopped {said}; the data stays in {directory}" if said else f"Nothing ran in {directory}")
 
 
 @app.command()

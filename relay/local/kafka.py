@@ -161,12 +161,13 @@ class KafkaCluster:
                 broker.listener, len(self.plan.brokers), START_TIMEOUT_S, self._check_alive(broker.node_id)
             )
 
-    def stop(self) -> None:
-        """Stop every broker cleanly (SIGTERM, then SIGKILL after a grace); the data stays."""
+    def stop(self) -> int:
+        """Stop every broker cleanly (SIGTERM, then SIGKILL after a grace); the data stays. Returns how many ran."""
         processes = [self.process(broker.node_id) for broker in self.plan.brokers]
         running = [process for process in processes if process is not None and process.send(signal.SIGTERM)]
         for process in running:
             process.end(STOP_GRACE_S)
+        return len(running)
 
     def kill(self, node_id: int = 1) -> None:
         """SIGKILL one broker, as a crash would."""

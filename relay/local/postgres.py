@@ -105,11 +105,13 @@ class PostgresServer:
                 )
             clock.sleep(_POLL_S)
 
-    def stop(self, mode: StopMode = StopMode.FAST) -> None:
-        """Stop the server; SIGKILL when it has not ended after a grace. The data stays."""
+    def stop(self, mode: StopMode = StopMode.FAST) -> bool:
+        """Stop the server; SIGKILL when it has not ended after a grace. The data stays. Returns whether it ran."""
         process = self.process()
-        if process is not None and process.send(mode.value):
-            process.end(STOP_GRACE_S)
+        if process is None or not process.send(mode.value):
+            return False
+        process.end(STOP_GRACE_S)
+        return True
 
     def kill(self) -> None:
         """SIGKILL the server and all its backends, as a crash of the machine would."""

@@ -63,13 +63,15 @@ class LocalServices:
         cluster = KafkaCluster.find(directory / "kafka")
         return None if cluster is None else cls(directory, cluster.bootstrap, _postgres_url(directory))
 
-    def down(self) -> None:
-        """Stop the brokers and our own PostgreSQL; an existing server given by URL is left alone. The data stays."""
+    def down(self) -> dict[str, int]:
+        """Stop the brokers and our own PostgreSQL; an existing server given by URL is left alone. The data stays.
+
+        Returns how many servers of each kind were stopped.
+        """
         with exclusive(self.directory / ".lock"):
             cluster = KafkaCluster.find(self.directory / "kafka")
-            if cluster is not None:
-                cluster.stop()
-            PostgresServer(self.directory / "postgres").stop()
+            brokers = cluster.stop() if cluster is not None else 0
+            return {"kafka": brokers, "postgres": int(PostgresServer(self.directory / "postgres").stop())}
 
     def status(self) -> dict[str, Any]:
         """Return address (no password), processes and whether each service answers right now."""

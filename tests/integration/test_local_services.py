@@ -94,8 +94,10 @@ def test_services_outlive_their_starter_and_starting_twice_changes_nothing(direc
     password = addresses["postgres"].split(":")[2].split("@")[0]
     assert password not in status
 
-    assert relay_dev("down", "--dir", directory)[0] == 0
-    assert relay_dev("down", "--dir", directory)[0] == 0  # stopping what is stopped is no error
+    code, said, _ = relay_dev("down", "--dir", directory, "--json")
+    assert (code, json.loads(said)) == (0, {"stopped": {"kafka": 1, "postgres": 1}})
+    code, said, _ = relay_dev("down", "--dir", directory)  # stopping what is stopped is no error
+    assert (code, said.strip()) == (0, f"Nothing ran in {directory}")
     assert relay_dev("status", "--dir", directory)[0] == 3
     assert pids(before) == [None, None]
 
