@@ -3,7 +3,8 @@
 One ``PartitionHolds`` keeps what one log partition has shown and not yet handed on. It does no I/O and reads no
 clock: the worker tells it messages, markers, resolutions and the time, and asks it what is ready and what to
 find out. Past the byte budget a held message is kept as an offset range and read again after the outcome, so the
-scan for markers never pauses (US 8,200,836; design of the capture's readers).
+scan for markers never pauses (US 8,200,836; design of the capture's readers). Past the bound on those ranges nothing
+more is taken in: what follows is only looked through for markers, and read again when half of the ranges are gone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ OUTCOMES_REMEMBERED: Final = 100_000
 """Over all partitions of a worker, 180 bytes each, beside those of captures of which messages wait here."""
 OUTCOMES_LEAST: Final = 1000
 """So many in each partition, however many there are."""
+RANGES_KEPT: Final = 100_000
+"""Ranges without payload over all partitions of a worker, about a kilobyte each where each is a lane of its own."""
+RANGES_LEAST: Final = 1000
 RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 RETRY_STUCK_MAX_S: Final = 10.0
@@ -109,6 +113,7 @@ class PartitionHolds:
         budget: HoldBudget,
         marker_wait_s: float,
         outcomes_max: int = OUTCOMES_REMEMBERED,
+        ranges_max: int = RANGES_KEPT,
     ) -> None:
         self.partition = partition
         self.read_to = start
@@ -121,6 +126,10 @@ class PartitionHolds:
         self._budget = budget
         self._marker_wait_s = marker_wait_s
         self._outcomes_max = outcomes_max
+        self._ranges_max = ranges_max
+        self._ranges = 0
+        self.untaken_from: int | None = None
+        """From here on nothing was taken in."""
         self._lanes: dict[bytes, deque[LogMessage | Spilled]] = {}
         self._kept: dict[int, int] = {}
         """Bytes that are kept here, by offset: adding the headers up once more would be a tenth of holding a message."""
@@ -134,6 +143,8 @@ class PartitionHolds:
     def take(self, message: LogMessage, resource: ResourceName | None, now: float) -> None:
         """Sort a message in: ready, dropped, or held behind its lane's undecided capture."""
         self.read_to = message.offset + 1
+        if self.untaken_from is not None:
+            return
         capture = message.capture
         blocked = message.lane in self._lanes
         if capture is None:
@@ -169,10 +180,10 @@ class PartitionHolds:
                 self._claim(claims)
             return
         hold = self._holds.get(capture)
-        if hold is None:
-            self._claim(claims)
-        else:
+        if hold is not None:
             hold.claims = claims
+        elif self.untaken_from is None:  # else its messages may be among those, and the marker comes again with them
+            self._claim(claims)
         if trusted:
             self.decide(capture, decision)
         elif hold is not None:
@@ -257,13 +268,20 @@ class PartitionHolds:
 
     def position(self) -> int:
         """The offset below which everything was handed on, dropped, or was never a message."""
-        lowest = self.read_to
+        lowest = self.read_to if self.untaken_from is None else self.untaken_from
         for queue in self._lanes.values():
             head = queue[0]
             lowest = min(lowest, head.first if isinstance(head, Spilled) else head.offset)
         for message in self.ready:
             lowest = min(lowest, message.offset)
         return lowest
+
+    def go_back(self) -> bool:
+        """When half of the ranges are gone, return to what was not taken in: True if ``read_to`` is to be read from now."""
+        if self.untaken_from is None or 2 * self._ranges > self._ranges_max:
+            return False
+        self.read_to, self.untaken_from = self.untaken_from, None
+        return True
 
     def reloads(self) -> list[tuple[bytes, Spilled]]:
         """Return the lanes whose next, decided messages must be read from the log again."""
@@ -338,6 +356,11 @@ class PartitionHolds:
         )
 
     @property
+    def is_blocked(self) -> bool:
+        """May a message have to wait, or be left for later, although its own capture is decided?"""
+        return bool(self._lanes) or self.untaken_from is not None
+
+    @property
     def lanes_blocked(self) -> int:
         """How many lanes wait."""
         return len(self._lanes)
@@ -358,17 +381,25 @@ class PartitionHolds:
         return hold
 
     def _enqueue(self, message: LogMessage) -> None:
-        queue = self._lanes.setdefault(message.lane, deque())
+        queue = self._lanes.get(message.lane)
         last = queue[-1] if queue else None
         size = message.size
+        item: LogMessage | Spilled = message
         if self._budget.admit(size):
             self._kept[message.offset] = size
-            queue.append(message)
         elif isinstance(last, Spilled) and last.capture == message.capture:
             last.last, last.count = message.offset, last.count + 1
             return
+        elif self._ranges >= self._ranges_max:
+            self.untaken_from = message.offset
+            return
         else:
-            queue.append(Spilled(message.capture, message.offset, message.offset, 1))
+            self._ranges += 1
+            item = Spilled(message.capture, message.offset, message.offset, 1)
+        if queue is None:
+            self._lanes[message.lane] = deque((item,))
+        else:
+            queue.append(item)
         if message.capture is not None:
             self._await(message.capture)
 
@@ -380,7 +411,9 @@ class PartitionHolds:
 
     def _pop(self, queue: deque[LogMessage | Spilled]) -> None:
         """Take the head of a lane out; an outcome that nothing waits for any more may be forgotten in its turn."""
-        capture = queue.popleft().capture
+        head = queue.popleft()
+        self._ranges -= isinstance(head, Spilled)
+        capture = head.capture
         if capture is None:
             return
         left = self._queued.pop(capture) - 1

@@ -12,6 +12,8 @@ from relay.capture.outcomes import decode_marker
 from relay.log.holds import (
     OUTCOMES_LEAST,
     OUTCOMES_REMEMBERED,
+    RANGES_KEPT,
+    RANGES_LEAST,
     Aborted,
     Decision,
     Hold,
@@ -79,6 +81,7 @@ class Intake:
         self._topic_ids: Mapping[str, bytes] = {}
         self._topic_raw: Mapping[str, bytes] = {}
         self.partitions: dict[LogPartition, PartitionHolds] = {}
+        self._behind: set[LogPartition] = set()
 
     def start(self, starts: Mapping[LogPartition, int], topic_ids: Mapping[str, bytes]) -> None:
         """Begin anew at these offsets; whatever was held before is read again."""
@@ -87,8 +90,10 @@ class Intake:
         self._topic_ids = topic_ids
         self._topic_raw = {topic: topic.encode() for topic in topic_ids}
         outcomes_max = max(OUTCOMES_LEAST, OUTCOMES_REMEMBERED // max(len(starts), 1))
+        ranges_max = max(RANGES_LEAST, RANGES_KEPT // max(len(starts), 1))
+        self._behind.clear()
         self.partitions = {
-            p: PartitionHolds(p, offset, self._budget, self._marker_wait_s, outcomes_max)
+            p: PartitionHolds(p, offset, self._budget, self._marker_wait_s, outcomes_max, ranges_max)
             for p, offset in starts.items()
         }
 
@@ -110,7 +115,7 @@ class Intake:
             if record.partition() != partition or (several_topics and record.topic() != topic):
                 topic, partition = record.topic() or "", record.partition() or 0
                 held = self.partitions.get(LogPartition(topic, partition))
-                blocked = held is not None and held.lanes_blocked > 0
+                blocked = held is not None and held.is_blocked
             if held is None:
                 continue
             message = derive(record, topic, partition)
@@ -122,8 +127,24 @@ class Intake:
                 continue
             else:
                 held.take(message, _resource(message), now)
-            blocked = held.lanes_blocked > 0
+            blocked = held.is_blocked
         return events
+
+    def go_back(self) -> bool:
+        """True if some partition is to be read again from where its reader stands now: it had too much that waits."""
+        back = False
+        for partition, held in self.partitions.items():
+            place = f"{partition.topic}[{partition.partition}]"
+            if held.go_back():
+                back = True
+                self._behind.discard(partition)
+                log.info("reading again what was not taken in", at=f"{place}@{held.read_to}")
+            elif held.untaken_from is not None and partition not in self._behind:
+                self._behind.add(partition)
+                log.warning(
+                    "the whole partition waits: too many ranges of undecided captures", at=f"{place}@{held.untaken_from}"
+                )
+        return back
 
     def derive(self, record: Record, topic: str, partition: int) -> LogMessage | None:
         """Return the message of a record; None for an outcome marker. The hot path: once for every record."""

@@ -224,6 +224,10 @@ class RouteWorker:
         """
         if not self._running or self._group.generation != self._generation:
             return  # what is assigned now is read after its take-over only
+        back = self._intake.go_back()
+        if back:
+            self._group.stand_by()
+            self._progress.moved(clock.monotonic())
         most = min(2 * self._batch_limit, self._bounds.inflight_messages)
         if not self._resting:
             self._resting = (
@@ -232,7 +236,8 @@ class RouteWorker:
             if self._resting:
                 self._group.stand_by()
         elif not self._has_a_batch():
-            self._resting = False
+            self._resting, back = False, True
+        if back and not self._resting:
             self._group.start(self._intake.reached())
 
     def _measure(self, messages: list[LogMessage]) -> None:

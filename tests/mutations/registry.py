@@ -192,6 +192,11 @@ CAPTURE_GUARDS: Final = (
             "tests/unit/test_holds.py", "test_the_resource_is_asked_only_after_the_scan_to_the_high_watermark"
         ),
     ),
+    Guard(
+        "untaken_overtaken",
+        "what too many ranges kept from being taken in is overtaken",
+        Named("tests/unit/test_intake.py", "test_what_comes_behind_too_many_ranges_is_read_again"),
+    ),
 )
 QUEUE_GUARDS: Final = (
     Guard(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from relay.log.holds import PartitionHolds
 from relay.message.record import LogPartition
 from relay.run.starts import StartPolicy
 from relay.run.topic_watch import TopicWatch
@@ -26,6 +27,11 @@ def jump_over_what_is_lost() -> list[StandIn]:
     return [(StartPolicy, "_known", jump)]
 
 
+def untaken_overtaken() -> list[StandIn]:
+    """With no lane waiting, what comes is handed on, whatever before it was not taken in."""
+    return [(PartitionHolds, "is_blocked", property(lambda self: self.lanes_blocked > 0))]
+
+
 LOG_REMOVALS: Final[dict[str, Callable[[], list[StandIn]]]] = {
-    removal.__name__: removal for removal in (another_topic_unnoticed, jump_over_what_is_lost)
+    removal.__name__: removal for removal in (another_topic_unnoticed, jump_over_what_is_lost, untaken_overtaken)
 }

@@ -23,6 +23,14 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
         assert not outcome.problems, f"python -m tests.simulation.run --seed {seed} --trace"
 
 
+def test_no_seed_breaks_a_promise_with_room_for_a_single_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.log.intake.RANGES_KEPT", 1)
+    monkeypatch.setattr("relay.log.intake.RANGES_LEAST", 1)
+    for seed in range(60):
+        outcome = run(seed, "log")
+        assert not outcome.problems, f"seed {seed}, bounds as here"
+
+
 @pytest.mark.parametrize(("seed", "removal", "taught"), LESSONS)
 def test_what_the_search_once_found_is_found_again_and_mended(seed: int, removal: str, taught: str) -> None:
     assert not run(seed, "topic").problems, taught

@@ -255,6 +255,32 @@ def test_a_new_start_gives_the_bytes_of_holds_back() -> None:
     assert budget.used == 0
 
 
+def test_what_comes_behind_too_many_ranges_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.log.intake.RANGES_KEPT", 2)
+    monkeypatch.setattr("relay.log.intake.RANGES_LEAST", 2)
+    made = Intake([], "publisher", budget=HoldBudget(0), marker_wait_s=1, askable=frozenset({"shop"}))
+    made.start({PLACE: 0}, {"orders": TOPIC_ID})
+    captures = [bytes([n]) * 16 for n in range(3)]
+    held = [captured(n, capture) for n, capture in enumerate(captures)]
+    free = Fake(4, [("ce_source", b"/other")])
+
+    made.take([*held, marker(3, None, captures[2]), free], 0)
+    assert made.ready() == 0, "nothing overtakes what was not taken in"
+    assert not made.go_back()
+    for capture in captures[:2]:
+        made.decide(capture, Decision.ABORTED)
+    assert made.lanes_blocked() == 0
+    made.take([Fake(5, [("ce_source", b"/other")])], 0)
+    assert made.ready() == 0, "nor when its lanes are free"
+    assert made.positions() == {PLACE: 2}
+
+    assert made.go_back()
+    assert made.reached() == {PLACE: 2}
+    made.decide(captures[2], Decision.COMMITTED)
+    made.take([held[2], free], 0)
+    assert [message.offset for message in made.take_ready(10)] == [2, 4]
+
+
 def test_what_is_remembered_of_outcomes_does_not_grow_with_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.log.intake.OUTCOMES_REMEMBERED", 40)
     monkeypatch.setattr("relay.log.intake.OUTCOMES_LEAST", 2)
