@@ -17,7 +17,7 @@ from typing import Final
 
 from relay.message.envelope import ResourceName
 from relay.message.numbers import Number, NumberRun, number_of
-from relay.message.record import LogMessage, LogPartition
+from relay.message.record import LogMessage, LogPartition, bytes_of
 
 OUTCOMES_REMEMBERED: Final = 100_000
 """Over all partitions of a worker, 180 bytes each, beside those of captures of which messages wait here."""
@@ -255,9 +255,9 @@ class PartitionHolds:
         return taken
 
     def ready_bytes(self) -> int:
-        """Bytes of the values that could be handed on now. Asked often: each message is looked at once."""
+        """Bytes of the messages that could be handed on now. Asked often: each message is looked at once."""
         if self._weighed < len(self.ready):
-            self._weight += sum(len(message.value or b"") for message in self.ready[self._weighed :])
+            self._weight += bytes_of(self.ready[self._weighed :])
             self._weighed = len(self.ready)
         return self._weight
 

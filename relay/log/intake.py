@@ -202,7 +202,7 @@ class Intake:
         return sum(len(held.ready) for held in self.partitions.values())
 
     def ready_bytes(self) -> int:
-        """How many bytes of values could be handed on now."""
+        """How many bytes of messages could be handed on now."""
         return sum(held.ready_bytes() for held in self.partitions.values())
 
     def held(self) -> int:

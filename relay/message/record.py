@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Final, NamedTuple, Protocol
 
@@ -96,3 +96,18 @@ class LogMessage(NamedTuple):
 
     def __repr__(self) -> str:
         return f"LogMessage({self.topic}[{self.partition}]@{self.offset})"
+
+
+_HEADERS_LOOKED_AT_EVERY: Final = 17
+"""A prime, so that no rhythm of a publisher keeps step with it."""
+
+
+def bytes_of(messages: Sequence[LogMessage]) -> int:
+    """Return the bytes of keys, values and headers, for bounds of memory: every seventeenth message's headers stand for all.
+
+    Adding up each header would be a tenth of a message's way through a worker.
+    """
+    looked_at = messages[::_HEADERS_LOOKED_AT_EVERY]
+    headers = sum([len(name) + len(value or b"") for message in looked_at for name, value in message.headers])
+    bodies = sum([len(message.key or b"") + len(message.value or b"") for message in messages])
+    return bodies + headers * len(messages) // max(1, len(looked_at))

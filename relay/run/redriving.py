@@ -151,7 +151,7 @@ class Redriving:
                     self._refuse(place, one, OTHER_MESSAGE)
                     continue
                 found.append((message, one.replay))
-                size += len(message.value or b"")
+                size += message.size
                 if len(found) >= limit or size >= self._batch_bytes:
                     break
             else:

@@ -80,7 +80,7 @@ class Reloading:
                 message = intake.derive(record, partition.topic, partition.partition)
                 if message is not None:
                     found.setdefault(message.lane, []).append(message)
-                size += len(record.value() or b"")
+                    size += message.size
             if size >= BYTES_PER_PIECE:
                 end = (records[-1].offset() or 0) + 1
                 break

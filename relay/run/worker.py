@@ -38,7 +38,7 @@ from relay.message.errors import (
     TwinDetected,
     Unreachable,
 )
-from relay.message.record import LogMessage, LogPartition
+from relay.message.record import LogMessage, LogPartition, bytes_of
 from relay.run import clock, randomness
 from relay.run.crash import crash_point
 from relay.run.progress import Progress
@@ -244,8 +244,7 @@ class RouteWorker:
         """Keep a batch within its bytes: large messages make the next ones shorter, small ones longer again."""
         if not messages:
             return
-        size = sum(len(message.value or b"") for message in messages)
-        fits = len(messages) * self._bounds.batch_bytes // max(1, size)
+        fits = len(messages) * self._bounds.batch_bytes // max(1, bytes_of(messages))
         self._batch_limit = max(1, min(self._bounds.batch_messages, fits))
 
     def _patience(self) -> float:

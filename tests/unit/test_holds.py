@@ -50,6 +50,21 @@ def test_only_the_lane_of_an_undecided_capture_waits() -> None:
     assert h.position() == 3
 
 
+@pytest.mark.parametrize("part", ["key", "headers"])
+@pytest.mark.parametrize("together", [1, 100])
+def test_what_is_ready_is_weighed_with_keys_and_headers(part: str, together: int) -> None:
+    large = {"key": {"key": b"k" * 1000}, "headers": {"headers": [("ce_subject", b"s" * 1000), ("none", None)]}}[part]
+    h = holds()
+    for offset in range(100):
+        h.take(message(offset)._replace(**large), None, 0)
+        if offset % together == together - 1:
+            h.ready_bytes()
+
+    assert 100_000 < h.ready_bytes() < 105_000
+    h.take_ready(99)
+    assert 1000 < h.ready_bytes() < 1050
+
+
 def test_an_aborted_capture_is_dropped_and_what_waited_behind_it_goes_on() -> None:
     h = holds()
     h.take(message(0, capture=A), SHOP, 0)

@@ -72,9 +72,12 @@ def test_a_piece_is_read_once_for_all_lanes_and_ranges_in_it(lanes: int, limit: 
         assert offsets == sorted(offsets)
 
 
-def test_large_messages_are_read_again_a_few_at_a_time() -> None:
-    value = b"v" * 100_000
-    records = [record(n, n % 7, value) for n in range(2000)]
+@pytest.mark.parametrize("part", ["value", "headers"])
+def test_large_messages_are_read_again_a_few_at_a_time(part: str) -> None:
+    large = b"v" * 100_000
+    records = [record(n, n % 7, large if part == "value" else b"v") for n in range(2000)]
+    for one_record in records if part == "headers" else ():
+        one_record.headers().append(("ce_subject", large))
     intake = Intake([], "key", budget=HoldBudget(1 << 20), marker_wait_s=3, askable=frozenset({"shop"}))
     intake.start({PLACE: 0}, {"orders": b"i" * 16})
     intake.take(records, 0.0)
@@ -86,7 +89,7 @@ def test_large_messages_are_read_again_a_few_at_a_time() -> None:
     while intake.held() or intake.ready():
         for _ in range(3):
             one.turn(intake, 100_000, 1 << 24)
-        ready = sum(len(message.value or b"") for message in intake.partitions[PLACE].ready)
+        ready = sum(message.size for message in intake.partitions[PLACE].ready)
         assert 0 < ready <= 1 << 26, "it goes on, and a destination that waits fills no memory"
         found += intake.take_ready(10)
 

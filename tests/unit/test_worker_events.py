@@ -145,8 +145,13 @@ def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.M
     assert parts.progress.moved.call_count == 1, "what is only said again does not keep the worker from being idle"
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, 2 * 10 + 1), (100_000, 2)], ids=["many", "large"])
-def test_a_destination_that_makes_it_wait_does_not_fill_its_memory(size: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "part", "most"),
+    [(1, "value", 2 * 10 + 1), (100_000, "value", 2), (100_000, "key", 2), (100_000, "headers", 2)],
+    ids=["many", "large", "large keys", "large headers"],
+)
+def test_a_destination_that_makes_it_wait_does_not_fill_its_memory(size: int, part: str, most: int) -> None:
+    payload: dict[str, Any] = {part: [("ce_subject", b"v" * size)] if part == "headers" else b"v" * size}
     made, parts = worker()
     parts.destination.read_at_once = 1 if size > 1 else 10
     place = LogPartition("orders", 0)
@@ -157,7 +162,7 @@ def test_a_destination_that_makes_it_wait_does_not_fill_its_memory(size: int, mo
     reading: list[int] = [0]  # where the consumer stands; empty while it reads nothing
 
     def consume(count: int, _patience: float) -> list[Fake]:
-        found = [Fake(reading[0] + n, value=b"v" * size) for n in range(count)] if reading else []
+        found = [Fake(reading[0] + n, **payload) for n in range(count)] if reading else []
         reading[:] = [reading[0] + count] if reading else []
         return found
 
