@@ -185,10 +185,7 @@ class CaptureBlock:
 
     def _end(self) -> None:
         if not self._session.is_intact(self._capture):
-            raise CaptureInDoubt(
-                f"capture {self._name}: the block's statements ended the database transaction themselves (COMMIT or "
-                "ROLLBACK inside execute); nothing was published, but what they committed stays"
-            )
+            self._refuse_to_decide()
         if self._messages:
             self._publisher.append(self._messages, self._placed)
             crash_point("capture.appended")
@@ -196,6 +193,26 @@ class CaptureBlock:
         crash_point("capture.decided")
         if self._placed:
             self._publisher.mark(self._capture, self._nonce, self._placed)
+
+    def _refuse_to_decide(self) -> NoReturn:
+        """Say whether the block's statements ended the transaction, or it failed under one that `execute` did not run."""
+        if self._session.failed:
+            # The row tells: a block that sent COMMIT itself before its failure has committed it.
+            found = self._find_out()
+            if found is None:
+                raise CaptureInDoubt(
+                    f"capture {self._name}: the connection was lost and the decision cannot be read now; nothing was "
+                    "published, and relay_capture will tell whether the block's statements committed anything themselves"
+                )
+            if not found[0]:
+                raise CaptureError(
+                    f"capture {self._name}: a statement of the block failed, or was not read to its end, and the block went "
+                    "on; the capture is rolled back: let the error leave the block, or use tx.savepoint()"
+                )
+        raise CaptureInDoubt(
+            f"capture {self._name}: the block's statements ended the database transaction themselves (COMMIT or "
+            "ROLLBACK inside execute); nothing was published, but what they committed stays"
+        )
 
     def _decide(self) -> None:
         partitions = orjson.dumps([tuple(placed) for placed in self._placed])

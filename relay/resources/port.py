@@ -77,6 +77,10 @@ class Session(Protocol):
     def is_intact(self, capture: bytes) -> bool:
         """Is the transaction still open, as far as can be told without asking over the network?"""
 
+    @property
+    def failed(self) -> bool:
+        """Is it not intact because a statement failed in it or the connection broke, rather than because it was ended?"""
+
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Write the partitions into the row, which proves that this is the transaction begun, and COMMIT.
 

@@ -225,6 +225,11 @@ class PostgresqlSession:
         """Does the client side know of an open transaction? The row's xmin says the rest on deciding."""
         return self._pgconn.transaction_status == TransactionStatus.INTRANS
 
+    @property
+    def failed(self) -> bool:
+        """Is the transaction aborted, busy with a statement that never ended, or its connection gone?"""
+        return self._pgconn.transaction_status not in (TransactionStatus.INTRANS, TransactionStatus.IDLE)
+
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Prove the transaction and COMMIT it durably, in one round trip.
 

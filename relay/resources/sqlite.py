@@ -183,6 +183,11 @@ class SqliteSession:
         ).fetchone()
         return seen is None and here is not None
 
+    @property
+    def failed(self) -> bool:
+        """Never: a statement that fails leaves the transaction as it was, or has ended it."""
+        return False
+
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Write the partitions into the row and COMMIT, synced to the disk."""
         if not self.is_intact(capture):

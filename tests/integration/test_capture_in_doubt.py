@@ -122,6 +122,31 @@ def test_a_connection_lost_before_commit_is_aborted_by_whoever_asks(
     assert shown(kafka, topic) == []
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["a statement failed", "the connection is lost"])
+def test_a_failure_that_the_block_swallowed_beside_execute_is_no_doubt(
+    capture: Capture, postgres: str, kafka: str, topic: str, lost: bool
+) -> None:
+    with pytest.raises(CaptureError, match="rolled back") as caught, capture.transaction() as tx:
+        cursor = tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        if lost:
+            end_backends(postgres)
+        with pytest.raises(psycopg.Error):
+            cursor.executemany("insert into orders values (%s)", [(2,), (1,)])
+    assert not isinstance(caught.value, CaptureInDoubt), "nothing of it was committed, and nothing can be"
+    assert (orders(postgres), capture.in_doubt, read_log(kafka, topic)) == ([], 0, [])
+
+
+def test_a_block_that_committed_before_its_failure_is_still_in_doubt(capture: Capture, postgres: str, topic: str) -> None:
+    with pytest.raises(CaptureInDoubt, match="what they committed stays"), capture.transaction() as tx:
+        cursor = tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        tx.execute("commit; begin")
+        with pytest.raises(psycopg.Error):
+            cursor.execute("insert into orders values (1)")
+    assert orders(postgres) == [1]
+
+
 def test_a_commit_after_a_fence_fails_with_capture_fenced(
     capture: Capture, direct: Resource, postgres: str, kafka: str, topic: str
 ) -> None:

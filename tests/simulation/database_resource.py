@@ -140,6 +140,11 @@ class SimulatedSession:
         """Does the client side know of an open transaction?"""
         return self._connection.in_transaction and not self._connection.broken
 
+    @property
+    def failed(self) -> bool:
+        """Did the connection break?"""
+        return self._connection.broken
+
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Prove the transaction and COMMIT, in one round trip."""
         begun = self._begun
