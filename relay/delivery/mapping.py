@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -22,6 +23,11 @@ JSON_DEPTH_MAX: Final = 200
 
 DOUBLE_CHARACTERS: Final = 16
 """A double whose shortest form is longer may have been cut when it was decoded."""
+
+INTEGER_BITS: Final = 63
+"""A whole number beyond them may be decoded as a double, whatever its length."""
+
+_LONG_NUMBER: Final = re.compile(rb"[0-9.]{16}")
 
 Decode = Callable[[Sequence[LogMessage]], list[Any]]
 """The documents in the values of a run of messages; MessageRejected if one of them is none."""
@@ -177,12 +183,10 @@ def _column(source: str) -> _Column:
         return partial(_text_header, header)
     if kind == "header":
         return partial(_raw_header, argument)
-    if kind == "json" and argument:
+    if kind == "json":
         return partial(_uncut, argument)
-    if kind == "json" or (kind == "avro" and argument.startswith("/")):
-        return partial(_pointer, argument) if argument else lambda opened: opened.documents
     if kind == "avro":
-        return partial(_pointer, "/" + argument)
+        return partial(_pointer, argument if argument.startswith("/") else "/" + argument)
     if kind == "kafka" and argument in _KAFKA:
         return _KAFKA[argument]
     raise ConfigError(
@@ -227,20 +231,29 @@ def _pointer(pointer: str, opened: _Opened) -> list[Any]:
 
 
 def _uncut(pointer: str, opened: _Opened) -> list[Any]:
-    """Follow a pointer; a number of more digits than a double holds is taken as it is written."""
-    values = _pointer(pointer, opened)
+    """Follow a pointer; a number of more digits than a double holds is taken as it is written, also inside a container."""
+    values = _pointer(pointer, opened) if pointer else list(opened.documents)
     for i, value in enumerate(values):
-        if type(value) is float and len(repr(value)) > DOUBLE_CHARACTERS:
-            values[i] = _as_written(value, opened.messages[i].value or b"", pointer)
+        kind = type(value)
+        if kind is float:
+            if len(repr(value)) > DOUBLE_CHARACTERS or abs(value) >= 1 << INTEGER_BITS:
+                values[i] = _as_written(value, opened.messages[i].value or b"", pointer)
+        elif (kind is dict or kind is list) and _LONG_NUMBER.search(raw := opened.messages[i].value or b""):
+            values[i] = resolve_pointer(json.loads(raw, parse_float=orjson.Fragment, parse_int=_whole), pointer)
     return values
 
 
 def _as_written(value: float, raw: bytes, pointer: str) -> float | int | Decimal:
     try:
         found = resolve_pointer(json.loads(raw, parse_float=Decimal), pointer)
-        return value if found == Decimal(repr(value)) else found
+        return found if isinstance(found, int) or found != Decimal(repr(value)) else value
     except (ValueError, ArithmeticError):
         return value  # thousands of digits: more than any column takes
+
+
+def _whole(digits: str) -> int | orjson.Fragment:
+    """Return a whole number inside a container: one that the JSON writer would refuse goes into it as it is written."""
+    return int(digits) if len(digits) < DOUBLE_CHARACTERS else orjson.Fragment(digits)
 
 
 def _resolve(document: Any, pointer: str) -> Any:

@@ -69,6 +69,28 @@ def test_the_whole_document_and_arrays_at_the_root() -> None:
     assert one("json:/1", message(b"[5, 6]")) == 6
 
 
+@pytest.mark.parametrize("source", ["json:", "json:/order", "json:/order/lines"])
+def test_numbers_inside_a_container_keep_their_digits(source: str) -> None:
+    inner = b'[0.12345678901234567890, 123456789012345678901234567890, 100000000000000000000, 1.5, 7]'
+    document = b'{"order": {"lines": ' + inner + b'}}'
+
+    for taking in (Taking.JSON, Taking.PLAIN):
+        (field,) = render([one(source, message(document))], "x", taking)
+        assert json.loads(field, parse_float=str, parse_int=str) == _at(
+            json.loads(document, parse_float=str, parse_int=str), source.removeprefix("json:")
+        )
+
+
+def _at(document: Any, pointer: str) -> Any:
+    for step in pointer.split("/")[1:]:
+        document = document[step]
+    return document
+
+
+def test_a_whole_number_beyond_64_bits_is_written_as_it_is() -> None:
+    assert render([one("json:/wei", message(b'{"wei": 100000000000000000000}'))], "x", Taking.PLAIN) == ["1" + "0" * 20]
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
