@@ -28,6 +28,8 @@ _SYNTAX_STATES: Final = frozenset({"42601", "42602"})
 """Of a value: tsvector, tsquery, jsonpath, hstore and ltree speak of syntax, regclass of an invalid name."""
 _NAME_STATES: Final = frozenset({"42704", "42725", "42883", "42P01"})
 """Of a value: what regtype, regproc, regclass and the like do not find."""
+_ROW_CHECK: Final = "ExecWithCheckOptions"
+"""Where the server raises that a policy refuses a new row, under the state of every missing right."""
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
 
 
@@ -63,12 +65,12 @@ def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
 
 
 def _refuses_value(error: psycopg.Error, plan: TablePlan) -> bool:
-    """Does a type refuse a value in words that else mean the statement? A fault of the statement has a place in it.
+    """Does a type or a policy refuse a value in words that else mean the statement? A fault of that has a place in it.
 
     Not so in COPY, which names the column of a value instead; its own syntax is ours, and right.
     """
     diag = error.diag
-    if _COPY_COLUMN.search(diag.context or ""):
+    if _COPY_COLUMN.search(diag.context or "") or diag.source_function == _ROW_CHECK:
         return True
     if diag.statement_position or diag.internal_query or diag.context:
         return False

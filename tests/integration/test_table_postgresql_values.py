@@ -180,6 +180,30 @@ def test_what_takes_no_copy_is_inserted_into(database: Database, ddl: str) -> No
         database.do(f"drop role {role}")
 
 
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+def test_a_row_that_row_security_refuses_condemns_its_row_only(database: Database, mode: str) -> None:
+    role = f"guarded_{os.getpid()}"
+    database.do("create table seen (like ledger); alter table seen add unique (id); alter table seen enable row level security;"
+        "create policy some_in on seen using (total <> 1)")
+    database.do(f"create role {role} login password 'x'")
+    try:
+        database.do(f"grant select, insert, update, delete on all tables in schema public to {role}")
+        key = ("id",) if mode == "upsert" else ()
+        cursor = database.cursor(make_conninfo(database.url, user=role, password="x"), table="seen", mode=mode, key=key)
+        cursor.claim({P0: TOPIC_ID})
+        verdicts = cursor.deliver({P0: 3}, cursor.prepare([message(0), message(1), message(2)]))
+        assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+        assert verdicts[1].cause is not None
+        assert verdicts[1].cause.code == "42501"
+        database.do(f"revoke insert on seen from {role}")
+        with pytest.raises(Stopped, match="permission denied"):
+            cursor.deliver({P0: 4}, cursor.prepare([message(3)]))
+        cursor.close()
+    finally:
+        database.do(f"drop owned by {role}")
+        database.do(f"drop role {role}")
+
+
 def test_tables_of_another_schema_and_a_changing_search_path(database: Database) -> None:
     database.do("create schema books")
     database.do("create table books.ledger (id text, customer text, total bigint)")
