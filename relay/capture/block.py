@@ -38,7 +38,7 @@ class _Phase(Enum):
 
 
 class CaptureBlock:
-    """The block of a ``with capture.transaction()``. For the thread that entered it; another one may leave it."""
+    """The block of a ``with capture.transaction()``. For one thread at a time, not always the same one."""
 
     def __init__(self, capture: Capture) -> None:
         self._publisher = capture
@@ -60,11 +60,11 @@ class CaptureBlock:
     def __enter__(self) -> Self:
         if self._phase is not _Phase.NEW:
             self._refuse()  # its messages carry the id of the capture that they were published in
-        self._thread = self._publisher.enter()
+        self._entered = self._publisher.enter()
         try:
             self._session, self._nonce = self._publisher.begin()
         except BaseException:
-            self._publisher.leave(self._thread)
+            self._publisher.leave(self._entered)
             raise
         self._capture = capture_id(self._nonce)
         name = self._capture.hex()
@@ -95,7 +95,7 @@ class CaptureBlock:
         finally:
             self._phase = _Phase.ENDED
             self._publisher.give_back(self._session)
-            self._publisher.leave(self._thread)
+            self._publisher.leave(self._entered)
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one SQL statement with the driver's own placeholders and return its cursor.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,19 @@ FIND_OUT_S: Final = 10.0
 CLOSE_S: Final = 10.0
 NONCE_BYTES: Final = 16
 _NONCES_AT_ONCE: Final = 64
+
+
+class Entered:
+    """A block that is not over, as the flow of control remembers it in which it was entered."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: object) -> None:
+        self.of: object | None = of
+
+
+_entered: Final[ContextVar[tuple[Entered, ...]]] = ContextVar("relay_capture_entered", default=())
+"""Not by thread: frameworks run each step of a request in whatever thread is free, and the context goes with it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,7 @@ class Capture:
         self._registry = registry
         self._idle: deque[Session] = deque()
         self._nonces: deque[bytes] = deque()
-        self._inside: set[int] = set()
+        self._blocks = object()
         self._process = os.getpid()
         self._closed = False
         self._append_lock = schedule.lock()
@@ -184,10 +198,10 @@ class Capture:
 
     # What follows is for CaptureBlock.
 
-    def enter(self) -> int:
-        """Refuse a block inside a block of the same thread: its messages could not wait for the outer decision.
+    def enter(self) -> Entered:
+        """Refuse a block inside a block of the same flow of control: its messages could not wait for the outer decision.
 
-        Returns the thread, for ``leave``: a framework may end a block in another one (a generator in a pool of threads).
+        Returns what ``leave`` takes: a framework may end a block in another thread (a generator in a pool of threads).
         """
         if self._closed:
             raise CaptureError("this Capture is closed; open another")
@@ -195,15 +209,16 @@ class Capture:
             raise CaptureError(
                 f"this Capture was opened by process {self._process}; open one in each process, after the fork"
             )
-        thread = schedule.thread_id()
-        if thread in self._inside:
+        around = tuple([one for one in _entered.get() if one.of is not None])
+        if any(one.of is self._blocks for one in around):
             raise CaptureError("a capture cannot be nested in another one; use tx.savepoint()")
-        self._inside.add(thread)
-        return thread
+        entered = Entered(self._blocks)
+        _entered.set((*around, entered))
+        return entered
 
-    def leave(self, thread: int) -> None:
-        """The thread's block is over."""
-        self._inside.discard(thread)
+    def leave(self, entered: Entered) -> None:
+        """The block is over."""
+        entered.of = None
 
     def begin(self) -> tuple[Session, bytes]:
         """Begin a capture on a free connection; a stale one is replaced. Returns the session and the nonce."""

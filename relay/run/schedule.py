@@ -31,11 +31,6 @@ def pool(name: str, threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix=name)
 
 
-def thread_id() -> int:
-    """Return a number that no other living thread of this process has."""
-    return threading.get_ident()
-
-
 def lock() -> Lock:
     """Make a lock; any thread may release it."""
     return threading.Lock()

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -195,6 +197,31 @@ def test_a_block_that_another_thread_leaves_does_not_shut_out_the_one_that_enter
         tx.publish(topic, 2)
 
     until(lambda: len(shown(kafka, topic)) == 2, "both messages")
+
+
+def test_a_thread_that_entered_a_block_for_another_one_may_enter_the_next(
+    kafka: str, postgres: str, topic: str
+) -> None:
+    """As a framework does that runs each step of a request in whatever thread of its pool is free."""
+    resource = open_resource("shop", postgres)
+    resource.create_tables()
+
+    async def request(capture: Capture, number: int, both: asyncio.Barrier) -> None:
+        tx = capture.transaction()
+        await asyncio.to_thread(tx.__enter__)
+        await both.wait()
+        await asyncio.to_thread(tx.publish, topic, number)
+        await both.wait()
+        await asyncio.to_thread(tx.__exit__, None, None, None)
+
+    async def serve(capture: Capture) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        both = asyncio.Barrier(2)
+        await asyncio.gather(request(capture, 1, both), request(capture, 2, both))
+
+    with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/checkout") as capture:
+        asyncio.run(serve(capture))
+        until(lambda: len(shown(kafka, topic)) == 2, "both messages")
 
 
 def test_what_is_above_a_bound_is_refused_before_anything_is_appended(

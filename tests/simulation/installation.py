@@ -69,9 +69,6 @@ def installed(
         assert world.current is not None
         return world.spawn(world.current.process, name, target)
 
-    def thread_id() -> int:
-        return world.current.number if world.current is not None else 0
-
     draw = world.rng.randbytes
     stand_ins: list[StandIn] = [
         (clock, "monotonic", lambda: world.now),
@@ -79,7 +76,6 @@ def installed(
         (clock, "wall_ms", wall_ms),
         (clock, "wall_iso", lambda: f"simulated {wall_ms()}"),
         (schedule, "start_thread", start_thread),
-        (schedule, "thread_id", thread_id),
         (schedule, "lock", lambda: SimLock(world)),
         (schedule, "event", lambda: SimEvent(world)),
         (schedule, "fifo", lambda maxsize=0: SimQueue(world, maxsize)),
