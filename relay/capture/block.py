@@ -115,7 +115,7 @@ class CaptureBlock:
         topic: str,
         data: Any = None,
         *,
-        key: str | bytes | int | None = None,
+        key: str | bytes | bytearray | memoryview | int | None = None,
         type: str = message.DEFAULT_TYPE,  # noqa: A002 - CloudEvents' word
         id: str | None = None,  # noqa: A002 - CloudEvents' word
         subject: str | None = None,

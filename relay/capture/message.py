@@ -57,8 +57,8 @@ def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None,
     """Return the value and its content type: Avro if a schema is given, bytes as they are, anything else as JSON."""
     if schema is not None and data is not None:
         return schema.encode(data), AVRO
-    if isinstance(data, bytes):
-        return data, b"application/octet-stream"
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data), b"application/octet-stream"
     if data is None:
         return None, JSON
     try:
@@ -69,10 +69,12 @@ def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None,
         ) from error
 
 
-def encoded_key(key: str | bytes | int | None) -> bytes | None:
+def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes | None:
     """Return the key's bytes; numbers and text as UTF-8."""
     if key is None or isinstance(key, bytes):
         return key
+    if isinstance(key, bytearray | memoryview):
+        return bytes(key)  # as text it would be the address of the object, another one each time
     return str(key).encode()
 
 

@@ -30,6 +30,12 @@ def test_bytes_pass_as_they_are_and_the_rest_is_json() -> None:
         message.encoded(object())
 
 
+@pytest.mark.parametrize("of", [bytearray, memoryview])
+def test_bytes_of_a_database_driver_are_a_key_as_they_are(of: Any) -> None:
+    assert message.encoded_key(of(b"\x00\xff")) == b"\x00\xff"
+    assert message.encoded(of(b"\x00\xff")) == (b"\x00\xff", b"application/octet-stream")
+
+
 def test_headers_that_the_relay_writes_are_refused() -> None:
     assert message.extra_headers({"traceparent": "00-1"}) == [("traceparent", b"00-1")]
     with pytest.raises(CaptureError, match="ce_relaycapture"):
