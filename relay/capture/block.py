@@ -258,7 +258,7 @@ class CaptureBlock:
                 "run the block again"
             ) from error
         raise CaptureError(
-            f"capture {self._name}: the connection was lost before the commit took effect; run the block again"
+            f"capture {self._name}: the connection was lost before the commit took effect; run the block again ({error})"
         ) from error
 
     def _find_out(self) -> tuple[bool, bool] | None:

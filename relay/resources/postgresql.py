@@ -185,6 +185,7 @@ class PostgresqlSession:
         self._movable = select.poll()
         self._movable.register(self._pgconn.socket, select.POLLIN | select.POLLOUT)
         self._dead = False
+        self._spoke_at = 0.0
 
     def begin(self, capture: bytes, nonce: bytes) -> None:
         """Begin, with the decision as the first statement, in one round trip."""
@@ -196,6 +197,7 @@ class PostgresqlSession:
                 f"resources.{self._name}: the connection was lost; the database may be away"
             ) from error
         if failure is None:
+            self._spoke_at = clock.monotonic()
             return
         state = failure.error_field(DiagnosticField.SQLSTATE)
         self.rollback()
@@ -206,7 +208,10 @@ class PostgresqlSession:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement of the application; placeholders are psycopg's ``%s`` and ``%(name)s``."""
-        return self._connection.execute(query, params)
+        try:
+            return self._connection.execute(query, params)
+        finally:
+            self._spoke_at = clock.monotonic()
 
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""
@@ -235,11 +240,16 @@ class PostgresqlSession:
 
         `synchronous_commit` is set last, so that no statement of the application weakens the decision.
         """
+        silent_s = clock.monotonic() - self._spoke_at
         try:
             proven, failure = self._pipelined((_DECIDE, [capture, partitions]), (_COMMIT, []))
         except _ConnectionLost as error:
             # In doubt: the server may have committed before the connection went.
-            raise AnswerLost(f"resources.{self._name}: the answer to COMMIT was lost") from error
+            # The server's own word is gone with the connection.
+            why = f"; the block was silent for {silent_s:.0f} s, and the server ends one after {IDLE_LIMIT_S} s: do before it what takes long"
+            raise AnswerLost(
+                f"resources.{self._name}: the answer to COMMIT was lost{why if silent_s >= IDLE_LIMIT_S else ''}"
+            ) from error
         if failure is None:
             return
         state = failure.error_field(DiagnosticField.SQLSTATE)

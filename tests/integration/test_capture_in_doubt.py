@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import psycopg
@@ -120,6 +121,19 @@ def test_a_connection_lost_before_commit_is_aborted_by_whoever_asks(
     assert not isinstance(caught.value, (CaptureFenced, CaptureInDoubt))
     until(lambda: [r for r in read_log(kafka, topic) if r.marker], "the aborted marker")
     assert shown(kafka, topic) == []
+
+
+def test_a_block_that_says_nothing_for_too_long_is_told_so(
+    kafka: str, direct: Resource, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "IDLE_LIMIT_S", 0.2)
+    with (
+        Capture(kafka={"bootstrap.servers": kafka}, resource=direct, source="/s") as capture,
+        pytest.raises(CaptureError, match=r"run the block again.*silent for 1 s"),
+        capture.transaction() as tx,
+    ):
+        tx.publish(topic, 1)
+        time.sleep(1)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["a statement failed", "the connection is lost"])
