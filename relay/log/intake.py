@@ -23,6 +23,7 @@ from relay.log.holds import (
 )
 from relay.message.envelope import (
     CAPTURE,
+    HEADERS_MAX,
     LOG_ONLY_HEADERS,
     OUTCOME_TYPE,
     RESOURCE,
@@ -37,7 +38,6 @@ from relay.message.identity import Rule, content_digest, position_digest
 from relay.message.record import LogMessage, LogPartition, Record, headers_of
 
 log = structlog.get_logger("relay.intake")
-HEADERS_MAX: Final = 256
 CAPTURE_HEX_CHARS: Final = 32
 _OUTCOME_TYPE: Final = OUTCOME_TYPE.encode()
 _new = tuple.__new__  # a NamedTuple's own constructor is a Python function: twice the time

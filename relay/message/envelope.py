@@ -28,6 +28,9 @@ MODE: Final = "ce_relaymode"
 AUDIENCE: Final = "ce_relayaudience"
 DELAY: Final = "ce_relaydelay"
 
+HEADERS_MAX: Final = 256
+"""A message with more of them becomes a dead letter."""
+
 OUT_INSTANCE: Final = "relay_instance"
 OUT_N: Final = "relay_n"
 OUT_DIGEST: Final = "relay_digest"

@@ -30,6 +30,12 @@ def test_bytes_pass_as_they_are_and_the_rest_is_json() -> None:
         message.encoded(object())
 
 
+def test_more_headers_than_any_route_delivers_are_refused() -> None:
+    assert len(message.extra_headers({f"h{n}": "v" for n in range(245)})) == 245
+    with pytest.raises(CaptureError, match="246 are more than the 245"):
+        message.extra_headers({f"h{n}": "v" for n in range(246)})
+
+
 @pytest.mark.parametrize("of", [bytearray, memoryview])
 def test_bytes_of_a_database_driver_are_a_key_as_they_are(of: Any) -> None:
     assert message.encoded_key(of(b"\x00\xff")) == b"\x00\xff"
