@@ -98,9 +98,18 @@ def _text(raw: bytes, name: str) -> str:
 def as_json(value: Any, name: str) -> str:
     """Return a value as JSON; MessageRejected if it is nested deeper than can be written."""
     try:
-        return orjson.dumps(value, default=str).decode()
+        return orjson.dumps(value, default=_inner).decode()
     except orjson.JSONEncodeError:
         raise MessageRejected("map", "no_json", f"column {name}: its value cannot be written as JSON") from None
+
+
+def _inner(value: Any) -> Any:
+    """Return what JSON has for a value inside a container that Avro has and JSON has not."""
+    if isinstance(value, Decimal):
+        return orjson.Fragment(str(value)) if value.is_finite() else None
+    if isinstance(value, bytes):
+        return value.decode("latin-1")  # as in Avro's own JSON: each byte is the character of its number
+    return str(value)
 
 
 FORMS: Final[dict[Taking, Callable[[Any, str], str | None]]] = {

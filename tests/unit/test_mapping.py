@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def _at(document: Any, pointer: str) -> Any:
     for step in pointer.split("/")[1:]:
         document = document[step]
     return document
+
+
+def test_bytes_and_decimals_inside_an_avro_record_are_written_as_json() -> None:
+    record = {"total": Decimal("12.50"), "huge": Decimal("1E+3"), "digest": b"\x01\xff", "rate": Decimal("NaN"), "kept": [1]}
+
+    (field,) = render([record], "x", Taking.JSON)
+
+    assert field.replace("\\\\", "\\") == '{"total":12.50,"huge":1E+3,"digest":"\\u0001ÿ","rate":null,"kept":[1]}'
 
 
 def test_a_whole_number_beyond_64_bits_is_written_as_it_is() -> None:
