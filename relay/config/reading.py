@@ -30,7 +30,7 @@ from relay.config.route_rules import RESERVED_ROUTES, route_faults
 from relay.config.routes import Destined, destination_model, name_rule
 from relay.config.substitution import Substitution
 from relay.config.timing import timing_faults
-from relay.kafka.settings import may_be_shown, refusals
+from relay.kafka.settings import Refusal, contradictions, may_be_shown, refusals
 
 SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "registry", "timing")
 
@@ -74,6 +74,9 @@ class _Reading:
         relay = self._relay()
         kafka = self._kafka(allow_plaintext=relay is not None and relay.allow_plaintext)
         timing = self._timing()
+        if timing and not any(fault.key.startswith("kafka") for fault in self.faults):
+            for contradiction in contradictions(kafka, timing):
+                self._refused(contradiction)
         registry = self._registry(allow_plaintext=relay is not None and relay.allow_plaintext)
         resources: dict[str, ResourceConfig] = {}
         for name, table in self._tables("resources"):
@@ -120,13 +123,16 @@ class _Reading:
 
     def _kafka(self, *, allow_plaintext: bool) -> KafkaSettings:
         settings = KafkaSettings(_flat(self._section("kafka")))
-        given = _flat(self._section("kafka", self.given))
         for refusal in refusals(settings, allow_plaintext=allow_plaintext):
-            key = f'kafka."{refusal.key}"'
-            if key.replace('"', "") not in self.unresolved:
-                value = shown(refusal.key, given.get(refusal.key)) if may_be_shown(refusal.key) else HIDDEN
-                self.faults.append(Fault(key, value, refusal.problem, refusal.remedy))
+            self._refused(refusal)
         return settings
+
+    def _refused(self, refusal: Refusal) -> None:
+        key = f'kafka."{refusal.key}"'
+        if key.replace('"', "") not in self.unresolved:
+            given = _flat(self._section("kafka", self.given))
+            value = shown(refusal.key, given.get(refusal.key)) if may_be_shown(refusal.key) else HIDDEN
+            self.faults.append(Fault(key, value, refusal.problem, refusal.remedy))
 
     def _registry(self, *, allow_plaintext: bool) -> RegistryConfig | None:
         if "registry" not in self.given:

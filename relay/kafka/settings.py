@@ -165,6 +165,8 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "client.id": ("the relay names its clients itself, so that broker logs tell who is who", _LEAVE_OUT),
 }
 
+_FETCH_OVERHEAD: Final = 512
+"""The client keeps so many bytes of an answer for what is not records."""
 _SECRETS: Final = ("password", ".pem", "secret")
 _INSECURE: Final = {
     "enable.ssl.certificate.verification": "the broker's certificate must be verified",
@@ -327,6 +329,38 @@ def producer(
 def admin(kafka: Mapping[str, str], timing: TimingLike, **over: Any) -> dict[str, Any]:
     """Return the settings of an administrative client."""
     return {**_shared(timing), **_given(kafka, "all"), **over}
+
+
+def contradictions(kafka: Mapping[str, str], timing: TimingLike) -> Iterator[Refusal]:
+    """Yield settings that the client refuses beside the others, though each of them is allowed.
+
+    It says so only when a worker makes it. The settings themselves must have passed ``refusals``.
+    """
+    reading = consumer(kafka, timing, "")
+    backoff, longest = int(reading.get("reconnect.backoff.ms", 100)), int(reading.get("reconnect.backoff.max.ms", 10_000))
+    if backoff > longest:
+        problem = f"{backoff} ms is more than reconnect.backoff.max.ms ({longest})"
+        yield Refusal("reconnect.backoff.ms", problem, "lower it or raise reconnect.backoff.max.ms")
+    session, poll = int(reading["session.timeout.ms"]), int(reading.get("max.poll.interval.ms", 300_000))
+    if session > poll:
+        problem = f"{poll} ms is less than timing.session_timeout ({timing.session_timeout:g} s)"
+        yield Refusal("max.poll.interval.ms", problem, "raise it or lower timing.session_timeout")
+    largest = int(reading.get("message.max.bytes", 1_000_000))
+    # What is not given follows from what is, as the client works it out.
+    derived = max(min(52_428_800, int(reading["queued.max.messages.kbytes"]) * 1024), largest)
+    fetch = int(reading.get("fetch.max.bytes", derived))
+    if fetch < largest:
+        problem = f"{fetch} is less than message.max.bytes ({largest})"
+        yield Refusal("fetch.max.bytes", problem, "raise it or lower message.max.bytes")
+    elif int(reading.get("receive.message.max.bytes", fetch + _FETCH_OVERHEAD)) < fetch + _FETCH_OVERHEAD:
+        problem = f"an answer may have {fetch + _FETCH_OVERHEAD} bytes (fetch.max.bytes + {_FETCH_OVERHEAD})"
+        yield Refusal("receive.message.max.bytes", problem, "raise it or lower fetch.max.bytes")
+    for transactional_id, limit in ((None, "timing.append_timeout"), ("any", "timing.transaction_timeout")):
+        writing = producer(kafka, timing, transactional_id)
+        if int(writing["linger.ms"]) >= int(writing["message.timeout.ms"]):
+            problem = f"a record must be sent well before its time is over ({writing['message.timeout.ms']} ms)"
+            yield Refusal("linger.ms", problem, f"lower it or raise {limit}")
+            return
 
 
 def _ms(seconds: float) -> int:

@@ -238,3 +238,14 @@ def test_a_file_that_is_no_database_is_a_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(Unreachable, match=r"cannot be opened \(file is not a database\); .*correct the path"):
         look_at("shop", resource, "orders")
+
+
+def test_settings_that_the_kafka_client_refuses_together_are_faults() -> None:
+    long = read(tomllib.loads(TEXT + '[timing]\nsession_timeout = "10min"\n'), Path("/nowhere/relay.toml"), {})[1]
+    few = TEXT.replace("[kafka]\n", '[kafka]\n"fetch.max.bytes" = 65536\n')
+
+    assert [(fault.key, fault.remedy) for fault in long] == [
+        ('kafka."max.poll.interval.ms"', "raise it or lower timing.session_timeout")
+    ]
+    (fault,) = read(tomllib.loads(few), Path("/nowhere/relay.toml"), {})[1]
+    assert (fault.key, fault.value) == ('kafka."fetch.max.bytes"', "'65536'")

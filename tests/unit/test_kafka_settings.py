@@ -176,3 +176,42 @@ def test_the_settings_need_no_kafka_client() -> None:
     source = Path(settings.__file__).read_text()
 
     assert not re.search(r"^(from|import) confluent_kafka", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("given", "limits", "key"),
+    [
+        ({}, {"session_timeout": 600}, "max.poll.interval.ms"),
+        ({"max.poll.interval.ms": "60000"}, {"session_timeout": 90}, "max.poll.interval.ms"),
+        ({"max.poll.interval.ms": "600000"}, {"session_timeout": 600}, None),
+        ({"reconnect.backoff.ms": "20000"}, {}, "reconnect.backoff.ms"),
+        ({"reconnect.backoff.max.ms": "50"}, {}, "reconnect.backoff.ms"),
+        ({"fetch.max.bytes": "65536"}, {}, "fetch.max.bytes"),
+        ({"fetch.max.bytes": "65536", "message.max.bytes": "65536"}, {}, None),
+        ({"receive.message.max.bytes": "1000000"}, {}, "receive.message.max.bytes"),
+        ({"receive.message.max.bytes": "52429311"}, {}, "receive.message.max.bytes"),
+        ({"receive.message.max.bytes": "52429312"}, {}, None),
+        ({"receive.message.max.bytes": "1049088", "queued.max.messages.kbytes": "1024"}, {}, None),
+        ({"linger.ms": "1000"}, {"append_timeout": 1}, "linger.ms"),
+        ({"linger.ms": "900"}, {"transaction_timeout": 1}, "linger.ms"),
+        ({"linger.ms": "1000"}, {}, None),
+    ],
+)
+def test_what_the_client_refuses_together_is_told_before_a_worker_dies_of_it(
+    given: dict[str, str], limits: dict[str, float], key: str | None
+) -> None:
+    timing = Timing.model_validate(limits)
+    kafka = {**LOCAL, **given}
+    assert list(settings.refusals(kafka)) == []
+
+    found = [refusal.key for refusal in settings.contradictions(kafka, timing)]
+
+    assert found == ([] if key is None else [key])
+    try:
+        Consumer(settings.consumer(kafka, timing, "g"))
+        for transactional_id in (None, "t"):
+            Producer(settings.producer(kafka, timing, transactional_id))
+    except KafkaException:
+        assert found
+    else:
+        assert not found
