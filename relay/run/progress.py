@@ -122,6 +122,8 @@ class Progress:
         end = max(self._ends.get(partition, 0), held.read_to)
         now = clock.monotonic()
         lost = held.lost()
+        if end <= position:
+            self._partition_moved[partition] = clock.wall_ms()
         return {
             "topic": partition.topic,
             "partition": partition.partition,

@@ -1,0 +1,71 @@
+"""What a worker says of itself: a quiet hour is no stall."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relay.control.status import State, judge_worker
+from relay.delivery.batch import Counts
+from relay.log.holds import HoldBudget
+from relay.log.intake import Intake
+from relay.message.identity import rules
+from relay.message.record import LogPartition
+from relay.run import clock
+from relay.run.progress import PERIOD_S, Progress
+from relay.run.status_record import StatusRecord
+from tests.unit.test_intake import Fake
+
+PLACE = LogPartition("orders", 0)
+HOUR_S = 3600.0
+IDENTITY = {"relay": "shop", "route": "r", "worker": "shop.r.a.0"}
+
+
+class Said:
+    """A progress whose records are kept, with a clock that is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(clock, "monotonic", lambda: self.now)
+        monkeypatch.setattr(clock, "wall_ms", lambda: round(self.now * 1000))
+        self.records: list[StatusRecord] = []
+        self.progress = Progress(IDENTITY, lambda record, _: self.records.append(StatusRecord.model_validate(record)))
+        self.intake = Intake(
+            rules(["position"]), "publisher", budget=HoldBudget(1000), marker_wait_s=3.0, askable=frozenset()
+        )
+        self.destination: Any = SimpleNamespace(counts=Counts(), in_doubt={})
+
+    def beat(self, **running: int) -> StatusRecord:
+        at = {PLACE: running["at"]} if running else {}
+        self.progress.beat(self.now, self.intake, self.destination, at)
+        return self.records[-1]
+
+    def judged(self) -> State:
+        return judge_worker(self.records[-1], round(self.now * 1000))[0]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    return Said(monkeypatch)
+
+
+def test_the_first_message_after_a_quiet_hour_is_no_stall(said: Said) -> None:
+    said.intake.start({PLACE: 7}, {"orders": b"i" * 16})
+    said.progress.took_over(said.now)
+    said.beat(at=7)
+    said.progress.caught_up(PLACE, 7)
+    for _ in range(round(HOUR_S / PERIOD_S)):
+        said.now += PERIOD_S
+        said.beat(at=7)
+    said.intake.take([Fake(7)], said.now)  # read, and not delivered yet
+    said.now += PERIOD_S
+
+    (place,) = said.beat(at=7).partitions
+
+    assert place.lag == 1
+    assert said.judged() is State.RUNNING
+    said.now += 31
+    said.beat(at=7)
+    assert said.judged() is State.STALLED
