@@ -42,6 +42,10 @@ class Progress:
         if name in ("recovering", "stuck", "draining", "stopped") and self._last is not None:
             self._write(self._record(*self._last), name == "stopped")
 
+    def lost_all(self) -> None:
+        """Note that the group took the partitions away: what is theirs to tell, others tell by now."""
+        self._state = "recovering"
+
     def took_over(self, now: float) -> None:
         """Note that an assignment was recovered and is read from here on."""
         self._ends.clear()

@@ -261,6 +261,8 @@ class RouteWorker:
         self._destination.abandon()
         if assigned is None:
             self._generation = generation
+            self._intake.start({}, {})
+            self._progress.lost_all()
             return
         self._check_twin()
         self._check_topics()

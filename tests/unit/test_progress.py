@@ -1,4 +1,4 @@
-"""What a worker says of itself: a quiet hour is no stall."""
+"""What a worker says of itself: a quiet hour is no stall, and what the group took away is nobody's any more."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from relay.message.record import LogPartition
 from relay.run import clock
 from relay.run.progress import PERIOD_S, Progress
 from relay.run.status_record import StatusRecord
+from relay.run.worker import Bounds, RouteWorker
 from tests.unit.test_intake import Fake
 
 PLACE = LogPartition("orders", 0)
@@ -69,3 +70,28 @@ def test_the_first_message_after_a_quiet_hour_is_no_stall(said: Said) -> None:
     said.now += 31
     said.beat(at=7)
     assert said.judged() is State.STALLED
+
+
+def test_a_worker_without_an_assignment_owns_nothing_and_does_not_run(said: Said) -> None:
+    group: Any = SimpleNamespace(generation=1, assigned=[PLACE], fatal=None, consume=lambda *_: [])
+    parts: Any = SimpleNamespace(
+        start=lambda *_: None, take=lambda *_: [], recover=lambda *_: {PLACE: 7}, abandon=lambda: None, wait=bool
+    )
+    group.start = parts.start
+    made = RouteWorker(
+        group=group, intake=said.intake, destination=parts, views=parts, resolving=parts, reloading=parts,
+        redriving=parts, progress=said.progress, starts=parts.recover, check_twin=bool,
+        topic_ids=lambda: {"orders": b"i" * 16}, check_topics=bool, bounds=Bounds(10, 1000, 0.1, 100),
+    )  # fmt: skip
+    parts.read_at_once = 10
+    made._read(0.0)
+    assert said.beat(at=7).state == "running"
+
+    group.generation, group.assigned = 2, None  # revoked: another one may have it already
+    made.revoked()
+    made._read(0.0)
+    said.now += PERIOD_S
+    record = said.beat()
+
+    assert (record.state, record.partitions) == ("recovering", ())
+    assert said.judged() is State.RECOVERING
