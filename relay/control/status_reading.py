@@ -24,23 +24,31 @@ from relay.run.status_record import KEY_PREFIX, StatusRecord, decode
 
 CONTROL_RECORDS_MAX: Final = 50_000
 """Compaction leaves the latest of each key, but not at once: workers write every two seconds meanwhile."""
+CONTROL_EARLIER_MAX: Final = 200_000
+"""Records from before those offsets: of workers that ended long ago, and of little else once compaction was there."""
 DEAD_LETTERS_MAX: Final = 10_000
 """Per partition, the latest; a count over more is said to be incomplete."""
 TIMEOUT_S: Final = 5.0
 
 
 class _Tail:
-    """Reads a topic from a bounded distance before its end, and from there on at every further call."""
+    """Reads a topic from a bounded distance before its end, and from there on at every further call.
 
-    def __init__(self, reader: PartitionReader, most: int) -> None:
+    ``earlier`` bounds how many records from before that distance are read first: compaction takes records and leaves
+    offsets, so that whoever wrote last weeks ago lies far back, with little in between.
+    """
+
+    def __init__(self, reader: PartitionReader, most: int, earlier: int = 0) -> None:
         self._reader = reader
         self._most = most
+        self._earlier = earlier
         self._next: dict[LogPartition, int] = {}
         self.complete = True
 
     def read(self, topic: str, partitions: int, take: Callable[[Record], None]) -> None:
         """Give every record not given before to ``take``; raises Unreachable."""
-        ranges = {}
+        ranges: dict[LogPartition, tuple[int, int]] = {}
+        before: dict[LogPartition, tuple[int, int]] = {}
         for number in range(partitions):
             partition = LogPartition(topic, number)
             low, high = self._reader.watermarks(partition)
@@ -48,12 +56,25 @@ class _Tail:
             # An end before the place read up to: the topic is another one under the same name.
             wanted = wanted if wanted <= high else low
             first = max(wanted, low, high - self._most)
-            self.complete = self.complete and first == wanted
-            ranges[partition] = (first, high)
+            before[partition], ranges[partition] = (wanted, first), (first, high)
+        self.complete = self._read_earlier(before, take) and self.complete
         for batch in self._reader.read(ranges):
             for record in batch:
                 take(record)
         self._next = {partition: end for partition, (_, end) in ranges.items()}
+
+    def _read_earlier(self, ranges: Mapping[LogPartition, tuple[int, int]], take: Callable[[Record], None]) -> bool:
+        """Give what lies there, as far as the bound allows; return whether that was all."""
+        if not self._earlier:
+            return all(first == end for first, end in ranges.values())
+        left = self._earlier
+        for batch in self._reader.read(ranges):
+            for record in batch[:left]:
+                take(record)
+            left -= len(batch)
+            if left < 0:
+                return False
+        return True
 
 
 class StatusReader:
@@ -69,7 +90,7 @@ class StatusReader:
             PartitionReader(given, committed=committed, clock=clock.monotonic, deadline_s=timeout_s)
             for committed in (False, True)
         ]
-        self._control = _Tail(self._readers[0], CONTROL_RECORDS_MAX)
+        self._control = _Tail(self._readers[0], CONTROL_RECORDS_MAX, CONTROL_EARLIER_MAX)
         # Dead letters of an aborted delivery transaction never were.
         self._deadletter = _Tail(self._readers[1], DEAD_LETTERS_MAX)
         self._latest: dict[bytes, bytes] = {}
@@ -99,6 +120,11 @@ class StatusReader:
             if name not in found:
                 raise ConfigError(f"topic = {name}: it does not exist; run `relay migrate {config.path}`")
         self._read_tail(self._control, found[config.control_topic], self._take_status)
+        if not self._control.complete:
+            self.notes.append(
+                f"{config.control_topic}: not all of it was read, and workers that ended long ago may be missing; is "
+                "it compacted?"
+            )
         self._read_tail(self._deadletter, found[config.deadletter_topic], self._take_dead)
         records = self.records()
         # The time is read after the records: one that comes later is simply newer.

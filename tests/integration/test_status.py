@@ -233,6 +233,26 @@ def test_dead_letters_behind_what_was_read_are_not_denied(shop: Shop, monkeypatc
     assert "dead letters: none among the latest records" in said
 
 
+@pytest.mark.parametrize("earlier", [100, 3])
+def test_a_worker_that_stopped_long_ago_still_says_why(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, earlier: int
+) -> None:
+    shop.configure()
+    shop.put(b"process/x", b"1 y")
+    shop.says(0, state="stopped", last_error="the topic was created again")
+    for number in range(40):  # other routes' workers go on: compaction leaves few of these, and their offsets
+        shop.put(b"status/other/w", b"%d" % number)
+    monkeypatch.setattr("relay.control.status_reading.CONTROL_RECORDS_MAX", 10)
+    monkeypatch.setattr("relay.control.status_reading.CONTROL_EARLIER_MAX", earlier)
+
+    with StatusReader(load(shop.path)) as reader:
+        (route,) = reader.read()
+
+    assert (route.why or "").endswith("is stopped")
+    assert [worker.why for worker in route.workers] == ["the topic was created again"]
+    assert any("not all of it was read" in note for note in reader.notes) == (earlier == 3)
+
+
 def test_watching_sees_what_is_new_and_what_is_withdrawn(shop: Shop) -> None:
     shop.configure()
     with StatusReader(load(shop.path)) as reader:
