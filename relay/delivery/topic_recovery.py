@@ -95,8 +95,9 @@ class TopicRecovery:
             producer = SealedProducer(own, self._worker, self._monitor, floors)
             self._made.add(producer.instance)
             fold_committed(reader, self._monitor, views, highs)
-            # Committed records only: a first claim that aborted left its begin here and stored no position.
-            traces = {view.partition for view in views if view.evidence.has_begun}
+            # Committed records only: a first claim that aborted left its begin here and stored no position. Where
+            # retention has taken records, theirs were the traces: positions expire sooner than a log that is kept.
+            traces = {view.partition for view in views if view.evidence.has_begun or highs[view.partition][0] > 0}
             ran_before = {p for p in assigned if p.partition in traces}
             begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
