@@ -64,6 +64,7 @@ class TopicDelivery:
             transactional_id=transactional_id,
             monitor_topic=monitor_topic,
             outputs=self._outputs,
+            group_id=group_id,
             deads=self._deads,
             letter=lambda message, replay: self._letter(message, UNTOLD, replay),
             persons=Persons(book, route),

@@ -65,6 +65,7 @@ class TopicRecovery:
         transactional_id: str,
         monitor_topic: str,
         outputs: Sequence[LogPartition],
+        group_id: str = "",
         deads: Sequence[LogPartition] = (),
         letter: Letter | None = None,
         persons: Persons | None = None,
@@ -72,6 +73,7 @@ class TopicRecovery:
         self._ports = ports
         self._worker = transactional_id
         self._monitor = monitor_topic
+        self._group_id = group_id
         self._outputs = [*outputs, *deads]
         self._deads = frozenset(deads)
         self._letter = letter
@@ -90,6 +92,7 @@ class TopicRecovery:
             stored = group.committed(assigned)
             _check_topics(stored, notes)
             highs = high_watermarks(scanner, self._monitor, views)
+            self._check_monitor(stored, highs)
             opened = scan_begins(scanner, self._monitor, views, highs)
             floors = {p: scanner.watermarks(p)[1] for p in self._outputs}
             producer = SealedProducer(own, self._worker, self._monitor, floors)
@@ -143,6 +146,22 @@ class TopicRecovery:
                         f"another process runs as {self._worker!r}: give each relay its own [relay] instance; "
                         "this older one stops"
                     )
+
+    def _check_monitor(
+        self, stored: Mapping[LogPartition, tuple[int, str]], highs: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """A position with our note was stored together with a begin in the monitor: one without any is a namesake.
+
+        What was delivered above the position stood in the old one. A person's own position has no note.
+        """
+        for partition, (offset, note) in stored.items():
+            if note and highs[partition.partition][1] == 0:
+                raise Stopped(
+                    f"topic {self._monitor!r} was deleted and created again: what was delivered above the stored position "
+                    f"{offset} of {partition.topic}[{partition.partition}], and which messages are repeats, is not known any "
+                    "more; find out what lies behind the positions, then store those to go on from by hand: "
+                    f"kafka-consumer-groups --reset-offsets --group {self._group_id} --all-topics --to-current --execute"
+                )
 
     def _settle(
         self,

@@ -1,14 +1,17 @@
-"""A relay that was off for weeks: what it cannot know any more it does not guess."""
+"""A relay that was off for weeks, or whose monitor was deleted: what it cannot know any more it does not guess."""
 
 from __future__ import annotations
 
 import pytest
 
+from relay.delivery.batch import Batch
 from relay.message.errors import Stopped
 from relay.run.starts import StartPolicy
 from tests.unit.memory_kafka import MemoryKafka
-from tests.unit.test_recovery_again import COUNT, LOG, MONITOR, Process, delivered
+from tests.unit.test_recovery_again import COUNT, LOG, MESSAGES, MONITOR, Process, delivered
 from tests.unit.test_starts import Shared
+
+HELD, BEYOND = 4, 8
 
 
 def starts(register: Shared) -> StartPolicy:
@@ -36,3 +39,28 @@ def test_a_position_that_expired_after_its_traces_is_lost_and_not_a_first_start(
         recover(kafka, register)
 
     assert delivered(kafka) == list(range(COUNT))
+
+
+def test_a_monitor_that_was_made_again_stops_the_route_whose_positions_rest_on_it() -> None:
+    kafka, register = MemoryKafka(), Shared()
+    process = Process(kafka)
+    process.delivery.recover([LOG], [process.view], kafka, starts(register).resolve, {"log": b"id"})
+    process.delivery.submit(
+        Batch(1, MESSAGES[HELD:BEYOND], {LOG: 0}, {LOG: 0}, {LOG: BEYOND}, membership=b"member")
+    )  # the first ones wait for their captures
+    kafka.logs[MONITOR] = []
+
+    with pytest.raises(Stopped, match="'monitor' was deleted and created again") as stopped:
+        recover(kafka, register)
+
+    assert "--group g " in str(stopped.value)
+    assert delivered(kafka) == list(range(HELD, BEYOND))
+
+
+def test_a_person_who_sets_the_position_by_hand_is_obeyed() -> None:
+    kafka = MemoryKafka()
+    kafka.group[LOG] = (HELD, "")
+
+    recover(kafka, Shared())
+
+    assert delivered(kafka) == list(range(HELD, COUNT))
