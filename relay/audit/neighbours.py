@@ -1,4 +1,4 @@
-"""Routes into one table: which of its rows another route has put there."""
+"""Routes into one destination: which of its effects another route has put there, or one that there was before."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 
 from relay.audit import readers, tables
 from relay.audit.route_topics import ranges_of
-from relay.config.model import RelayConfig
-from relay.config.routes import RouteConfig, TableDestination
+from relay.config.model import RelayConfig, is_owned_topic
+from relay.config.routes import RouteConfig, TableDestination, TopicDestination
 from relay.kafka.scan import Scan
-from relay.kafka.topics import Topics
+from relay.kafka.topics import TopicFacts, Topics
 from relay.monitor.entries import DELIVERED
 
 
@@ -36,5 +36,35 @@ def theirs(
     name = config.monitor_topic(route.name)
     facts = topics.describe([name], settings=False)
     if facts:
-        evidence, _broken = readers.monitor(scan.read(ranges_of(topics, facts[name])))
-        yield from (entry.digest for entry in evidence.proven(wanted) if entry.outcome == DELIVERED)
+        yield from _delivered(topics, scan, facts[name], wanted)
+
+
+def foreign(config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan) -> set[bytes]:
+    """Return the producer instances of the other routes into the same output topic."""
+    to = route.to
+    if not isinstance(to, TopicDestination):
+        return set()
+    others = [one.name for one in config.routes.values() if getattr(one.to, "topic", None) == to.topic]
+    monitors = topics.describe([config.monitor_topic(name) for name in others if name != route.name], settings=False)
+    found: set[bytes] = set()
+    for facts in monitors.values():
+        found |= readers.monitor(scan.read(ranges_of(topics, facts)))[0].instances
+    return found
+
+
+def former(config: RelayConfig, topics: Topics, scan: Scan, wanted: Collection[bytes]) -> set[bytes]:
+    """Return which of the digests routes have delivered that the configuration does not name any more.
+
+    A route gets another name when its log was made again: what it delivered under the old one is no phantom.
+    """
+    if not wanted:
+        return set()
+    living = {config.monitor_topic(name) for name in config.routes}
+    gone = [name for name in topics.names() if is_owned_topic(config.relay.name, name) and name.endswith(".monitor")]
+    monitors = topics.describe([name for name in gone if name not in living], settings=False)
+    return {digest for facts in monitors.values() for digest in _delivered(topics, scan, facts, wanted)}
+
+
+def _delivered(topics: Topics, scan: Scan, monitor: TopicFacts, wanted: Collection[bytes]) -> Iterator[bytes]:
+    evidence, _broken = readers.monitor(scan.read(ranges_of(topics, monitor)))
+    yield from (entry.digest for entry in evidence.proven(wanted) if entry.outcome == DELIVERED)

@@ -15,7 +15,7 @@ from relay.audit import queues, readers, tables, units
 from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Outcome, Place
-from relay.audit.neighbours import neighbours, theirs
+from relay.audit.neighbours import foreign, former, neighbours, theirs
 from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.capture.decisions import unit_of
 from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
@@ -209,7 +209,7 @@ class _RouteAudit:
             batches = self._scan.read(ranges, self._progress("dead letters", ranges))
             seen.dead, seen.redriven = readers.dead_letters(batches, route.name)
             seen.dead_expired = any(low for low, _high in ranges.values())
-        seen.foreign = self._foreign(seen.evidence)
+        seen.foreign = foreign(config, route, self._topics, self._scan) - seen.evidence.instances
         return seen
 
     def _log(self) -> tuple[Ledger, dict[LogPartition, int]]:
@@ -372,8 +372,9 @@ class _RouteAudit:
         for entry in seen.evidence.proven(wanted) if wanted else ():
             if entry.digest in missing:
                 outcomes[entry.digest] = entry.outcome
-            elif 0 <= entry.offset < lows.get(entry.partition, 0):
-                expired.add(entry.digest)
+            elif 0 <= entry.offset < lows.get(entry.partition, entry.offset + 1):
+                expired.add(entry.digest)  # also of a topic that the route does not read any more
+        expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
         state = State(
@@ -416,20 +417,6 @@ class _RouteAudit:
                 name, source = readers.describe(self._scan, place.topic, place.partition, place.offset)
             offences.append(Offence(kind, str(place), name, source, why))
         return offences
-
-    def _foreign(self, own: Evidence) -> set[bytes]:
-        """Return the instances of other routes that write into the same output topic."""
-        to = self._route.to
-        if not isinstance(to, TopicDestination):
-            return set()
-        found: set[bytes] = set()
-        for other in self._config.routes.values():
-            name = self._config.monitor_topic(other.name)
-            if other.name != self._route.name and getattr(other.to, "topic", None) == to.topic:
-                facts = self._topics.describe([name], settings=False)
-                ranges = ranges_of(self._topics, facts[name]) if facts else {}
-                found |= readers.monitor(self._scan.read(ranges))[0].instances
-        return found - own.instances
 
     def _starts(self) -> dict[LogPartition, int]:
         if self._config.control_topic not in self._facts:

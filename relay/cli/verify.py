@@ -31,7 +31,7 @@ MEANINGS: Final = {
     "unseen": "messages not delivered yet",
     "conflicts": "repeats of an id with another content",
     "repeats": "records beyond a message's first in the log",
-    "expired": "effects older than the log",
+    "expired": "effects older than the log, or of a former topic or route",
     "skipped": "messages skipped by an operator",
 }
 """What each count means, in the order shown; those after the first nine only when there are any."""

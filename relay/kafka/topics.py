@@ -209,6 +209,10 @@ class Topics:
         )
         self._result(futures[resource], f"change settings of topic {name}")
 
+    def names(self) -> list[str]:
+        """Return the names of all topics that this client may see."""
+        return sorted(self._metadata().topics)
+
     def broker_count(self) -> int:
         """Return how many brokers the cluster has."""
         return len(self._metadata().brokers)

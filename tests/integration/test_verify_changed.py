@@ -1,0 +1,57 @@
+"""`relay verify` after a route was changed: what it delivered before, from another topic or by another name, is no phantom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from relay.message.record import LogMessage
+from relay.monitor.entries import Entry, Seal, pages
+from tests.integration.audit_site import Site, digest, wrong
+
+
+def delivered(topic: str, *numbers: int) -> list[Entry]:
+    """What a monitor says of messages that lay in this topic."""
+    instance = os.urandom(16)
+    messages = [
+        LogMessage(topic, 0, number, b"k", b"v", [], digest(number), b"c" * 8, b"lane", None, 0) for number in numbers
+    ]
+    return [*pages(messages, worker="w", instance=instance, n=1), Seal("w", instance, 1)]
+
+
+def test_what_came_from_a_topic_that_the_route_reads_no_more_is_no_phantom(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.write(site.log, 1)
+    for number in (1, 2, 3):
+        site.write(site.output, number)
+    site.record(*delivered("returns", 2))
+    site.stand_at(1, 0)
+
+    report = site.audit()
+
+    assert wrong(report) == {"phantoms": 1}, "of the third nobody knows"
+    assert report.findings.expired == 1
+
+
+def test_what_a_route_delivered_under_its_former_name_is_no_phantom(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    site.write(site.log, 1)
+    for number in (1, 2, 3, 1):
+        site.write(site.output, number)
+    site.stand_at(1, 0)
+    former = f"{site.config.relay.name}.before.monitor"
+    kafka_admin.create_topics([NewTopic(former, 1)])[former].result(30)
+    site.monitor = former
+    site.record(*delivered("deleted", 1, 2))
+    try:
+        report = site.audit()
+    finally:
+        kafka_admin.delete_topics([former])[former].result(30)
+
+    # Once more under the new name, a message has two effects in the topic all the same.
+    assert wrong(report) == {"phantoms": 1, "duplicates": 1}
+    assert report.findings.expired == 1
