@@ -17,7 +17,7 @@ from relay.kafka.probe import wait_for_brokers
 from relay.local.jars import Tell, kafka_jars
 from relay.local.java import find_java
 from relay.local.ports import LOOPBACK, free_ports, is_free
-from relay.local.process import RecordedProcess
+from relay.local.process import RecordedProcess, read_kept
 from relay.message.errors import CheckFailed, ConfigError
 
 START_TIMEOUT_S = 60.0
@@ -80,7 +80,9 @@ class ClusterPlan:
         """Return the plan kept at ``path``, or None when there is none."""
         if not path.exists():
             return None
-        kept = json.loads(path.read_text())
+        kept = read_kept(path)
+        if kept is None:
+            raise CheckFailed(f"{path} cannot be read: it names the cluster of that directory. Start from another one.")
         return cls(kept["cluster_id"], tuple(BrokerPlan(**broker) for broker in kept["brokers"]))
 
     def write(self, path: Path) -> None:
@@ -123,10 +125,8 @@ class KafkaCluster:
     def process(self, node_id: int) -> RecordedProcess | None:
         """Return the live process of a broker, or None."""
         path = self._home(node_id) / "process.json"
-        if not path.exists():
-            return None
-        recorded = RecordedProcess(**json.loads(path.read_text()))
-        return recorded if recorded.is_alive() else None
+        recorded = RecordedProcess.read(path)
+        return recorded if recorded is not None and recorded.is_alive() else None
 
     def start(self, tell: Tell = lambda _: None) -> None:
         """Start what does not run, and return when the metadata of each listener names every broker.
@@ -221,7 +221,7 @@ class KafkaCluster:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, start_new_session=True
             )
-        (home / "process.json").write_text(json.dumps(asdict(RecordedProcess.of(child.pid))))
+        RecordedProcess.of(child.pid).keep(home / "process.json")
         child.returncode = 0  # its end is observed through the record, also by other processes
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,10 +67,8 @@ class PostgresServer:
     def process(self) -> RecordedProcess | None:
         """Return the live server process, or None."""
         path = self.directory / "process.json"
-        if not path.exists():
-            return None
-        recorded = RecordedProcess(**json.loads(path.read_text()))
-        return recorded if recorded.is_alive() else None
+        recorded = RecordedProcess.read(path)
+        return recorded if recorded is not None and recorded.is_alive() else None
 
     def is_running(self) -> bool:
         """Tell whether the server's process is alive."""
@@ -178,7 +175,7 @@ class PostgresServer:
                 start_new_session=True,
                 **account.process_arguments(),
             )
-        (self.directory / "process.json").write_text(json.dumps(asdict(RecordedProcess.of(child.pid))))
+        RecordedProcess.of(child.pid).keep(self.directory / "process.json")
         child.returncode = 0  # its end is observed through the record, also by other processes
 
     def _answers(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from relay.run import clock
 
@@ -29,6 +31,16 @@ class RecordedProcess:
         if started is None:
             raise ProcessLookupError(pid)
         return cls(pid, started)
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedProcess | None:
+        """Return what is kept at ``path``; None if nothing is, or a crash of the machine left it without content."""
+        kept = read_kept(path)
+        return None if kept is None else cls(**kept)
+
+    def keep(self, path: Path) -> None:
+        """Keep the record at ``path``."""
+        keep(path, asdict(self))
 
     def is_alive(self) -> bool:
         """Tell whether this very process still runs (a zombie does not, and a stranger with its pid is not it)."""
@@ -66,6 +78,23 @@ class RecordedProcess:
         """SIGKILL, as a crash would; returns when the process is gone."""
         if self.send(signal.SIGKILL):
             self.wait_for_end(10.0)
+
+
+def keep(path: Path, value: Any) -> None:
+    """Keep a value at ``path``, whole or not at all, for this user only."""
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600)  # it may hold a password
+    fresh.write_text(json.dumps(value))
+    fresh.replace(path)
+
+
+def read_kept(path: Path) -> Any:
+    """Return the value kept at ``path``; None if there is none, or none that is whole."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
 
 
 def _state_and_start(pid: int) -> tuple[str, str | None]:

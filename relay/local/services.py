@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from relay.local.jars import Tell
 from relay.local.kafka import BrokerSettings, ClusterPlan, KafkaCluster
 from relay.local.lock import exclusive
 from relay.local.postgres import PostgresServer, check_answers, without_password
+from relay.local.process import keep, read_kept
 from relay.message.errors import ConfigError, Unreachable
 
 
@@ -127,15 +127,15 @@ def _cluster(
 
 
 def _keep(directory: Path, postgres: bool | str) -> None:
-    path = directory / "services.json"
-    path.touch(mode=0o600)  # an existing server's URL may hold its password
-    path.write_text(json.dumps({"postgres": postgres}))
+    keep(directory / "services.json", {"postgres": postgres})
 
 
 def _postgres_url(directory: Path) -> str | None:
     """Return the kept URL of an existing server, that of our own, or None when there is neither."""
     path = directory / "services.json"
-    kept = json.loads(path.read_text())["postgres"] if path.exists() else False
+    # Without content, as a crash of the machine leaves a file: what lies in the directory tells.
+    found = read_kept(path) or {"postgres": path.exists()}
+    kept = found["postgres"]
     if isinstance(kept, str):
         return kept
     own = PostgresServer(directory / "postgres")

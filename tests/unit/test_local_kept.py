@@ -1,0 +1,61 @@
+"""What a crash of the machine may leave of the records of local services: files without content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+from relay.local import kafka
+from relay.local.kafka import ClusterPlan, KafkaCluster
+from relay.local.services import LocalServices
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "kafka" / "1").mkdir(parents=True)
+    (tmp_path / "postgres").mkdir()
+    ClusterPlan.new(1, None, None).write(tmp_path / "kafka" / "cluster.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("torn", ["kafka/1/process.json", "postgres/process.json", "services.json"])
+def test_a_record_without_content_stops_no_command(directory: Path, torn: str) -> None:
+    (directory / torn).touch()
+
+    status = CliRunner().invoke(app, ["dev", "status", "--dir", str(directory)])
+    down = CliRunner().invoke(app, ["dev", "down", "--dir", str(directory)])
+
+    assert (status.exit_code, down.exit_code) == (3, 0), "nothing runs, and nothing is to be stopped"
+
+
+def test_services_without_content_still_find_the_database_of_the_directory(directory: Path) -> None:
+    (directory / "services.json").touch()
+    (directory / "postgres" / "access.json").write_text('{"port": 5, "password": "p"}')
+
+    found = LocalServices.find(directory)
+
+    assert found is not None
+    assert found.postgres == "postgresql://postgres:p@127.0.0.1:5/postgres"
+
+
+def test_a_cluster_without_content_is_named(directory: Path) -> None:
+    (directory / "kafka" / "cluster.json").write_text("")
+
+    said = CliRunner().invoke(app, ["dev", "down", "--dir", str(directory)])
+
+    assert said.exit_code == 1
+    assert "cluster.json cannot be read" in said.output
+
+
+def test_a_kept_process_is_found_again(directory: Path) -> None:
+    cluster = KafkaCluster.find(directory / "kafka")
+    assert cluster is not None
+    kafka.RecordedProcess.of(1).keep(directory / "kafka" / "1" / "process.json")
+
+    found = cluster.process(1)
+
+    assert found is not None
+    assert found.pid == 1
