@@ -194,7 +194,12 @@ class Topics:
         futures = self._ask(
             lambda: self._admin.create_partitions([NewPartitions(name, partitions)]), f"grow topic {name}"
         )
-        self._result(futures[name], f"grow topic {name} to {partitions} partitions")
+        try:
+            self._result(futures[name], f"grow topic {name} to {partitions} partitions")
+        except ConfigError:
+            found = self.describe([name], settings=False).get(name)
+            if found is None or found.partitions < partitions:
+                raise  # otherwise somebody else has made them since they were counted
         self._wait_for_leaders({name: partitions})
 
     def alter(self, name: str, settings: Mapping[str, str]) -> None:

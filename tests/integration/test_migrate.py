@@ -238,3 +238,14 @@ def test_a_recreated_topic_has_another_id(make_topic: MakeTopic, topics: Topics)
     topics.create([TopicPlan(name, 1, 1)])
 
     assert topics.describe([name], settings=False)[name].topic_id != before
+
+
+def test_a_topic_that_another_migration_has_grown_meanwhile_is_left_as_it_is(topics: Topics, make_topic: MakeTopic) -> None:
+    name = make_topic(1)
+    topics.grow(name, 3)
+    topics.grow(name, 3)
+    topics.grow(name, 2)
+
+    assert topics.describe([name], settings=False)[name].partitions == 3
+    with pytest.raises(ConfigError, match="cannot grow topic"):
+        topics.grow(f"{name}-gone", 2)
