@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 import structlog
 
+from relay.message.errors import Unreachable
 from relay.monitor.index import RANGES_FACT, Budget, Change, DedupIndex, Kind, open_index
 from relay.monitor.rows import ROW_BYTES
 from relay.monitor.rows_on_disk import UnusableStoreError
@@ -238,12 +239,23 @@ class CheckpointStore:
                 index.close()
             except UnusableStoreError as error:
                 reason = str(error)
-            shutil.rmtree(place)
+            _remove(place)
         index = open_index(self._directory, partition, self._budget)
         loaded = file.load(index)
         return index, loaded if loaded.reason or not reason else replace(
             loaded, reason=f"{place.name}: {reason}"
         )
+
+
+def _remove(place: Path) -> None:
+    try:
+        shutil.rmtree(place)
+    except OSError as error:
+        # Retry: what lies there must not be used, and nothing can take its place while it is there.
+        raise Unreachable(
+            f"{place} is of no use any more and cannot be removed ({error.strerror}): let the relay write there, or "
+            "remove it"
+        ) from error
 
 
 def _staleness(loaded: Loaded, low: int, high: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -301,3 +303,19 @@ def test_an_outdated_checkpoint_that_cannot_be_removed_is_passed_over(tmp_path: 
     one._files[0].delete()
 
     assert (loaded.position, names_in(index)) == (0, {})
+
+
+def test_a_useless_database_that_cannot_be_removed_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0.rocksdb").mkdir()
+    (tmp_path / "0.rocksdb" / "RELAY-BROKEN").touch()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("relay.monitor.checkpoint.shutil.rmtree", refuse)
+        with pytest.raises(Unreachable, match=r"cannot be removed \(Read-only file system\)"):
+            store(tmp_path).load(0)
+
+    index, _ = store(tmp_path).load(0)
+    assert not index.is_on_disk
