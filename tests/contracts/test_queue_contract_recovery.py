@@ -411,3 +411,15 @@ class TestMoving:
         assert repeat == (5, True)
         assert later.handle > 7
         assert ids(take(new, now=LATER)) == ["freed", "waits", "done"]
+
+    def test_whom_the_queue_knows_no_more_keeps_its_messages(self, medium: Medium) -> None:
+        old = opened(Medium("book", "", Path()), "ann", "bob")
+        put(old, "ended", "waits")
+        assert old.finish("ann", tickets(take(old, limit=1)), NOW) == [True]
+        views = [view for handle in (1, 2) if (view := old.view(handle)) is not None]
+
+        new = opened(medium, "ann")
+        new.adopt(views, uuid=old.uuid)
+
+        assert [new.view(view.handle) for view in views] == views
+        assert ids(take(new)) == ["waits"]

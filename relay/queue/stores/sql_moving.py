@@ -40,7 +40,8 @@ class Moving(SqlBase):
             self.session.many(sql.ADOPT_MESSAGE, [self._message_row(message) for message in messages])
             live = [message for message in messages if message.state in _LIVE]
             self.session.many(sql.ADOPT_OPEN, [self._open_row(message) for message in live])
-            self.session.many(sql.ADOPT_DELIVERY, [row for m in messages for row in self._delivery_rows(m)])
+            known = self._known(messages)
+            self.session.many(sql.ADOPT_DELIVERY, [row for m in messages for row in self._delivery_rows(m, known)])
             self._rephase(handles)
             self._count([message.state for message in messages], 1)
             if handles:
@@ -73,7 +74,17 @@ class Moving(SqlBase):
         name = None if view.parents else view.id
         return (view.handle, self._queue, int(view.state), view.publisher, name, reveal_at, view.attempt)
 
-    def _delivery_rows(self, view: MessageView) -> list[Row]:
+    def _known(self, messages: Sequence[MessageView]) -> dict[str, int]:
+        """Return the numbers of subscribers, also of those who are configured no more and still have messages.
+
+        Not remembered from one call to the next: the transaction that made them known may be taken back.
+        """
+        names = {row.subscriber for message in messages for row in message.subscribers}
+        if names <= self._subscribers.keys():
+            return self._subscribers
+        return self._numbers(sql.ADD_SUBSCRIBER, sql.FIND_SUBSCRIBERS, sorted(names))
+
+    def _delivery_rows(self, view: MessageView, known: dict[str, int]) -> list[Row]:
         names = list(dict.fromkeys(row.group for row in view.subscribers))
         groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, names)
         shape = (Shape.ORDERED if view.in_order else 0) | (Shape.SHARED if len(view.subscribers) > 1 else 0)
@@ -81,7 +92,7 @@ class Moving(SqlBase):
         found = []
         for position, row in enumerate(view.subscribers):
             pool = Shape.POOL if sum(other.group == row.group for other in view.subscribers) > 1 else 0
-            number = self._subscribers[row.subscriber]
+            number = known[row.subscriber]
             self._write(sql.ADD_MEMBER, sub=number, grp=groups[row.group])
             # The phase follows from the rest when all rows are there.
             head = (view.handle, number, self._queue, groups[row.group], lane, PRIORITY_MAX - view.priority)
