@@ -7,12 +7,12 @@ what is copied then is the last word. Source: document 003, [22] and [24].
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from relay.queue.message import MessageView
 from relay.queue.port import Filter, QueueStore
-from relay.queue.states import PublisherState
+from relay.queue.states import PublisherState, SubscriberState
 from relay.run.crash import crash_point
 
 PAGE: Final = 200
@@ -43,7 +43,9 @@ def cut_over(source: QueueStore, target: QueueStore, progress: Callable[[int], N
     """Retire the old store and copy what the new one lacks or has otherwise; the caller has stopped the workers."""
     source.retire()
     crash_point("move.retired")
-    done = Copied()
+    # It refuses writes if the queue lay there before, and has what was waiting then.
+    target.reinstate()
+    done = Copied(removed=_clear(source, target))
     target.adopt([], uuid=source.uuid)
     for outcomes in _outcomes(source):
         target.adopt([], uuid=source.uuid, outcomes=outcomes)
@@ -60,7 +62,7 @@ def cut_over(source: QueueStore, target: QueueStore, progress: Callable[[int], N
         progress(done.messages)
         crash_point("move.page")
     gone = [view.handle for page in _pages(target, Filter()) for view in page if view.handle not in there]
-    done.removed = target.trim(gone) if gone else 0
+    done.removed += target.trim(gone) if gone else 0
     crash_point("move.copied")
     return done
 
@@ -75,6 +77,29 @@ def differences(source: QueueStore, target: QueueStore) -> Iterator[str]:
     for state in PublisherState:
         if state in (PublisherState.PUT, PublisherState.REVEALED) and mine.get(state, 0) != theirs.get(state, 0):
             yield f"{mine.get(state, 0)} messages are {state.name} in the old store, {theirs.get(state, 0)} in the new one"
+
+
+def _clear(source: QueueStore, target: QueueStore) -> int:
+    """End in the new store what waits there and no more in the old one; return how many messages have left that.
+
+    Only a store in which the queue lay before has any. Each could have the name of a message that waits now.
+    """
+    count = 0
+    for state in PublisherState:
+        for page in _pages(target, Filter(state=state)) if state not in _OVER else ():
+            there = {view.handle: source.view(view.handle, value=False) for view in page}
+            left = [_ended(view) for view in page if there[view.handle] is None]
+            if left:
+                target.adopt(left, uuid=source.uuid)
+                count += target.trim([view.handle for view in left])
+            _adopt(source, target, [handle for handle, view in there.items() if view is not None and view.state in _OVER])
+    return count
+
+
+def _ended(view: MessageView) -> MessageView:
+    """Return a message that is over for everybody, so that it may be trimmed."""
+    over = tuple(replace(row, state=SubscriberState.JOURNALLED, blocked=False, holder=None) for row in view.subscribers)
+    return replace(view, state=PublisherState.UNAVAILABLE, subscribers=over)
 
 
 def _adopt(source: QueueStore, target: QueueStore, handles: list[int]) -> int:

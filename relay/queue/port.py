@@ -263,6 +263,9 @@ class QueueStore(Protocol):
         Reading goes on, and what this section names. Once more: nothing happens.
         """
 
+    def reinstate(self) -> None:
+        """Take writes again after `retire`, since the queue comes back to this store. Once more: nothing happens."""
+
     def outcomes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, bool]]:
         """Return attempts with their outcomes by name, those above ``after``; True is committed."""
 

@@ -410,6 +410,9 @@ class QueueBook(BookPages):
     def retire(self) -> None:
         self.retired = True
 
+    def reinstate(self) -> None:
+        self.retired = False
+
     def adopt(
         self, messages: Sequence[MessageView], *, uuid: str, outcomes: Sequence[tuple[str, bool]] = ()
     ) -> None:
@@ -417,4 +420,4 @@ class QueueBook(BookPages):
         self._outcomes.update(outcomes)
         self._entries.update({view.handle: Entry.adopted(view) for view in messages})
         self._entries = dict(sorted(self._entries.items()))
-        self._last = max(self._last, *self._entries)
+        self._last = max(self._last, *self._entries, 0)

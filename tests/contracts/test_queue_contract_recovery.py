@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from relay.queue import moving
 from relay.queue.message import Ticket
 from relay.queue.port import Filter, Holder, Refused, Retired
 from relay.queue.settings import QueueSettings, Retention
@@ -411,6 +412,28 @@ class TestMoving:
         assert repeat == (5, True)
         assert later.handle > 7
         assert ids(take(new, now=LATER)) == ["freed", "waits", "done"]
+
+    def test_a_queue_comes_back_to_the_store_that_it_left(self, medium: Medium) -> None:
+        first, beside = opened(medium, "ann"), opened(Medium("book", "", Path()), "ann")
+        handles = put(first, "ended", "again", "trimmed", "held", "waits")
+        moving.cut_over(first, beside, lambda _: None)
+        enter(beside, holder=b"new")
+        taken = tickets(take(beside, holder=b"new", limit=4))
+        assert all(beside.finish("ann", taken[:3], NOW))
+        assert beside.trim(handles[2:3]) == 1
+        put(beside, "trimmed", "new")
+
+        moving.copy_ended(beside, first, lambda _: None)
+        done = moving.cut_over(beside, first, lambda _: None)
+
+        assert done.removed == 1
+        assert list(moving.differences(beside, first)) == []
+        assert [first.view(view.handle) for view in beside.find(Filter())] == [beside.view(view.handle) for view in beside.find(Filter())]
+        assert first.finish("ann", taken[3:], NOW) == [True]
+        put(first, "later")
+        assert ids(take(first)) == ["waits", "trimmed", "new", "later"]
+        with pytest.raises(Retired):
+            put(beside, "late")
 
     def test_whom_the_queue_knows_no_more_keeps_its_messages(self, medium: Medium) -> None:
         old = opened(Medium("book", "", Path()), "ann", "bob")

@@ -140,15 +140,23 @@ class Viewing(FilesBase):
 
     def retire(self) -> None:
         """Refuse every later write; see the port."""
+        self._set_retired(True)
+
+    def reinstate(self) -> None:
+        """Take writes again; see the port."""
+        self._set_retired(False)
+
+    def _set_retired(self, retired: bool) -> None:
         with self.transaction():
             self._guard()
             assert self._pending is not None
-            if not self._retired:
-                self._pending.other = self._retired = True
-                self._pending.undo.append(self._unretire)
+            if self._retired is not retired:
+                before, self._retired, self._pending.other = self._retired, retired, True
 
-    def _unretire(self) -> None:
-        self._retired = False
+                def undo() -> None:
+                    self._retired = before
+
+                self._pending.undo.append(undo)
 
     def outcomes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, bool]]:
         """Return attempts with their outcomes by name, those above ``after``."""

@@ -25,6 +25,11 @@ class Moving(SqlBase):
         with self.session.unit():
             self._write(sql.RETIRE)
 
+    def reinstate(self) -> None:
+        """Take writes again."""
+        with self.session.unit():
+            self._write(sql.REINSTATE)
+
     def outcomes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, bool]]:
         """Return attempts with their outcomes, by name."""
         return [(name, bool(committed)) for name, committed in self._run(sql.OUTCOMES, after=after, limit=limit)]

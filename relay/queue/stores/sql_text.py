@@ -132,6 +132,7 @@ FIND_GROUPS: Final = "select name, id from relay_queue_group where queue = :queu
 # The row is shared by all who write, and locked by who retires the queue.
 GUARD: Final = "select retired from relay_queue where id = :queue <share>"
 RETIRE: Final = "update relay_queue set retired = 1 where id = :queue"
+REINSTATE: Final = "update relay_queue set retired = 0 where id = :queue"
 
 # What publishers do -------------------------------------------------------------------------------------------------
 
