@@ -157,9 +157,14 @@ def _write(folder: Path, queue: str, period: Period, views: Iterable[MessageView
     files = []
     for name, found in by_period.items():
         path = folder / f"{queue}.{name}.{min(view.handle for view in found):020}.avro"
+        records = [document(queue, view) for view in found]
+        if path.exists():
+            # A message that was given again before it was trimmed may name a second file like its first, which has others too.
+            new = {view.handle for view in found}
+            records = [record for record in _records(path) if record["handle"] not in new] + records
         made = path.with_suffix(".tmp")
         with made.open("wb") as file:
-            fastavro.writer(file, parsed("journal"), [document(queue, view) for view in found], codec="deflate")
+            fastavro.writer(file, parsed("journal"), records, codec="deflate")
             file.flush()
             os.fsync(file.fileno())
         made.replace(path)

@@ -172,3 +172,26 @@ def test_a_step_lets_no_more_go_than_it_was_told(tmp_path: Path) -> None:
     assert journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=4).messages == 4
     assert journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=4).messages == 2
     assert len(list(journal.read(tmp_path, "credit"))) == 6
+
+
+def test_a_message_given_again_before_it_was_trimmed_takes_none_of_its_file_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    handles = through(store, 3, START)
+    through(store, 1, START + 10 * HOUR)
+
+    def redriven(point: str) -> None:
+        if point == "journal.written":
+            store.republish(handles[0], "clerk", START + HOUR, even_done=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "crash_point", redriven)
+        assert journal.let_go(store, tmp_path, "day", START + HOUR, most=100).messages == 2
+    taken = store.take("clerk", b"h", 1, START + 2 * HOUR)
+    store.finish("clerk", [one.ticket for one in taken], START + 2 * HOUR)
+    assert journal.let_go(store, tmp_path, "day", START + 3 * HOUR, most=100).messages == 1
+
+    records = {record["handle"]: record for record in journal.read(tmp_path, "credit")}
+    assert sorted(records) == handles
+    assert records[handles[0]]["journalled_at"] == START + 2 * HOUR
