@@ -43,6 +43,7 @@ from relay.work.message import Message
 from relay.work.subscriber import Handler, Unusable
 
 Children = dict[str, list[NewMessage]]
+CAUSE_CHARACTERS_MAX: Final = 4000
 FIND_OUT_S: Final = 30.0
 """So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""
 
@@ -171,7 +172,7 @@ class Runner:
         return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler))
 
     def _all_failed(self, work: Work, outcome: Outcome, cause: str) -> list[Ended]:
-        return all_ended(work, outcome if len(work.messages) == 1 else Outcome.SPLIT, cause)
+        return all_ended(work, outcome if len(work.messages) == 1 else Outcome.SPLIT, _storable(cause))
 
     def decide(self, call: Call) -> Sequence[Ended]:
         """Commit what the handler did, with its messages' DONE; raises InDoubt only if nobody answers what became of it."""
@@ -376,6 +377,14 @@ def _afterwards() -> Iterator[None]:
 
 def _is_away(database: Database | None, error: BaseException) -> bool:
     return database is not None and database.desk is not None and database.desk.is_away(error)
+
+
+def _storable(cause: str) -> str:
+    """Return a cause as every store takes it, and not at any length: an application's own may quote what came in a message.
+
+    PostgreSQL has no NUL, and no store one half of a surrogate pair. What the store refused would be written anew for ever.
+    """
+    return cause[:CAUSE_CHARACTERS_MAX].replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 
 def _cause(error: BaseException, handler: Handler) -> str:

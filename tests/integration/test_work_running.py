@@ -24,7 +24,7 @@ from relay.work.desks import CallOver, Database, Desk, Desks, PostgresqlDesk, Sq
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
-from relay.work.subscriber import Handler
+from relay.work.subscriber import Handler, Unusable
 
 HOLDER = b"a worker--------"
 SETTINGS = QueueSettings("q", Audience((Group("s", ("s",)),)))
@@ -347,3 +347,18 @@ def test_a_queue_that_has_moved_ends_the_process_of_who_publishes_to_it(tmp_path
     desks.close()
     queue.close()
     audit.close()
+
+
+def test_a_cause_is_written_whatever_it_quotes(table: Table) -> None:
+    def unusable(*_: object) -> None:
+        raise Unusable("no account a\0b \ud800 " + "x" * 100_000)
+
+    ended = table.end(unusable)
+
+    assert table.store.refuse("s", [(ended.taken.ticket, ended.cause)], 2) == [True]
+    view = table.store.view(ended.taken.ticket.handle)
+    assert view is not None
+    cause = view.subscribers[0].cause
+    assert cause is not None
+    assert cause.startswith("no account a\\x00b \\ud800 xx")
+    assert len(cause) < 5_000
