@@ -16,9 +16,6 @@ from relay.queue.message import NewMessage, Parent, Ticket
 from relay.queue.port import QueueStore
 from relay.run.crash import crash_point
 
-NAME_CHARACTERS_MAX = 160
-"""An attempt's name is part of a prepared transaction's, which PostgreSQL bounds to 200 bytes."""
-
 
 class AttemptAborted(RelayError):
     """Somebody took this worker for dead and wrote so first: take everything back."""
@@ -55,12 +52,9 @@ class AttemptName(NamedTuple):
     ticket: Ticket
 
     def encode(self) -> str:
-        """Return the name as text; raises RelayError if it is too long."""
+        """Return the name as text; it grows with the handle, so only a prepared transaction, which has to, bounds it."""
         parts = (self.deciding, self.queue, self.uuid, self.subscriber, str(self.ticket.handle), str(self.ticket.attempt))
-        text = "/".join(parts)
-        if len(text.encode()) > NAME_CHARACTERS_MAX:
-            raise RelayError(f"the attempt's name {text!r} is over {NAME_CHARACTERS_MAX} bytes: shorten the queue's or the subscriber's name")
-        return text
+        return "/".join(parts)
 
     @classmethod
     def decode(cls, text: str) -> AttemptName:

@@ -1,0 +1,48 @@
+"""One call of a handler that has no database: under which name it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from relay.queue.attempts import AttemptName
+from relay.queue.message import Audience, Group, NewMessage
+from relay.queue.port import Filter, Holder
+from relay.queue.settings import QueueSettings
+from relay.run import schedule
+from relay.work.dispatch import Ended, Outcome, Work
+from relay.work.message import Message
+from relay.work.running import Place, Runner
+from relay.work.subscriber import Handler
+from tests.contracts.queue_book import QueueBook
+
+HOLDER = b"a worker--------"
+LONGEST = 80
+"""Characters of a name in the configuration."""
+
+
+def ended(store: QueueBook, subscriber: str, function: Callable[[Message], None]) -> Ended:
+    """Run the function as handler of the message that waits and return how that ended."""
+    queue = store.settings.name
+    store.enter(Holder(HOLDER, subscriber, 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = store.take(subscriber, HOLDER, 1, 1)
+    place = Place(queue, subscriber, f"queue:{queue}", {queue: store}, {queue: schedule.lock()})
+    (end,) = Runner(Handler(queue, function, None, 0, "queue"), place, None)(Work((taken,)))
+    return end
+
+
+def queue(name: str, subscriber: str) -> QueueBook:
+    store = QueueBook(QueueSettings(name, Audience((Group(subscriber, (subscriber,)),))))
+    store.uuid = "0123456789abcdef" * 2
+    return store
+
+
+def test_a_message_of_a_queue_with_the_longest_name_is_handled() -> None:
+    store = queue("q" * LONGEST, "s" * LONGEST)
+
+    end = ended(store, "s" * LONGEST, lambda message: message.publish("q" * LONGEST, b"child"))
+
+    assert end.outcome is Outcome.WRITTEN, end.cause
+    assert [view.id for view in store.find(Filter(publisher=f"{'q' * LONGEST}/{'s' * LONGEST}"))] == [f"{store.uuid}.1.1"]
+    name = AttemptName(f"queue:{'q' * LONGEST}", "q" * LONGEST, store.uuid, "s" * LONGEST, end.taken.ticket)
+    assert AttemptName.decode(name.encode()) == name
