@@ -8,17 +8,20 @@ from typing import Any
 import orjson
 
 from relay.queue.message import NewMessage, Taken
+from relay.work.desks import OVER, CallOver
 
 
 class Message:
     """One message of a queue; ``taken`` is what the store gave. ``children`` collects what `publish` was given; it shows only if this message is DONE."""
 
-    __slots__ = ("children", "further", "taken")
+    __slots__ = ("children", "further", "is_over", "taken")
 
     def __init__(self, taken: Taken) -> None:
         self.taken = taken
         self.children: list[tuple[str, NewMessage]] = []
         self.further: list[int] = []
+        self.is_over = False
+        """Set when the handler has returned: what a thread that it left behind publishes would be lost without a word."""
 
     @property
     def handle(self) -> int:
@@ -92,8 +95,11 @@ class Message:
     ) -> None:
         """Put a child into another queue if and only if this message becomes DONE; a mapping or list goes as JSON.
 
-        Its lane is ``key``, else this message's; its priority this message's unless one is given.
+        Its lane is ``key``, else this message's; its priority this message's unless one is given. Raises CallOver once the
+        handler has returned.
         """
+        if self.is_over:
+            raise CallOver(OVER)
         payload = (
             value
             if isinstance(value, bytes | None)

@@ -103,7 +103,9 @@ class Call:
         return () if self.database is None else (self.database, *self.further.databases)
 
     def end(self) -> None:
-        """The handler has returned: nothing that it left behind may write any more."""
+        """The handler has returned: nothing that it left behind may write or publish any more."""
+        for message in self.messages:
+            message.is_over = True
         for database in self.databases:
             database.is_over = True
 

@@ -1,14 +1,17 @@
-"""One call of a handler that has no database: under which name it runs."""
+"""One call of a handler that has no database: under which name it runs, and what is left to it once it has returned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import pytest
 
 from relay.queue.attempts import AttemptName
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Filter, Holder
 from relay.queue.settings import QueueSettings
 from relay.run import schedule
+from relay.work.desks import CallOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
@@ -46,3 +49,14 @@ def test_a_message_of_a_queue_with_the_longest_name_is_handled() -> None:
     assert [view.id for view in store.find(Filter(publisher=f"{'q' * LONGEST}/{'s' * LONGEST}"))] == [f"{store.uuid}.1.1"]
     name = AttemptName(f"queue:{'q' * LONGEST}", "q" * LONGEST, store.uuid, "s" * LONGEST, end.taken.ticket)
     assert AttemptName.decode(name.encode()) == name
+
+
+def test_what_is_published_once_the_handler_has_returned_is_refused() -> None:
+    store = queue("q", "s")
+    kept: list[Message] = []
+
+    end = ended(store, "s", kept.append)
+
+    assert end.outcome is Outcome.DONE
+    with pytest.raises(CallOver, match="the handler has returned"):
+        kept[0].publish("q", b"late")
