@@ -36,23 +36,25 @@ _TAKEN: Final = ("GET", "FETCHED", "IN_PROCESS")
 
 @app.command("list")
 def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None:
-    """List the queues and what waits for whom; exit 3 if a store does not answer."""
+    """List the queues and what waits for whom; exit 3 if a store does not answer, 1 or 2 if a queue cannot be shown otherwise."""
     loaded = load(Path(config))
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
+    code = 0
     with QueueDesk(loaded, me()) as desk:
         for name in desk.names():
             try:
                 rows.append(_row(desk, name))
             except RelayError as error:
                 notes.append(f"queue {name}: {error}")
+                code = max(code, error.exit_code)
     if as_json:
         print_json({"relay": loaded.relay.name, "at": clock.wall_ms(), "ok": not notes, "queues": rows, "notes": notes})
     else:
         print_table(_COLUMNS, [line for row in rows for line in _lines(row)])
         for note in notes:
             print_line(f"note: {note}", style="yellow")
-    raise typer.Exit(3 if notes else 0)
+    raise typer.Exit(code)
 
 
 @app.command("show")

@@ -278,3 +278,14 @@ def test_a_check_finds_a_store_that_is_not_there_or_another_one(desk: Desk, tmp_
     (tmp_path / "inbound.db").rename(tmp_path / "outbound.db")
     found = check(1)
     assert {fault["key"] for fault in found["faults"]} == {"queues.inbound.store", "queues.outbound.store"}
+
+
+def test_a_queue_that_cannot_be_shown_ends_a_list_as_it_ends_its_own_command(desk: Desk, tmp_path: Path) -> None:
+    for path in tmp_path.glob("outbound.db*"):
+        path.unlink()
+
+    shown, listed = (CliRunner().invoke(app, ["queue", *words]) for words in (["show", str(desk.path), "outbound"], ["list", str(desk.path)]))
+
+    assert shown.exit_code == 1
+    assert listed.exit_code == 1, listed.output
+    assert "inbound" in listed.output
