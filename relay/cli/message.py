@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -246,16 +247,20 @@ def redrive_command(
     pace = Pace(rate)
     with QueueDesk(load(Path(config)), who or me()) as desk:
         store = desk.store(queue)
-        if even_done:
-            done = _again(desk, queue, handles, subscriber, dry_run=dry_run)
-        else:
-            views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
-            done = list(redrive(store, views, subscriber, dry_run=dry_run, pace=pace.wait, now=clock.wall_ms))
-        count = sum(one.done for one in done)
+        done: list[Redriven] = []
+        try:
+            if even_done:
+                steps = _again(desk, queue, handles, subscriber, dry_run=dry_run)
+            else:
+                views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
+                steps = redrive(store, views, subscriber, dry_run=dry_run, pace=pace.wait, now=clock.wall_ms)
+            done.extend(steps)  # keeps what came before an exception
+        finally:
+            # Also of what was interrupted: the record says what was done.
+            if count := sum(one.done for one in done):
+                desk.audit(queue, "redrive", count, _named(handles) if handles else described(wanted), reason)
         if not count and not (dry_run and done):
             desk.check_subscriber(queue, subscriber)
-        if count:
-            desk.audit(queue, "redrive", count, _named(handles) if handles else described(wanted), reason)
     taken = {one.handle for one in done if one.done or dry_run}
     refused = [handle for handle in handles or [] if handle not in taken]
     if as_json:
@@ -270,15 +275,13 @@ def redrive_command(
 
 def _again(
     desk: QueueDesk, queue: str, handles: list[int] | None, subscriber: str | None, *, dry_run: bool
-) -> list[Redriven]:
+) -> Iterator[Redriven]:
     if not handles or subscriber is None:
         raise ConfigError("--even-done repeats an effect, so it needs HANDLE... and --subscriber: no filter chooses for it")
-    found = []
     for handle in handles:
         view = _view(desk, queue, handle)
         done = not dry_run and desk.store(queue).republish(handle, subscriber, clock.wall_ms(), even_done=True)
-        found.append(Redriven(handle, view.publisher, view.id, subscriber, None, done))
-    return found
+        yield Redriven(handle, view.publisher, view.id, subscriber, None, done)
 
 
 def _view(desk: QueueDesk, queue: str, handle: int, *, value: bool = False) -> MessageView:

@@ -119,9 +119,14 @@ def purge_command(
     chosen = filter_of(publisher=publisher, since=since, until=until)
     with QueueDesk(load(Path(config)), who or me()) as desk:
         store = desk.store(queue)
-        count = purge(store, chosen, clock.wall_ms(), dry_run=dry_run)
-        if not dry_run:
-            desk.audit(queue, "purge", count, described(chosen), reason)
+        count = 0
+        try:
+            for some in purge(store, chosen, clock.wall_ms(), dry_run=dry_run):
+                count += some
+        finally:
+            # Also of what was interrupted: the record says what was done.
+            if not dry_run:
+                desk.audit(queue, "purge", count, described(chosen), reason)
     if as_json:
         print_json({"queue": queue, "chosen": described(chosen), "messages": count, "dry_run": dry_run})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -12,18 +13,17 @@ from relay.queue.states import PublisherState
 AT_ONCE: Final = 500
 
 
-def purge(store: QueueStore, wanted: Filter, now: int, *, dry_run: bool) -> int:
-    """Withdraw what is PUT or REVEALED and chosen, in small steps; return how many messages."""
-    count = 0
+def purge(store: QueueStore, wanted: Filter, now: int, *, dry_run: bool) -> Iterator[int]:
+    """Withdraw what is PUT or REVEALED and chosen, in small steps; yield how many messages after each."""
     for state in (PublisherState.PUT, PublisherState.REVEALED):
         handles: list[int] = []
         for view in chosen(store, replace(wanted, state=state)):
             handles.append(view.handle)
             if len(handles) == AT_ONCE:
-                count += _withdraw(store, handles, now, dry_run=dry_run)
+                yield _withdraw(store, handles, now, dry_run=dry_run)
                 handles = []
-        count += _withdraw(store, handles, now, dry_run=dry_run) if handles else 0
-    return count
+        if handles:
+            yield _withdraw(store, handles, now, dry_run=dry_run)
 
 
 def _withdraw(store: QueueStore, handles: list[int], now: int, *, dry_run: bool) -> int:

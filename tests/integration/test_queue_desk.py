@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.config.loading import load
+from relay.control import queue_purging
+from relay.control.pacing import Pace
 from relay.queue.message import NewMessage, Parent
-from relay.queue.port import Holder, QueueStore
+from relay.queue.port import Holder, QueueStore, StoreAway
 from relay.run import clock
 from relay.run.following import follow
 from relay.run.queues import open_queue
@@ -289,3 +291,31 @@ def test_a_queue_that_cannot_be_shown_ends_a_list_as_it_ends_its_own_command(des
     assert shown.exit_code == 1
     assert listed.exit_code == 1, listed.output
     assert "inbound" in listed.output
+
+
+def test_what_was_done_before_an_interruption_is_on_record(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.put("a", "b", "c", "d")
+    desk.refuse("clerk", "no")
+    waits: list[int] = []
+
+    def interrupted(_: Pace) -> None:
+        waits.append(1)
+        if len(waits) == 3:
+            raise StoreAway("the store is away")
+
+    monkeypatch.setattr(Pace, "wait", interrupted)
+    desk.run("message", "redrive", "inbound", "--subscriber", "clerk", "--rate", "100", code=3)
+    monkeypatch.setattr(queue_purging, "AT_ONCE", 3)
+    withdraw, steps = queue_purging._withdraw, []
+
+    def away(store: QueueStore, handles: list[int], now: int, *, dry_run: bool) -> int:
+        steps.append(handles)
+        if len(steps) == 2:
+            raise StoreAway("the store is away")
+        return withdraw(store, handles, now, dry_run=dry_run)
+
+    monkeypatch.setattr(queue_purging, "_withdraw", away)
+    desk.run("queue", "purge", "inbound", "--yes", code=3)
+
+    audit = desk.run("queue", "show", "inbound")["audit"]
+    assert [(one["action"], one["changed"]) for one in audit] == [("redrive", 2), ("purge", 3)]
