@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,21 +35,23 @@ def list_command(
     limit: LimitOption = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is JOURNALLED, still in the queue or archived."""
+    """List what is JOURNALLED, still in the queue or archived, by handle."""
     loaded = load(Path(config))
     if archived:
         folder = archive_folder(loaded)
-        found = (one for one in journal.read(folder, queue_of(loaded, queue).name) if one["handle"] > after)
-        rows: list[dict[str, Any]] = [_shown(one) for one in islice(found, limit)]
+        rows = journal.page(folder, queue_of(loaded, queue).name, _shown, after=after, limit=limit)
     else:
         with QueueDesk(loaded, me()) as desk:
             views = desk.store(queue).find(Filter(state=PublisherState.JOURNALLED), after=after, limit=limit)
         rows = [message_row(queue, view) for view in views]
+    following = rows[-1]["handle"] if len(rows) == limit else None
     if as_json:
-        print_json({"queue": queue, "archived": archived, "messages": rows})
-    else:
-        columns = ("handle", "publisher", "id", "state", "journalled_at")
-        print_table(columns, [[row[name] for name in columns] for row in rows])
+        print_json({"queue": queue, "archived": archived, "messages": rows, "next": following})
+        return
+    columns = ("handle", "publisher", "id", "state", "journalled_at")
+    print_table(columns, [[row[name] for name in columns] for row in rows])
+    if following is not None:
+        print_line(f"more: --after {following}")
 
 
 @app.command("show")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -108,6 +108,29 @@ def read(folder: Path, queue: str) -> Iterator[dict[str, Any]]:
         for place, record in enumerate(_records(path)):
             if last[record["handle"]] == (path, place):
                 yield record
+
+
+def page(folder: Path, queue: str, shown: Callable[[dict[str, Any]], dict[str, Any]], *, after: int, limit: int) -> list[dict[str, Any]]:
+    """Return the archived messages with the lowest handles above ``after``, each as it ended last and as ``shown`` has it.
+
+    By handle and not by period, so that who asks on from the last one misses none; an archive does not fit into memory.
+    """
+    kept: dict[int, tuple[int, dict[str, Any]]] = {}
+    most: float = float("inf")
+    for path in sorted(folder.glob(f"{queue}.*.avro")):
+        for record in _records(path):
+            handle, ended_at = record["handle"], _ended_at(record)
+            if not after < handle <= most or (handle in kept and kept[handle][0] > ended_at):
+                continue
+            kept[handle] = (ended_at, shown(record))
+            if len(kept) >= 2 * limit:
+                kept = {one: kept[one] for one in sorted(kept)[:limit]}
+                most = max(kept)
+    return [kept[handle][1] for handle in sorted(kept)[:limit]]
+
+
+def _ended_at(record: dict[str, Any]) -> int:
+    return int(record["journalled_at"] or record["unavailable_at"] or record["deleted_at"] or record["put_at"])
 
 
 def document(queue: str, view: MessageView) -> dict[str, Any]:

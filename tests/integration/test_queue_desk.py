@@ -319,3 +319,19 @@ def test_what_was_done_before_an_interruption_is_on_record(desk: Desk, monkeypat
 
     audit = desk.run("queue", "show", "inbound")["audit"]
     assert [(one["action"], one["changed"]) for one in audit] == [("redrive", 2), ("purge", 3)]
+
+
+def test_pages_of_the_archive_miss_no_message_whatever_period_it_ended_in(desk: Desk) -> None:
+    first, second, third, *_ = handles = desk.put("a", "b", "c", "d", "e")
+    now, day = clock.wall_ms(), 86_400_000
+    ended_at = {second: now - 3 * day, first: now - 2 * day, third: now - 2 * day}
+    for subscriber in ("clerk", "ann"):
+        for one in desk.store().take(subscriber, subscriber.encode(), 100, now):
+            desk.store().finish(subscriber, [one.ticket], ended_at.get(one.ticket.handle, now))
+    desk.run("journal", "archive", "--queue", "inbound")
+
+    pages = [desk.run("journal", "list", "inbound", "--archived", "--limit", 2, "--after", after) for after in (0, second)]
+
+    assert [[one["handle"] for one in page["messages"]] for page in pages] == [[first, second], [third]]
+    assert [page["next"] for page in pages] == [second, None]
+    assert handles[:3] == [first, second, third]

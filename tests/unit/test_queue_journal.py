@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -195,3 +196,20 @@ def test_a_message_given_again_before_it_was_trimmed_takes_none_of_its_file_away
     records = {record["handle"]: record for record in journal.read(tmp_path, "credit")}
     assert sorted(records) == handles
     assert records[handles[0]]["journalled_at"] == START + 2 * HOUR
+
+
+def test_a_page_of_the_archive_keeps_no_more_than_it_returns(tmp_path: Path) -> None:
+    store = queue(Retention(age_ms=0))
+    handles = [handle for hour in range(5) for handle in through(store, 40, START + hour * HOUR)]
+    through(store, 1, START + 9 * HOUR)
+    journal.let_go(store, tmp_path, "hour", START + 8 * HOUR, most=1000)
+    asked = []
+
+    def shown(record: dict[str, Any]) -> dict[str, Any]:
+        asked.append(record["handle"])
+        return {"handle": record["handle"]}
+
+    found = journal.page(tmp_path, "credit", shown, after=handles[4], limit=10)
+
+    assert [one["handle"] for one in found] == handles[5:15]
+    assert len(asked) == 20
