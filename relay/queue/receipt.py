@@ -88,10 +88,10 @@ def check_subscribers(settings: QueueSettings, subscribers: Collection[str], nam
             raise Refused(f"{named} is for {subscriber!r}, whom queue {settings.name!r} does not know: it knows {known}")
 
 
-def edited(before: bytes | None, who: str, reason: str, now: int) -> tuple[str, bytes]:
-    """Return the header that notes an edit; the value before is named by its digest only."""
-    digest = blake2b(before or b"", digest_size=16).hexdigest()
-    return EDITED, orjson.dumps({"at": now, "who": who, "reason": reason, "before": digest})
+def edited(before: bytes | None, who: str, reason: str, now: int, *, digest: str | None = None) -> tuple[str, bytes]:
+    """Return the header that notes an edit; the value before is named by its digest only, given where it lies elsewhere."""
+    named = blake2b(before or b"", digest_size=16).hexdigest() if digest is None else digest
+    return EDITED, orjson.dumps({"at": now, "who": who, "reason": reason, "before": named})
 
 
 def _check_audience(settings: QueueSettings, audience: Audience, named: str) -> None:

@@ -91,6 +91,11 @@ class LogQueue(SqlQueue):
         own = [replace(view, headers=_own(view.headers)) for view in messages]
         super().adopt(own, uuid=uuid, outcomes=outcomes)
 
+    def _before_edit(self, headers: Headers) -> tuple[Headers, str | None]:
+        # The index keeps the value from now on; the place still tells what the one before was.
+        own, placed = _split(headers)
+        return own, None if placed is None else placed.digest
+
     def _views(self, handles: Sequence[int], *, value: bool) -> list[MessageView]:
         views = super()._views(handles, value=value)
         if not value:

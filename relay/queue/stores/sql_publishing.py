@@ -8,7 +8,7 @@ from typing import Final
 
 from relay.queue.message import PRIORITY_MAX, Audience, NewMessage, PutAnswer
 from relay.queue.port import StoreAway, StoreFull
-from relay.queue.receipt import check, check_priority, check_subscribers, edited, size_of
+from relay.queue.receipt import Headers, check, check_priority, check_subscribers, edited, size_of
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_base import SqlBase, once, too_large
@@ -177,12 +177,17 @@ class Publishing(SqlBase):
         if not self._lock_open([handle]) or self._run(sql.EVER_TAKEN, handle=handle):
             return False
         key, before, text = self._run(sql.READ_CONTENT, handle=handle)[0]
-        headers = (*headers_of(text), edited(before, who, reason, now))
+        kept, digest = self._before_edit(headers_of(text))
+        headers = (*kept, edited(before, who, reason, now, digest=digest))
         size = size_of(key, value, headers)
         if size > self.settings.message_bytes:
             raise too_large(self.settings, size)
         self._write(sql.EDIT, handle=handle, value=value, headers=headers_text(headers))
         return True
+
+    def _before_edit(self, headers: Headers) -> tuple[Headers, str | None]:
+        """Return the headers that an edit keeps, and the digest of a value that lies elsewhere."""
+        return headers, None
 
 
 def _first_of_each(given: Given, known: dict[tuple[str, str], int]) -> Given:
