@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -16,6 +16,8 @@ from relay.queue.port import Filter
 from relay.queue.states import PublisherState, SubscriberState
 from relay.run import clock
 
+HANDLE_MAX: Final = 2**63 - 1
+"""What every store has room for."""
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="A queue of the configuration.")]
 QueueOption = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the record.")]
@@ -34,7 +36,7 @@ SinceOption = Annotated[
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Put until then, likewise.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How many at most.")]
-AfterOption = Annotated[int, typer.Option("--after", min=0, metavar="HANDLE", help="Only handles above this one.")]
+AfterOption = Annotated[int, typer.Option("--after", min=0, max=HANDLE_MAX, metavar="HANDLE", help="Only handles above this one.")]
 
 S = TypeVar("S", PublisherState, SubscriberState)
 

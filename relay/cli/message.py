@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli.choosing import (
+    HANDLE_MAX,
     AfterOption,
     LimitOption,
     PublisherOption,
@@ -38,8 +39,8 @@ from relay.queue.redriving import Redriven, chosen, redrive
 from relay.run import clock
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
-HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", help="The message's handle in that queue.")]
-HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE", help="Handles in that queue.")]
+HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="The message's handle in that queue.")]
+HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="Handles in that queue.")]
 ToOption = Annotated[list[str] | None, typer.Option("--to", metavar="SUBSCRIBER", help="Only to these.")]
 
 
@@ -223,7 +224,7 @@ def edit_command(
 def redrive_command(
     config: ConfigArgument,
     queue: QueueArgument,
-    handles: Annotated[list[int] | None, typer.Argument(metavar="HANDLE", help="Only these.")] = None,
+    handles: Annotated[list[int] | None, typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="Only these.")] = None,
     *,
     subscriber: SubscriberOption = None,
     publisher: PublisherOption = None,

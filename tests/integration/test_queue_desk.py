@@ -335,3 +335,8 @@ def test_pages_of_the_archive_miss_no_message_whatever_period_it_ended_in(desk: 
     assert [[one["handle"] for one in page["messages"]] for page in pages] == [[first, second], [third]]
     assert [page["next"] for page in pages] == [second, None]
     assert handles[:3] == [first, second, third]
+
+
+def test_a_handle_that_no_message_can_have_is_a_slip_and_no_traceback(desk: Desk) -> None:
+    for words in (["message", "show", "inbound", 10**20], ["message", "withdraw", "inbound", 2**63], ["message", "list", "inbound", "--after", 10**20]):
+        assert "Invalid value" in desk.run(*words, code=2)
