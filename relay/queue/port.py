@@ -239,7 +239,10 @@ class QueueStore(Protocol):
         """Return messages without their values, by handle, those above ``after``."""
 
     def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
-        """Return how many messages are in each state, for publishers and for each subscriber; JOURNALLED may be an estimate."""
+        """Return how many messages are in each state, for publishers and for each subscriber; JOURNALLED may be an estimate.
+
+        A subscriber that is configured no more is among them while messages wait for it, or are with its workers.
+        """
 
     def waiting(self) -> int:
         """Return how many messages are PUT or REVEALED: what the bound and load balancing go by; cheap."""

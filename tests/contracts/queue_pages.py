@@ -59,10 +59,11 @@ class BookPages:
         found: dict[str, list[SubscriberState]] = {subscriber: [] for subscriber in subscribers}
         for entry in self._entries.values():
             for row in entry.rows:
-                found[row.subscriber].append(row.state)
+                found.setdefault(row.subscriber, []).append(row.state)
+        gone = [name for name in sorted(found.keys() - set(subscribers)) if {S.AVAILABLE, *TAKEN} & set(found[name])]
         return {state: states.count(state) for state in P}, [
             Waiting(subscriber, {state: rows.count(state) for state in S})
-            for subscriber, rows in found.items()
+            for subscriber, rows in ((name, found[name]) for name in (*subscribers, *gone))
         ]
 
     def waiting(self) -> int:

@@ -446,3 +446,7 @@ class TestMoving:
 
         assert [new.view(view.handle) for view in views] == views
         assert ids(take(new)) == ["waits"]
+        if medium.name != "book":
+            new.close()
+            new = medium.open(new.settings)
+        assert [(one.subscriber, one.counts[S.AVAILABLE]) for one in new.counts()[1]] == [("ann", 0), ("bob", 2)]

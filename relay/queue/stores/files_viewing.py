@@ -9,7 +9,7 @@ from heapq import merge
 from relay.queue.message import MessageView
 from relay.queue.port import Child, Filter, Waiting
 from relay.queue.receipt import size_of
-from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.states import TAKEN, PublisherState, SubscriberState
 from relay.queue.stores.files_base import FilesBase
 from relay.queue.stores.files_journal import Row
 from relay.queue.stores.files_message import NEVER, At, Content, Delivery, Kept, never_if_none
@@ -81,13 +81,15 @@ class Viewing(FilesBase):
             states[message.state] += 1
             for delivery in message.deliveries:
                 rows.setdefault(delivery.subscriber, Counter())[delivery.state] += 1
+        # Whom the configuration has no more is told of while something of it waits, or is with a worker.
+        gone = [name for name in sorted(rows) if name not in members and any(rows[name][state] for state in (SubscriberState.AVAILABLE, *TAKEN))]
         for file in self._journal.files.values():
             states.update(file.states)
             for member in members:
                 rows[member][SubscriberState.JOURNALLED] += file.states.total()
         return {state: states[state] for state in PublisherState}, [
             Waiting(subscriber, {state: counted[state] for state in SubscriberState})
-            for subscriber, counted in rows.items()
+            for subscriber, counted in ((name, rows[name]) for name in (*members, *gone))
         ]
 
     # The journal --------------------------------------------------------------------------------------------------

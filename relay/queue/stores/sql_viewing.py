@@ -68,9 +68,11 @@ class Viewing(SqlBase):
             for number, state, count in self._run(sql.COUNT_TAKEN):
                 if number in found:  # a process with a newer configuration may have added a subscriber since this one began
                     found[number][SubscriberState(state)] += count
+        names = [member for group in self.settings.audience.groups for member in group.members]
+        # Whom the configuration has no more: what waits for it keeps its messages REVEALED for ever.
+        names += sorted(name for name, number in self._subscribers.items() if name not in names and any(found[number].values()))
         for by_state in found.values():
             by_state[SubscriberState.JOURNALLED] = waiting + over - sum(by_state.values())
-        names = [member for group in self.settings.audience.groups for member in group.members]
         return states, [Waiting(name, found[self._subscribers[name]]) for name in names]
 
     # The journal --------------------------------------------------------------------------------------------------
