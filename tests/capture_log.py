@@ -122,7 +122,10 @@ BOUND_COMMIT = b"\x00relay_commit\x00"
 
 
 class DatabaseProxy:
-    """Stands before PostgreSQL. ``lose_answer_to`` cuts the connection once the server has answered a command."""
+    """Stands before PostgreSQL. ``lose_answer_to`` cuts the connection once the server has answered a command.
+
+    With ``refuse`` that answer ends all others too, and there are no new ones.
+    """
 
     def __init__(self, url: str) -> None:
         facts = conninfo_to_dict(url)
@@ -146,9 +149,9 @@ class DatabaseProxy:
 
     def cut(self) -> None:
         """End every connection."""
-        for end in self._open:
+        ends, self._open = self._open, []
+        for end in ends:
             self._shut(end)
-        self._open.clear()
 
     def _accept(self) -> None:
         while True:
@@ -181,6 +184,8 @@ class DatabaseProxy:
                 if lost.is_set():
                     if self.silent:
                         continue
+                    if self.refuse:
+                        self.cut()  # the database is away: also for the process's other threads
                     self._shut(server)
                     break
                 client.sendall(data)

@@ -69,6 +69,13 @@ def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None,
         ) from error
 
 
+def check_text(**arguments: object) -> None:
+    """Raise CaptureError, naming the argument of `publish` that UTF-8 does not have."""
+    for name, text in arguments.items():
+        if isinstance(text, str) and not text.isascii() and not _is_utf8(text):
+            raise CaptureError(f"{name}: it holds half of a surrogate pair, which UTF-8 does not have")
+
+
 def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes | None:
     """Return the key's bytes; numbers and text as UTF-8."""
     if key is None or isinstance(key, bytes):
@@ -92,6 +99,8 @@ def extra_headers(headers: Mapping[str, str | bytes] | None) -> Headers:
         # The client would cut the name at a NUL, and ends the process at what is no UTF-8.
         if "\0" in name or not _is_utf8(name):
             raise CaptureError(f"headers: {name!r} is no name of a header; use letters that UTF-8 has, and no NUL")
+        if not isinstance(value, bytes) and not (isinstance(value, str) and _is_utf8(value)):
+            raise CaptureError(f"headers: the value of {name!r} is neither bytes nor text that UTF-8 has")
         found.append((name, value.encode() if isinstance(value, str) else value))
     return found
 

@@ -199,7 +199,7 @@ _KAFKA: Final[dict[str, _Column]] = {
     "topic": lambda opened: [message.topic for message in opened.messages],
     "partition": lambda opened: [message.partition for message in opened.messages],
     "offset": lambda opened: [message.offset for message in opened.messages],
-    "timestamp": lambda opened: [message.timestamp_ms for message in opened.messages],
+    "timestamp": lambda opened: [None if message.timestamp_ms < 0 else message.timestamp_ms for message in opened.messages],
     "key": lambda opened: [message.key for message in opened.messages],
     "value": lambda opened: [message.value for message in opened.messages],
 }

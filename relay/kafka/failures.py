@@ -41,6 +41,9 @@ _PASSING: Final = frozenset(
 """The broker failed at a request, and the client asks again. An event of the consumer's never calls itself retriable:
 the client says so of transactions only."""
 
+MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+"""No broker has such a topic or partition, or none has heard of it yet."""
+
 LEADER_MOVES: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,

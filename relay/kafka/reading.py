@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import LEADER_MOVES, kafka_error, sentence
+from relay.kafka.failures import LEADER_MOVES, MISSING, kafka_error, sentence
 from relay.message.errors import Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock as pausing
@@ -68,8 +68,10 @@ class PartitionReader:
                 self._consumer = Consumer(self._given)
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
+                    gone = reason is not None and reason.code() in MISSING
                     raise Unreachable(
                         f"the ends of {partition.topic}[{partition.partition}] cannot be read: {sentence(error)}"
+                        + (f"; if {partition.topic} was deleted, create it again as it was" if gone else "")
                     ) from error
                 pausing.sleep(_LEADER_PAUSE_S)
             else:

@@ -198,7 +198,7 @@ class Topics:
             self._result(futures[name], f"grow topic {name} to {partitions} partitions")
         except ConfigError:
             found = self.describe([name], settings=False).get(name)
-            if found is None or found.partitions < partitions:
+            if found is None or found.partitions != partitions:
                 raise  # otherwise somebody else has made them since they were counted
         self._wait_for_leaders({name: partitions})
 

@@ -95,8 +95,11 @@ class CaptureFenced(CaptureError):
     """A resolver decided that this capture is aborted before its commit arrived."""
 
 
-class CaptureInDoubt(CaptureError, InDoubt):
-    """COMMIT was sent and its answer lost; the resource's decision row tells, later."""
+class CaptureInDoubt(InDoubt):
+    """COMMIT was sent and its answer lost; the resource's decision row tells, later.
+
+    No CaptureError: whoever runs a block again on that one must not do so on this.
+    """
 
 
 def whence(error: BaseException) -> str:

@@ -168,7 +168,7 @@ def resolve_pointer(document: Any, pointer: str) -> Any:
     """Follow a JSON pointer (RFC 6901); KeyError if it leads nowhere."""
     for token in pointer.split("/")[1:]:
         step = token.replace("~1", "/").replace("~0", "~")
-        if isinstance(document, list) and step.isdigit() and int(step) < len(document):
+        if isinstance(document, list) and step.isdecimal() and step.isascii() and int(step) < len(document):
             document = document[int(step)]
         elif isinstance(document, dict) and step in document:
             document = document[step]

@@ -76,7 +76,7 @@ def _fault(settings: QueueSettings, message: NewMessage) -> str | None:
 
 def check_priority(priority: int, named: str) -> None:
     """Raise Refused if there is no such priority."""
-    if not 0 <= priority <= PRIORITY_MAX:
+    if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
         raise Refused(f"{named} cannot have priority {priority}: give one from 0 to {PRIORITY_MAX}")
 
 

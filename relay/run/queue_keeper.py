@@ -8,7 +8,6 @@ from typing import Final
 import structlog
 
 from relay.config.model import RelayConfig
-from relay.message.errors import RelayError
 from relay.queue.desired import Desired
 from relay.queue.port import QueueStore
 from relay.run import clock, schedule
@@ -53,8 +52,7 @@ class JournalKeeper:
             try:
                 with self._open() as store:
                     self._keep(store)
-            except (RelayError, OSError) as failure:
-                # Retry: nothing is trimmed that was not written.
+            except Exception as failure:  # noqa: BLE001 - retry: nothing is trimmed that was not written
                 log.warning("journal kept later", queue=self._queue, kind=type(failure).__name__)
             self._ended.wait(PERIOD_S)
 

@@ -96,13 +96,14 @@ class TestPut:
             {"key": b"k" * 60, "headers": (("name", b"v" * 60),)},
             {"publisher": "stranger"},
             {"priority": 10},
+            {"priority": 1.5},
             {"priority": -1},
             {"audience": subscribers("nobody")},
             {"audience": Audience(())},
             {"audience": Audience((Group("g", ()),))},
             {"audience": subscribers("ann", ("ann", "bob"))},
         ],
-        ids=["value", "whole", "publisher", "high", "low", "subscriber", "empty", "empty group", "twice"],
+        ids=["value", "whole", "publisher", "high", "between", "low", "subscriber", "empty", "empty group", "twice"],
     )
     def test_what_is_not_acceptable_is_refused_by_name_with_its_whole_batch(
         self, medium: Medium, bad: dict[str, Any]

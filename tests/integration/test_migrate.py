@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +20,10 @@ from typer.testing import CliRunner
 from relay.cli.main import app
 from relay.config.model import ResourceConfig
 from relay.config.timing import Timing
+from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicPlan, Topics
 from relay.message.errors import ConfigError, Unreachable
+from relay.message.record import LogPartition
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
 from relay.setup.migrate import _grant
@@ -219,6 +222,12 @@ def test_topics_by_their_adapter(make_topic: MakeTopic, topics: Topics, kafka: s
         topics.create([TopicPlan("x" * 250, 1, 1)])
     with pytest.raises(ConfigError, match="cannot list offsets"):
         topics.watermarks("absent-topic", [0])
+    given = {"bootstrap.servers": kafka, "group.id": "absent"}
+    with (
+        PartitionReader(given, committed=False, clock=time.monotonic, deadline_s=5.0) as reader,
+        pytest.raises(Unreachable, match="if absent-topic was deleted, create it again"),
+    ):
+        reader.watermarks(LogPartition("absent-topic", 0))
     away = Topics({"bootstrap.servers": "127.0.0.1:1"}, Timing(socket_timeout=0.5), timeout_s=1)
     with pytest.raises(Unreachable, match=r"127.0.0.1:1: no broker answers .*Connection refused"):
         away.describe([name])
@@ -244,7 +253,6 @@ def test_a_topic_that_another_migration_has_grown_meanwhile_is_left_as_it_is(top
     name = make_topic(1)
     topics.grow(name, 3)
     topics.grow(name, 3)
-    topics.grow(name, 2)
 
     assert topics.describe([name], settings=False)[name].partitions == 3
     with pytest.raises(ConfigError, match="cannot grow topic"):

@@ -12,7 +12,7 @@ from relay.capture.publisher import Capture, DefaultTiming
 from relay.capture.upkeep import DAY_S, horizon_s
 from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
-from relay.message.errors import CaptureError, ConfigError
+from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
 
 
@@ -34,6 +34,23 @@ def test_more_headers_than_any_route_delivers_are_refused() -> None:
     assert len(message.extra_headers({f"h{n}": "v" for n in range(245)})) == 245
     with pytest.raises(CaptureError, match="246 are more than the 245"):
         message.extra_headers({f"h{n}": "v" for n in range(246)})
+
+
+@pytest.mark.parametrize("name", ["key", "id", "subject", "type", "time", "content_type"])
+def test_text_that_utf_8_does_not_have_is_refused_by_its_argument(name: str) -> None:
+    message.check_text(**{name: "Zoë"})
+    with pytest.raises(CaptureError, match=f"^{name}: .* surrogate"):
+        message.check_text(**{name: "\ud800"})
+
+
+@pytest.mark.parametrize("value", [None, 7, "\ud800"])
+def test_a_header_that_is_neither_text_nor_bytes_is_refused(value: Any) -> None:
+    with pytest.raises(CaptureError, match="the value of 'h' is neither"):
+        message.extra_headers({"h": value})
+
+
+def test_whoever_runs_again_what_was_rolled_back_does_not_run_again_what_is_in_doubt() -> None:
+    assert not issubclass(CaptureInDoubt, CaptureError)
 
 
 @pytest.mark.parametrize("of", [bytearray, memoryview])

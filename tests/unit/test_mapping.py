@@ -113,6 +113,15 @@ def test_sources_beside_the_value(source: str, expected: Any) -> None:
     assert one(source, message(b"v", *headers, key=b"k")) == expected
 
 
+def test_a_record_without_a_time_has_none() -> None:
+    assert one("kafka:timestamp", message(b"v")._replace(timestamp_ms=-1)) is None
+
+
+@pytest.mark.parametrize("token", ["²", "\uff11", "-1"])
+def test_only_digits_point_into_an_array(token: str) -> None:
+    assert one(f"json:/a/{token}", message(b'{"a": [1, 2, 3]}')) is None
+
+
 @pytest.mark.parametrize(
     ("value", "stage", "code"),
     [
