@@ -124,10 +124,18 @@ def ce(source: str, identifier: str, **more: str) -> list[tuple[str, bytes]]:
 
 def publish(kafka: str, topic: str, records: Iterable[tuple[int, list[tuple[str, bytes]], bytes | None]]) -> None:
     """Append (partition, headers, value) records in order."""
-    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "linger.ms": 5})
+    # One request at a time keeps the order as well as idempotence does, and is half a second sooner ready.
+    producer = Producer({"bootstrap.servers": kafka, "acks": "all", "max.in.flight": 1, "linger.ms": 5})
+    refused: list[object] = []
+
+    def answered(error: object, _message: object) -> None:
+        if error is not None:
+            refused.append(error)
+
     for partition, headers, value in records:
-        producer.produce(topic, value=value, partition=partition, headers=headers, key=b"k")
+        producer.produce(topic, value=value, partition=partition, headers=headers, key=b"k", on_delivery=answered)
     assert producer.flush(30) == 0
+    assert not refused
 
 
 def delete_below(admin: AdminClient, topic: str, offset: int) -> None:
