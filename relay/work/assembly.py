@@ -57,7 +57,7 @@ class Assembled:
         self._job = job
         self._follower = follow(config) if follower is None else follower
         self._desired = self._follower.now()
-        """As it was when this worker began: queues that are recorded or moved later are known to the next one."""
+        """Renewed by the main thread alone, in `_held_back`; others look at it."""
         self._check()
         self._near, self._gate = self._queues_in_resource(), schedule.lock()
         shared = self._gate if self._is_sqlite else None
