@@ -94,9 +94,8 @@ def test_interrupted_on_the_way_it_stops_everything_it_started(
     log = tmp_path / "demo.log"
     with log.open("w") as out:
         demo = start(place, "--messages", "3000", stdout=out, stderr=out)
-    # When the first worker has said something, everything is started.
     wait_for(lambda: any(path.stat().st_size for path in place.glob("relay-demo-*/relay.log")), what="a worker")
-    assert len(processes_of(place)) > 4
+    wait_for(lambda: len(processes_of(place)) > 4, what="services, Spark, the booking service and workers")
 
     demo.send_signal(number)
 
