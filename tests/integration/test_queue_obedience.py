@@ -50,7 +50,7 @@ def test_a_paused_worker_takes_nothing_until_it_is_resumed_and_a_later_one_neith
     wait_for(lambda: effects(site) == 10, what="the first effects")
 
     paused = say(site, noun[0], "pause", noun[1])
-    wait_for(lambda: clock.wall_ms() > paused + 1000, what="the second within which it obeys")
+    wait_for(lambda: clock.wall_ms() > paused + 1000 + SLACK_MS, what="the second within which it obeys")
     site.put(range(10, 20))
     site.work(application)
     resumed = say(site, noun[0], "resume", noun[1])
