@@ -88,10 +88,11 @@ def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes
 def extra_headers(headers: Mapping[str, str | bytes] | None) -> Headers:
     """Return the application's own headers; raises CaptureError for a name that the relay writes itself."""
     found: Headers = []
+    given = headers or {}
     most = envelope.HEADERS_MAX - len(_RESERVED)
-    if len(headers or {}) > most:
-        raise CaptureError(f"headers: {len(headers or {})} are more than the {most} that may stand beside the relay's own; put them into data")
-    for name, value in (headers or {}).items():
+    if len(given) > most:
+        raise CaptureError(f"headers: {len(given)} are more than the {most} that may stand beside the relay's own; put them into data")
+    for name, value in given.items():
         if name in _RESERVED or name in envelope.LOG_ONLY_HEADERS:
             raise CaptureError(
                 f"headers: {name!r} is written by the relay; use the argument of publish() for it"

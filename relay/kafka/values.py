@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from confluent_kafka import KafkaError
-
 from relay.kafka import settings
-from relay.kafka.failures import kafka_error
+from relay.kafka.failures import MISSING, kafka_error
 from relay.kafka.reading import PartitionReader
 from relay.kafka.settings import TimingLike
 from relay.message.errors import Stuck, Unreachable
@@ -21,11 +19,6 @@ from relay.run import clock
 GAP: Final = 1000
 """Offsets nearer than this are read in one run: reading past so many records costs less than a new fetch."""
 DEADLINE_S: Final = 10.0
-_NO_TOPIC: Final = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-)
 
 
 class LogValues:
@@ -64,7 +57,7 @@ class LogValues:
             low, high = self._reader.watermarks(partition)
         except Unreachable as error:
             found = kafka_error(error)
-            if found is not None and found.code() in _NO_TOPIC:
+            if found is not None and found.code() in MISSING:
                 return []
             raise
         there = [offset for offset in offsets if low <= offset < high]

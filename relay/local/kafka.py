@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ from relay.kafka.probe import wait_for_brokers
 from relay.local.jars import Tell, kafka_jars
 from relay.local.java import find_java
 from relay.local.ports import LOOPBACK, free_ports, is_free
-from relay.local.process import RecordedProcess, read_kept
+from relay.local.process import RecordedProcess, keep, read_kept
 from relay.message.errors import CheckFailed, ConfigError
 
 START_TIMEOUT_S = 60.0
@@ -87,9 +86,7 @@ class ClusterPlan:
 
     def write(self, path: Path) -> None:
         """Keep the plan at ``path``, whole or not at all."""
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self), indent=2))
-        fresh.replace(path)
+        keep(path, asdict(self))
 
 
 def _shifted(address: str, by: int) -> str:

@@ -19,7 +19,7 @@ from relay.local.account import Account
 from relay.local.jars import Tell
 from relay.local.kafka import tail
 from relay.local.ports import LOOPBACK, free_ports, is_free
-from relay.local.process import RecordedProcess, children
+from relay.local.process import RecordedProcess, children, keep
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.run import clock
 
@@ -149,11 +149,7 @@ class PostgresServer:
             )
         if answer.returncode != 0:
             raise CheckFailed(f"initdb in {self._data} failed: {answer.stderr.strip()[-500:]}")
-        access = self.directory / "access.json"
-        fresh = access.with_suffix(".new")
-        fresh.touch(mode=0o600)
-        fresh.write_text(json.dumps({"port": free_ports(1)[0], "password": password}))
-        fresh.replace(access)
+        keep(self.directory / "access.json", {"port": free_ports(1)[0], "password": password})
 
     def _spawn(self, account: Account, programs: Path) -> None:
         port = json.loads((self.directory / "access.json").read_text())["port"]

@@ -134,16 +134,16 @@ class Intake:
         """True if some partition is to be read again from where its reader stands now: it had too much that waits."""
         back = False
         for partition, held in self.partitions.items():
-            place = f"{partition.topic}[{partition.partition}]"
+            if held.untaken_from is None:
+                continue
+            at = f"{partition.topic}[{partition.partition}]@{held.untaken_from}"
             if held.go_back():
                 back = True
                 self._behind.discard(partition)
-                log.info("reading again what was not taken in", at=f"{place}@{held.read_to}")
-            elif held.untaken_from is not None and partition not in self._behind:
+                log.info("reading again what was not taken in", at=at)
+            elif partition not in self._behind:
                 self._behind.add(partition)
-                log.warning(
-                    "the whole partition waits: too many ranges of undecided captures", at=f"{place}@{held.untaken_from}"
-                )
+                log.warning("the whole partition waits: too many ranges of undecided captures", at=at)
         return back
 
     def derive(self, record: Record, topic: str, partition: int) -> LogMessage | None:
