@@ -18,7 +18,7 @@ from relay.config.model import RelayConfig
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
 from relay.local.kafka import BrokerSettings, KafkaCluster
-from relay.local.ports import LOOPBACK, free_ports
+from relay.local.ports import LOOPBACK, SERVERS, free_ports
 from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError
@@ -190,7 +190,7 @@ def consecutive_ports(runs: int, length: int) -> list[int]:
     for start in free_ports(PORT_TRIES):
         wanted = range(start, start + length)
         apart = all(abs(start - other) >= length for other in found)
-        if apart and wanted[-1] < 65536 and _are_free(wanted):
+        if apart and wanted[-1] in SERVERS and _are_free(wanted):
             found.append(start)
         if len(found) == runs:
             return found

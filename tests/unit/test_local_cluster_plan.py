@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from relay.local import ports as local_ports
 from relay.local.kafka import ClusterPlan, broker_properties
 from relay.local.ports import free_ports
-from relay.message.errors import ConfigError
+from relay.message.errors import CheckFailed, ConfigError
 
 
 def test_three_brokers_replicate_three_times_with_two_in_sync(tmp_path: Path) -> None:
@@ -68,3 +71,21 @@ def test_free_ports_differ() -> None:
     ports = free_ports(20)
 
     assert len(set(ports)) == 20
+
+
+def test_no_server_is_given_a_port_that_an_outgoing_connection_may_have() -> None:
+    with ExitStack() as stack, socket.create_server((local_ports.LOOPBACK, 0)) as server:
+        address = (local_ports.LOOPBACK, server.getsockname()[1])
+        own = {stack.enter_context(socket.create_connection(address)).getsockname()[1] for _ in range(50)}
+
+    assert max(free_ports(50)) < min(own)
+
+
+def test_too_few_free_ports_are_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        port = free_ports(1)[0]
+        listener.bind((local_ports.LOOPBACK, port))
+        monkeypatch.setattr(local_ports, "SERVERS", range(port, port + 1))
+
+        with pytest.raises(CheckFailed, match="relay dev down"):
+            free_ports(1)
