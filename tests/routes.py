@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -16,9 +18,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from relay.config.loading import load
+from relay.run.crash import EXIT_STATUS, VARIABLE
 from relay.setup.migrate import migrate
 
 DEADLINE_S = 60.0
+IDLE_S = 0.3
+"""A worker that has had nothing to do for as long has done what a test gave it."""
+_LEAVE_GROUP = 13
 FAST = """
 session_timeout = "6s"
 idle_in_transaction = "5s"
@@ -83,11 +89,28 @@ to = {to}
         self._workers.append(worker)
         return worker
 
-    def finish(self, number: int = 0, until_idle_s: float = 1.0, **env: str) -> int:
+    def finish(self, number: int = 0, until_idle_s: float = IDLE_S, **env: str) -> int:
         """Run a worker until it is idle and return its exit code."""
         code = self.start(number, until_idle_s, **env).wait(DEADLINE_S)
         self._workers.pop()
         return code
+
+    def kill_at(self, point: str, number: int = 0) -> None:
+        """Run a worker until it ends itself at ``point``; the group need not wait for its session to expire."""
+        assert self.finish(number, **{VARIABLE: point}) == EXIT_STATUS, f"{point} was not reached: {self.said(number)}"
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """Take every member out of the group, as the end of dead workers' sessions would six seconds later."""
+        group = load(self.path).group_id("main")
+        admin = AdminClient({"bootstrap.servers": self.kafka})
+
+        def members() -> list[str]:
+            return [member.member_id for member in admin.describe_consumer_groups([group])[group].result(10).members]
+
+        for member in members():
+            leave_group(self.kafka, group, member)
+        wait_for(lambda: not members(), what="an empty group")
 
     def said(self, number: int = 0) -> str:
         """Return what a worker wrote."""
@@ -101,6 +124,19 @@ to = {to}
                 worker.kill()
             worker.wait(10)
         self._workers.clear()
+
+
+def leave_group(kafka: str, group: str, member: str) -> None:
+    """Send LeaveGroup version 1 in the name of a member (Kafka protocol guide); the test broker coordinates all groups."""
+    host, _, port = kafka.partition(":")
+    body = struct.pack(">hhih", _LEAVE_GROUP, 1, 1, -1) + b"".join(
+        struct.pack(">h", len(text)) + text for text in (group.encode(), member.encode())
+    )
+    with socket.create_connection((host, int(port)), 10) as connection, connection.makefile("rb") as answers:
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        (size,) = struct.unpack(">i", answers.read(4))
+        _, _, error = struct.unpack(">iih", answers.read(size))
+    assert error == 0, f"LeaveGroup of {member}: error {error}"
 
 
 class TopicRoute(Route):

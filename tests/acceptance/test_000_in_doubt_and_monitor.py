@@ -20,7 +20,6 @@ from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
 
 PARTITIONS: Final = 2
 COUNT: Final = 600
-CRASHED: Final = 137
 
 
 def name(n: int) -> str:
@@ -84,7 +83,7 @@ def test_message_threads_deliver_from_the_store_each_message_by_one_of_them(rout
 def test_an_in_doubt_list_identifies_the_messages_in_progress_before_they_are_sent(route: TopicRoute) -> None:
     publish_range(route, 0, COUNT)
 
-    assert route.finish(RELAY_CRASH_AT="sealed.offsets:2") == CRASHED, route.said()
+    route.kill_at("sealed.offsets:2")
 
     assert route.outputs() == []
     listed = {
@@ -114,7 +113,7 @@ def test_each_thread_adds_an_entry_with_the_message_identifier_to_the_monitor(ro
 def test_the_monitor_names_no_message_that_is_not_at_the_destination(route: TopicRoute, point: str) -> None:
     publish_range(route, 0, COUNT)
 
-    assert route.finish(RELAY_CRASH_AT=point) == CRASHED, route.said()
+    route.kill_at(point)
 
     assert set(entered(monitor(route))) == set()
     assert route.outputs() == []
@@ -122,7 +121,7 @@ def test_the_monitor_names_no_message_that_is_not_at_the_destination(route: Topi
 
 def test_a_failure_generates_a_recovery_that_fences_the_failed_thread(route: TopicRoute) -> None:
     publish_range(route, 0, COUNT)
-    assert route.finish(RELAY_CRASH_AT="sealed.outputs:2") == CRASHED, route.said()
+    route.kill_at("sealed.outputs:2")
 
     assert route.finish(1) == 0, route.said(1)
 
@@ -134,7 +133,7 @@ def test_a_failure_generates_a_recovery_that_fences_the_failed_thread(route: Top
 
 def test_recovery_adds_entries_with_its_own_identifier_for_what_the_monitor_lacks(route: TopicRoute) -> None:
     publish_range(route, 0, COUNT)
-    assert route.finish(RELAY_CRASH_AT="sealed.offsets:2") == CRASHED, route.said()
+    route.kill_at("sealed.offsets:2")
     publish_range(route, COUNT, 10)
     in_doubt = ids(read_all(route.kafka, route.out, PARTITIONS, committed=False))
 
@@ -172,10 +171,10 @@ def test_a_recovery_that_fails_is_begun_again_without_repeating_a_delivery(route
     publish_range(route, 0, COUNT)
     assert route.finish() == 0, route.said()
     publish_range(route, COUNT, COUNT)
-    assert route.finish(RELAY_CRASH_AT="sealed.outputs:2") == CRASHED, route.said()
+    route.kill_at("sealed.outputs:2")
 
-    assert route.finish(1, RELAY_CRASH_AT=point) == CRASHED, route.said(1)
-    assert route.finish(0, RELAY_CRASH_AT=point) == CRASHED, route.said(0)
+    route.kill_at(point, 1)
+    route.kill_at(point)
     assert route.finish(1) == 0, route.said(1)
 
     assert_delivered_once(route, 2 * COUNT)

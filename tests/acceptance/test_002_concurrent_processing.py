@@ -108,7 +108,7 @@ def test_a_message_is_removed_from_the_server_only_with_its_processing(
     assert route.finish() == 0, route.said()
     publish(route.kafka, route.log, fast(0, 100))
 
-    assert route.finish(RELAY_CRASH_AT=f"{point}:2") == 137, route.said()
+    route.kill_at(f"{point}:2")
 
     assert route.outputs() == []
     wait_for(lambda: position(route) == 0, what="the position, unmoved")

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import verify
 from relay.config.loading import load
 from relay.monitor.entries import Begin, decode
 from relay.monitor.evidence import Evidence
-from relay.run.crash import EXIT_STATUS, VARIABLE
-from tests.routes import Route, TopicRoute, ce, publish, read_all, wait_for
+from tests.routes import Route, TopicRoute, ce, publish, read_all
 
 PARTITIONS: Final = 2
 SMALL_BATCHES: Final = "batch = { messages = 40 }"
-_LEAVE_GROUP: Final = 13
 
 
 def name(n: int) -> str:
@@ -33,38 +28,6 @@ def publish_range(route: Route, first: int, count: int) -> None:
     """Append messages ``first`` and following to the partitions in turn."""
     numbers = range(first, first + count)
     publish(route.kafka, route.log, [(n % PARTITIONS, ce(f"/{n % PARTITIONS}", name(n)), b'{"n": %d}' % n) for n in numbers])
-
-
-def kill_at(route: Route, point: str, number: int = 0) -> None:
-    """Run a worker until it ends itself at ``point``; the group need not wait for its session to expire."""
-    assert route.finish(number, **{VARIABLE: point}) == EXIT_STATUS, f"{point} was not reached: {route.said(number)}"
-    dismiss(route)
-
-
-def dismiss(route: Route) -> None:
-    """Take the dead members out of the group, as the end of their sessions would six seconds later."""
-    group = load(route.path).group_id("main")
-    admin = AdminClient({"bootstrap.servers": route.kafka})
-
-    def members() -> list[str]:
-        return [member.member_id for member in admin.describe_consumer_groups([group])[group].result(10).members]
-
-    for member in members():
-        _leave(route.kafka, group, member)
-    wait_for(lambda: not members(), what="an empty group")
-
-
-def _leave(kafka: str, group: str, member: str) -> None:
-    """Send LeaveGroup version 1 in the name of a member (Kafka protocol guide); the test broker coordinates all groups."""
-    host, _, port = kafka.partition(":")
-    body = struct.pack(">hhih", _LEAVE_GROUP, 1, 1, -1) + b"".join(
-        struct.pack(">h", len(text)) + text for text in (group.encode(), member.encode())
-    )
-    with socket.create_connection((host, int(port)), 10) as connection, connection.makefile("rb") as answers:
-        connection.sendall(struct.pack(">i", len(body)) + body)
-        (size,) = struct.unpack(">i", answers.read(4))
-        _, _, error = struct.unpack(">iih", answers.read(size))
-    assert error == 0, f"LeaveGroup of {member}: error {error}"
 
 
 def stored(route: Route) -> dict[int, int]:

@@ -20,7 +20,7 @@ from relay.config.loading import load
 from relay.resources import open_resource
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from tests.capture_log import BOUND_COMMIT, DatabaseProxy
-from tests.integration.crash_site import PARTITIONS, assert_audited, in_order, kill_at
+from tests.integration.crash_site import PARTITIONS, assert_audited, in_order
 from tests.routes import TopicRoute, wait_for
 
 ORDERS = 8
@@ -189,7 +189,7 @@ def publisher_stands(shop: Shop) -> bool:
 
 def test_a_worker_killed_after_it_decided_for_a_dead_publisher(shop: Shop) -> None:
     shop.run("capture.appended:3")
-    kill_at(shop.route, "capture.resolved")
+    shop.route.kill_at("capture.resolved")
     shop.run()
     assert shop.route.finish() == 0, shop.route.said()
 

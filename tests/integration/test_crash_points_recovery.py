@@ -23,7 +23,6 @@ from tests.integration.crash_site import (
     SMALL_BATCHES,
     assert_once_in_order,
     assert_safe_now,
-    kill_at,
     name,
     publish_range,
 )
@@ -81,7 +80,7 @@ def torn(make_route: Callable[..., TopicRoute]) -> TopicRoute:
     """A route with messages in doubt, of a transaction left open and of one that was cut off."""
     route = make_route(SMALL_BATCHES, PARTITIONS)
     publish_range(route, 0, COUNT)
-    kill_at(route, "sealed.flushed:2", 1)
+    route.kill_at("sealed.flushed:2", 1)
     cut_off(route)
     return route
 
@@ -91,7 +90,7 @@ def torn(make_route: Callable[..., TopicRoute]) -> TopicRoute:
 )
 def test_a_recovery_killed_twice_at_one_step_ends_as_one_clean_run(torn: TopicRoute, point: str) -> None:
     for number in (1, 0):
-        kill_at(torn, point, number)
+        torn.kill_at(point, number)
         assert_safe_now(torn)
 
     assert torn.finish(1) == 0, torn.said(1)
@@ -103,7 +102,7 @@ def test_a_recovery_killed_twice_at_one_step_ends_as_one_clean_run(torn: TopicRo
 @pytest.mark.timeout(300)
 def test_recoveries_killed_at_one_step_after_another_end_as_one_clean_run(torn: TopicRoute) -> None:
     for turn, point in enumerate((*RECOVERY[:ONCE_ENDED], "recovery.settled", *RECOVERY[ONCE_ENDED:])):
-        kill_at(torn, point, turn % 2)
+        torn.kill_at(point, turn % 2)
     assert_safe_now(torn)
 
     assert torn.finish() == 0, torn.said()

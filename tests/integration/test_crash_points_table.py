@@ -22,9 +22,7 @@ from tests.integration.crash_site import (
     assert_audited,
     assert_cursor_is_safe,
     assert_each_once,
-    dismiss,
     in_order,
-    kill_at,
     publish_range,
     stored,
 )
@@ -115,7 +113,7 @@ def assert_survives(route: TableRoute, step: str) -> None:
     """Killed at the step and started again, the route has delivered everything once and in order."""
     publish_range(route, 0, COUNT)
 
-    kill_at(route, step)
+    route.kill_at(step)
     assert_safe_now(route)
     assert route.finish() == 0, route.said()
 
@@ -151,7 +149,7 @@ def test_killed_while_the_answer_to_commit_is_under_way(
         worker.kill()
         assert worker.wait(10) == -9
         proxy.lose_answer_to = None
-        dismiss(route)
+        route.dismiss()
         assert 100 < len(route.rows()) < COUNT
         assert_safe_now(route)
 
@@ -169,10 +167,10 @@ def test_a_takeover_killed_twice_at_one_step_ends_as_one_clean_run(route: TableR
     publish_range(route, 0, COUNT // 2)
     assert route.finish() == 0, route.said()
     publish_range(route, COUNT // 2, COUNT // 2)
-    kill_at(route, "table.committed:3", 1)  # rows are there without their entries
+    route.kill_at("table.committed:3", 1)  # rows are there without their entries
 
     for number in (0, 1):
-        kill_at(route, point, number)
+        route.kill_at(point, number)
         assert_safe_now(route)
     assert route.finish() == 0, route.said()
 
@@ -182,10 +180,10 @@ def test_a_takeover_killed_twice_at_one_step_ends_as_one_clean_run(route: TableR
 @pytest.mark.slow
 def test_takeovers_killed_at_one_step_after_another_end_as_one_clean_run(route: TableRoute) -> None:
     publish_range(route, 0, COUNT)
-    kill_at(route, "table.committed:3", 1)
+    route.kill_at("table.committed:3", 1)
 
     for turn, point in enumerate((*reversed(TAKEOVER), "table.committed:2", *TAKEOVER)):
-        kill_at(route, point, turn % 2)
+        route.kill_at(point, turn % 2)
     assert_safe_now(route)
     assert route.finish() == 0, route.said()
 

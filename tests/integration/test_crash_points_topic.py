@@ -21,8 +21,6 @@ from tests.integration.crash_site import (
     assert_each_once,
     assert_once_in_order,
     assert_safe_now,
-    dismiss,
-    kill_at,
     outputs,
     publish_range,
 )
@@ -54,7 +52,7 @@ STEPS = (
 def test_killed_at_a_step_of_a_delivery(route: TopicRoute, step: str) -> None:
     publish_range(route, 0, COUNT)
 
-    kill_at(route, step)
+    route.kill_at(step)
     assert_safe_now(route)
     assert route.finish() == 0, route.said()
 
@@ -66,7 +64,7 @@ def test_killed_between_the_dead_letters_and_the_outputs(route: TopicRoute) -> N
     publish_range(route, 0, COUNT)
     publish(route.kafka, route.log, [(0, ce("/bad", "bad-1", ce_relaycapture="no hex"), b"v")])
 
-    kill_at(route, "sealed.dead")
+    route.kill_at("sealed.dead")
     assert_safe_now(route)
     assert route.finish() == 0, route.said()
 
@@ -115,7 +113,7 @@ def test_killed_while_end_txn_is_under_way(far: TopicRoute, proxied: Proxied, ar
         worker.kill()
         killed.append(worker.wait(10))
     wait_for(lambda: killed == [-9], what="the kill")
-    dismiss(far)
+    far.dismiss()
     if arrives:
         proxied.wait_for_markers(far.out, PARTITIONS)
     assert_safe_now(far)

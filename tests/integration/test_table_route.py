@@ -96,7 +96,7 @@ def test_a_dead_letter_that_is_refused_stops_the_route_until_there_is_room(
 def test_killed_at_each_step_it_goes_on_without_loss_or_repeat(route: TableRoute, point: str) -> None:
     publish(route.kafka, route.log, messages(600))
 
-    assert route.finish(RELAY_CRASH_AT=f"{point}:2") == 137, route.said()
+    route.kill_at(f"{point}:2")
     assert route.finish() == 0, route.said()
 
     assert sorted(n for _, n in route.rows()) == list(range(600))
@@ -149,7 +149,7 @@ def test_killed_between_the_commit_and_the_dead_letter_it_appends_the_dead_lette
     route.path.write_text(route.path.read_text().replace("[routes.main]", f'[routes.main]\ndedup = "{dedup}"'))
     publish(route.kafka, route.log, [(0, ce("/bad", "bad-1"), b'{"n": -1}'), *messages(10)])
 
-    assert route.finish(RELAY_CRASH_AT="table.committed:2") == 137, route.said()
+    route.kill_at("table.committed:2")
     assert route.finish() == 0, route.said()
 
     dead = read_all(route.kafka, f"{route.name}.deadletter", 1)
