@@ -5,8 +5,6 @@ Faults are asked for by name: an answer lost after its effect, an EndTxn kept ba
 
 from __future__ import annotations
 
-import socket
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
@@ -16,7 +14,7 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from relay.chaos.frame_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FrameProxy, api, end_txn, read_frame
+from relay.chaos.frame_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FrameProxy, api, end_txn
 from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.appender import Appender
@@ -26,6 +24,7 @@ from relay.kafka.reading import PartitionReader
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.record import LogPartition
 from relay.run import clock
+from tests.routes import leave_group
 from tests.simulation.network import FINE, Fate, Weather
 from tests.simulation.producer import SimProducer
 from tests.simulation.scheduler import World
@@ -33,7 +32,6 @@ from tests.simulation.site import Cluster
 
 TIMING: Final = Timing(transaction_timeout=10, socket_timeout=4, session_timeout=6, append_timeout=8)
 WAIT_S: Final = 20.0
-_LEAVE_GROUP: Final = 13
 _APIS: Final = {"Produce": PRODUCE, "EndTxn": END_TXN, "TxnOffsetCommit": TXN_OFFSET_COMMIT}
 
 
@@ -175,16 +173,7 @@ class RealKafka(KafkaSystem):
         return self._proxy.hold(match, reset=True).release_end_txn
 
     def expel(self, group: str, member: str) -> None:
-        """LeaveGroup version 1, which says nothing of who asks."""
-        host, _, port = self._broker.rpartition(":")
-        words = b"".join(struct.pack(">h", len(word)) + word.encode() for word in ("contract", group, member))
-        frame = struct.pack(">hhi", _LEAVE_GROUP, 1, 7) + words
-        with socket.create_connection((host, int(port)), timeout=WAIT_S) as broker:
-            broker.sendall(struct.pack(">i", len(frame)) + frame)
-            answer = read_frame(broker)
-        assert answer is not None, "the broker does not take this version of LeaveGroup"
-        (code,) = struct.unpack_from(">h", answer, 8)  # correlation id, throttle time
-        assert code == 0, f"the member was not removed: {code}"
+        leave_group(self._broker, group, member)
 
     def drop_below(self, place: LogPartition, offset: int) -> None:
         wanted = TopicPartition(place.topic, place.partition, offset)

@@ -49,20 +49,20 @@ class Real:
     """One broker for all tests of a class's module."""
 
     @pytest.fixture
-    def system(self, proxied_kafka: tuple[FrameProxy, str]) -> KafkaSystem:
-        return RealKafka(*proxied_kafka)
+    def system(self, proxied_kafka: RealKafka) -> KafkaSystem:
+        return proxied_kafka
 
 
 @pytest.fixture(scope="module")
-def proxied_kafka() -> Iterator[tuple[FrameProxy, str]]:
-    """A broker that advertises the proxy's address, and its own address."""
+def proxied_kafka() -> Iterator[RealKafka]:
+    """A broker that advertises the proxy's address."""
     directory = Path(tempfile.mkdtemp(prefix="relay-contract-"))
     (port,) = free_ports(1)
     broker = f"127.0.0.1:{port}"
     proxy = FrameProxy(broker)
     try:
         LocalServices.up(directory, kafka_port=port, advertise=proxy.address, postgres=False)
-        yield proxy, broker
+        yield RealKafka(proxy, broker)
     finally:
         gc.collect()  # instances that were thrown away would look for the broker
         started = LocalServices.find(directory)
