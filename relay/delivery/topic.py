@@ -72,7 +72,7 @@ class TopicDelivery:
         self._told: list[Resolution] = []
         self._limits = limits or RangeLimits()
         self._upkeep = RangeUpkeep(ports, monitor_topic, horizon_s)
-        self._group: Group | None = None
+        self._membership = b""
         self._positions: Mapping[LogPartition, int] = {}
         self._now = self._idle_since = 0.0
         self._worker = transactional_id
@@ -98,6 +98,7 @@ class TopicDelivery:
         """Recover the assigned partitions and return where to read on; see ``topic_recovery``."""
         self.abandon()
         self._narrowing.keep(assigned)
+        membership = group.membership()
         self._notes = {topic: topic_id.hex() for topic, topic_id in topic_ids.items()}
         found = self._recovery.run(assigned, views, group, starts, self._notes)
         self._producer = found.producer
@@ -105,7 +106,7 @@ class TopicDelivery:
         for view in views:
             view.index.ranges.limits = self._limits
             view.index.ranges.mark(view.read_to, exact=True)
-        self._group, self._positions = group, found.starts
+        self._membership, self._positions = membership, found.starts
         self._in_doubt_to = found.in_doubt_to
         self._told = found.told
         self.counts.recoveries += 1
@@ -138,7 +139,7 @@ class TopicDelivery:
         self._accept(entered, tried)
         self._narrowing.passed(batch.messages)
         accept(self._ranges(), numbers, work.ranges, self._now)
-        self._positions, self._idle_since = batch.positions, self._now
+        self._membership, self._positions, self._idle_since = batch.membership, batch.positions, self._now
 
     def settled(self) -> bool:
         """A topic route is done with a batch when ``submit`` returns."""
@@ -153,14 +154,18 @@ class TopicDelivery:
         return {}
 
     def tend(self, now: float) -> None:
-        """Between batches only the ranges need care: an idle route writes them again before they age out."""
+        """Between batches only the ranges need care: an idle route writes them again before they age out.
+
+        The positions are those of the last batch, and so is the membership that they are stored under: after a
+        rebalance in mid-batch the broker must refuse them.
+        """
         self._now = now
         self._upkeep.tend(now, self._views.values(), {place.topic for place in self._positions})
-        if self._producer is None or self._group is None or now - self._idle_since < IDLE_S:
+        if self._producer is None or now - self._idle_since < IDLE_S:
             return
         ranges = self._written({})
         if ranges:
-            work = SealedWork(self._positions, self._group.membership(), notes=self._notes, ranges=ranges)
+            work = SealedWork(self._positions, self._membership, notes=self._notes, ranges=ranges)
             self._producer.run(work)
             self._accept([], Counts())
             accept(self._ranges(), {}, ranges, now)

@@ -58,6 +58,8 @@ class MemoryKafka:
         self.epochs: dict[str, int] = {}
         self.open: dict[str, Unit] = {}
         self.group: dict[LogPartition, tuple[int, str]] = {}
+        self.member = b"member"
+        self.former: set[bytes] = set()
 
     def transaction(self, transactional_id: str) -> MemoryTransaction:
         return MemoryTransaction(self, transactional_id)
@@ -79,7 +81,12 @@ class MemoryKafka:
     # The consumer group, as far as recovery asks it.
 
     def membership(self) -> bytes:
-        return b"member"
+        return self.member
+
+    def rebalance(self) -> None:
+        """The group goes on to another generation, with the same member in it."""
+        self.former.add(self.member)
+        self.member += b"'"
 
     def committed(self, partitions: Sequence[LogPartition]) -> dict[LogPartition, tuple[int, str]]:
         return {p: self.group[p] for p in partitions if p in self.group}
@@ -123,6 +130,8 @@ class MemoryTransaction:
     def send_offsets(
         self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
     ) -> None:
+        if membership in self._kafka.former:
+            raise Fenced("the group knows this member under another generation by now")
         self._unit().offsets.update({p: (offset, notes.get(p.topic, "")) for p, offset in positions.items()})
 
     def commit(self) -> None:

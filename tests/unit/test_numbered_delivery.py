@@ -215,6 +215,19 @@ def test_an_idle_route_writes_its_ranges_again_before_they_age_out() -> None:
     assert len(kafka.logs[MONITOR]) == written + 3
 
 
+def test_after_a_rebalance_in_mid_batch_ranges_store_no_positions_as_the_new_member() -> None:
+    kafka = MemoryKafka()
+    process = TopicProcess(kafka)
+    process.delivery.submit(batch([captured(1)], 1))
+    kafka.rebalance()
+    kafka.group[LOG] = (7, b"id".hex())
+
+    with pytest.raises(Fenced):
+        process.delivery.tend(2 * DAY + IDLE_S)
+
+    assert kafka.group[LOG][0] == 7, "what another member has stored meanwhile stays"
+
+
 def test_messages_without_numbers_cost_no_look() -> None:
     kafka = MemoryKafka()
     TopicProcess(kafka).delivery.submit(batch([captured(1)], 1, numbered=False))
