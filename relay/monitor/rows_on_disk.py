@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Final, cast
@@ -18,6 +19,7 @@ from relay.message.identity import DIGEST_BYTES
 from relay.monitor.rows import CHUNK_ROWS, RowStore, unpack
 
 _BROKEN: Final = "RELAY-BROKEN"
+_CHECK: Final = b"check"
 _BLOOM_BITS: Final = 10
 """About 1 % of the lookups of an unknown digest read a block; new messages are unknown ones."""
 
@@ -64,6 +66,26 @@ class DiskRows(RowStore):
             if number is not None and int(number[1]) in _NO_PLACE:
                 raise self._no_place(int(number[1])) from error
             raise UnusableStoreError(f"{self._directory.name} cannot be opened: {error}") from error
+        self._check()
+
+    def _check(self) -> None:
+        """Find what is written, by the calls that entries go through.
+
+        A library that answers otherwise than it is asked would let every repeat pass for a new message, without a word.
+        """
+        batch = WriteBatch(raw_mode=True)
+        batch.put(_CHECK, _CHECK)
+        with self._guarded():
+            self._database.write(batch)
+            found = self._database.get([_CHECK, _CHECK + b"?"])
+            self._database.delete(_CHECK)
+        if found != [_CHECK, None]:
+            self._database.close()
+            raise Stopped(
+                f"the deduplication index {self._directory} does not find what was just written there: rocksdict "
+                f"{version('rocksdict')} does not work on this machine; install another one (this relay needs 0.3.28 "
+                "at least)"
+            )
 
     def _no_place(self, number: int) -> Unreachable:
         return Unreachable(

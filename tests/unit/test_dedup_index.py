@@ -7,9 +7,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 import pytest
+from rocksdict import Rdict
 
 from relay.message.errors import Stopped
 from relay.message.record import LogPartition
+from relay.monitor import rows_on_disk
 from relay.monitor.entries import Page, Proof
 from relay.monitor.index import Budget, Change, DedupIndex, Kind, memory_index, open_index
 from relay.monitor.rows import MemoryRows
@@ -223,6 +225,24 @@ def test_a_directory_in_use_is_named(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="in use by another process"):
         DiskRows(tmp_path / "x")
     one.close()
+
+
+def test_a_library_that_finds_nothing_is_refused_before_every_repeat_passes_for_new(tmp_path: Path, monkeypatch) -> None:
+    class Blind:
+        def __init__(self, *given: object) -> None:
+            self._database = Rdict(*given)
+
+        def get(self, key: object) -> object:
+            return [None] * len(key) if isinstance(key, list) else None
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._database, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows_on_disk, "Rdict", Blind)
+        with pytest.raises(Stopped, match="does not find what was just written there: rocksdict"):
+            DiskRows(tmp_path / "x")
+    DiskRows(tmp_path / "x").close()
 
 
 def test_applying_changes_twice_changes_nothing() -> None:
