@@ -17,7 +17,7 @@ from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
 from relay.monitor.entries import NOT_DELIVERED, Page, select
 from relay.monitor.ranges import Ranges
-from relay.monitor.rows import ROW_BYTES, MemoryRows, RowStore, at_or_above, describe, pack, split
+from relay.monitor.rows import ABOVE_ALL, ROW_BYTES, MemoryRows, RowStore, at_or_above, describe, pack, split
 from relay.monitor.rows_on_disk import DiskRows
 
 _TOPICS_MAX: Final = 255
@@ -161,9 +161,10 @@ class DedupIndex:
         """Drop entries at or above the position that the destination's store holds; return how many.
 
         For table routes, once after a restore: there the inbox decides, so that a database restored from backup
-        is filled again. Without a stored position it is 0; an unknown offset is above every position.
+        is filled again. An unknown offset is above every position. What came from a topic that ``stored`` does not name
+        stays: the route reads it no more, and another of its topics may bring the same messages.
         """
-        limits = [stored.get(LogPartition(topic, self.partition), 0) for topic in self.topics]
+        limits = [stored.get(LogPartition(topic, self.partition), ABOVE_ALL) for topic in self.topics]
         above = [digest for chunk in self._store.chunks() for digest in at_or_above(chunk, limits)]
         self.remove(above)
         return len(above)

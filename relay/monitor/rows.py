@@ -27,6 +27,8 @@ _TOPIC_SHIFT: Final = 56
 _OFFSET_BITS: Final = _TOPIC_SHIFT - 1
 _NO_OFFSET: Final = (1 << _OFFSET_BITS) - 1
 _DEAD: Final = 1 << _OFFSET_BITS
+ABOVE_ALL: Final = _NO_OFFSET + 1
+"""A limit that no offset reaches, not even an unknown one."""
 
 
 class RowStore(ABC):

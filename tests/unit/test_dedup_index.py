@@ -137,11 +137,23 @@ def test_keep_below_drops_what_the_destination_does_not_hold(opened: DedupIndex)
     opened.add_page(page([500], topic="unknown to the database"))
 
     dropped = opened.keep_below(
-        {LogPartition("orders", PARTITION): 10, LogPartition("payments", PARTITION): 200}
+        {
+            LogPartition("orders", PARTITION): 10,
+            LogPartition("payments", PARTITION): 200,
+            LogPartition("unknown to the database", PARTITION): 0,
+        }
     )
 
     assert dropped == 4
     assert set(found(opened, [8, 9, 10, 11, -1, 100, 101, 500])) == {8, 9, 100, 101}
+
+
+def test_keep_below_keeps_what_came_from_a_topic_that_is_read_no_more(opened: DedupIndex) -> None:
+    opened.add_page(page([8, 9, 10]))
+    opened.add_page(page([100, -1], topic="left the route"))
+
+    assert opened.keep_below({LogPartition("orders", PARTITION): 10}) == 1
+    assert set(found(opened, [8, 9, 10, 100, -1])) == {8, 9, 100, -1}
 
 
 def test_many_topics_have_numbers_up_to_a_limit_that_is_named(opened: DedupIndex) -> None:

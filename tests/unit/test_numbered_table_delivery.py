@@ -238,6 +238,23 @@ def plain(number: int, offset: int | None = None) -> LogMessage:
     return captured(number, offset=offset)._replace(capture=None)
 
 
+def test_what_a_topic_brought_that_has_left_the_route_is_recognised_when_another_one_brings_it(database: Path) -> None:
+    kafka, moved = MemoryKafka(), LogPartition("moved", 0)
+    ids = {"log": b"i" * 16, "moved": b"m" * 16}
+    process = TableProcess(kafka, database)
+    process.delivery.recover([LOG, moved], [process.view], kafka, start, ids)
+    process.submit([plain(1)._replace(topic="moved")], 1, place=moved)
+    for now in (20.0, 40.0):
+        process.delivery.tend(now)
+        process.submit([], 1, first=1, place=moved)  # the inbox is trimmed below what the monitor has
+
+    heir = TableProcess(kafka, database)  # which reads "log" alone
+    heir.submit([plain(1)], 1)
+
+    assert ledger(database) == ["i1-0-1"]
+    assert heir.delivery.counts.duplicates == 1
+
+
 def test_a_repeat_of_what_the_monitor_does_not_have_yet_is_no_conflict_of_its_number(database: Path) -> None:
     process = TableProcess(MemoryKafka(), database)
     process.submit([captured(1)], 1)
