@@ -10,6 +10,7 @@ import orjson
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
+from relay.capture.outcomes import is_marker
 from relay.config.model import RouteConfig, TableDestination
 from relay.kafka.scan import Scan, Scanned
 from relay.message import identity
@@ -21,11 +22,9 @@ from relay.message.envelope import (
     ID,
     OUT_DIGEST,
     OUT_INSTANCE,
-    OUTCOME_TYPE,
     REDRIVEN,
     RESOURCE,
     SOURCE,
-    TYPE,
 )
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition, headers_if_any
@@ -93,7 +92,7 @@ def fill(
             headers = _headers(message)
             name, partition, topic = names[place]
             key, value = message.key(), message.value()
-            if CAPTURE in headers and headers.get(TYPE) == OUTCOME_TYPE.encode():
+            if CAPTURE in headers and is_marker(key, headers):
                 _mark(ledger, key, value)
                 continue
             lane = (headers.get(SOURCE) or topic) if by_source else (key or b"") if by_key else b""

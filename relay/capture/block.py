@@ -135,6 +135,7 @@ class CaptureBlock:
         self._refuse_unless_open()
         facts = self._publisher.topic(topic)
         message.check_text(key=key, type=type, id=id, subject=subject, content_type=content_type, time=time)
+        message.check_type(type)
         raw_key = message.encoded_key(key)
         if partition is None:
             partition = message.partition_of(raw_key or self._publisher.source_bytes, facts.partitions)

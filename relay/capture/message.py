@@ -76,6 +76,12 @@ def check_text(**arguments: object) -> None:
             raise CaptureError(f"{name}: it holds half of a surrogate pair, which UTF-8 does not have")
 
 
+def check_type(kind: str) -> None:
+    """Raise CaptureError for the type that the relay's own markers have."""
+    if kind == envelope.OUTCOME_TYPE:
+        raise CaptureError(f"type = {kind!r} is that of the relay's own markers; choose another, such as 'order.placed'")
+
+
 def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes | None:
     """Return the key's bytes; numbers and text as UTF-8."""
     if key is None or isinstance(key, bytes):

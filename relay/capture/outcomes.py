@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from relay.message import envelope
@@ -11,7 +11,8 @@ from relay.message.identity import DIGEST_BYTES, capture_id
 from relay.message.numbers import NumberRun
 from relay.message.schemas import UnknownRecord, codec
 
-_TYPE: Final = (envelope.TYPE, envelope.OUTCOME_TYPE.encode())
+_OUTCOME_TYPE: Final = envelope.OUTCOME_TYPE.encode()
+_TYPE: Final = (envelope.TYPE, _OUTCOME_TYPE)
 _COMMITTED: Final = "COMMITTED"
 _ABORTED: Final = "ABORTED"
 _RUNS_MAX: Final = 64
@@ -88,6 +89,19 @@ def marker_headers(capture: bytes, source: bytes, resource: ResourceName) -> Hea
     ]
 
 
+def is_marker(key: bytes | None, fields: Mapping[str, bytes]) -> bool:
+    """Is a record meant as the marker of a capture, true or false? Its key is the capture that its headers name.
+
+    The type alone says nothing: anyone may call a message so, and whoever took it for a marker would never deliver it.
+    """
+    return (
+        key is not None
+        and len(key) == DIGEST_BYTES
+        and fields.get(envelope.TYPE) == _OUTCOME_TYPE
+        and fields.get(envelope.CAPTURE) == key.hex().encode()
+    )
+
+
 def decode_marker(
     key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes]] | None
 ) -> Marker | None:
@@ -96,6 +110,9 @@ def decode_marker(
     Cheap for ordinary messages: almost all end at the length of their key or at the missing type.
     """
     if key is None or value is None or not headers or len(key) != DIGEST_BYTES or _TYPE not in headers:
+        return None
+    fields = dict(headers)
+    if not is_marker(key, fields):
         return None
     try:
         record = codec("outcome").decode(value)
@@ -108,6 +125,6 @@ def decode_marker(
         record["outcome"] == _COMMITTED,
         record["nonce"],
         tuple(record["closes"]),
-        dict(headers).get(envelope.SOURCE) or b"",
+        fields.get(envelope.SOURCE) or b"",
         (record["incarnation"] or "").encode(),
     )

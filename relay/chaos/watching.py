@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from relay.capture.outcomes import is_marker
 from relay.config.model import RelayConfig
 from relay.kafka import settings
 from relay.kafka.tail import tail
-from relay.message.envelope import ID, OUTCOME_TYPE, SOURCE, TYPE
+from relay.message.envelope import ID, SOURCE
 from relay.message.errors import RelayError
 from relay.message.record import LogPartition
 from relay.run import clock, schedule
@@ -194,7 +195,7 @@ class Watch:
         headers = dict(record.headers() or ())
         partition = LogPartition(record.topic(), record.partition())
         self._reached[partition] = record.offset() + 1
-        if ID not in headers or headers.get(TYPE) == OUTCOME_TYPE.encode():
+        if ID not in headers or is_marker(record.key(), headers):
             return
         aborted = ABORTED in (record.value() or b"")
         self._checks.take(Seen(partition, record.offset(), (headers.get(SOURCE) or b"", headers[ID]), aborted))

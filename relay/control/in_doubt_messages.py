@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from relay.capture.outcomes import is_marker
 from relay.control.in_doubt_reading import InDoubtReader, Item
 from relay.message import envelope
 from relay.message.record import LogPartition, headers_if_any
@@ -44,11 +45,10 @@ def _message(place: LogPartition, record: Any) -> dict[str, Any]:
         raw = headers.get(name)
         return raw.decode("utf-8", "replace") if raw is not None else None
 
-    outcome = said(envelope.TYPE) == envelope.OUTCOME_TYPE
     return {
         "place": f"{place.topic}[{place.partition}]@{record.offset()}",
         "id": said(envelope.ID),
         "source": said(envelope.SOURCE),
         "capture": said(envelope.CAPTURE),
-        "marker": outcome,
+        "marker": is_marker(record.key(), headers),
     }

@@ -78,8 +78,9 @@ def log_facts(records: DataFrame, partitions: Sequence[LogPartition], rules: Rul
     topic = sql.col("topic").cast("binary")
     source = sql.coalesce(_filled(header[SOURCE]), topic)
     lane = {"publisher": source, "key": sql.coalesce("key", sql.lit(b""))}.get(rules.order, sql.lit(b""))
-    marker = header[CAPTURE].isNotNull() & (header[TYPE].cast("string") == OUTCOME_TYPE)
     capture = header[CAPTURE].cast("string")
+    of_marker = (header[TYPE].cast("string") == OUTCOME_TYPE) & (capture == sql.lower(sql.hex("key")))
+    marker = sql.coalesce(of_marker, sql.lit(False))  # the type alone says nothing: see capture/outcomes
     marker_value = sql.when(marker, sql.col("value"))
     chosen = records.select(
         place(partitions).alias("pos"),

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import structlog
 
 from relay.capture.decisions import unit_of
-from relay.capture.outcomes import decode_marker
+from relay.capture.outcomes import decode_marker, is_marker
 from relay.log.holds import (
     OUTCOMES_LEAST,
     OUTCOMES_REMEMBERED,
@@ -25,10 +25,8 @@ from relay.message.envelope import (
     CAPTURE,
     HEADERS_MAX,
     LOG_ONLY_HEADERS,
-    OUTCOME_TYPE,
     RESOURCE,
     SOURCE,
-    TYPE,
     Headers,
     ResourceName,
     outgoing,
@@ -39,7 +37,6 @@ from relay.message.record import LogMessage, LogPartition, Record, headers_of
 
 log = structlog.get_logger("relay.intake")
 CAPTURE_HEX_CHARS: Final = 32
-_OUTCOME_TYPE: Final = OUTCOME_TYPE.encode()
 _new = tuple.__new__  # a NamedTuple's own constructor is a Python function: twice the time
 
 
@@ -160,7 +157,7 @@ class Intake:
         value = record.value()
         offset: int = record.offset()  # type: ignore[assignment]
         if CAPTURE in fields:
-            if fields.get(TYPE) == _OUTCOME_TYPE:
+            if is_marker(key, fields):
                 return None
             capture, fault = _capture(fields[CAPTURE])
         if len(headers) > HEADERS_MAX:

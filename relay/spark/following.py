@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from relay.capture.decisions import UnitDecisions, unit_of
-from relay.capture.outcomes import decode_marker
+from relay.capture.outcomes import decode_marker, is_marker
 from relay.capture.resolver import State
 from relay.config.timing import Timing
 from relay.kafka import settings
@@ -186,7 +186,7 @@ class CommittedReader(DataSourceStreamReader):
                         held.append((record, headers))
                 # A first batch may be the whole log: no more of it is kept than waits for an outcome.
                 yield from _batches(_decided(held, ended, decisions))
-        yield from _batches([one for one in held if _counts(one[1], ended, decisions)])
+        yield from _batches([one for one in held if _counts(one[0].key(), one[1], ended, decisions)])
 
     def commit(self, end: dict[str, Any]) -> None:
         """Keep nothing: the query's checkpoint has the offsets."""
@@ -217,8 +217,10 @@ _Read = tuple[Any, Headers]
 """A record with its headers, which are asked for once."""
 
 
-def _counts(headers: Headers, ended: Mapping[bytes, bool], decisions: UnitDecisions) -> bool:
-    if dict(headers).get(envelope.TYPE) == envelope.OUTCOME_TYPE.encode():
+def _counts(
+    key: bytes | None, headers: Headers, ended: Mapping[bytes, bool], decisions: UnitDecisions
+) -> bool:
+    if is_marker(key, dict(headers)):
         return False
     capture, resource = named_capture(headers)
     if capture is None:
@@ -238,7 +240,7 @@ def _decided(held: deque[_Read], ended: Mapping[bytes, bool], decisions: UnitDec
     found = []
     while held and _is_decided(held[0][1], ended, decisions):
         one = held.popleft()
-        if _counts(one[1], ended, decisions):
+        if _counts(one[0].key(), one[1], ended, decisions):
             found.append(one)
     return found
 

@@ -61,7 +61,9 @@ def committed(
     # The decisions are read after the ends were taken: a unit that is decided later is left out whole.
     decided = [(capture,) for capture in decision_log(relay, kafka).decisions().captures()]
     records = read(spark, java, ranges).select("*", _header(envelope.TYPE).alias("type_raw"))
-    is_marker = sql.col("type_raw").eqNullSafe(sql.lit(envelope.OUTCOME_TYPE.encode()))
+    named_as_key = _header(envelope.CAPTURE).cast("string") == sql.lower(sql.hex("key"))
+    of_marker = (sql.col("type_raw") == sql.lit(envelope.OUTCOME_TYPE.encode())) & named_as_key
+    is_marker = sql.coalesce(of_marker, sql.lit(False))  # the type alone says nothing: see capture/outcomes
     marked = records.where(is_marker).select("key", "value").mapInArrow(_proved, "capture binary")
     counted = marked.union(spark.createDataFrame(decided, "capture binary")).distinct()
     messages = records.where(~is_marker)
@@ -109,12 +111,13 @@ def _proved(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Return the captures whose committed markers prove themselves."""
     import pyarrow as pa  # noqa: PLC0415 - in the task
 
-    headers = [(envelope.TYPE, envelope.OUTCOME_TYPE.encode())]
     for batch in batches:
         found: list[Any] = []
         for key, value in zip(
             batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True
         ):
+            name = (key or b"").hex().encode()
+            headers = [(envelope.TYPE, envelope.OUTCOME_TYPE.encode()), (envelope.CAPTURE, name)]
             marker = decode_marker(key, value, headers)
             if marker is not None and marker.proved:
                 found.append(marker.capture)

@@ -30,6 +30,12 @@ def test_bytes_pass_as_they_are_and_the_rest_is_json() -> None:
         message.encoded(object())
 
 
+def test_the_type_of_the_relays_own_markers_is_refused() -> None:
+    message.check_type("order.placed")
+    with pytest.raises(CaptureError, match=r"type = 'relay\.outcome' .*choose another"):
+        message.check_type("relay.outcome")
+
+
 def test_more_headers_than_any_route_delivers_are_refused() -> None:
     assert len(message.extra_headers({f"h{n}": "v" for n in range(245)})) == 245
     with pytest.raises(CaptureError, match="246 are more than the 245"):

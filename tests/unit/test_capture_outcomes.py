@@ -52,6 +52,8 @@ def test_an_aborted_marker_proves_nothing_and_is_no_forgery() -> None:
         (CAPTURE, encode_marker(CAPTURE, NONCE, None, []), []),
         (CAPTURE, encode_marker(CAPTURE, NONCE, None, []), None),
         (bytes(16), encode_marker(CAPTURE, NONCE, None, []), HEADERS),
+        (CAPTURE, encode_marker(CAPTURE, NONCE, None, []), [header for header in HEADERS if header[0] != "ce_relaycapture"]),
+        (CAPTURE, encode_marker(CAPTURE, NONCE, None, []), [*HEADERS, ("ce_type", b"order.placed")]),
     ],
 )
 def test_other_records_are_no_markers(

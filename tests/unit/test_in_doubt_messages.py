@@ -26,7 +26,7 @@ class _Log:
     def read(self, ranges: dict[LogPartition, tuple[int, int]]) -> list[list[Any]]:
         self.reads += 1
         headers = [(envelope.ID, b"a-0"), (envelope.SOURCE, b"/ghost"), (envelope.CAPTURE, CAPTURE.hex().encode())]
-        return [[SimpleNamespace(headers=lambda: headers, offset=lambda: 86)]]
+        return [[SimpleNamespace(headers=lambda: headers, key=lambda: b"k", offset=lambda: 86)]]
 
 
 def test_a_message_for_which_several_routes_wait_is_read_and_shown_once() -> None:

@@ -215,6 +215,16 @@ def test_a_record_that_only_calls_itself_an_outcome_is_a_message() -> None:
     assert message.capture is None
 
 
+@pytest.mark.parametrize("key", [None, b"42", b"o" * 16], ids=["none", "short", "as long as a marker's"])
+def test_a_captured_message_of_the_markers_type_is_delivered_with_its_capture(key: bytes | None) -> None:
+    made = intake()
+    headers: list[tuple[str, bytes | None]] = [*(captured(0).headers() or []), ("ce_type", b"relay.outcome")]
+
+    made.take([Fake(0, headers, key=key), marker(1, NONCE)], 0)
+
+    assert holds(made) == {"held": 0, "ready": 1, "alarms": 0, "aborted": 0}
+
+
 @pytest.mark.parametrize(
     ("order", "lanes"),
     [("publisher", [b"/a", b"/b"]), ("key", [b"k", b""]), ("partition", [b"orders/0"] * 2)],

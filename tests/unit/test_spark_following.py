@@ -9,7 +9,7 @@ import pytest
 
 from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.capture.outcomes import encode_marker, marker_headers
-from relay.message.envelope import CAPTURE, ID, RESOURCE, Headers, ResourceName
+from relay.message.envelope import CAPTURE, ID, RESOURCE, TYPE, Headers, ResourceName
 from relay.message.identity import capture_id
 from relay.spark import following
 from relay.spark.following import CommittedReader, Prefix, Span, ended_by
@@ -72,6 +72,19 @@ def test_of_a_unit_only_the_decision_counts() -> None:
     prefix.ask(decisions)
 
     assert (before, prefix.position()) == (0, 2)
+
+
+def test_a_message_that_only_has_the_type_of_a_marker_is_a_row() -> None:
+    named = (TYPE, b"relay.outcome")
+    decisions = UnitDecisions()
+    plain, of_capture, marks = [(ID, b"1"), named], [*captured(NONCE), named], marker(NONCE, NONCE)
+
+    found = [
+        following._counts(key, headers, {capture_id(NONCE): True}, decisions)
+        for key, headers in ((b"k", plain), (b"k", of_capture), (marks[0], marks[2]))
+    ]
+
+    assert found == [True, True, False]
 
 
 class Record:
