@@ -115,17 +115,21 @@ def nameless(spark: Any, arguments: dict[str, Any]) -> None:
     """Write a batch in which a row has no id, each way that needs one."""
     from relay.spark import capture_batch, kafka_columns  # noqa: PLC0415
 
-    frame = spark.createDataFrame([("1", "a"), (None, "b")], "id string, value string")
-    for write in (
-        lambda: capture_batch(frame, 0, query="q", **arguments["capture"]),
-        lambda: kafka_columns(frame, id="id", source="/s", type="t").collect(),
-    ):
-        try:
-            write()
-        except Exception as error:  # noqa: BLE001 - the test looks at the words
-            tell(failed=str(error))
-        else:
-            tell(done=True)
+    def capture_batch_of(frame: Any, place: dict[str, Any]) -> None:
+        capture_batch(frame, 0, query="q", **place)
+
+    def kafka_columns_of(frame: Any, _: dict[str, Any]) -> None:
+        kafka_columns(frame, id="id", source="/s", type="t").collect()
+
+    for none in (None, ""):
+        frame = spark.createDataFrame([("1", "a"), (none, "b")], "id string, value string")
+        for write in (capture_batch_of, kafka_columns_of):
+            try:
+                write(frame, arguments["capture"])
+            except Exception as error:  # noqa: BLE001 - the test looks at the words
+                tell(failed=str(error))
+            else:
+                tell(done=True)
 
 
 def joined(_: Any, arguments: dict[str, Any]) -> None:

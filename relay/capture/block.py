@@ -129,13 +129,14 @@ class CaptureBlock:
 
         ``data`` is bytes, or anything that JSON can express (NaN and infinity become null, since JSON has neither); with
         ``schema`` (see ``Capture.avro``) what fits it, None being no value. Without ``partition`` the key decides, without
-        a key the source, so that the publisher's order holds. Raises CaptureError for what cannot be appended,
+        a key the source, so that the publisher's order holds. Without ``id`` each call makes a message of its own. Raises CaptureError for what cannot be appended,
         ConfigError for a topic that does not exist or is compacted, Unreachable.
         """
         self._refuse_unless_open()
         facts = self._publisher.topic(topic)
         message.check_text(key=key, type=type, id=id, subject=subject, content_type=content_type, time=time)
         message.check_type(type)
+        message.check_id(id)
         raw_key = message.encoded_key(key)
         if partition is None:
             partition = message.partition_of(raw_key or self._publisher.source_bytes, facts.partitions)

@@ -82,6 +82,12 @@ def check_type(kind: str) -> None:
         raise CaptureError(f"type = {kind!r} is that of the relay's own markers; choose another, such as 'order.placed'")
 
 
+def check_id(identifier: str | None) -> None:
+    """Raise CaptureError for an id that readers take for none: the message, published again, would be another one."""
+    if identifier is not None and not (isinstance(identifier, str) and identifier):
+        raise CaptureError(f"id = {identifier!r} is no text that names the message; give one, or leave it out for a new one")
+
+
 def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes | None:
     """Return the key's bytes; numbers and text as UTF-8."""
     if key is None or isinstance(key, bytes):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-_NO_ID: Final = "column id is null in a row; give each row an id"
+_NO_ID: Final = "column id is null or empty in a row; give each row an id"
 
 
 def kafka_columns(
@@ -70,7 +70,8 @@ def header_column(headers: dict[str, Column]) -> Column:
 
 def named(column: Column) -> Column:
     """Return an id; a row without one stops the job, since nothing would tell its repeat from another row."""
-    return sql.coalesce(column, sql.raise_error(sql.lit(_NO_ID)))
+    is_named = sql.coalesce(sql.length(column.cast("string")) > 0, sql.lit(False))
+    return sql.when(is_named, column).otherwise(sql.raise_error(sql.lit(_NO_ID)))
 
 
 def _column(given: str | Column) -> Column:

@@ -155,8 +155,8 @@ class RowEncoder:
             given[envelope.ID] = [
                 b"%s-%d" % (self._id_prefix, n) for n in range(self.rows, self.rows + count)
             ]
-        elif None in given[envelope.ID]:
-            raise ConfigError("column id is null in a row; give each row an id, or leave the column out")
+        elif None in given[envelope.ID] or b"" in given[envelope.ID]:
+            raise ConfigError("column id is null or empty in a row; give each row an id, or leave the column out")
         has_gaps = any(None in values for values in given.values())
         pairs = [zip(repeat(name), values) for name, values in given.items()]
         made = [first + list(row) for row in zip(*pairs, strict=True)]

@@ -84,7 +84,8 @@ def test_a_time_is_written_in_utc() -> None:
     ("columns", "sentence"),
     [
         ({"value": ["x"], "partition": pa.array([4], pa.int32())}, "partition is 4, but topic orders has 4"),
-        ({"value": ["x"], "id": pa.array([None], pa.string())}, "column id is null"),
+        ({"value": ["x"], "id": pa.array([None], pa.string())}, "column id is null or empty"),
+        ({"value": ["x", "y"], "id": ["1", ""]}, "column id is null or empty"),
     ],
 )
 def test_a_row_that_cannot_be_placed_or_named_is_refused(columns: dict[str, Any], sentence: str) -> None:

@@ -1,0 +1,69 @@
+"""What a block takes for a message, before anything is appended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relay.capture.block import CaptureBlock
+from relay.capture.message import Buffered
+from relay.kafka.topics import TopicFacts
+from relay.message.errors import CaptureError
+
+
+class Publisher:
+    """As much of a Capture as a block needs to begin and to buffer."""
+
+    source_bytes = b"/checkout"
+    common_headers = ()
+
+    def __init__(self) -> None:
+        self.admitted: list[Buffered] = []
+        self.enter = self.leave = self.give_back = lambda *_: None
+
+    def begin(self) -> tuple[Any, bytes]:
+        return SimpleNamespace(rollback=lambda: None), b"n" * 16
+
+    def topic(self, name: str) -> TopicFacts:
+        return TopicFacts(name, b"", 4, 1)
+
+    def admit(self, found: Buffered, *_: object) -> int:
+        self.admitted.append(found)
+        return 1
+
+
+@pytest.fixture
+def publisher() -> Publisher:
+    return Publisher()
+
+
+@pytest.fixture
+def block(publisher: Any) -> Iterator[CaptureBlock]:
+    made = CaptureBlock(publisher).__enter__()
+    yield made
+    made.__exit__(ValueError, ValueError(), None)
+
+
+def test_the_type_of_the_relays_own_markers_is_refused(block: CaptureBlock, publisher: Publisher) -> None:
+    with pytest.raises(CaptureError, match=r"^type = 'relay.outcome' is that of the relay's own markers; choose another"):
+        block.publish("orders", {}, type="relay.outcome")
+
+    assert publisher.admitted == []
+
+
+@pytest.mark.parametrize("identifier", ["", 0, 42, b"a"])
+def test_an_id_that_would_not_name_the_message_again_is_refused(
+    block: CaptureBlock, publisher: Publisher, identifier: Any
+) -> None:
+    with pytest.raises(CaptureError, match=r"^id = .* leave it out for a new one"):
+        block.publish("orders", {}, id=identifier)
+
+    assert publisher.admitted == []
+
+
+def test_a_message_without_an_id_is_given_one(block: CaptureBlock) -> None:
+    assert [block.publish("orders", {}) for _ in range(2)] == [f"{block.id.hex()}-0", f"{block.id.hex()}-1"]
+    assert block.publish("orders", {}, id="a") == "a"
