@@ -7,7 +7,7 @@ with the proof that it ends the transaction begun. 5. mark: left to the backgrou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import TracebackType
@@ -20,6 +20,7 @@ from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
 from relay.message import envelope
 from relay.message.avro_values import AvroEncoder
+from relay.message.envelope import GivenHeaders
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
 from relay.message.identity import capture_id
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
@@ -120,7 +121,7 @@ class CaptureBlock:
         id: str | None = None,  # noqa: A002 - CloudEvents' word
         subject: str | None = None,
         partition: int | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
+        headers: GivenHeaders | None = None,
         content_type: str | None = None,
         time: str | None = None,
         schema: AvroEncoder | None = None,
@@ -153,7 +154,7 @@ class CaptureBlock:
         ]
         if subject is not None:
             fields.append((envelope.SUBJECT, subject.encode()))
-        if headers:
+        if headers is not None:
             fields += message.extra_headers(headers)
         found = Buffered(topic, partition, raw_key, value, fields)
         self._bytes += self._publisher.admit(found, facts, len(self._messages), self._bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -11,8 +10,8 @@ import orjson
 from relay.message import envelope
 from relay.message.avro_values import CONTENT_TYPE as AVRO
 from relay.message.avro_values import AvroEncoder
-from relay.message.envelope import Headers
-from relay.message.errors import CaptureError
+from relay.message.envelope import GivenHeaders, Headers, given_headers, is_utf8
+from relay.message.errors import CaptureError, HeadersRefused
 
 JSON: Final = b"application/json"
 DEFAULT_TYPE: Final = "relay.message"
@@ -72,7 +71,7 @@ def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None,
 def check_text(**arguments: object) -> None:
     """Raise CaptureError, naming the argument of `publish` that UTF-8 does not have."""
     for name, text in arguments.items():
-        if isinstance(text, str) and not text.isascii() and not _is_utf8(text):
+        if isinstance(text, str) and not text.isascii() and not is_utf8(text):
             raise CaptureError(f"{name}: it holds half of a surrogate pair, which UTF-8 does not have")
 
 
@@ -97,33 +96,25 @@ def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes
     return str(key).encode()
 
 
-def extra_headers(headers: Mapping[str, str | bytes] | None) -> Headers:
+def extra_headers(headers: GivenHeaders | None) -> Headers:
     """Return the application's own headers; raises CaptureError for a name that the relay writes itself."""
     found: Headers = []
-    given = headers or {}
+    try:
+        given = given_headers(headers)
+    except HeadersRefused as error:
+        raise CaptureError(str(error)) from error
     most = envelope.HEADERS_MAX - len(_RESERVED)
     if len(given) > most:
         raise CaptureError(f"headers: {len(given)} are more than the {most} that may stand beside the relay's own; put them into data")
-    for name, value in given.items():
+    for name, value in given:
         if name in _RESERVED or name in envelope.LOG_ONLY_HEADERS:
             raise CaptureError(
                 f"headers: {name!r} is written by the relay; use the argument of publish() for it"
             )
-        # The client would cut the name at a NUL, and ends the process at what is no UTF-8.
-        if "\0" in name or not _is_utf8(name):
-            raise CaptureError(f"headers: {name!r} is no name of a header; use letters that UTF-8 has, and no NUL")
-        if not isinstance(value, bytes) and not (isinstance(value, str) and _is_utf8(value)):
-            raise CaptureError(f"headers: the value of {name!r} is neither bytes nor text that UTF-8 has")
-        found.append((name, value.encode() if isinstance(value, str) else value))
+        if value is None:
+            raise CaptureError(f"headers: the value of {name!r} is neither bytes nor text; leave the header out")
+        found.append((name, value))
     return found
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def partition_of(key: bytes, partitions: int) -> int:

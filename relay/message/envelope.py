@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from relay.message.errors import HeadersRefused
 
 Headers = list[tuple[str, bytes]]
 """Header names with raw values, in the order of the record; a name may repeat (the last one counts)."""
@@ -31,6 +33,9 @@ DELAY: Final = "ce_relaydelay"
 HEADERS_MAX: Final = 256
 """A message with more of them becomes a dead letter."""
 
+GivenHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
+"""What an application gives as headers: a mapping, or pairs if a name repeats."""
+
 OUT_INSTANCE: Final = "relay_instance"
 OUT_N: Final = "relay_n"
 OUT_DIGEST: Final = "relay_digest"
@@ -53,6 +58,42 @@ LOG_ONLY_HEADERS: Final = CAPTURE_HEADERS | OUTPUT_HEADERS
 def outgoing(headers: Iterable[tuple[str, bytes]]) -> Headers:
     """Return the headers that may accompany a message out of the log."""
     return [header for header in headers if header[0] not in LOG_ONLY_HEADERS]
+
+
+def given_headers(given: GivenHeaders | None) -> list[tuple[str, bytes | None]]:
+    """Return an application's headers as a record has them; raises HeadersRefused for what is none.
+
+    Text is iterable too, and so are the names of a mapping: taken for pairs, two letters would be a header.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str | bytes | bytearray) or not isinstance(given, Iterable):
+        raise HeadersRefused(f"headers: a {type(given).__name__} is neither a mapping nor a list of pairs of name and value")
+    found: list[tuple[str, bytes | None]] = []
+    for pair in given.items() if isinstance(given, Mapping) else given:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise HeadersRefused("headers: give a mapping, or a list of pairs of name and value")
+        name, value = pair
+        # The client would cut the name at a NUL, and ends the process at what is no UTF-8.
+        if not isinstance(name, str) or "\0" in name or not is_utf8(name):
+            raise HeadersRefused(f"headers: {name!r} is no name of a header; use letters that UTF-8 has, and no NUL")
+        if isinstance(value, str) and is_utf8(value):
+            value = value.encode()
+        elif isinstance(value, bytearray | memoryview):
+            value = bytes(value)
+        if value is not None and not isinstance(value, bytes):
+            raise HeadersRefused(f"headers: the value of {name!r} is neither bytes nor text that UTF-8 has")
+        found.append((name, value))
+    return found
+
+
+def is_utf8(text: str) -> bool:
+    """Has UTF-8 all of it? Half of a surrogate pair it has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

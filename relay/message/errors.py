@@ -87,6 +87,10 @@ class MessageRejected(RelayError):
         self.code = code
 
 
+class HeadersRefused(RelayError):
+    """What an application gives as headers is none."""
+
+
 class CaptureError(RelayError):
     """A capture block failed and was rolled back; none of its messages will ever show."""
 

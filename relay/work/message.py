@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+from relay.message.envelope import GivenHeaders, given_headers
 from relay.queue.message import NewMessage, Taken
 from relay.work.desks import OVER, CallOver
 
@@ -84,10 +85,10 @@ class Message:
     def publish(
         self,
         queue: str,
-        value: bytes | str | Mapping[str, Any] | list[Any] | None,
+        value: bytes | bytearray | memoryview | str | Mapping[str, Any] | list[Any] | None,
         *,
-        key: bytes | str | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
+        key: bytes | bytearray | memoryview | str | None = None,
+        headers: GivenHeaders | None = None,
         subject: str | None = None,
         priority: int | None = None,
         ttl_ms: int | None = None,
@@ -96,24 +97,18 @@ class Message:
         """Put a child into another queue if and only if this message becomes DONE; a mapping or list goes as JSON.
 
         Its lane is ``key``, else this message's; its priority this message's unless one is given. Raises CallOver once the
-        handler has returned.
+        handler has returned, HeadersRefused, and TypeError for a value that JSON has not.
         """
         if self.is_over:
             raise CallOver(OVER)
-        payload = (
-            value
-            if isinstance(value, bytes | None)
-            else value.encode()
-            if isinstance(value, str)
-            else orjson.dumps(value)
-        )
-        name = key.encode() if isinstance(key, str) else key
+        payload = value if value is None else _raw(value)
+        name = key if key is None else _raw(key)
         child = NewMessage(
             publisher="",
             id="",
             value=payload,
             key=name if name is not None else self.taken.key,
-            headers=tuple(headers),
+            headers=tuple(given_headers(headers)),
             subject=subject,
             lane=name if name is not None else self.taken.lane,
             priority=self.taken.priority if priority is None else priority,
@@ -121,3 +116,10 @@ class Message:
             delay_ms=delay_ms,
         )
         self.children.append((queue, child))
+
+
+def _raw(given: Any) -> bytes:
+    """Return bytes as they are, text as UTF-8, and anything else as JSON."""
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    return given.encode() if isinstance(given, str) else orjson.dumps(given)

@@ -64,6 +64,19 @@ def test_an_id_that_would_not_name_the_message_again_is_refused(
     assert publisher.admitted == []
 
 
+@pytest.mark.parametrize("given", [{"a": "1", "b": b"2"}, [("a", "1"), ("b", bytearray(b"2"))]], ids=["mapping", "pairs"])
+def test_headers_are_published_as_they_are_given(block: CaptureBlock, publisher: Publisher, given: Any) -> None:
+    block.publish("orders", {}, headers=given)
+
+    assert publisher.admitted[0].headers[-2:] == [("a", b"1"), ("b", b"2")]
+
+
+@pytest.mark.parametrize("given", ["ab", b"ab", ["ab"], [("a", "b", "c")], {7: "a"}, 7])
+def test_headers_that_are_no_pairs_of_name_and_value_are_refused(block: CaptureBlock, given: Any) -> None:
+    with pytest.raises(CaptureError, match=r"^headers: "):
+        block.publish("orders", {}, headers=given)
+
+
 def test_a_message_without_an_id_is_given_one(block: CaptureBlock) -> None:
     assert [block.publish("orders", {}) for _ in range(2)] == [f"{block.id.hex()}-0", f"{block.id.hex()}-1"]
     assert block.publish("orders", {}, id="a") == "a"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,45 @@ def test_a_message_of_a_queue_with_the_longest_name_is_handled() -> None:
     assert [view.id for view in store.find(Filter(publisher=f"{'q' * LONGEST}/{'s' * LONGEST}"))] == [f"{store.uuid}.1.1"]
     name = AttemptName(f"queue:{'q' * LONGEST}", "q" * LONGEST, store.uuid, "s" * LONGEST, end.taken.ticket)
     assert AttemptName.decode(name.encode()) == name
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ab": "1", "cd": b"2", "ef": None},
+        [("ab", b"1"), ["cd", bytearray(b"2")], ("ef", None)],
+        iter([("ab", "1"), ("cd", memoryview(b"2")), ("ef", None)]),
+    ],
+    ids=["mapping", "pairs", "iterator"],
+)
+def test_headers_are_published_as_they_are_given(given: Any) -> None:
+    store = queue("q", "s")
+
+    end = ended(store, "s", lambda message: message.publish("q", b"child", headers=given))
+
+    assert end.outcome is Outcome.WRITTEN, end.cause
+    (view,) = store.find(Filter(publisher="q/s"))
+    assert view.headers == (("ab", b"1"), ("cd", b"2"), ("ef", None))
+
+
+@pytest.mark.parametrize("given", ["ab", b"ab", ["ab"], [("a", "b", "c")], {"a": 7}, {7: "a"}, {"\ud800": "a"}, {"a": "\ud800"}, 7])
+def test_headers_that_are_no_pairs_of_name_and_value_fail_the_message(given: Any) -> None:
+    end = ended(queue("q", "s"), "s", lambda message: message.publish("q", b"child", headers=given))
+
+    assert end.outcome is not Outcome.WRITTEN
+    assert "headers: " in str(end.cause)
+
+
+@pytest.mark.parametrize("of", [bytearray, memoryview])
+def test_bytes_of_any_kind_are_key_and_value_of_a_child(of: Any) -> None:
+    store = queue("q", "s")
+
+    end = ended(store, "s", lambda message: message.publish("q", of(b"child"), key=of(b"k")))
+
+    assert end.outcome is Outcome.WRITTEN, end.cause
+    view = store.view(store.find(Filter(publisher="q/s"))[0].handle)
+    assert view is not None
+    assert (type(view.key), view.key, view.lane, view.value) == (bytes, b"k", b"k", b"child")
 
 
 def test_what_is_published_once_the_handler_has_returned_is_refused() -> None:
