@@ -7,12 +7,19 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
 
-from relay.queue.message import Taken, Ticket
+from relay.queue.message import Audience, Group, NewMessage, Taken, Ticket
+from relay.queue.port import Holder
+from relay.queue.settings import QueueSettings
 from relay.run import clock, schedule
-from relay.work.coroutines import Coroutines
+from relay.work.coroutines import AwaitedRunner, Coroutines
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
+from relay.work.message import Message
+from relay.work.running import Place, Runner
+from relay.work.subscriber import subscriber
+from tests.contracts.queue_book import QueueBook
 
 WAIT_S = 5.0
+HOLDER = b"a worker--------"
 Handle = Callable[[int], Awaitable[None]]
 
 
@@ -96,3 +103,55 @@ def test_what_a_task_does_to_the_loop_holds_up_no_other_message(site: Site, outc
     site.wait(2)
 
     assert site.ends == {1: outcome, 2: Outcome.DONE}
+
+
+async def leaves_a_timer(message: Message) -> None:
+    if message.handle == 1:
+        # What a client's own timeout does that is never told that its caller has ended.
+        asyncio.get_running_loop().call_later(0.05, own_task().cancel)
+    else:
+        await asyncio.sleep(0.2)
+
+
+async def is_cancelled_when_it_has_ended(message: Message) -> None:
+    message.publish("q", b"child")
+    asyncio.get_running_loop().call_soon(own_task().cancel)
+
+
+def own_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome"),
+    [(leaves_a_timer, Outcome.DONE), (is_cancelled_when_it_has_ended, Outcome.WRITTEN)],
+)
+def test_a_cancellation_that_comes_when_its_handler_has_returned_meets_nobody(
+    function: Callable[[Message], Awaitable[None]], outcome: Outcome
+) -> None:
+    book = QueueBook(QueueSettings("q", Audience((Group("s", ("s",)),))))
+    book.enter(Holder(HOLDER, "s", 0, None))
+    book.put([NewMessage("p", str(number), b"") for number in (1, 2)], 1)
+    handler = subscriber("q")(function)
+    place = Place("q", "s", "queue:q", {"q": book}, {"q": schedule.lock()})
+    run, lock, dispatch, ends = AwaitedRunner(handler, Runner(handler, place, None), 1), schedule.lock(), Dispatch(1, 5), []
+
+    async def noted(work: Work) -> Sequence[Ended]:
+        ended = await run(work)
+        ends.extend((end.taken.ticket.handle, end.outcome) for end in ended)
+        return ended
+
+    coroutines = Coroutines(dispatch, noted, lock, schedule.event())
+    with lock:
+        dispatch.add(book.take("s", HOLDER, 2, 1))
+        coroutines.feed()
+    limit = clock.monotonic() + WAIT_S
+    while len(ends) < 2 and coroutines.broken is None and clock.monotonic() < limit:
+        clock.sleep(0.01)
+    assert coroutines.close(WAIT_S)
+    run.close()
+
+    assert coroutines.broken is None
+    assert ends == [(1, outcome), (2, outcome)]
