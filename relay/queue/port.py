@@ -227,8 +227,8 @@ class QueueStore(Protocol):
     def outcome(self, attempt: str) -> bool | None:
         """Return an attempt's outcome, None if it has none yet."""
 
-    def children(self, limit: int) -> list[Child]:
-        """Return PUT messages that wait for an attempt's outcome, by handle."""
+    def children(self, limit: int, *, after: int = 0) -> list[Child]:
+        """Return PUT messages that wait for an attempt's outcome, by handle, those above ``after``."""
 
     # What anybody may see -----------------------------------------------------------------------------------------
 

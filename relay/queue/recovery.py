@@ -21,13 +21,17 @@ BATCH = 500
 
 @dataclass
 class Recovered:
-    """What a recovery did, in messages; ``stuck`` says in sentences what waits for a store that is away."""
+    """What a recovery did, in messages; ``stuck`` says in sentences what waits for a store that is away.
+
+    ``after`` is the handle behind which the next look goes on, 0 where this one has come to the end.
+    """
 
     freed: int = 0
     finished: int = 0
     revealed: int = 0
     discarded: int = 0
     left: int = 0
+    after: int = 0
     stuck: list[str] = field(default_factory=list)
 
 
@@ -63,11 +67,17 @@ class Recovery:
         store.leave(holder.id)
         return done
 
-    def children(self, queue: str, now: int) -> Recovered:
-        """Reveal or discard what a queue holds of attempts that have ended (steps 1 to 3)."""
+    def children(self, queue: str, now: int, *, after: int = 0) -> Recovered:
+        """Reveal or discard a page of what a queue holds of attempts that have ended (steps 1 to 3).
+
+        Give ``after`` of the answer to the next look: what nobody can decide now must not hide what lies behind it.
+        """
         done = Recovered()
         store = self._queues[queue]
-        for child in store.children(BATCH):
+        found = store.children(BATCH, after=after)
+        if len(found) == BATCH:
+            done.after = found[-1].handle
+        for child in found:
             committed = self._outcome_of(child.attempt, f"message {child.handle} of {queue}", done, now)
             if committed is None:
                 continue

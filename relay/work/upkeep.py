@@ -63,6 +63,7 @@ class Upkeep:
         self._backoff = backoff
         self._prepared = prepared or {}
         self._prepared_at = 0.0
+        self._children_after = 0
         self._beat_at = 0.0
         self._look_at = 0.0
         self.recovered = 0
@@ -125,9 +126,18 @@ class Upkeep:
                     if mark is not None:
                         mark.close(remove=gone)
             if self._store.children(1):
-                recovery = recovery or Recovery(self._queues, self._deciding(lent))
-                for sentence in recovery.children(self._queue, clock.wall_ms()).stuck:
-                    self._log.warning("child waits", reason=sentence)
+                self._children(recovery or Recovery(self._queues, self._deciding(lent)))
+
+    def _children(self, recovery: Recovery) -> None:
+        """Go through the children in pages, as far as the worker's own messages may wait; the next look goes on there."""
+        limit = clock.monotonic() + DUE_S
+        while True:
+            done = recovery.children(self._queue, clock.wall_ms(), after=self._children_after)
+            self._children_after = done.after
+            if done.stuck:
+                self._log.warning("children wait", reason=done.stuck[0], others=len(done.stuck) - 1)
+            if not done.after or clock.monotonic() >= limit:
+                return
 
     def _holder(self, recovery: Recovery, holder: Holder) -> bool:
         """Give back or finish what it held, all of it in one write; True if nothing is left of it."""

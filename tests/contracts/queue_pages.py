@@ -115,6 +115,6 @@ class BookPages:
     def outcomes(self, *, after: str = "", limit: int = 1000) -> list[tuple[str, bool]]:
         return [(name, self._outcomes[name]) for name in sorted(self._outcomes) if name > after][:limit]
 
-    def children(self, limit: int) -> list[Child]:
-        waiting = [entry for entry in self._entries.values() if entry.state is P.PUT]
+    def children(self, limit: int, *, after: int = 0) -> list[Child]:
+        waiting = [entry for entry in self._entries.values() if entry.state is P.PUT and entry.handle > after]
         return [Child(entry.handle, entry.attempt) for entry in waiting if entry.attempt is not None][:limit]

@@ -95,6 +95,7 @@ class TestHolders:
 
         assert ids(take(store)) == ["x"]
         assert store.children(2) == [(first, "t"), (second, "t")]
+        assert store.children(1, after=second) == [(third, "t")]
         assert store.reveal_due(NOW + 100, 10) == 0
         assert store.accept([first, later], NOW + 1) == [True, True]
         assert store.discard([second, first], NOW + 1) == [True, False]

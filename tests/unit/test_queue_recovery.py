@@ -8,16 +8,18 @@ from typing import cast
 
 from relay.message.errors import Unreachable
 from relay.queue.attempts import AttemptName, Outcomes
-from relay.queue.message import Audience, Group, NewMessage, Ticket
+from relay.queue.message import Audience, Group, NewMessage, Parent, Ticket
 from relay.queue.port import Holder, QueueStore, StoreAway
-from relay.queue.recovery import Recovery
+from relay.queue.recovery import BATCH, Recovery
 from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState
 from relay.work.backoff import Backoff
 from relay.work.upkeep import Upkeep
 from tests.contracts.queue_book import QueueBook
 
 CLERK, CUSTOMER = b"a clerk---------", b"a customer------"
 IN_ORDER = Audience((Group("clerk", ("clerk",)), Group("customer", ("customer",))), in_order=True)
+CLERK_ALONE = Audience((Group("clerk", ("clerk",)),))
 
 
 class Shop:
@@ -106,3 +108,28 @@ def test_a_further_database_that_is_away_does_not_keep_what_another_holds(tmp_pa
     upkeep.once(10.0)
 
     assert ledger.finished == ledger.names[1:]
+
+
+def test_a_child_behind_many_that_nobody_can_decide_is_decided(tmp_path: Path) -> None:
+    sales, credit = QueueBook(QueueSettings("sales", IN_ORDER)), QueueBook(QueueSettings("credit", CLERK_ALONE))
+
+    def child(deciding: str, number: int) -> NewMessage:
+        attempt = AttemptName(deciding, "sales", sales.uuid, "clerk", Ticket(number, 1)).encode()
+        parents = (Parent("sales", number, "clerk"),)
+        return NewMessage("sales/clerk", str(number), b"", parents=parents, attempt=attempt)
+
+    children = [child("resource:lost", number) for number in range(1, 3 * BATCH)]
+    last = credit.put([*children, child("resource:shop", 3 * BATCH)], 1)[-1].handle
+    living = Holder(CLERK, "clerk", 0, None)
+    credit.enter(living)
+    queues = {"sales": cast("QueueStore", sales), "credit": cast("QueueStore", credit)}
+    upkeep = Upkeep(
+        "credit", queues, lambda _: {"resource:shop": cast("Outcomes", answering())}, living, tmp_path, 60.0, Backoff()
+    )
+
+    for second in range(10, 20):
+        upkeep.once(float(second))
+
+    view = credit.view(last)
+    assert view is not None
+    assert view.state is PublisherState.REVEALED

@@ -64,12 +64,11 @@ class Viewing(FilesBase):
 
         return [rows(number) for number, file in self._journal.files.items() if file.last > after]
 
-    def children(self, limit: int) -> list[Child]:
+    def children(self, limit: int, *, after: int = 0) -> list[Child]:
         """Return PUT messages that wait for an attempt's outcome, by handle."""
         self._guard()
-        return [
-            Child(handle, self._index.children[handle]) for handle in sorted(self._index.children)[:limit]
-        ]
+        waiting = sorted(handle for handle in self._index.children if handle > after)
+        return [Child(handle, self._index.children[handle]) for handle in waiting[:limit]]
 
     def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
         """Return how many messages are in each state; subscribers' JOURNALLED are taken to be all that ended."""

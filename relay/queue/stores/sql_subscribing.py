@@ -214,9 +214,9 @@ class Subscribing(SqlBase):
         rows = self._run(sql.OUTCOME, attempt=attempt)
         return bool(rows[0][0]) if rows else None
 
-    def children(self, limit: int) -> list[Child]:
+    def children(self, limit: int, *, after: int = 0) -> list[Child]:
         """Return what waits for an attempt's outcome."""
-        return [Child(*row) for row in self._run(sql.CHILDREN, limit=limit)]
+        return [Child(*row) for row in self._run(sql.CHILDREN, limit=limit, after=after)]
 
 
 def _answers(tickets: Sequence[Ticket], rows: Sequence[Row]) -> list[bool]:

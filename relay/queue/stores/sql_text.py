@@ -319,7 +319,7 @@ OUTCOME: Final = "select committed from relay_queue_attempt where attempt = :att
 OUTCOMES: Final = """select attempt, committed from relay_queue_attempt
 where attempt > :after and queue = :queue order by attempt limit :limit"""
 CHILDREN: Final = """select handle, attempt from relay_queue_open
-where queue = :queue and state = $P_PUT and attempt is not null order by handle limit :limit"""
+where queue = :queue and state = $P_PUT and attempt is not null and handle > :after order by handle limit :limit"""
 
 # What anybody may see -----------------------------------------------------------------------------------------------
 
