@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from relay.message.errors import Retriable, Unreachable
+from relay.message.errors import ConfigError, Retriable, Stopped, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
 from relay.queue.port import Filter, Holder, QueueStore
@@ -17,6 +18,8 @@ from relay.queue.states import TAKEN, PublisherState
 from relay.run.crash import crash_point
 
 BATCH = 500
+SILENT: Final = (Retriable, Unreachable, Stopped, ConfigError)
+"""Who does not answer, for now or until a person has mended it: what it decides waits, and nothing else does."""
 
 
 @dataclass
@@ -145,7 +148,7 @@ class Recovery:
                 done.stuck.append(f"{what} waits for an attempt in queue {name.queue!r}, which is not configured here")
                 return None
             alive = parents.uuid == name.uuid and parents.holds(name.subscriber, [name.ticket])[0] in TAKEN
-        except (Retriable, Unreachable) as away:
+        except SILENT as away:
             self._away.add(name.queue)
             done.stuck.append(f"{what} waits for queue {name.queue!r}: {away}")
             return None
@@ -162,6 +165,6 @@ class Recovery:
                 done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which is not configured here")
                 return None
             return deciding.settle(name.encode(), committed=False, now=now)
-        except (Retriable, Unreachable) as away:
+        except SILENT as away:
             done.stuck.append(f"attempt {name.encode()} is decided by {name.deciding}, which does not answer: {away}")
             return None

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from relay.message.errors import InDoubt, RelayError, Retriable, Unreachable
+from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable
 from relay.queue.attempts import (
     AttemptAborted,
     AttemptName,
@@ -204,7 +204,10 @@ class Runner:
         if isinstance(error, Retired):
             # A queue that it publishes to goes on elsewhere: the next process opens it there, this one would never.
             raise error
-        if isinstance(error, Retriable | Unreachable):
+        if isinstance(error, Stopped | ConfigError):
+            # A store that a person must mend (damaged, not recorded): the message has done nothing wrong.
+            structlog.get_logger("relay.work").warning("message waits", reason=str(error))
+        if isinstance(error, Retriable | Unreachable | Stopped | ConfigError):
             return all_ended(work, Outcome.AWAY)
         return self._all_failed(work, Outcome.FAILED, _cause(error, self._handler))
 

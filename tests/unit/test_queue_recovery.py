@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
-from relay.message.errors import Unreachable
+import pytest
+
+from relay.message.errors import ConfigError, Stopped, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes
 from relay.queue.message import Audience, Group, NewMessage, Parent, Ticket
 from relay.queue.port import Holder, QueueStore, StoreAway
@@ -133,3 +136,32 @@ def test_a_child_behind_many_that_nobody_can_decide_is_decided(tmp_path: Path) -
     view = credit.view(last)
     assert view is not None
     assert view.state is PublisherState.REVEALED
+
+
+class NotHere(dict[str, QueueStore]):
+    """Queues of which one lies on another host."""
+
+    def __getitem__(self, name: str) -> QueueStore:
+        if name == "sales":
+            raise Stopped("queue 'sales' lies in sales.db, which is not there")
+        return super().__getitem__(name)
+
+    get = Mapping.get
+
+
+class NoTables:
+    def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
+        raise ConfigError("the relay's tables are missing; run `relay migrate`")
+
+
+@pytest.mark.parametrize("asked", ["sales", "orders"])
+def test_what_a_person_must_mend_keeps_children_waiting_and_ends_no_worker(asked: str) -> None:
+    credit, orders = QueueBook(QueueSettings("credit", CLERK_ALONE)), QueueBook(QueueSettings("orders", CLERK_ALONE))
+    attempt = AttemptName("resource:shop", asked, orders.uuid, "clerk", Ticket(1, 1)).encode()
+    credit.put([NewMessage(f"{asked}/clerk", "1", b"", parents=(Parent(asked, 1, "clerk"),), attempt=attempt)], 1)
+    queues = NotHere({"sales": cast("QueueStore", orders), "orders": cast("QueueStore", orders)})
+    queues["credit"] = cast("QueueStore", credit)
+
+    done = Recovery(queues, {"resource:shop": cast("Outcomes", NoTables())}).children("credit", 2)
+
+    assert (len(done.stuck), done.discarded) == (1, 0)

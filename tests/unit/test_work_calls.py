@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from relay.message.errors import Stopped
 from relay.queue.attempts import AttemptName
 from relay.queue.message import Audience, Group, NewMessage
-from relay.queue.port import Filter, Holder
+from relay.queue.port import Filter, Holder, QueueStore
 from relay.queue.settings import QueueSettings
 from relay.run import schedule
 from relay.work.desks import CallOver
@@ -100,3 +101,26 @@ def test_what_is_published_once_the_handler_has_returned_is_refused() -> None:
     assert end.outcome is Outcome.DONE
     with pytest.raises(CallOver, match="the handler has returned"):
         kept[0].publish("q", b"late")
+
+
+class Damaged(dict[str, QueueStore]):
+    """Queues of which one cannot be opened until a person has mended it."""
+
+    def __getitem__(self, name: str) -> QueueStore:
+        if name == "credit":
+            raise Stopped("queue 'credit' is not recorded; run `relay migrate`")
+        return super().__getitem__(name)
+
+
+def test_a_childs_queue_that_a_person_must_mend_uses_up_no_try_of_its_parent() -> None:
+    store = queue("q", "s")
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = store.take("s", HOLDER, 1, 1)
+    queues = Damaged({"q": store, "credit": store})
+    place = Place("q", "s", "queue:q", queues, {name: schedule.lock() for name in queues})
+    handler = Handler("q", lambda message: message.publish("credit", b"child"), None, 0, "queue")
+
+    (end,) = Runner(handler, place, None)(Work((taken,)))
+
+    assert end.outcome is Outcome.AWAY
