@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -36,8 +36,13 @@ from relay.control.queue_views import message_row, timeline
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
 from relay.queue.redriving import Redriven, chosen, redrive
+from relay.queue.withholding import waits_for_attempt
 from relay.run import clock
 
+UNDECIDED: Final = (
+    "made by an attempt that is not decided yet, whose end reveals or discards them; "
+    "a worker of the attempt's queue decides for one that died"
+)
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="The message's handle in that queue.")]
 HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="Handles in that queue.")]
@@ -160,10 +165,17 @@ def reveal_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Reveal messages that are PUT without waiting for their delay, to all of their audience or to some."""
+    """Reveal messages that are PUT without waiting for their delay, to all of their audience or to some.
+
+    Not one that a handler made while its attempt is undecided: the attempt's end reveals or discards it.
+    """
     with QueueDesk(load(Path(config)), who or me()) as desk:
-        answers = desk.store(queue).reveal(handles, clock.wall_ms(), to)
-        _end(desk, queue, "reveal", handles, answers, reason, as_json=as_json)
+        store = desk.store(queue)
+        answers = store.reveal(handles, clock.wall_ms(), to)
+        refused = [handle for handle, done in zip(handles, answers, strict=True) if not done]
+        views = [(handle, store.view(handle, value=False)) for handle in refused]
+        undecided = [handle for handle, view in views if view is not None and waits_for_attempt(view)]
+        _end(desk, queue, "reveal", handles, answers, reason, as_json=as_json, undecided=undecided)
 
 
 @app.command("withdraw")
@@ -293,18 +305,22 @@ def _view(desk: QueueDesk, queue: str, handle: int, *, value: bool = False) -> M
 
 
 def _end(
-    desk: QueueDesk, queue: str, action: str, handles: list[int], answers: list[bool], reason: str, *, as_json: bool
-) -> None:
-    """Record what was done and say it; exit 1 if a message's state did not allow it."""
+    desk: QueueDesk, queue: str, action: str, handles: list[int], answers: list[bool], reason: str, *,
+    as_json: bool, undecided: Sequence[int] = (),
+) -> None:  # fmt: skip
+    """Record what was done and say it; exit 1 if a message's state, or its attempt without an outcome, did not allow it."""
     changed = sum(answers)
     if changed:
         desk.audit(queue, action, changed, _named(handles), reason)
     refused = [handle for handle, done in zip(handles, answers, strict=True) if not done]
     if as_json:
-        print_json({"queue": queue, "action": action, "changed": changed, "refused": refused})
+        more = {"undecided": undecided} if undecided else {}
+        print_json({"queue": queue, "action": action, "changed": changed, "refused": refused, **more})
     else:
         print_line(f"{action}: {changed} of {len(handles)}")
-        _print_refused(refused)
+        if undecided:
+            print_line(f"{_named(undecided)}: {UNDECIDED}", style="yellow")
+        _print_refused([handle for handle in refused if handle not in undecided])
     raise typer.Exit(1 if refused else 0)
 
 
@@ -313,7 +329,7 @@ def _print_refused(handles: list[int]) -> None:
         print_line(f"not in a state for it: {_named(handles)}; see `relay message show`", style="yellow")
 
 
-def _named(handles: list[int]) -> str:
+def _named(handles: Sequence[int]) -> str:
     shown = " ".join(str(handle) for handle in handles[:20])
     return f"handles {shown}" + (f" and {len(handles) - 20} more" if len(handles) > 20 else "")
 

@@ -110,7 +110,8 @@ class QueueStore(Protocol):
     def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:
         """PUT -> REVEALED, to the audience or only to the subscribers named.
 
-        Of a REVEALED message it shows it to further subscribers; False if nothing changed. The delay is not waited for.
+        Of a REVEALED message it shows it to further subscribers; False if nothing changed. The delay is not waited for, the
+        outcome of a child's attempt is: shown before, it would stay although its attempt aborts, beside the next one's.
         In an in_order audience "the audience" is the first group that has not journalled it whole; naming subscribers goes
         beside the order. Raises Refused for a subscriber the queue does not know.
         """

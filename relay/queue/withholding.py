@@ -16,6 +16,11 @@ def waits_for_word(view: MessageView) -> bool:
     return view.state is PublisherState.PUT and view.attempt is None and view.reveal_at is None
 
 
+def waits_for_attempt(view: MessageView) -> bool:
+    """Whether a message is a child whose attempt has no outcome yet."""
+    return view.state is PublisherState.PUT and view.attempt is not None
+
+
 def reveal_kept(store: QueueStore, publisher: str, now: int) -> int:
     """Reveal, in their order, the messages of a publisher that wait for a word only; return how many."""
     count = after = 0

@@ -95,7 +95,7 @@ class QueueBook(BookPages):
     @writes
     def reveal(self, handles: Sequence[int], now: int, to: Collection[str] | None = None) -> list[bool]:
         check_subscribers(self.settings, to or ())
-        return self._each(handles, LIVE, lambda entry: self._show(entry, to, now))
+        return self._each(handles, LIVE, lambda entry: not entry.is_undecided() and self._show(entry, to, now))
 
     def _show(self, entry: Entry, to: Collection[str] | None, now: int) -> bool:
         rows = entry.turn() if to is None else [row for row in entry.rows if row.subscriber in to]

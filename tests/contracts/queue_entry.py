@@ -77,6 +77,9 @@ class Entry:
         self.state = after(self.state, event)
         self.times[self.state] = now
 
+    def is_undecided(self) -> bool:
+        return self.state is P.PUT and self.attempt is not None
+
     def row(self, subscriber: str) -> Row | None:
         return next((row for row in self.rows if row.subscriber == subscriber), None)
 

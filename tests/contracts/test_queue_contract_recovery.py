@@ -99,15 +99,29 @@ class TestHolders:
         assert store.reveal_due(NOW + 100, 10) == 0
         assert store.accept([first, later], NOW + 1) == [True, True]
         assert store.discard([second, first], NOW + 1) == [True, False]
-        assert store.reveal([third], NOW + 1) == [True]
-        assert store.children(10) == [(fourth, "t")]
-        assert ids(take(store)) == ["a", "c"]
+        assert store.children(10) == [(third, "t"), (fourth, "t")]
+        assert ids(take(store)) == ["a"]
         assert (state(store, later), state(store, second)) == (P.PUT, P.DELETED)
         assert store.reveal_due(NOW + 100, 10) == 1
         assert store.accept([fourth], NOW + 100) == [True]
         view = store.view(fourth)
         assert view is not None
         assert (view.attempt, view.state, view.revealed_at) == (None, P.REVEALED, NOW + 100)
+
+    @pytest.mark.parametrize("to", [None, ["ann"]])
+    def test_nobodys_word_goes_before_the_outcome_of_an_attempt(self, medium: Medium, to: list[str] | None) -> None:
+        store = opened(medium, "ann", "bob")
+        delays = 0, 100
+        handles = [store.put([child("a", delay_ms=delay)], NOW)[0].handle for delay in delays]
+
+        assert store.reveal(handles, NOW + 1, to) == [False, False]
+        assert [child.handle for child in store.children(10)] == handles
+        assert [state(store, handle) for handle in handles] == [P.PUT, P.PUT]
+        assert take(store) == []
+        assert store.discard(handles[:1], NOW + 2) == [True]
+        assert store.accept(handles[1:], NOW + 2) == [True]
+        assert store.reveal(handles, NOW + 3, to) == [False, True]
+        assert [one.ticket.handle for one in take(store)] == handles[1:]
 
     def test_a_child_is_never_a_repeat_and_makes_none(self, medium: Medium) -> None:
         store = opened(medium, "ann")

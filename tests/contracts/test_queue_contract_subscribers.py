@@ -261,7 +261,7 @@ ASK: dict[str, Callable[[QueueStore, int, Ticket], list[bool]]] = {
 """Every command that changes a state, put as one question about one message."""
 LEGAL = {
     "put": {"reveal", "withdraw", "prioritise", "edit"},
-    "child": {"reveal", "accept", "withdraw", "discard", "prioritise", "edit"},
+    "child": {"accept", "withdraw", "discard", "prioritise", "edit"},
     "revealed": {"withdraw", "prioritise", "edit", "expire_now"},
     "fetched": {"withdraw", "prioritise", "start", "finish", "refuse", "free"},
     "in process": {"withdraw", "prioritise", "finish", "refuse", "free"},

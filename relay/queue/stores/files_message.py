@@ -163,6 +163,10 @@ class Kept:
             return self.deliveries
         return next((group for group in self.groups() if not all_journalled(group)), [])
 
+    def is_undecided(self) -> bool:
+        """Whether it is a child whose attempt has no outcome yet."""
+        return self.state is PublisherState.PUT and self.attempt is not None
+
     def show(self, to: Iterable[Delivery], now: int) -> bool:
         """Reveal to whoever does not see it yet; False if there is nobody."""
         hidden = [delivery for delivery in to if delivery.state is _AVAILABLE and not delivery.revealed]

@@ -74,6 +74,8 @@ class Publishing(FilesBase):
         check_subscribers(self.settings, to or ())
 
         def show(message: Kept) -> bool:
+            if message.is_undecided():
+                return False
             named = [
                 delivery for delivery in message.deliveries if to is not None and delivery.subscriber in to
             ]

@@ -74,7 +74,8 @@ class Publishing(SqlBase):
         """Show messages to their audience, or to the subscribers named."""
         check_subscribers(self.settings, to or ())
         found = self._lock_open(handles)
-        return once(handles, self._show(found, now, to))
+        decided = {h: row for h, row in found.items() if row[1] != PublisherState.PUT or row[2] is None}
+        return once(handles, self._show(decided, now, to))
 
     def _show(self, found: dict[int, Row], now: int, to: Collection[str] | None = None) -> set[int]:
         """Reveal these rows of ``LOCK_OPEN``; return the handles of which somebody sees more than before."""
