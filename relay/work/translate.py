@@ -1,6 +1,7 @@
 """A handler that reads a message in one format and publishes it in another: Avro, JSON, CSV and XML.
 
 A message is one record of named fields. CSV and XML know only texts, so they are told what else a field is.
+What a format has no form for is refused, never altered: text, digits of a number, an attribute.
 Source: document 003, [28] and [64]: data translation.
 """
 
@@ -8,14 +9,19 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final, Literal, Protocol
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 import fastavro
 import orjson
+from fastavro.validation import ValidationError, validate
 
 from relay.message.errors import ConfigError
 from relay.work.message import Message
@@ -23,10 +29,14 @@ from relay.work.subscriber import Handler, Unusable, subscriber
 
 Record = dict[str, Any]
 Types = Mapping[str, Callable[[str], Any]]
-"""What the text of a field becomes, such as ``{"total": int}``; a field without an entry stays text."""
+"""What the text of a field becomes, such as ``{"total": int}``; a field without an entry stays text. ``bool``: true or false."""
 
 _XML_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 CONTENT_TYPE: Final = "content-type"
+# A field may be as long as a message, which has a bound of its own; this one is the process's.
+csv.field_size_limit(sys.maxsize)
 
 
 class Format(Protocol):
@@ -42,15 +52,15 @@ class Format(Protocol):
 
 
 class Json:
-    """One JSON object."""
+    """One JSON object. A number with more digits than a float keeps is read as a Decimal, which JSON is not written from."""
 
     content_type: Final = "application/json"
 
     def decode(self, raw: bytes) -> Record:
         """Read an object."""
         try:
-            found = orjson.loads(raw)
-        except orjson.JSONDecodeError:
+            found = _JSON.decode(raw.decode())
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             raise ValueError("not JSON") from None
         if not isinstance(found, dict):
             raise ValueError("JSON, but no object")  # noqa: TRY004 - one error for all that a payload can be
@@ -59,8 +69,10 @@ class Json:
     def encode(self, record: Record) -> bytes:
         """Write an object."""
         try:
+            if not _all_finite(record):
+                raise ValueError("a number that is not finite has no form in JSON")
             return orjson.dumps(record)
-        except orjson.JSONEncodeError:
+        except (orjson.JSONEncodeError, RecursionError):
             raise ValueError("a field has no form in JSON") from None
 
 
@@ -70,6 +82,10 @@ class Csv:
     content_type: Final = "text/csv"
 
     def __init__(self, columns: Sequence[str], types: Types | None = None, delimiter: str = ",") -> None:
+        if not columns or len(set(columns)) < len(columns):
+            raise ConfigError(f"Csv(columns={list(columns)!r}): give at least one, and each once")
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ConfigError(f"Csv(delimiter={delimiter!r}): give one character, no quote and no end of a line")
         self._columns = list(columns)
         self._types = dict(types or {})
         self._delimiter = delimiter
@@ -89,12 +105,13 @@ class Csv:
         _check_fields(record, self._columns)
         out = io.StringIO()
         row = [_text(record.get(column)) for column in self._columns]
-        csv.writer(out, delimiter=self._delimiter, lineterminator="\n").writerow(row)
-        return out.getvalue().encode()
+        # Only what stands in the line's end is quoted, and readers take a bare carriage return for one.
+        csv.writer(out, delimiter=self._delimiter, lineterminator="\r\n").writerow(row)
+        return (out.getvalue().removesuffix("\r\n") + "\n").encode()
 
 
 class Xml:
-    """One element with one child per field; a child that is missing has no value."""
+    """One element with one child per field; a child that is missing has no value. Attributes, and text beside fields, are refused."""
 
     content_type: Final = "application/xml"
 
@@ -147,8 +164,10 @@ class Avro:
         """Write a record."""
         out = io.BytesIO()
         try:
+            # The writer cuts the fraction off a number, and makes numbers of texts and truths.
+            validate(record, self._schema, strict=True)
             fastavro.schemaless_writer(out, self._schema, record, strict=True)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        except (ValidationError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise ValueError("the record does not fit the schema") from None
         return out.getvalue()
 
@@ -198,7 +217,9 @@ class _Fields:
         self.parser.CharacterDataHandler = self._text
         self.parser.StartDoctypeDeclHandler = self._refuse
 
-    def _start(self, name: str, _attributes: dict[str, str]) -> None:
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if any(not _is_of_schema(attribute) for attribute in attributes):
+            raise ValueError("an attribute is no field")
         if not self._path and name != self._root:
             raise ValueError(f"the root element is not {self._root!r}")
         if len(self._path) > 1 or name in self.fields:
@@ -214,6 +235,8 @@ class _Fields:
     def _text(self, text: str) -> None:
         if len(self._path) > 1:
             self._texts.append(text)
+        elif text.strip(" \t\r\n"):
+            raise ValueError("text beside the fields")
 
     def _refuse(self, *_: Any) -> None:
         raise ValueError("a document type is not accepted")
@@ -223,10 +246,55 @@ def _typed(fields: dict[str, str], types: Types) -> Record:
     record: Record = {}
     for name, text in fields.items():
         try:
-            record[name] = types[name](text) if name in types else text
-        except (ValueError, ArithmeticError):
+            record[name] = _read(text, types[name]) if name in types else text
+        except (ValueError, ArithmeticError, KeyError):
             raise ValueError(f"field {name!r} is not what it should be") from None
     return record
+
+
+def _read(text: str, kind: Callable[[str], Any]) -> Any:
+    return _TRUTHS[text] if kind is bool else kind(text)
+
+
+def _is_of_schema(attribute: str) -> bool:
+    """Whether an attribute names a schema, or where it lies: nothing of a value."""
+    prefix, _, name = attribute.rpartition(":")
+    return "xmlns" in (prefix, name) or (bool(prefix) and name in ("schemaLocation", "noNamespaceSchemaLocation"))
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_all_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_all_finite, value))
+
+
+def _json_number(text: str) -> float | Decimal:
+    found = float(text)
+    if repr(found) == text:
+        return found
+    try:
+        exact = Decimal(text)
+    except ArithmeticError:
+        raise ValueError("a number beyond all bounds") from None
+    return found if Decimal(repr(found)) == exact else exact
+
+
+def _json_object(pairs: list[tuple[str, Any]]) -> Record:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError("a field twice")
+    return record
+
+
+def _no_json_number(_: str) -> Any:
+    raise ValueError("a number that JSON does not have")
+
+
+_JSON: Final = json.JSONDecoder(
+    object_pairs_hook=_json_object, parse_float=_json_number, parse_constant=_no_json_number
+)
 
 
 def _check_fields(record: Record, columns: Sequence[str]) -> None:
@@ -240,13 +308,13 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | int | float | Decimal):
         return str(value)
     raise ValueError("a field within a field has no place here")
 
 
 def _xml_text(value: Any) -> str:
     text = _text(value)
-    if any(ord(one) < 32 and one not in "\t\n\r" for one in text):
-        raise ValueError("a control character has no form in XML")
+    if _NOT_XML.search(text):
+        raise ValueError("a control character, or what is none at all, has no form in XML")
     return escape(text, {"\r": "&#13;"})

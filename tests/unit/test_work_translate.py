@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from relay.queue.message import Taken, Ticket
 from relay.work.correlate import correlate
 from relay.work.message import Message
 from relay.work.subscriber import Handler, Unusable
-from relay.work.translate import Avro, Csv, Format, Json, Xml, translate
+from relay.work.translate import Avro, Csv, Format, Json, Record, Types, Xml, translate
 
 SCHEMA = {
     "type": "record",
@@ -58,6 +59,80 @@ def test_every_format_gives_back_what_another_one_wrote(
     assert (child.key, child.lane, child.subject, child.priority) == (b"k", b"lane", "s", 3)
 
 
+ANYTHING = st.text(st.characters(), max_size=20) | st.sampled_from(
+    ["", "a\r", "\ra", "a\r\nb", "\n", " a ", "007", '"', '""', "]]>", "&amp;", "\0", "\x1f", "\x85", "\ufffe", "\ufeff", "x" * 200_000]
+)
+VALUES = st.fixed_dictionaries(
+    {
+        "text": ANYTHING,
+        "more": ANYTHING,
+        "whole": st.integers(),
+        "part": st.floats(allow_nan=False),
+        "exact": st.decimals(allow_nan=False),
+        "flag": st.booleans(),
+    }
+)
+KINDS: Types = {"whole": int, "part": float, "exact": Decimal, "flag": bool}
+
+
+@settings(max_examples=300, deadline=None)
+@given(record=VALUES, form=st.sampled_from([Csv([*KINDS, "text", "more"], KINDS), Xml(types=KINDS)]))
+def test_what_is_written_is_read_as_it_was_or_is_refused(record: Record, form: Format) -> None:
+    try:
+        raw = form.encode(record)
+    except ValueError:
+        return
+
+    assert form.decode(raw) == record
+
+
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [("\r", True), ("a\r\nb\r", True), ("x" * 200_000, True), ("\0", False), ("\ufffe", False), ("\x85", True)],
+)
+def test_texts_are_kept_where_a_format_has_a_form_for_them(text: str, is_kept: bool) -> None:
+    assert Csv(["a", "b"]).decode(Csv(["a", "b"]).encode({"a": text, "b": text})) == {"a": text, "b": text}
+    if is_kept:
+        assert Xml().decode(Xml().encode({"a": text})) == {"a": text}
+    else:
+        with pytest.raises(ValueError, match="no form in XML"):
+            Xml().encode({"a": text})
+
+
+@pytest.mark.parametrize("number", ["18446744073709551617", "0.12345678901234567890123", "1E+400", "-7", "1.5"])
+def test_a_number_keeps_its_digits(number: str) -> None:
+    read = Json().decode(f'{{"a":{number}}}'.encode())
+
+    assert Csv(["a"]).encode(read) == f"{number}\n".encode()
+    assert Xml("r").encode(read) == f"<r><a>{number}</a></r>".encode()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), Decimal("0.12345678901234567890123"), 2**64])
+def test_a_number_that_json_would_alter_is_refused(number: object) -> None:
+    with pytest.raises(ValueError, match="no form in JSON"):
+        Json().encode({"a": [{"b": number}]})
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(1.5, "long"), (True, "long"), ("1", "double"), (1, "boolean"), ("x", "bytes")]
+)
+def test_a_value_of_another_kind_is_not_made_to_fit_a_schema(value: object, kind: str) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        Avro({"type": "record", "name": "o", "fields": [{"name": "a", "type": kind}]}).encode({"a": value})
+
+
+@pytest.mark.parametrize("over", [{"columns": ["a", "a"]}, {"columns": []}, *({"delimiter": one} for one in ('"', "\n", "||", ""))])
+def test_a_form_of_csv_that_cannot_be_read_again_is_a_configuration_error(over: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Csv"):
+        Csv(**{"columns": ["a", "b"], **over})
+
+
+def test_the_names_and_places_of_schemas_say_nothing_of_a_value() -> None:
+    raw = b'<record xmlns="u" xmlns:x="v" x:schemaLocation="w"> <a>1</a>\n</record><!-- end -->'
+
+    assert Xml().decode(raw) == {"a": "1"}
+
+
 def test_the_content_type_follows_the_format_and_other_headers_stay() -> None:
     handler = translate("in", to="out", source=Json(), target=Xml())
     _, child = published(
@@ -78,11 +153,19 @@ BROKEN = [
     (Json(), b"{canary"),
     (Json(), b'["canary"]'),
     (Json(), None),
+    (Json(), b'{"a":1,"a":"canary"}'),
+    (Json(), b'{"a":NaN}'),
+    (Json(), b"[" * 100_000),
+    (Json(), b'{"a":1e99999999999999999999}'),
     (Csv(["a", "b"]), b"canary"),
     (Csv(["a"], {"a": int}), b"canary"),
     (Csv(["a"]), b"\xff"),
+    (Csv(["a"], {"a": bool}), b"canary"),
     (Xml(), b"<record><a>canary</record>"),
     (Xml(), b"<canary/>"),
+    (Xml(), b'<record a="canary"/>'),
+    (Xml(), b'<record xmlns:xsi="x"><a xsi:nil="true"/></record>'),
+    (Xml(), b"<record>canary<a>1</a></record>"),
     (Xml(), b"<record><a><b>canary</b></a></record>"),
     (Xml(), b"<record><a>1</a><a>canary</a></record>"),
     (Xml(), b'<!DOCTYPE record [<!ENTITY a "canary">]><record><a>&a;</a></record>'),
