@@ -276,7 +276,7 @@ def _batches(read: Sequence[_Read]) -> Iterator[pa.RecordBatch]:
             "value": pa.array([record.value() for record in part], pa.binary()),
             "headers": pa.array(headers, header),
             "source": _text(pa, [one.get(envelope.SOURCE) or record.topic().encode() for one, record in zip(fields, part, strict=True)]),
-            "id": _text(pa, [one.get(envelope.ID) for one in fields]),
+            "id": _text(pa, [one.get(envelope.ID) or None for one in fields]),
             "type": _text(pa, [one.get(envelope.TYPE) for one in fields]),
         }  # fmt: skip
         yield pa.record_batch(columns)

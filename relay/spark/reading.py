@@ -46,7 +46,7 @@ def committed(
     kafka: Mapping[str, str],
     deduplicate: bool = True,
 ) -> DataFrame:
-    """Return every message of the topics that counts by now, the first of each (source, id).
+    """Return every message of the topics that counts by now, the first of each (source, id); one without an id is itself.
 
     Columns: topic, partition, offset, timestamp, key, value, headers, source, id, type. ``kafka`` has librdkafka's names.
     Raises ConfigError, Unreachable.
@@ -69,8 +69,8 @@ def committed(
     messages = records.where(~is_marker)
     named = messages.select(
         "topic", "partition", "offset", "timestamp", "key", "value", "headers",
-        sql.coalesce(_header(envelope.SOURCE).cast("string"), "topic").alias("source"),
-        _header(envelope.ID).cast("string").alias("id"), sql.col("type_raw").cast("string").alias("type"),
+        sql.coalesce(_filled(envelope.SOURCE).cast("string"), "topic").alias("source"),
+        _filled(envelope.ID).cast("string").alias("id"), sql.col("type_raw").cast("string").alias("type"),
         _header(envelope.CAPTURE).cast("string").alias("capture_hex"),
     )  # fmt: skip
     joined = named.join(
@@ -105,6 +105,12 @@ def _header(name: str) -> Column:
     """Return the last value of a header."""
     found = sql.filter("headers", lambda header: header["key"] == name)
     return sql.try_element_at(found, sql.lit(-1))["value"]
+
+
+def _filled(name: str) -> Column:
+    """Return the last value of a header, null for an empty one: an id or a source that is empty is none."""
+    found = _header(name)
+    return sql.when(sql.length(found) > 0, found)
 
 
 def _proved(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -279,6 +279,9 @@ def test_the_capture_job_calls_different_rows_differently_and_a_nameless_one_not
 def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:
     written = WriteOptions(route.name, {"bootstrap.servers": route.kafka}, topic=route.log)
     publish(route.kafka, route.log, [(0, ce("/plain", "1"), b"plain"), (0, ce("/plain", "1"), b"repeat")])
+    # Without an id, also with an empty one, each is itself; an empty source is none, and the topic's name stands for it.
+    publish(route.kafka, route.log, [(0, ce("/plain", ""), value) for value in (b"nameless", b"nameless too")])
+    publish(route.kafka, route.log, [(0, ce(source, "2"), b"sourceless") for source in ("", route.log)])
     counted, dropped, held = (append_values(written, number, values) for number, values in enumerate(("ab", "c", "d"), 1))
     commit_unit(written, counted.unit, counted.run, attempts_of([counted]))
     abort_unit(written, dropped.unit, dropped.run, attempts_of([dropped]))
@@ -291,10 +294,11 @@ def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicR
     )  # fmt: skip
 
     assert held.attempt is not None
-    assert facts[0] == {"at_rest": ["a", "b", "plain"]}
-    assert facts[1] == {"stream": ["a", "b", "plain"]}
+    once = ["nameless", "nameless too", "plain", "sourceless"]
+    assert facts[0] == {"at_rest": ["a", "b", *once]}
+    assert facts[1] == {"stream": ["a", "b", *once]}
     # The undecided row holds back what lies behind it in partition 0; the batches are in partition 1.
-    assert facts[2] == {"stream": ["a", "b", "named", "named", "plain"]}
+    assert facts[2] == {"stream": ["a", "b", "named", "named", *once]}
 
 
 def append_values(options: WriteOptions, number: int, values: str) -> Appended:
