@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 
 _NO_ID: Final = "column id is null or empty in a row; give each row an id"
+_SECOND_US: Final = 1_000_000
+_DAY_US: Final = 86_400 * _SECOND_US
 
 
 def kafka_columns(
@@ -92,6 +94,10 @@ def utc_text(df: DataFrame, given: str | Column) -> Column:
     kind = df.select(column.alias("time")).schema["time"].dataType.simpleString()
     if kind != "timestamp":
         return column.cast("string")
-    return sql.date_format(
-        sql.to_utc_timestamp(column, sql.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
-    )
+    # By numbers alone: every way over a zone's local time stumbles over the hours that it skips or has twice.
+    moment = sql.unix_micros(column)
+    within = sql.pmod(moment, sql.lit(_DAY_US))
+    day = sql.date_from_unix_date(((moment - within) / _DAY_US).cast("int")).cast("string")
+    seconds = (within / _SECOND_US).cast("int")
+    parts = ((seconds / 3600).cast("int"), (seconds / 60).cast("int") % 60, seconds % 60, within % _SECOND_US)
+    return sql.concat(day, sql.lit("T"), sql.format_string("%02d:%02d:%02d.%06d", *parts), sql.lit("Z"))

@@ -1,0 +1,66 @@
+"""Columns that the jobs make, held against plain Python: one session without a broker, in a zone whose clock is shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from relay.local.spark import submission
+from relay.spark.columns import utc_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+HALF_HOUR_S = 1800
+SHIFTS = {
+    "Europe/Berlin": (datetime(2024, 3, 31, tzinfo=UTC), datetime(2024, 10, 27, tzinfo=UTC)),
+    "America/New_York": (datetime(2024, 3, 10, tzinfo=UTC), datetime(2024, 11, 3, tzinfo=UTC)),
+    "UTC": (datetime(1969, 12, 31, tzinfo=UTC),),
+}
+"""Days on which a zone skips an hour, or has one twice."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """Return a session whose processes live in Berlin."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    own = {
+        "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "1", "spark.driver.memory": "512m", "spark.log.level": "ERROR",
+        "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Duser.timezone=Europe/Berlin",
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in submission("capture", []).environment.items():
+            patch.setenv(name, value)
+        patch.setenv("TZ", "Europe/Berlin")
+        builder = SparkSession.builder.master("local[1]").appName("relay-frames")
+        for key, value in own.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+        yield session
+        session.stop()
+
+
+@pytest.mark.parametrize("zone", SHIFTS)
+def test_a_time_is_written_in_utc_also_in_the_hour_that_a_zone_skips_or_has_twice(spark: Any, zone: str) -> None:
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    moments = [int(day.timestamp()) + step * HALF_HOUR_S for day in SHIFTS[zone] for step in range(48)]
+    rows = spark.createDataFrame([(one,) for one in moments], "s long").selectExpr("s", "timestamp_micros(s * 1000000 + 7) as at")
+
+    found = [row.text for row in rows.select(utc_text(rows, "at").alias("text")).collect()]
+
+    assert found == [datetime.fromtimestamp(one, UTC).strftime("%Y-%m-%dT%H:%M:%S.000007Z") for one in moments]
+
+
+def test_no_time_stays_none_and_text_stays_as_it_is(spark: Any) -> None:
+    rows = spark.createDataFrame([(None, "2024-03-31T02:30:00+02:00"), (None, None)], "at timestamp, said string")
+
+    found = rows.select(utc_text(rows, "at").alias("at"), utc_text(rows, "said").alias("said")).collect()
+
+    assert [tuple(row) for row in found] == [(None, "2024-03-31T02:30:00+02:00"), (None, None)]
