@@ -130,8 +130,9 @@ class CaptureBlock:
 
         ``data`` is bytes, or anything that JSON can express (NaN and infinity become null, since JSON has neither); with
         ``schema`` (see ``Capture.avro``) what fits it, None being no value. Without ``partition`` the key decides, without
-        a key the source, so that the publisher's order holds. Without ``id`` each call makes a message of its own. Raises CaptureError for what cannot be appended,
-        ConfigError for a topic that does not exist or is compacted, Unreachable.
+        a key the source, so that the publisher's order holds. Without ``id`` each call makes a message of its own.
+        Raises CaptureError for what cannot be appended, ConfigError for a topic that does not exist or is compacted,
+        Unreachable.
         """
         self._refuse_unless_open()
         facts = self._publisher.topic(topic)
