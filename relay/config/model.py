@@ -99,7 +99,7 @@ class KafkaSettings(dict[str, str]):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class RelaySection(_Section):
@@ -146,7 +146,7 @@ class ResourceConfig(_Section):
 class RelayConfig(_Section):
     """A whole, valid configuration. The names of everything the relay owns are made here."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
     relay: RelaySection
     kafka: KafkaSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from relay.config.faults import Fault
+from relay.config.faults import Fault, shown
 from relay.config.queues import PUBLISHER_CHARACTERS_MAX, QueueConfig
 from relay.config.routes import QueueDestination, RouteConfig
 from relay.queue.modes import BALANCED_GROUP
@@ -35,7 +35,7 @@ def queue_faults(queue: QueueConfig, resources: set[str]) -> Iterator[Fault]:
     for publisher in queue.publishers or ():
         if not 0 < len(publisher) <= PUBLISHER_CHARACTERS_MAX:
             problem = "not a publisher's name"
-            yield Fault(f"{key}.publishers", repr(publisher[:20]), problem, "write the ce_source of its messages")
+            yield Fault(f"{key}.publishers", shown(f"{key}.publishers", publisher), problem, "write the ce_source of its messages")
 
 
 def queue_route_faults(

@@ -68,7 +68,7 @@ def _age_alone(value: Any) -> Any:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class SubscriberEntry(_Section):

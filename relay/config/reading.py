@@ -12,7 +12,7 @@ import fastavro
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from relay.config.faults import HIDDEN, Fault, Wrong, shown
+from relay.config.faults import HIDDEN, Fault, Wrong, secrets_of, shown, spellings
 from relay.config.model import (
     KafkaSettings,
     QueueConfig,
@@ -60,10 +60,17 @@ class _Reading:
         self.unresolved = {fault.key for fault in self.faults}
 
     def shown_faults(self) -> list[Fault]:
-        """Return the faults as they may be shown: a rule may have quoted what a reference stands for."""
-        masked = self.substitution.masked
+        """Return the faults as they may be shown: a rule may have quoted a secret, or what a reference stands for."""
+        secrets = dict(sorted(secrets_of([self.given, self.document]), key=lambda one: len(one[0]), reverse=True))
+
+        def masked(text: str) -> str:
+            for secret, harmless in secrets.items():
+                for spelling in spellings(secret):
+                    text = text.replace(spelling, harmless)
+            return self.substitution.masked(text)
+
         return [
-            Fault(fault.key, masked(fault.value), masked(fault.problem), masked(fault.remedy))
+            Fault(masked(fault.key), masked(fault.value), masked(fault.problem), masked(fault.remedy))
             for fault in self.faults
         ]
 

@@ -44,7 +44,7 @@ class RegistryConfig(BaseModel):
     ``timeout`` bounds connecting and each pause of an answer; ``cache`` is the number of schemas kept.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True)
 
     url: Annotated[str, AfterValidator(_url_rule)]
     user: str | None = Field(default=None, min_length=1, pattern="^[^:]*$")

@@ -109,7 +109,7 @@ TableName = Annotated[str, AfterValidator(_table_rule)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True)
 
 
 class TopicDestination(_Section):

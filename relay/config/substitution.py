@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from relay.config.faults import Fault, shown
+from relay.config.faults import Fault, hiding, shown, spellings
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -34,8 +34,10 @@ class Substitution:
 
     def masked(self, text: str) -> str:
         """Return a sentence with what references stand for replaced by the references."""
-        for value, reference in self._found.items():
-            text = text.replace(value, reference)
+        # The longest first: one value may be the beginning of another.
+        for value in sorted(self._found, key=len, reverse=True):
+            for spelling in spellings(value):
+                text = text.replace(spelling, self._found[value])
         return text
 
     def resolve(self, value: Any, key: str = "") -> Any:
@@ -52,8 +54,10 @@ class Substitution:
 
     def _remembered(self, match: re.Match[str], key: str, text: str) -> str:
         found = self._one(match, key, text)
-        if len(found) >= _MASKED_CHARACTERS_MIN:
-            self._found[found] = match[0]
+        # A rule may quote one of several values between commas.
+        for part in (found, *found.split(",")):
+            if len(part.strip()) >= _MASKED_CHARACTERS_MIN:
+                self._found[part.strip()] = hiding(match[0])
         return found
 
     def _one(self, match: re.Match[str], key: str, text: str) -> str:

@@ -24,7 +24,7 @@ _KAFKA_MARGIN: Final = 0.1
 class Timing(BaseModel):
     """The section ``[timing]``; every value is in seconds on the monotonic clock."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     append_timeout: Seconds = 5.0
     marker_wait: Seconds = 3.0

@@ -195,12 +195,17 @@ def check_answers(url: str) -> None:
 
 def without_password(url: str) -> str:
     """Return host, port and database of ``url`` for a message."""
+    # The driver takes what follows an unescaped slash for the database's name, and it may be a password.
+    unescaped = set(url.partition("://")[2].partition("?")[0].rpartition("@")[0]) & set("/@")
     try:
         parts = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
+    except psycopg.ProgrammingError:
+        parts = None
+    if unescaped or parts is None:
         raise ConfigError(
-            "The PostgreSQL URL is malformed: write postgresql://user@host:port/database."
-        ) from error
+            "The PostgreSQL URL is malformed: write postgresql://user:password@host:port/database, with %40 for '@' "
+            "and %2F for '/' inside a part."
+        )
     return f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
 
 
