@@ -145,10 +145,10 @@ class Upkeep:
             # Its decisions are written with DONE: what is still held was not decided.
             with self._store.transaction():
                 freed = sum(self._store.free(holder.subscriber, self._store.held(holder.id), clock.wall_ms()))
-                self._store.leave(holder.id)
+                gone = self._store.leave(holder.id)
             self.recovered += freed
             self._log.info("recovered a dead worker", freed=freed, finished=0)
-            return True
+            return gone
         with self._store.transaction():
             done = recovery.holder(self._queue, holder, clock.wall_ms())
         self.recovered += done.freed + done.finished

@@ -14,7 +14,19 @@ import pytest
 from relay.message.errors import Retriable
 from relay.queue.port import QueueStore
 from relay.queue.settings import QueueSettings
-from tests.contracts.queue_media import MEDIA, NOW, Medium, enter, medium_of, message, settings
+from relay.queue.stores import postgresql
+from tests.contracts.queue_media import (
+    HOLDER,
+    MEDIA,
+    NOW,
+    OTHER,
+    Medium,
+    enter,
+    medium_of,
+    message,
+    put,
+    settings,
+)
 
 SHARED = [name for name in MEDIA if name not in ("book", "files")]
 """Stores that several processes may open; files refuse the second (`test_queue_files`)."""
@@ -80,3 +92,46 @@ def test_takers_at_once_share_the_messages_and_keep_each_lane_in_order(medium: M
         by_lane[lane].append(number)
     assert all(numbers == sorted(numbers) for numbers in by_lane.values())
     assert first.waiting() == 0
+
+
+def test_what_a_worker_takes_while_it_is_taken_for_dead_stays_with_one_that_is_known(medium: Medium) -> None:
+    queue = settings("ann")
+    store, other = medium.open(queue), medium.open(queue)
+    put(store, "a")
+    enter(store)
+    left: list[bool] = []
+    recovers = threading.Thread(target=lambda: left.append(again(partial(other.leave, HOLDER))))
+
+    with store.transaction():
+        store.take("ann", HOLDER, 1, NOW)
+        recovers.start()
+        recovers.join(timeout=1.0)  # as long as the worker stands still
+    recovers.join(timeout=30)
+
+    assert left == [False]
+    assert (len(store.held(HOLDER)), [holder.id for holder in store.holders()]) == (1, [HOLDER])
+
+
+@pytest.mark.parametrize("medium", ["postgresql"], indirect=True)
+def test_a_worker_that_stands_still_inside_a_unit_does_not_hold_up_the_others(
+    medium: Medium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "IDLE_LIMIT_S", 1)
+    queue = settings("ann")
+    frozen, other = medium.open(queue), medium.open(queue)
+    put(frozen, "a")
+    enter(frozen)
+    enter(other, holder=OTHER)
+    given: list[str] = []
+    takes = threading.Thread(target=lambda: given.extend(one.id for one in other.take("ann", OTHER, 1, NOW)))
+
+    def take_and_stand_still() -> None:
+        with frozen.transaction():
+            frozen.take("ann", HOLDER, 1, NOW)
+            takes.start()
+            takes.join(timeout=20)
+            assert given == ["a"]
+
+    with pytest.raises(Retriable):
+        take_and_stand_still()
+    assert frozen.take("ann", HOLDER, 1, NOW) == [], "it goes on with a connection of its own"

@@ -25,6 +25,8 @@ from relay.queue.stores.sql_values import arrivals
 
 Connection = psycopg.Connection[Any]
 CONNECT_TIMEOUT_S: Final = 10
+IDLE_LIMIT_S: Final = 30
+"""The server ends a unit whose worker says nothing for so long: frozen inside it, it would hold up all others with its locks."""
 TALLY_ROWS_MAX: Final = 256
 """So many rows are summed up into one by whoever asks how many wait."""
 _COLLISIONS: Final = frozenset({"40001", "40P01"})
@@ -40,6 +42,11 @@ _NOT_NOW: Final = frozenset({"25006", "25P03", "25P04"})
 _SETTINGS: Final = b"""
 select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') in ('off', 'local');
 set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set enable_sort = on; set jit = off
+"""
+# An address may say how long, too.
+_END_IDLE: Final = b"""
+select set_config('idle_in_transaction_session_timeout', %s, false)
+where current_setting('idle_in_transaction_session_timeout') = '0'
 """
 _SUM_UP: Final = b"""
 with gone as (
@@ -72,6 +79,7 @@ class PostgresqlSession:
                     self._url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, prepare_threshold=None
                 )
                 self._connection.execute(_SETTINGS)
+                self._connection.execute(_END_IDLE, (f"{IDLE_LIMIT_S}s",))
         return self._connection
 
     @property

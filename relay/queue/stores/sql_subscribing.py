@@ -182,6 +182,8 @@ class Subscribing(SqlBase):
     @unit
     def leave(self, holder: bytes) -> bool:
         """Forget a worker that holds nothing."""
+        self._run(sql.LOCK_HOLDER, holder=holder)
+        # Read when nobody takes for it any more, which the lock has waited for.
         if self._run(sql.HELD, holder=holder):
             return False
         self._write(sql.LEAVE, holder=holder)

@@ -243,7 +243,9 @@ where queue = :queue and handle in {handles} and state = 0 and revealed = 0 and 
 
 LOCK_GROUPS: Final = """select id from relay_queue_group
 where id in (select grp from relay_queue_member where sub = :sub) order by id for no key update"""
-KNOWN_HOLDER: Final = "select 1 from relay_queue_holder where queue = :queue and id = :holder"
+# Shared until the take is over: taken for dead in the middle of it, its worker would be forgotten with what it takes.
+KNOWN_HOLDER: Final = "select 1 from relay_queue_holder where queue = :queue and id = :holder <share>"
+LOCK_HOLDER: Final = "select 1 from relay_queue_holder where queue = :queue and id = :holder <lock>"
 WAKE: Final = """update relay_queue_delivery set phase = $READY
 where queue = :queue and phase > 0 and phase < 6 and phase = 1 and sub = :sub and again_at <= :now"""
 HELD_LANES: Final = """select grp, lane, handle, holder from relay_queue_delivery
