@@ -13,8 +13,6 @@ from relay.message.errors import Fenced, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, RangeRow, Verdict
 
-TRIM_ROWS: Final = 20_000
-"""Inbox rows deleted in one transaction at most: twice a full batch, so that trimming catches up."""
 INBOX_ROWS: Final = 10_000
 """Inbox rows read at a time."""
 

@@ -17,10 +17,9 @@ from psycopg import sql
 from relay.delivery import postgresql_inbox, table_ranges
 from relay.delivery.mapping import BatchMapping, TableMapping
 from relay.delivery.postgresql_effects import Connection, Effect, Pieces, TooSlow, effect, qualified
-from relay.delivery.postgresql_failures import judge, stop_if_statement_is_wrong
+from relay.delivery.postgresql_failures import is_servers, judge, stop_if_statement_is_wrong
 from relay.delivery.table import (
     INBOX_ROWS,
-    TRIM_ROWS,
     Acknowledged,
     Arrivals,
     InboxAnswer,
@@ -35,6 +34,7 @@ from relay.delivery.table import (
     stop_if_asked,
     verdicts,
 )
+from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.postgresql import PostgresqlResource
@@ -155,7 +155,7 @@ class PostgresqlCursor:
         self._names = {"relay": plan.relay, "route": plan.route}
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
-        self._trims: dict[LogPartition, int] = {}
+        self._trims = Trims()
         self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
@@ -184,7 +184,8 @@ class PostgresqlCursor:
             ranges = self._run(connection, "read ranges", parameters).fetchall()
         claims = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
         found = table_ranges.with_ranges(claims, partitions, ranges)
-        self._worker, self._trims, self._earlier = worker, {}, {}
+        self._worker, self._earlier = worker, {}
+        self._trims.clear()
         self._acknowledged = Acknowledged()
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
@@ -239,19 +240,19 @@ class PostgresqlCursor:
                 care = _Care.FAULTS  # rolled back: retry, halving
 
     def trim(self, partition: LogPartition, below: int) -> bool:
-        """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
+        """Delete as many rows as ``Trims`` says now and leave the rest to the next deliveries."""
         topic_id, epoch = claim_of(self._claimed, partition)
-        self._trims[partition] = max(below, self._trims.get(partition, 0))
+        self._trims.ask(partition, below)
         place = {"topic_id": topic_id, "partition": partition.partition, "epoch": epoch, "worker": self._worker}
         with self._session() as connection:
             connection.execute(_BEGIN)
             row = self._run(connection, "hold", place).fetchone()
             if row is None:
                 raise self._fenced([partition])
-            done = self._trim_in(connection, {partition: row[0] or 0})
+            done = self._trims.run({partition: row[0] or 0}, partial(self._delete, connection))
             self._commit(connection)
-        self._forget_trims(done)
-        return partition in self._trims
+        self._trims.forget(done)
+        return self._trims.asks(partition)
 
     def abandon(self) -> None:
         """Shut the connection's socket down: the thread that waits on it gets an error at once."""
@@ -286,13 +287,13 @@ class PostgresqlCursor:
             causes = self._apply(connection, prepared, answer, care)
             stop_if_asked(self._plan, prepared, answer, causes)
             crash_point("table.effect")
-            trimmed = self._trim_in(connection, positions)
+            trimmed = self._trim_beside(connection, positions)
             crash_point("table.committing")
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
             self._commit(connection)
         crash_point("table.committed")
         self._acknowledged.add(positions)
-        self._forget_trims(trimmed)
+        self._trims.forget(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}
         return found
@@ -392,26 +393,23 @@ class PostgresqlCursor:
             raise
         connection.execute("release savepoint relay_rows")
 
-    def _trim_in(self, connection: Connection, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
-        """Delete rows of partitions whose guard has passed; return which trims are complete, and up to where."""
-        complete = {}
-        room = TRIM_ROWS
-        for partition in [partition for partition in self._trims if partition in positions]:
-            below = self._trims[partition]
-            place = {"topic_id": claim_of(self._claimed, partition)[0], "partition": partition.partition}
-            limits = {"below": min(below, positions[partition]), "limit": room}
-            deleted = self._run(connection, "trim", {**place, **limits}).rowcount
-            if deleted < room:
-                complete[partition] = below
-            room -= deleted
-            if room <= 0:
-                break
-        return complete
+    def _trim_beside(self, connection: Connection, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
+        """Delete rows of partitions whose guard has passed; what the database has no time for holds no batch up."""
+        if not self._trims.due(positions):
+            return {}
+        self.progressed()
+        connection.execute("savepoint relay_trim")
+        try:
+            return self._trims.run(positions, partial(self._delete, connection))
+        except psycopg.Error as error:
+            if connection.closed or not is_servers(error.sqlstate or ""):
+                raise
+            connection.execute("rollback to savepoint relay_trim")
+            return {}
 
-    def _forget_trims(self, complete: Mapping[LogPartition, int]) -> None:
-        for partition, below in complete.items():
-            if self._trims.get(partition) == below:
-                del self._trims[partition]
+    def _delete(self, connection: Connection, partition: LogPartition, below: int, limit: int) -> int:
+        place = {"topic_id": claim_of(self._claimed, partition)[0], "partition": partition.partition}
+        return self._run(connection, "trim", {**place, "below": below, "limit": limit}).rowcount
 
     def _commit(self, connection: Connection) -> None:
         self._committing = True

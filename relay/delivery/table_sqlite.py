@@ -13,7 +13,6 @@ from relay.delivery.mapping import BatchMapping, TableMapping
 from relay.delivery.sqlite_effects import REFUSED_VALUES, RowEffect, SqliteEffect, judge
 from relay.delivery.table import (
     INBOX_ROWS,
-    TRIM_ROWS,
     Acknowledged,
     Arrivals,
     InboxAnswer,
@@ -29,6 +28,7 @@ from relay.delivery.table import (
     verdicts,
 )
 from relay.delivery.table_ranges import read_sqlite, with_ranges, write_sqlite
+from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.sqlite import SqliteResource
@@ -107,7 +107,7 @@ class SqliteCursor:
         self._names = (plan.relay, plan.route)
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
-        self._trims: dict[LogPartition, int] = {}
+        self._trims = Trims()
         self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: sqlite3.Connection | None = None
@@ -127,7 +127,8 @@ class SqliteCursor:
                 found[p] = Claim(*row)
             places = [(topic_id, p.partition) for p, topic_id in partitions.items()]
             found = with_ranges(found, partitions, read_sqlite(connection, self._names, places))
-        self._worker, self._trims, self._earlier = worker, {}, {}
+        self._worker, self._earlier = worker, {}
+        self._trims.clear()
         self._acknowledged = Acknowledged()
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
@@ -173,17 +174,17 @@ class SqliteCursor:
             ) from None
 
     def trim(self, partition: LogPartition, below: int) -> bool:
-        """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
+        """Delete as many rows as ``Trims`` says now and leave the rest to the next deliveries."""
         topic_id, epoch = claim_of(self._claimed, partition)
-        self._trims[partition] = max(below, self._trims.get(partition, 0))
+        self._trims.ask(partition, below)
         with self._transaction() as connection:
             place = (*self._names, topic_id, partition.partition, epoch, self._worker)
             row = connection.execute(_HOLD, place).fetchone()
             if row is None:
                 raise self._fenced(partition)
-            done = self._trim_in(connection, {partition: row[0] or 0})
-        self._forget_trims(done)
-        return partition in self._trims
+            done = self._trims.run({partition: row[0] or 0}, partial(self._delete, connection))
+        self._trims.forget(done)
+        return self._trims.asks(partition)
 
     def abandon(self) -> None:
         """Interrupt the statement under way."""
@@ -215,12 +216,12 @@ class SqliteCursor:
             causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
             stop_if_asked(self._plan, prepared, answer, causes)
             crash_point("table.effect")
-            trimmed = self._trim_in(connection, positions)
+            trimmed = self._trims.run(positions, partial(self._delete, connection))
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
             crash_point("table.committing")
         crash_point("table.committed")
         self._acknowledged.add(positions)
-        self._forget_trims(trimmed)
+        self._trims.forget(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}
         return found
@@ -290,25 +291,9 @@ class SqliteCursor:
             raise failure from None
         connection.execute("release relay_rows")
 
-    def _trim_in(
-        self, connection: sqlite3.Connection, positions: Mapping[LogPartition, int]
-    ) -> dict[LogPartition, int]:
-        """Delete rows of partitions whose guard has passed; return which trims are complete, and up to where."""
-        complete = {}
-        room = TRIM_ROWS
-        for partition in [partition for partition in self._trims if partition in positions and room > 0]:
-            below = self._trims[partition]
-            place = (*self._names, claim_of(self._claimed, partition)[0], partition.partition)
-            deleted = connection.execute(_TRIM, (*place, min(below, positions[partition]), room)).rowcount
-            if deleted < room:
-                complete[partition] = below
-            room -= deleted
-        return complete
-
-    def _forget_trims(self, complete: Mapping[LogPartition, int]) -> None:
-        for partition, below in complete.items():
-            if self._trims.get(partition) == below:
-                del self._trims[partition]
+    def _delete(self, connection: sqlite3.Connection, partition: LogPartition, below: int, limit: int) -> int:
+        place = (*self._names, claim_of(self._claimed, partition)[0], partition.partition)
+        return connection.execute(_TRIM, (*place, below, limit)).rowcount
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

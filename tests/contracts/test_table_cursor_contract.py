@@ -192,7 +192,7 @@ class TableCursorContract:
     def test_a_long_trim_goes_on_with_the_deliveries(
         self, store: Store, cursor: TableCursor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(f"{type(cursor).__module__}.TRIM_ROWS", 2)
+        monkeypatch.setattr("relay.delivery.trims.TRIM_ROWS", 2)
         cursor.deliver({P0: 5}, cursor.prepare([*map(message, range(5))]))
         assert cursor.trim(P0, 5) is True
         assert store.all("select count(*) from relay_inbox") == [(3,)]

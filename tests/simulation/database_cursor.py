@@ -15,7 +15,6 @@ import orjson
 from relay.delivery.mapping import BatchMapping, TableMapping, tuples
 from relay.delivery.table import (
     INBOX_ROWS,
-    TRIM_ROWS,
     Acknowledged,
     Arrivals,
     InboxAnswer,
@@ -30,6 +29,7 @@ from relay.delivery.table import (
     stop_if_asked,
     verdicts,
 )
+from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.run import randomness
@@ -65,7 +65,7 @@ class SimulatedCursor:
         self._mapping = mapping or TableMapping(plan.columns, plan.schema)
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
-        self._trims: dict[LogPartition, int] = {}
+        self._trims = Trims()
         self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: Connection | None = None
@@ -91,7 +91,8 @@ class SimulatedCursor:
 
         with self._session() as connection:
             claims = connection.call(lambda backend: backend.autocommit(work), what="claim")
-        self._worker, self._trims, self._earlier = worker, {}, {}
+        self._worker, self._earlier = worker, {}
+        self._trims.clear()
         self._acknowledged = Acknowledged()
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in claims.items()}
         return {p: claims[p] for p in partitions}
@@ -129,20 +130,20 @@ class SimulatedCursor:
             raise Stopped(f"route {self._plan.route!r}: the batch as a whole is refused: {fault}") from None
 
     def trim(self, partition: LogPartition, below: int) -> bool:
-        """Delete up to ``TRIM_ROWS`` rows now and leave the rest to the next deliveries."""
+        """Delete as many rows as ``Trims`` says now and leave the rest to the next deliveries."""
         topic_id, epoch = claim_of(self._claimed, partition)
-        self._trims[partition] = max(below, self._trims.get(partition, 0))
+        self._trims.ask(partition, below)
 
         def work(backend: Backend) -> dict[LogPartition, int] | None:
             row = self._held(backend, topic_id, partition.partition, epoch)
-            return None if row is None else self._trim_in(backend, {partition: row["position"] or 0})
+            return None if row is None else self._trims.run({partition: row["position"] or 0}, partial(self._delete, backend))
 
         with self._session() as connection:
             done = connection.call(lambda backend: backend.autocommit(work), what="trim")
         if done is None:
             raise self._fenced([partition])
-        self._forget_trims(done)
-        return partition in self._trims
+        self._trims.forget(done)
+        return self._trims.asks(partition)
 
     def abandon(self) -> None:
         """Break the connection off: the call under way fails."""
@@ -174,14 +175,16 @@ class SimulatedCursor:
                 lambda backend: self._apply(backend, prepared, answer, one_by_one=one_by_one), what="effect"
             )
             stop_if_asked(self._plan, prepared, answer, causes)
-            trimmed = connection.call(lambda backend: self._trim_in(backend, positions)) if self._trims else {}
+            trimmed: dict[LogPartition, int] = {}
+            if self._trims.due(self._claimed):
+                trimmed = connection.call(lambda backend: self._trims.run(positions, partial(self._delete, backend)))
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
             crash_point("table.committing")
             connection.call(lambda backend: backend.commit(), commits=True, what="commit")
             connection.in_transaction = connection.committing = False
         crash_point("table.committed")
         self._acknowledged.add(positions)
-        self._forget_trims(trimmed)
+        self._trims.forget(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
         self._earlier = {}
         return found
@@ -286,25 +289,12 @@ class SimulatedCursor:
             else:
                 backend.insert(plan.table, row)
 
-    def _trim_in(self, backend: Backend, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
-        complete = {}
-        room = TRIM_ROWS
-        for partition in [partition for partition in self._trims if partition in positions and room > 0]:
-            below = self._trims[partition]
-            mine = (self._plan.relay, self._plan.route, claim_of(self._claimed, partition)[0], partition.partition)
-            end = min(below, positions[partition])
-            gone = [key for key, row in _of_place(backend, mine) if row["log_offset"] < end][:room]
-            for key in gone:
-                backend.put(INBOX, key, None)
-            if len(gone) < room:
-                complete[partition] = below
-            room -= len(gone)
-        return complete
-
-    def _forget_trims(self, complete: Mapping[LogPartition, int]) -> None:
-        for partition, below in complete.items():
-            if self._trims.get(partition) == below:
-                del self._trims[partition]
+    def _delete(self, backend: Backend, partition: LogPartition, below: int, limit: int) -> int:
+        mine = (self._plan.relay, self._plan.route, claim_of(self._claimed, partition)[0], partition.partition)
+        gone = [key for key, row in _of_place(backend, mine) if row["log_offset"] < below][:limit]
+        for key in gone:
+            backend.put(INBOX, key, None)
+        return len(gone)
 
     @contextmanager
     def _session(self) -> Iterator[Connection]:

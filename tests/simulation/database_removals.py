@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import relay.capture.resolver
@@ -40,11 +41,11 @@ def trimmed_when_fenced() -> list[Change]:
     """Whoever trims an inbox does not look whether the partition is still its own."""
 
     def trim(self: SqliteCursor, partition: LogPartition, below: int) -> bool:
-        self._trims[partition] = max(below, self._trims.get(partition, 0))
+        self._trims.ask(partition, below)
         with self._transaction() as connection:
-            done = self._trim_in(connection, {partition: below})
-        self._forget_trims(done)
-        return partition in self._trims
+            done = self._trims.run({partition: below}, partial(self._delete, connection))
+        self._trims.forget(done)
+        return self._trims.asks(partition)
 
     return [(SqliteCursor, "trim", trim)]
 

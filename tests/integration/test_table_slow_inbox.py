@@ -1,0 +1,57 @@
+"""A PostgreSQL whose inbox is slow: what takes longer than one statement may is done in parts, and holds nothing up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from relay.delivery.table import Limits
+from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.message.errors import Retriable
+from relay.transfer.cursor import DELIVERED
+from tests.contracts.table_databases import P0, TOPIC_ID, message, outcomes
+from tests.integration.table_site import Database
+
+TIMEOUT_S = 0.25
+ROWS = 150
+"""At four milliseconds each, more than twice what one statement has time for."""
+
+
+@pytest.fixture
+def database(postgres: str) -> Iterator[Database]:
+    made = Database(postgres)
+    yield made
+    for cursor in made.cursors:
+        cursor.close()
+    made.connection.close()
+
+
+def slow(database: Database, what: str) -> None:
+    """Have the inbox take four milliseconds for each row that is written or deleted."""
+    database.do(f"""
+        create function slowly() returns trigger language plpgsql as
+            $$ begin perform pg_sleep(0.004); return {'old' if what == 'delete' else 'new'}; end $$;
+        create trigger slow before {what} on relay_inbox for each row execute function slowly()
+    """)
+
+
+def claimed(database: Database) -> PostgresqlCursor:
+    cursor = database.cursor(limits=Limits(statement_timeout_s=TIMEOUT_S))
+    cursor.claim({P0: TOPIC_ID})
+    return cursor
+
+
+def test_rows_that_take_long_to_delete_hold_up_no_batch_and_go_little_by_little(database: Database) -> None:
+    cursor = claimed(database)
+    cursor.deliver({P0: ROWS}, cursor.prepare([*map(message, range(ROWS))]))
+    slow(database, "delete")
+
+    with suppress(Retriable):
+        cursor.trim(P0, ROWS)
+    for offset in range(ROWS, ROWS + 40):
+        assert outcomes(cursor.deliver({P0: offset + 1}, cursor.prepare([message(offset)]))) == [DELIVERED]
+
+    assert database.one("select count(*) from relay_inbox") == 40
+    assert database.one("select count(*) from ledger") == ROWS + 40
