@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -15,6 +16,8 @@ from relay.delivery.table import TablePlan
 from relay.message.errors import Stopped
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+Row = TypeVar("Row")
 
 _COLUMNS: Final = """
 select a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), -1), coalesce(b.typname, t.typname)
@@ -235,7 +238,7 @@ class TooSlow(Exception):
 
 
 class Pieces:
-    """Writes a batch's rows, as many at once as the time of one statement allows.
+    """Writes rows of a batch, as many at once as the time of one statement allows.
 
     After a timeout it is a sixteenth of them, again and again if it must be, for so many batches. Each piece that is
     answered is progress: all of them may take longer than any wait for the batch's answer.
@@ -254,13 +257,20 @@ class Pieces:
             self._rows_at_once = _UNBOUNDED
 
     def write(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
-        """Write the rows; raises TooSlow when they are to be tried again in smaller pieces, and what the effect raises."""
-        size = min(len(rows), self._rows_at_once, _OWN_AT_ONCE if isinstance(by, OwnStatement) else _UNBOUNDED)
+        """Write rows by their effect; raises as ``each``."""
+        self.each(rows, partial(by.apply, connection), _OWN_AT_ONCE if isinstance(by, OwnStatement) else _UNBOUNDED)
+
+    def each(self, rows: Sequence[Row], apply: Callable[[Sequence[Row]], object], most: int = _UNBOUNDED) -> None:
+        """Apply rows piece by piece, in their order.
+
+        Raises TooSlow when they are to be tried again in smaller pieces, and what ``apply`` raises.
+        """
+        size = max(1, min(len(rows), self._rows_at_once, most))
         try:
             for start in range(0, len(rows), size):
                 if start:
                     self._progressed()
-                by.apply(connection, rows[start : start + size])
+                apply(rows[start : start + size])
         except psycopg.errors.QueryCanceled:
             if size == 1:
                 raise

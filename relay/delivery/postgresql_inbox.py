@@ -31,6 +31,29 @@ with arrived as (
     returning digest, applied
 ) select string_agg(digest, ''::bytea), array_agg(applied) from arrived
 """
+KNOWN: Final = """
+select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
+where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
+"""
+REVIVE: Final = """
+delete from {inbox} where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s) and outcome = 1
+"""
+KILL: Final = """
+update {inbox} set outcome = 1 where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
+"""
+READ: Final = """
+select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
+where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s and partition = %(partition)s
+    and (log_offset, digest) > (%(offset)s, %(digest)s)
+order by log_offset, digest limit %(limit)s
+"""
+TRIM: Final = """
+delete from {inbox} where ctid = any(array(
+    select ctid from {inbox} where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s
+        and partition = %(partition)s and log_offset < %(below)s
+    order by log_offset limit %(limit)s
+))
+"""
 
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER: Final = b"\xff\xff"
@@ -75,15 +98,17 @@ def first_row(arrivals: Arrivals, faults: Container[int], topic_ids: Mapping[Log
     }
 
 
-def arrays(arrivals: Arrivals, faults: Container[int], topic_ids: Mapping[LogPartition, bytes]) -> dict[str, Any]:
-    """Return the parameters of ``ARRIVE_OR_NOT``."""
-    chosen = [arrivals.messages[i] for i in arrivals.firsts]
+def arrays(
+    arrivals: Arrivals, firsts: Sequence[int], faults: Container[int], topic_ids: Mapping[LogPartition, bytes]
+) -> dict[str, Any]:
+    """Return the parameters of ``ARRIVE_OR_NOT`` for some of ``arrivals.firsts``."""
+    chosen = [arrivals.messages[i] for i in firsts]
     return {
         "digests": b"".join([message.digest for message in chosen]),
         "contents": b"".join([message.content for message in chosen]),
         "offsets": "{" + ",".join([str(message.offset) for message in chosen]) + "}",
-        "places": "{" + ",".join([str(arrivals.place_of[i] + 1) for i in arrivals.firsts]) + "}",
-        "outcomes": bytes(i in faults for i in arrivals.firsts),
+        "places": "{" + ",".join([str(arrivals.place_of[i] + 1) for i in firsts]) + "}",
+        "outcomes": bytes(i in faults for i in firsts),
         "topic_ids": [topic_ids[place] for place in arrivals.places],
         "partitions": [place.partition for place in arrivals.places],
     }

@@ -64,29 +64,6 @@ from unnest(
 where p.relay = %(relay)s and p.route = %(route)s and p.topic_id = u.topic_id and p.partition = u.partition
     and p.epoch = u.epoch and p.worker = %(worker)s and p.writes >= u.floor
 """
-_KNOWN: Final = """
-select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
-where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
-"""
-_REVIVE: Final = """
-delete from {inbox} where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s) and outcome = 1
-"""
-_KILL: Final = """
-update {inbox} set outcome = 1 where relay = %(relay)s and route = %(route)s and digest = any(%(digests)s)
-"""
-_READ: Final = """
-select digest, content, topic_id, partition, log_offset, outcome, applied from {inbox}
-where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s and partition = %(partition)s
-    and (log_offset, digest) > (%(offset)s, %(digest)s)
-order by log_offset, digest limit %(limit)s
-"""
-_TRIM: Final = """
-delete from {inbox} where ctid = any(array(
-    select ctid from {inbox} where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s
-        and partition = %(partition)s and log_offset < %(below)s
-    order by log_offset limit %(limit)s
-))
-"""
 _HOLD: Final = """
 select position from {position} where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s
     and partition = %(partition)s and epoch = %(epoch)s and worker = %(worker)s for update
@@ -98,11 +75,11 @@ _STATEMENTS: Final = {
     "first": postgresql_inbox.FIRST,
     "rest": postgresql_inbox.REST,
     "arrive or not": postgresql_inbox.ARRIVE_OR_NOT,
-    "known": _KNOWN,
-    "revive": _REVIVE,
-    "kill": _KILL,
-    "read": _READ,
-    "trim": _TRIM,
+    "known": postgresql_inbox.KNOWN,
+    "revive": postgresql_inbox.REVIVE,
+    "kill": postgresql_inbox.KILL,
+    "read": postgresql_inbox.READ,
+    "trim": postgresql_inbox.TRIM,
     "hold": _HOLD,
     "put range": table_ranges.PUT,
     "drop range": table_ranges.DROP,
@@ -166,7 +143,9 @@ class PostgresqlCursor:
         self._committing = False
         self._cautious = 0
         self.progressed: Callable[[], object] = bool
+        # Apart, since the one may be slow where the other is not.
         self._pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108 - its owner sets it later
+        self._inbox_pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""
@@ -223,6 +202,7 @@ class PostgresqlCursor:
         care = _Care.REPEATS if self._cautious else _Care.NONE
         self._cautious = max(0, self._cautious - 1)
         self._pieces.begin_batch()
+        self._inbox_pieces.begin_batch()
         while True:
             try:
                 return self._transact(positions, prepared, care)
@@ -281,7 +261,8 @@ class PostgresqlCursor:
             crash_point("table.position")
             if prepared.redriven:
                 self._trims.clear()
-                self._run(connection, "revive", {"digests": [m.digest for m in prepared.arrivals.messages]})
+                digests = [m.digest for m in prepared.arrivals.messages]
+                self._inbox_pieces.each(digests, lambda some: self._run(connection, "revive", {"digests": some}))
             answer = self._arrive(connection, prepared, care)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, care)
@@ -328,19 +309,30 @@ class PostgresqlCursor:
         try:
             first = postgresql_inbox.first_row(arrivals, prepared.faults, topic_ids)
             (number,) = self._run(connection, "first", first).fetchall()[0]
-            if len(prepared.inbox) > 1:
-                data = postgresql_inbox.copy_data(self._names, number, prepared.inbox[1:])
-                with connection.cursor() as cursor, cursor.copy(self._statements["rest"]) as copy:
-                    copy.write(data)
+            self._inbox_pieces.each(prepared.inbox[1:], partial(self._copy, connection, number))
         except psycopg.errors.UniqueViolation:
             raise _Repeated from None
         return InboxAnswer(dict.fromkeys(arrivals.firsts, number), {})
 
+    def _copy(self, connection: Connection, number: int, rows: Sequence[bytes]) -> None:
+        data = postgresql_inbox.copy_data(self._names, number, rows)
+        with connection.cursor() as cursor, cursor.copy(self._statements["rest"]) as copy:
+            copy.write(data)
+
     def _arrive_or_not(self, connection: Connection, prepared: _PreparedText) -> InboxAnswer:
         arrivals = prepared.arrivals
-        parameters = postgresql_inbox.arrays(arrivals, prepared.faults, prepared.topic_ids)
-        ((digests, applied),) = self._run(connection, "arrive or not", parameters, binary=True).fetchall()
-        numbers = {digests[16 * n : 16 * n + 16]: number for n, number in enumerate(applied or ())}
+        numbers: dict[bytes, int] = {}
+
+        def arrive(firsts: Sequence[int]) -> None:
+            parameters = postgresql_inbox.arrays(arrivals, firsts, prepared.faults, prepared.topic_ids)
+            ((digests, applied),) = self._run(connection, "arrive or not", parameters, binary=True).fetchall()
+            numbers.update((digests[16 * n : 16 * n + 16], number) for n, number in enumerate(applied or ()))
+
+        def look_up(digests: Sequence[bytes]) -> None:
+            rows = self._run(connection, "known", {"digests": digests}).fetchall()
+            answer.known.update((known[0], inbox_row(self._claimed, known)) for known in rows)
+
+        self._inbox_pieces.each(arrivals.firsts, arrive)
         answer = InboxAnswer({}, {})
         missing = []
         for i in arrivals.firsts:
@@ -349,9 +341,7 @@ class PostgresqlCursor:
                 answer.applied[i] = numbers[digest]
             else:
                 missing.append(digest)
-        if missing:
-            rows = self._run(connection, "known", {"digests": missing}).fetchall()
-            answer.known = {known[0]: inbox_row(self._claimed, known) for known in rows}
+        self._inbox_pieces.each(missing, look_up)
         if len(answer.known) < len(missing):
             raise Retriable(f"{self._plan.where}: an inbox row was trimmed while it was asked for; it is tried again")
         return answer
@@ -374,7 +364,7 @@ class PostgresqlCursor:
         refused = {mapped.good[n]: rejection for n, rejection in found.items()}
         if refused:
             digests = [prepared.arrivals.messages[i].digest for i in refused]
-            self._run(connection, "kill", {"digests": digests})
+            self._inbox_pieces.each(digests, lambda some: self._run(connection, "kill", {"digests": some}))
         return {**mapped.faults, **refused}
 
     def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:

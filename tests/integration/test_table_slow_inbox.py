@@ -10,7 +10,7 @@ import pytest
 from relay.delivery.table import Limits
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Retriable
-from relay.transfer.cursor import DELIVERED
+from relay.transfer.cursor import DELIVERED, DUPLICATE
 from tests.contracts.table_databases import P0, TOPIC_ID, message, outcomes
 from tests.integration.table_site import Database
 
@@ -55,3 +55,29 @@ def test_rows_that_take_long_to_delete_hold_up_no_batch_and_go_little_by_little(
 
     assert database.one("select count(*) from relay_inbox") == 40
     assert database.one("select count(*) from ledger") == ROWS + 40
+
+
+def test_inbox_rows_that_take_long_to_write_are_written_in_parts_of_one_transaction(database: Database) -> None:
+    slow(database, "insert")
+    cursor = claimed(database)
+    progress: list[None] = []
+    cursor.progressed = lambda: progress.append(None)
+
+    first = cursor.deliver({P0: ROWS}, cursor.prepare([*map(message, range(ROWS))]))
+
+    assert outcomes(first) == [DELIVERED] * ROWS
+    assert database.one("select count(distinct xmin::text) from relay_inbox") == 1
+    assert progress, "each part that is answered starts the timer again"
+
+
+def test_so_are_those_of_a_batch_with_repeats(database: Database) -> None:
+    cursor = claimed(database)
+    cursor.deliver({P0: 10}, cursor.prepare([*map(message, range(10))]))
+    slow(database, "insert")
+
+    again = cursor.deliver({P0: ROWS}, cursor.prepare([message(0, name="m-0-0"), *map(message, range(10, ROWS))]))
+    repeat = cursor.deliver({P0: ROWS + 1}, cursor.prepare([message(ROWS, name="m-0-20")]))
+
+    assert outcomes(again) == [DELIVERED] * (ROWS - 9)
+    assert outcomes(repeat) == [DUPLICATE]
+    assert database.one("select count(*) from relay_inbox") == ROWS
