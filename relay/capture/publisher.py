@@ -35,6 +35,8 @@ MAX_MESSAGES: Final = 100_000
 MAX_BYTES: Final = 64 << 20
 FIND_OUT_S: Final = 10.0
 CLOSE_S: Final = 10.0
+IDLE_KEPT_S: Final = 60.0
+"""A database has few connections: what a burst of threads needed is closed when it has been idle for so long."""
 NONCE_BYTES: Final = 16
 _NONCES_AT_ONCE: Final = 64
 
@@ -90,7 +92,8 @@ class Capture:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._registry = registry
-        self._idle: deque[Session] = deque()
+        self._idle: deque[tuple[float, Session]] = deque()
+        """Since when, the last one to the right: it is taken first, so that those to the left are needed no more."""
         self._nonces: deque[bytes] = deque()
         self._blocks = object()
         self._process = os.getpid()
@@ -119,7 +122,9 @@ class Capture:
                 self.name,
                 self._timing.append_timeout,
             )
-        self._upkeep = Upkeep(self._appender, resource.decisions, self._marking, self.name, answering)
+        self._upkeep = Upkeep(
+            self._appender, resource.decisions, self._marking, self.name, answering, self._close_idle
+        )
 
     @classmethod
     def open(cls, path: str | Path, *, resource: str, source: str) -> Self:
@@ -185,8 +190,7 @@ class Capture:
         self._upkeep.close(CLOSE_S)
         self._marking.close(CLOSE_S)
         self._appender.close()
-        while self._idle:
-            self._idle.pop().close()
+        self._close_idle()
 
     def __enter__(self) -> Self:
         return self
@@ -224,7 +228,7 @@ class Capture:
         """Begin a capture on a free connection; a stale one is replaced. Returns the session and the nonce."""
         while True:
             try:
-                session, reused = self._idle.pop(), True
+                (_, session), reused = self._idle.pop(), True
             except IndexError:
                 session, reused = self._connect(), False
             nonce = self._nonce()
@@ -242,10 +246,11 @@ class Capture:
 
     def give_back(self, session: Session) -> None:
         """Keep a connection for the next capture, if it is fit for one."""
-        if session.usable and not self._closed:
-            self._idle.append(session)
+        if session.usable:
+            self._idle.append((clock.monotonic(), session))
         else:
             session.close()
+        self._close_idle()
 
     def topic(self, name: str) -> TopicFacts:
         """Return the facts of a topic."""
@@ -335,6 +340,19 @@ class Capture:
                 drawn[at : at + NONCE_BYTES] for at in range(NONCE_BYTES, len(drawn), NONCE_BYTES)
             )
             return drawn[:NONCE_BYTES]
+
+    def _close_idle(self) -> None:
+        """Close the connections that were idle for too long; all of them once this is closed."""
+        before = float("inf") if self._closed else clock.monotonic() - IDLE_KEPT_S
+        while self._idle and self._idle[0][0] <= before:
+            try:
+                since, session = self._idle.popleft()
+            except IndexError:
+                return  # another thread was faster
+            if since > before:
+                self._idle.appendleft((since, session))
+                return
+            session.close()
 
     def _connect(self) -> Session:
         session = self._resource.session()

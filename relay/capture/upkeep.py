@@ -40,7 +40,7 @@ def horizon_s(facts: TopicFacts) -> float:
 
 
 class Upkeep:
-    """Finds out doubtful captures, marks those of earlier processes again, trims, and refreshes topics."""
+    """Finds out doubtful captures, marks those of earlier processes again, trims, refreshes topics; ``tidy`` at each tick."""
 
     def __init__(
         self,
@@ -49,12 +49,14 @@ class Upkeep:
         marking: Marking,
         resource: ResourceName,
         answering: Answering | None = None,
+        tidy: Callable[[], object] = bool,
     ) -> None:
         self._appender = appender
         self._open_decisions = open_decisions
         self._resource = resource
         self._marking = marking
         self._answering = answering
+        self._tidy = tidy
         self._doubtful: list[Ended] = []
         self._lock = schedule.lock()
         self._stop = schedule.event()
@@ -86,6 +88,7 @@ class Upkeep:
         while True:
             now, pause_s = clock.monotonic(), TICK_S
             try:
+                self._tidy()
                 if self._marking.given_up:
                     self._marking.given_up = False
                     next_round = min(next_round, now + REFRESH_S)
