@@ -62,23 +62,33 @@ class CaptureBlock:
         if self._phase is not _Phase.NEW:
             self._refuse()  # its messages carry the id of the capture that they were published in
         self._entered = self._publisher.enter()
+        session = None
         try:
-            self._session, self._nonce = self._publisher.begin()
+            session, self._nonce = self._publisher.begin()
+            self._session = session
+            self._capture = capture_id(self._nonce)
+            name = self._capture.hex()
+            self._name = name
+            self._common = [*self._publisher.common_headers, (envelope.CAPTURE, name.encode())]
+            self._time = clock.wall_iso().encode()
+            self._phase = _Phase.OPEN
         except BaseException:
+            # Abort: interrupted, it would never be left, and its transaction would hold up every other writer.
+            if session is not None:
+                session.close()
             self._publisher.leave(self._entered)
             raise
-        self._capture = capture_id(self._nonce)
-        name = self._capture.hex()
-        self._name = name
-        self._common = [*self._publisher.common_headers, (envelope.CAPTURE, name.encode())]
-        self._time = clock.wall_iso().encode()
-        self._phase = _Phase.OPEN
         crash_point("capture.begun")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._publisher.is_here:
+            # A fork that left the block would end the transaction of its parent, which goes on with it.
+            if kind is None:
+                self._publisher.check_process()
+            return
         try:
             if kind is not None:
                 self._roll_back()
@@ -101,9 +111,10 @@ class CaptureBlock:
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one SQL statement with the driver's own placeholders and return its cursor.
 
-        Raises the driver's errors; outside a savepoint they end the block.
+        Raises the driver's errors; outside a savepoint they end the block. CaptureInDoubt if an earlier statement has
+        ended the transaction: this one would take effect by itself, and no message would ever tell of it.
         """
-        self._refuse_unless_open()
+        self._refuse_unless_in_transaction()
         try:
             return self._session.execute(query, params)
         except BaseException:
@@ -166,7 +177,7 @@ class CaptureBlock:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Undo statements and drop messages of the inner block if an exception leaves it; the outer may go on."""
-        self._refuse_unless_open()
+        self._refuse_unless_in_transaction()
         kept, kept_bytes = len(self._messages), self._bytes
         self._savepoints += 1
         number = self._savepoints
@@ -177,7 +188,9 @@ class CaptureBlock:
         except BaseException:
             del self._messages[kept:]
             self._bytes = kept_bytes
-            if self._phase is _Phase.OPEN:
+            if self._phase is _Phase.OPEN and not self._session.in_transaction:
+                self._roll_back()  # the savepoint went with the whole transaction
+            elif self._phase is _Phase.OPEN:
                 try:
                     self._session.rollback_to(number)
                 except Exception:
@@ -286,7 +299,13 @@ class CaptureBlock:
             crash_point("capture.aborted")
             self._publisher.mark(self._capture, None, self._placed)
 
+    def _refuse_unless_in_transaction(self) -> None:
+        self._refuse_unless_open()
+        if not self._session.in_transaction:
+            self._refuse_to_decide()
+
     def _refuse_unless_open(self) -> None:
+        self._publisher.check_process()
         if self._phase is not _Phase.OPEN:
             self._refuse()
 

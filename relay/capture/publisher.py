@@ -184,7 +184,7 @@ class Capture:
 
     def close(self) -> None:
         """Write the markers that are due, then let go of producer and connections. Safe to repeat."""
-        if self._closed or self._process != os.getpid():
+        if self._closed or not self.is_here:
             return  # in a fork: closing would end connections that the parent uses
         self._closed = True
         self._upkeep.close(CLOSE_S)
@@ -209,16 +209,25 @@ class Capture:
         """
         if self._closed:
             raise CaptureError("this Capture is closed; open another")
-        if self._process != os.getpid():
-            raise CaptureError(
-                f"this Capture was opened by process {self._process}; open one in each process, after the fork"
-            )
+        self.check_process()
         around = tuple([one for one in _entered.get() if one.of is not None])
         if any(one.of is self._blocks for one in around):
             raise CaptureError("a capture cannot be nested in another one; use tx.savepoint()")
         entered = Entered(self._blocks)
         _entered.set((*around, entered))
         return entered
+
+    @property
+    def is_here(self) -> bool:
+        """Is this the process that opened it, rather than a fork, whose connections are its parent's?"""
+        return self._process == os.getpid()
+
+    def check_process(self) -> None:
+        """Raise CaptureError in a fork."""
+        if not self.is_here:
+            raise CaptureError(
+                f"this Capture was opened by process {self._process}; open one in each process, after the fork"
+            )
 
     def leave(self, entered: Entered) -> None:
         """The block is over."""

@@ -78,6 +78,10 @@ class Session(Protocol):
         """Is the transaction still open, as far as can be told without asking over the network?"""
 
     @property
+    def in_transaction(self) -> bool:
+        """Would a statement be part of a transaction, for all that the client side knows, or take effect by itself?"""
+
+    @property
     def failed(self) -> bool:
         """Is it not intact because a statement failed in it or the connection broke, rather than because it was ended?"""
 

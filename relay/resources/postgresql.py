@@ -231,6 +231,11 @@ class PostgresqlSession:
         return self._pgconn.transaction_status == TransactionStatus.INTRANS
 
     @property
+    def in_transaction(self) -> bool:
+        """Anything but surely outside of one: a broken connection says so itself."""
+        return self._pgconn.transaction_status != TransactionStatus.IDLE
+
+    @property
     def failed(self) -> bool:
         """Is the transaction aborted, busy with a statement that never ended, or its connection gone?"""
         return self._pgconn.transaction_status not in (TransactionStatus.INTRANS, TransactionStatus.IDLE)

@@ -184,6 +184,11 @@ class SqliteSession:
         return seen is None and here is not None
 
     @property
+    def in_transaction(self) -> bool:
+        """Not after COMMIT or ROLLBACK, nor after a row or an error that rolls back the whole transaction."""
+        return self._connection.in_transaction
+
+    @property
     def failed(self) -> bool:
         """Never: a statement that fails leaves the transaction as it was, or has ended it."""
         return False

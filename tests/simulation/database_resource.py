@@ -141,6 +141,11 @@ class SimulatedSession:
         return self._connection.in_transaction and not self._connection.broken
 
     @property
+    def in_transaction(self) -> bool:
+        """Is it not surely outside of one?"""
+        return self._connection.in_transaction or self._connection.broken
+
+    @property
     def failed(self) -> bool:
         """Did the connection break?"""
         return self._connection.broken

@@ -19,10 +19,11 @@ class Publisher:
 
     source_bytes = b"/checkout"
     common_headers = ()
+    is_here = True
 
     def __init__(self) -> None:
         self.admitted: list[Buffered] = []
-        self.enter = self.leave = self.give_back = lambda *_: None
+        self.enter = self.leave = self.give_back = self.check_process = lambda *_: None
 
     def begin(self) -> tuple[Any, bytes]:
         return SimpleNamespace(rollback=lambda: None), b"n" * 16
