@@ -28,6 +28,8 @@ TRIES: Final = 5
 """After so many the upkeep, which reads the database, brings the capture again; an aborted marker is only a hint."""
 NOTE_EVERY_S: Final = 0.5
 NOTE_AT: Final = 1000
+NOTED_AT_ONCE: Final = 2000
+"""What gathered while no connection was to be had may be more than one statement has time for."""
 _BATCH: Final = 500
 
 
@@ -182,21 +184,20 @@ class Marking:
 
     def _note(self) -> None:
         self._noted_at = clock.monotonic()
-        captures, self._acknowledged = self._acknowledged, []
         crash_point("capture.noting")
         try:
             if self._decisions is None:
                 self._decisions = self._open_decisions()
-            self._decisions.mark(captures)
+            while self._acknowledged:
+                captures = self._acknowledged[:NOTED_AT_ONCE]
+                self._decisions.mark(captures)
+                del self._acknowledged[: len(captures)]
+                self._finished += len(captures)
+                crash_point("capture.marked")
         except RowLocked:
-            # Retry: another writer holds the rows or the file.
-            self._acknowledged = captures + self._acknowledged
+            pass  # Retry: another writer holds the rows or the file.
         except (Unreachable, ConfigError):
             # Retry on a new connection; at worst the next start writes the markers again.
-            self._acknowledged = captures + self._acknowledged
             if self._decisions is not None:
                 self._decisions.close()
                 self._decisions = None
-        else:
-            self._finished += len(captures)
-            crash_point("capture.marked")
