@@ -26,6 +26,7 @@ TICK_S: Final = 1.0
 REFRESH_S: Final = 30.0
 ROUND_S: Final = 3600.0
 _PAGE: Final = 5000
+_MORE: Final = 16
 _FOREVER: Final = float("inf")
 _DEFAULT_SEGMENT_MS: Final = 7 * 86_400_000
 _BACKLOG_PAUSE_S: Final = 0.05
@@ -57,6 +58,7 @@ class Upkeep:
         self._marking = marking
         self._answering = answering
         self._tidy = tidy
+        self._trimmed_at_once = _PAGE
         self._doubtful: list[Ended] = []
         self._lock = schedule.lock()
         self._stop = schedule.event()
@@ -94,8 +96,7 @@ class Upkeep:
                     next_round = min(next_round, now + REFRESH_S)
                 if now >= next_round:
                     next_round = now + ROUND_S
-                    self.mark_again()
-                    self.trim()
+                    self._round()
                 if now - refreshed >= REFRESH_S:
                     refreshed = now
                     self._appender.refresh()
@@ -115,6 +116,15 @@ class Upkeep:
                 next_round, pause_s = min(next_round, now + REFRESH_S), REFRESH_S
             if self._stop.wait(pause_s):
                 return
+
+    def _round(self) -> None:
+        try:
+            self.mark_again()
+        except Unreachable:
+            # It may be the table that has become too large to look through: trimming is what makes it small again.
+            self.trim()
+            raise
+        self.trim()
 
     def find_out_once(self) -> None:
         """Ask for each doubtful capture once, as any resolver does."""
@@ -170,7 +180,8 @@ class Upkeep:
                 return
             # Another service's rows are trimmed by its own process, which may see how long its topics are kept; they
             # may be millions, so they are not read again with every page.
-            rows = self._connection().aged(horizon, _PAGE, sorted(foreign))
+            limit = min(self._trimmed_at_once, _PAGE)
+            rows = self._connection().aged(horizon, limit, sorted(foreign))
             names = {placed.topic for row in rows for placed in _placed(row.partitions)}
             unknown = names - known.keys() - foreign
             if unknown:
@@ -179,9 +190,15 @@ class Upkeep:
                 known.update({name: horizon_s(found[name]) if name in found else DAY_S for name in unknown - refused})
                 continue
             # An aborted row does not name its topics: the longest horizon known stands for them.
-            self._connection().trim([row.capture for row in rows])
-            if len(rows) < _PAGE:
+            try:
+                self._connection().trim([row.capture for row in rows])
+            except Unreachable:
+                # Retry, in the next round: what takes longer than a statement may is never deleted, so fewer are tried.
+                self._trimmed_at_once = max(1, len(rows) // 2)
+                raise
+            if len(rows) < limit:
                 return
+            self._trimmed_at_once = limit + max(1, limit // _MORE)
 
     def _describe(self, names: set[str]) -> tuple[dict[str, TopicFacts], set[str]]:
         """Return the facts of the topics, and those that this publisher has no right to see; raises Unreachable."""

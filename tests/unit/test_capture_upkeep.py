@@ -16,10 +16,10 @@ from relay.capture.outcomes import Placed
 from relay.capture.upkeep import REFRESH_S, TICK_S, Upkeep
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import ResourceName
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
-from relay.resources.port import Decisions, Resource, UnmarkedRow
+from relay.resources.port import AgedRow, Decisions, Resource, UnmarkedRow
 from relay.run import clock, schedule
 
 CANARY = "a canary"
@@ -187,3 +187,43 @@ def test_anothers_rows_are_not_read_again_with_every_page(tmp_path: Path, monkey
     assert session.execute("select count(*) from relay_capture").fetchone() == (others,)
     assert sum(map(len, read)) <= 4 * page
     session.close()
+
+
+class SlowDatabase:
+    """Aged decision rows; it has no time to look for unmarked ones, nor to delete more than so many at once."""
+
+    def __init__(self, able: int, rows: int) -> None:
+        self.able = able
+        self.left = [b"%016d" % number for number in range(rows)]
+
+    def uuid(self) -> str:
+        return "u"
+
+    def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
+        raise Unreachable("canceling statement due to statement timeout")
+
+    def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
+        return [AgedRow(capture, None, 1e9) for capture in self.left[:limit]]
+
+    def trim(self, captures: Sequence[bytes]) -> None:
+        if len(captures) > self.able:
+            raise Unreachable("canceling statement due to statement timeout")
+        del self.left[: len(captures)]
+
+    def close(self) -> None:
+        pass
+
+
+def test_rows_are_trimmed_though_the_database_is_too_slow_for_the_rest_and_for_many_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = SlowDatabase(1_500, 10_000)
+    upkeep = upkeep_of(lambda: slow, Marking(), ResourceName("shop", "u"))
+    rounds: list[float] = []
+    monkeypatch.setattr(clock, "monotonic", lambda: len(rounds) * (REFRESH_S + 1))
+    monkeypatch.setattr(upkeep._appender, "refresh", lambda: None, raising=False)
+    monkeypatch.setattr(upkeep._stop, "wait", lambda seconds: rounds.append(seconds) or len(rounds) > 11)
+
+    upkeep._run()
+
+    assert slow.left == []
