@@ -282,9 +282,12 @@ class CaptureBlock:
     def _find_out(self) -> tuple[bool, bool] | None:
         """Return (committed, decided by another), or None if it cannot be found out in time."""
         self._session.close()
-        found = self._publisher.find_out(self._capture)
-        if found is None:
-            self._publisher.doubt(self._capture, self._nonce, self._placed)
+        found = None
+        try:
+            found = self._publisher.find_out(self._capture)
+        finally:
+            if found is None:  # not known in time, or interrupted meanwhile
+                self._publisher.doubt(self._capture, self._nonce, self._placed)
         return found
 
     def _roll_back(self) -> None:

@@ -14,6 +14,7 @@ from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt
 from relay.resources import open_resource
+from relay.resources.port import AnswerLost
 from relay.run import clock
 
 UNDONE_WHOLE = """create trigger never before insert on orders when new.id < 0
@@ -118,3 +119,26 @@ def test_an_interrupt_while_a_block_is_entered_leaves_no_transaction_open(
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
     assert orders(path) == [1]
+
+
+def test_a_block_interrupted_while_its_lost_answer_is_looked_for_stays_in_doubt(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubted: list[bytes] = []
+
+    def lost(*_: object) -> None:
+        raise AnswerLost("the answer to COMMIT was lost")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        with capture.transaction() as tx:
+            monkeypatch.setattr(tx._session, "decide", lost)
+
+    monkeypatch.setattr(capture, "find_out", interrupted)
+    monkeypatch.setattr(capture, "doubt", lambda capture_id, *_: doubted.append(capture_id))
+    with pytest.raises(KeyboardInterrupt):
+        run()
+
+    assert len(doubted) == 1
