@@ -30,6 +30,9 @@ _MORE: Final = 16
 _FOREVER: Final = float("inf")
 _DEFAULT_SEGMENT_MS: Final = 7 * 86_400_000
 _BACKLOG_PAUSE_S: Final = 0.05
+_ASK_AGAIN_S: Final = 0.05
+_ASK_AGAIN_MAX_S: Final = 1.0
+"""Every block whose answer was lost asks, each time on a connection of its own, while the database comes back."""
 
 
 def horizon_s(facts: TopicFacts) -> float:
@@ -244,6 +247,7 @@ def find_out(
     Asks on new connections until ``deadline`` (monotonic). None too if another database answers: its empty table
     says nothing.
     """
+    pause_s = _ASK_AGAIN_S
     while True:
         try:
             decisions = open_decisions()
@@ -260,9 +264,11 @@ def find_out(
                 decisions.close()
         except RelayError:
             pass  # Retry: the server may still be ending the old connection, or be away.
-        if clock.monotonic() >= deadline:
+        left_s = deadline - clock.monotonic()
+        if left_s <= 0:
             return None
-        clock.sleep(_BACKLOG_PAUSE_S)
+        clock.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _ASK_AGAIN_MAX_S)
 
 
 def _placed(partitions: bytes | None) -> list[Placed]:

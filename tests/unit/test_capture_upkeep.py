@@ -227,3 +227,22 @@ def test_rows_are_trimmed_though_the_database_is_too_slow_for_the_rest_and_for_m
     upkeep._run()
 
     assert slow.left == []
+
+
+def test_a_database_that_comes_back_is_not_met_by_hundreds_of_connections_for_each_lost_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed, opened = [0.0], []
+
+    def away() -> Decisions:
+        opened.append(passed[0])
+        raise Unreachable("away")
+
+    monkeypatch.setattr(clock, "monotonic", lambda: passed[0])
+    monkeypatch.setattr(clock, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+
+    assert upkeep_module.find_out(away, "u", b"c" * 16, 10.0) is None
+
+    assert opened[1] <= 0.1, "the server is mostly back at once"
+    assert opened[-1] >= 9.0
+    assert len(opened) <= 20
