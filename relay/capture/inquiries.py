@@ -20,6 +20,8 @@ from relay.resources.port import DecisionRow, Decisions, RowLocked
 from relay.run import clock
 from relay.run.crash import crash_point
 
+TURN_S: Final = 5.0
+"""How long a turn lasts at most, but for the question under way: each held row costs the wait for its lock."""
 WAITING_MAX: Final = 10_000
 """Inquiries kept at once; those beyond are asked again by their relay."""
 
@@ -104,9 +106,15 @@ class Answering:
             return
         connection = decisions()
         known = connection.read(list(self._waiting))
+        deadline = clock.monotonic() + TURN_S
         for inquiry in list(self._waiting.values()):
+            if clock.monotonic() >= deadline:
+                return
             row = known.get(inquiry.capture) or self._settle(connection, inquiry.capture)
-            if row is not None:
+            if row is None:
+                # Behind the others: blocks that stay open must not use up every turn.
+                self._waiting[inquiry.capture] = self._waiting.pop(inquiry.capture)
+            else:
                 # Also without an acknowledgement: its relay asks again, and what nobody can answer must not keep
                 # the place of what somebody can.
                 del self._waiting[inquiry.capture]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from relay.kafka.appender import Receipt, Record
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureError
 from relay.message.record import LogPartition
-from relay.resources.port import DecisionRow
+from relay.resources.port import DecisionRow, RowLocked
+from relay.run import clock
 
 SHOP = ResourceName("shop", "uuid")
 
@@ -92,3 +94,37 @@ def test_a_partition_that_cannot_be_is_passed_over(topic: Topic, log: Log, answe
     topic.asked = [ask(1, LogPartition("orders", -1), LogPartition("orders", 0), LogPartition("orders", 2))]
     answering.turn(table)
     assert [record.partition for record in log.records] == [0]
+
+
+class Held:
+    """Decision rows of which some are held by open blocks: a question about one of those waits a second."""
+
+    def __init__(self, held: int, wait: Callable[[float], None]) -> None:
+        self.held = {number.to_bytes(16, "big") for number in range(held)}
+        self._wait = wait
+
+    def read(self, captures: list[bytes]) -> dict[bytes, DecisionRow]:
+        """Nothing is decided; after ``abort_if_undecided`` one is asked for alone, and aborted by then."""
+        return {} if len(captures) > 1 else {capture: DecisionRow(False, None) for capture in captures}
+
+    def abort_if_undecided(self, capture: bytes) -> None:
+        if capture in self.held:
+            self._wait(1.0)
+            raise RowLocked("held")
+
+
+def test_blocks_that_are_open_hold_up_neither_the_upkeep_nor_the_answers_about_others(
+    topic: Topic, log: Log, answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: passed[0])
+    table: Any = Held(60, lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+    topic.asked = [ask(number, LogPartition("orders", 0)) for number in range(61)]
+
+    answering.turn(lambda: table)
+    first = passed[0]
+    for _ in range(15):
+        answering.turn(lambda: table)
+
+    assert first <= 10.0, "the upkeep has more to do"
+    assert [record.key for record in log.records] == [ask(60).capture]
