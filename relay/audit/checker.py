@@ -190,6 +190,11 @@ class Checker:
             else:
                 self.effect(self._namesake(match, row), f"a row of {table}")
 
+    def is_met(self, match: bytes) -> bool:
+        """Has the message that a table knows by this name an effect so far?"""
+        row = self._ledger.matches.get(match)
+        return row is not None and bool(self._times[row])
+
     def effect(self, row: int, where: Place | str) -> None:
         """Take one effect of a message."""
         if self._times[row]:
@@ -205,16 +210,26 @@ class Checker:
             elif digest not in self.unknown:
                 self.stranger(digest, where)
 
-    def nameless(self, rows: int, delivered: Iterable[bytes], table: str) -> None:
-        """Hold the rows of a table that have no id against the messages without one that are said to be delivered."""
+    def nameless(
+        self, rows: int, delivered: Iterable[bytes], table: str, *, older: int = 0, others: bool = False
+    ) -> int:
+        """Hold the rows of a table that have no id against the messages without one that are said to be delivered.
+
+        ``older``: so many deliveries of messages that have left the log are known, and have no row of a name. Return
+        how many rows are beyond all that, which are no fault where ``others`` write into the table too.
+        """
         nameless, index = self._ledger.nameless, self._ledger.index
         said = {row for digest in delivered if (row := index.get(digest)) in nameless and row is not None}
         for row in said:
             self.effect(row, table)
-        if rows != len(said):
-            kind = "duplicates" if rows > len(said) else "lost"
-            why = f"{rows} rows without an id for {len(said)} delivered messages without one"
-            self.findings.blame(kind, f"table {table}", why, abs(rows - len(said)))
+        expired = max(min(rows - len(said), older), 0)
+        self.findings.expired += expired
+        beyond = rows - expired - len(said)
+        if beyond < 0 or (beyond > 0 and not others):
+            kind = "duplicates" if beyond > 0 else "lost"
+            why = f"{rows} rows without an id for {len(said) + expired} delivered messages without one"
+            self.findings.blame(kind, f"table {table}", why, abs(beyond))
+        return max(beyond, 0)
 
     def commits(self, order: CommitOrder) -> None:
         """Judge the order in a table: rows of one delivery transaction became visible together."""
@@ -240,12 +255,15 @@ class Checker:
         self.unknown[key] = (where, 1) if found is None else (found[0], found[1] + 1)
 
     def missing(self) -> Iterable[bytes]:
-        """Yield the digests of captured messages without an effect so far."""
-        return (digest for digest, times in zip(self._ledger.index, self._times, strict=True) if not times)
+        """Yield the digests of captured messages without an effect so far, and of those that share a name with one."""
+        alike = {row for rows in self._ledger.namesakes.values() for row in rows}
+        rows = enumerate(zip(self._ledger.index, self._times, strict=True))
+        return (digest for row, (digest, times) in rows if not times or row in alike)
 
     def conclude(self, state: State, expired: Collection[bytes] = ()) -> Findings:
         """Judge what has no effect and what has no message. ``expired``: unknown effects older than the log."""
         findings, ledger = self.findings, self._ledger
+        self._allot(state)
         findings.captured = len(ledger)
         findings.delivered = len(self._times) - self._times.count(0)
         findings.aborted = len(ledger.aborted)
@@ -267,29 +285,59 @@ class Checker:
         self._note()
         return findings
 
+    def _allot(self, state: State) -> None:
+        """Let the effects that may be those of several messages be those of the ones that need one."""
+        ledger, times = self._ledger, self._times
+        members = {row for groups in (ledger.namesakes, ledger.sharing) for rows in groups.values() for row in rows}
+        if not members:
+            return
+        lost = {
+            row for digest, row in ledger.index.items()
+            if row in members and self._verdict(ledger.place(row), digest, state)[0] == "lost"
+        }  # fmt: skip
+        for rows in ledger.namesakes.values():
+            spare = [row for row in rows if times[row] and row not in lost]
+            wanting = [row for row in rows if not times[row] and row in lost]
+            for giver, taker in zip(spare, wanting, strict=False):
+                times[giver], times[taker] = 0, 1
+        for rows in ledger.sharing.values():
+            if any(times[row] for row in rows):
+                for row in rows:
+                    times[row] |= row in lost
+
     def _judge_missing(self, row: int, digest: bytes, state: State) -> None:
-        findings, place = self.findings, self._ledger.place(row)
+        place = self._ledger.place(row)
+        kind, why = self._verdict(place, digest, state)
+        if why:
+            self.findings.blame(kind, place, why)
+        elif kind:
+            setattr(self.findings, kind, getattr(self.findings, kind) + 1)
+
+    @staticmethod
+    def _verdict(place: Place, digest: bytes, state: State) -> tuple[str, str]:
+        """Return as what a message without an effect counts ("" as nothing), and why it is an offence, if it is one."""
         outcome = state.outcomes.get(digest)
         if digest in state.redriven and outcome != DELIVERED:
-            findings.blame("unseen", place, "its redrive is newer than what was read of the destination")
+            verdict = "unseen", "its redrive is newer than what was read of the destination"
         elif digest in state.dead or (outcome == DEAD and state.dead_expired):
-            return
+            verdict = "", ""
         elif outcome == SKIPPED:
-            findings.skipped += 1
+            verdict = "skipped", ""
         elif digest in state.dying:
-            findings.blame("unseen", place, "its death is in the inbox, its dead letter is still to come")
+            verdict = "unseen", "its death is in the inbox, its dead letter is still to come"
         elif outcome == DEAD:
-            findings.blame("lost", place, "recorded as dead, but there is no dead letter of it")
+            verdict = "lost", "recorded as dead, but there is no dead letter of it"
         elif outcome is not None and _lies_in(place, state.told):
-            findings.told += 1
+            verdict = "told", ""
         elif outcome is not None:
-            findings.blame("lost", place, "recorded as delivered, but it has no effect")
+            verdict = "lost", "recorded as delivered, but it has no effect"
         elif place.offset < state.positions.get(LogPartition(place.topic, place.partition), 0):
-            findings.blame("lost", place, "passed by the route, but it has no effect")
+            verdict = "lost", "passed by the route, but it has no effect"
         elif _lies_in(place, state.open_ranges):
-            findings.blame("in_doubt", place, "its delivery was begun and nothing says how it ended")
+            verdict = "in_doubt", "its delivery was begun and nothing says how it ended"
         else:
-            findings.blame("unseen", place, "not delivered yet")
+            verdict = "unseen", "not delivered yet"
+        return verdict
 
     def _judge_unknown(self, key: bytes, where: Place | str, count: int, expired: Collection[bytes]) -> None:
         refused = self._ledger.refused.get(key, key)
@@ -327,7 +375,12 @@ class Checker:
             notes.append(
                 f"{ledger.conflict_count} repeats have another content (such as {ledger.conflicts[0]}): the first wins"
             )
-        if ledger.namesakes:
+        if ledger.sharing:
+            notes.append(
+                f"{len(ledger.sharing)} ids are not unique over their sources, and the upsert by the id keeps one row of "
+                "them: make a column from ce:source part of the key"
+            )
+        elif ledger.namesakes:
             notes.append(
                 f"{len(ledger.namesakes)} ids are not unique over their sources: map a column from ce:source so that "
                 "each row can be told apart"

@@ -72,6 +72,13 @@ class Evidence:
         elif isinstance(entry, SettleSeal):
             self._settled.add((entry.instance, entry.n))
 
+    def copy(self) -> Evidence:
+        """Return the same evidence, to take further entries."""
+        made = Evidence()
+        made._pages, made._last = list(self._pages), dict(self._last)
+        made._begun, made._sealed, made._settled = dict(self._begun), dict(self._sealed), set(self._settled)
+        return made
+
     @property
     def instances(self) -> set[bytes]:
         """The producer instances that wrote into this monitor."""

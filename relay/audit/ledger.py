@@ -33,7 +33,10 @@ class Place(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """One record of the log: ``lane`` orders it, ``content`` tells other content, ``match`` finds it in a table."""
+    """One record of the log: ``lane`` orders it, ``content`` tells other content, ``match`` finds it in a table.
+
+    ``shared`` names the row that a table keeps of it and of others, where it keeps one row of several messages.
+    """
 
     partition: int
     offset: int
@@ -41,6 +44,7 @@ class Fact(NamedTuple):
     lane: bytes
     content: int
     match: bytes | None
+    shared: bytes | None = None
 
 
 class Ledger:
@@ -52,6 +56,8 @@ class Ledger:
         self.matches: dict[bytes, int] = {}
         """What a destination knows a message by, where that is not the digest."""
         self.namesakes: dict[bytes, list[int]] = {}
+        self.sharing: dict[bytes, list[int]] = {}
+        """The messages of one row, where there are several."""
         self.nameless: set[int] = set()
         self.lane = array("i")
         self.content = array("I")
@@ -67,6 +73,7 @@ class Ledger:
         self.scattered: list[Place] = []
         self.scattered_count = 0
         self._matching = matches
+        self._shared: dict[bytes, int] = {}
         self._lanes: dict[tuple[int, bytes], int] = {}
         self._held: dict[bytes, list[Fact]] = {}
         self._resources: dict[bytes, bytes] = {}
@@ -78,7 +85,7 @@ class Ledger:
 
     def add(self, fact: Fact) -> None:
         """Take a message that counts: without a capture, or of a committed one."""
-        partition, offset, digest, lane, content, match = fact
+        partition, offset, digest, lane, content, match, shared = fact
         row = self.index.get(digest)
         if row is not None:
             self._repeat(row, fact)
@@ -90,6 +97,8 @@ class Ledger:
         self.partition.append(partition)
         if self._matching:
             self._name(row, match)
+        if shared is not None and (first := self._shared.setdefault(shared, row)) != row:
+            self.sharing.setdefault(shared, [first]).append(row)
 
     def hold(self, fact: Fact, capture: bytes, resource: bytes) -> None:
         """Take a message of a capture; it counts when the capture is known to be committed."""

@@ -63,7 +63,7 @@ class Identity:
 
         A record without any identity is its own: ``place`` names it.
         """
-        if SOURCE in headers or len(self._topic_ids) == 1:
+        if headers.get(SOURCE) or len(self._topic_ids) == 1:
             found = self._ruled(headers, next(iter(self._topic_ids)).encode(), value)
             if found is not None:
                 return found
@@ -84,6 +84,7 @@ def fill(
     ledger: Ledger, batches: Batches, route: RouteConfig, identify: Identity, match: Match | None
 ) -> None:
     """Put the log's records into the ledger."""
+    shares = isinstance(route.to, TableDestination) and shares_rows(route.to)
     names = [(p.topic, p.partition, p.topic.encode()) for p in ledger.partitions]
     by_source, by_key = route.order == "publisher", route.order == "key"
     of_log, add = identify.of_log, ledger.add
@@ -103,6 +104,7 @@ def fill(
                 lane,
                 crc32(value or b"", crc32(key or b"")),
                 match(headers, topic) if match else None,
+                id_match(headers.get(ID)) if shares else None,
             )
             capture = _capture(headers) if CAPTURE in headers else None
             if capture is None:
@@ -155,9 +157,9 @@ def dead_letters(batches: Batches, route: str) -> tuple[set[bytes], set[bytes]]:
     return standing, taken_back.keys() - standing
 
 
-def monitor(batches: Batches) -> tuple[Evidence, int]:
-    """Return what a monitor topic proves, and how many of its records cannot be read."""
-    evidence, broken = Evidence(), 0
+def monitor(batches: Batches, known: Evidence | None = None) -> tuple[Evidence, int]:
+    """Return what a monitor topic proves, beyond what is known of it, and how many of its records cannot be read."""
+    evidence, broken = known.copy() if known is not None else Evidence(), 0
     for records in batches:
         for place, _offset, message in records:
             try:
@@ -214,15 +216,29 @@ def table_match(to: TableDestination) -> Match | None:
     return lambda headers, _topic: id_match(headers.get(ID))
 
 
+def shares_rows(to: TableDestination) -> bool:
+    """Whether messages of one id and different sources have one row: an upsert by the id alone keeps the last of them."""
+    return to.mode == "upsert" and {to.columns[column] for column in to.key} == {"ce:id"}
+
+
 def id_match(identifier: bytes | None) -> bytes | None:
     """Return what a message is known by where only its id is."""
     return identity.digest(b"i", identifier) if identifier else None
 
 
 def row_match(
-    ledger: Ledger, topics: Sequence[str], identifier: str, source: str | None, *, sourced: bool
+    ledger: Ledger,
+    topics: Sequence[str],
+    identifier: str,
+    source: str | None,
+    *,
+    sourced: bool,
+    met: Callable[[bytes], bool] = lambda _match: False,
 ) -> bytes:
-    """Return what a row is known by; a row without a source came from a message without one."""
+    """Return what a row is known by; a row without a source came from a message without one.
+
+    Of several topics it is the first whose message is not ``met``: messages without a source may share their ids.
+    """
     if not sourced:
         return id_match(identifier.encode()) or b""
     candidates = [source] if source else topics
@@ -230,7 +246,8 @@ def row_match(
         identity.cloudevents({ID: identifier.encode(), SOURCE: candidate.encode()}, b"", None) or b""
         for candidate in candidates
     ]
-    return next((match for match in matches if match in ledger.matches), matches[0])
+    known = [match for match in matches if match in ledger.matches]
+    return next((match for match in known if not met(match)), (known or matches)[0])
 
 
 def _headers(message: Any) -> dict[str, bytes]:

@@ -6,25 +6,23 @@ that arrives meanwhile is at worst *unseen*, and never a phantom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from relay.audit import queues, readers, tables, units
+from relay.audit import captures, queues, readers, tables
 from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
 from relay.audit.evidence import Evidence
-from relay.audit.ledger import Ledger, Outcome, Place
+from relay.audit.ledger import Ledger, Place
 from relay.audit.neighbours import foreign, former, neighbours, theirs
 from relay.audit.route_topics import names_of, needed, ranges_of
-from relay.capture.decisions import unit_of
 from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.kafka.scan import Progress, Range, Scan
 from relay.kafka.topics import Topics
-from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, DELIVERED, InputRange
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
 from relay.run import clock
 from relay.run.queues import database_of
@@ -115,7 +113,7 @@ def verify(
 
 @dataclass
 class _Seen:
-    """What was read before the log."""
+    """What was read before the log; ``later`` is the evidence and ``lows`` are the log's beginnings after it."""
 
     positions: dict[LogPartition, int]
     evidence: Evidence
@@ -124,6 +122,9 @@ class _Seen:
     redriven: set[bytes] = field(default_factory=set)
     foreign: set[bytes] = field(default_factory=set)
     outputs: dict[LogPartition, Range] = field(default_factory=dict)
+    begins: dict[LogPartition, int] = field(default_factory=dict)
+    lows: dict[LogPartition, int] = field(default_factory=dict)
+    later: Evidence = field(default_factory=Evidence)
 
 
 class _RouteAudit:
@@ -141,6 +142,7 @@ class _RouteAudit:
         self._uuids: dict[str, str] = {}
         self._resolutions = Resolutions()
         self._first: dict[LogPartition, int] = {}
+        self._monitored: dict[LogPartition, Range] = {}
         self._facts = topics.describe(names_of(self._config, self._route), settings=False)
         for name in route.from_:
             needed(self._facts, self._route, name, "the log")
@@ -151,10 +153,13 @@ class _RouteAudit:
         route, to = self._route, self._route.to
         with ExitStack() as stack:
             self._resolutions = self._obeyed()
+            # Before the positions: a living route may pass what retention takes meanwhile.
+            begins = {partition: low for partition, (low, _high) in self._log_ranges().items()}
             evidence = self._monitor()
             stores = self._stores(stack)
             seen = self._before(evidence, stores)
             ledger, lows = self._log()
+            seen.begins, seen.lows, seen.later = begins, lows, self._since(evidence)
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
             checker = Checker(ledger, ordered=route.order != "none", apart=seen.dead | seen.redriven)
             if isinstance(to, TopicDestination):
@@ -170,7 +175,7 @@ class _RouteAudit:
             else:
                 self._table(checker, ledger, seen, stores[to.resource], to)
                 where = f"table {to.table or '(own SQL)'} in {to.resource}"
-            findings = self._conclude(checker, seen, lows, stores.get(self._home))
+            findings = self._conclude(checker, seen, stores.get(self._home))
         findings.notes += self._notes
         return RouteReport(
             route.name, where, route.guarantee, findings, self._named(findings), clock.monotonic() - started,
@@ -183,11 +188,20 @@ class _RouteAudit:
         if name not in self._facts:
             self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
             return Evidence()
-        ranges = ranges_of(self._topics, self._facts[name])
-        evidence, broken = readers.monitor(self._scan.read(ranges, self._progress("monitor", ranges)))
+        self._monitored = ranges_of(self._topics, self._facts[name])
+        batches = self._scan.read(self._monitored, self._progress("monitor", self._monitored))
+        evidence, broken = readers.monitor(batches)
         if broken:
             self._notes.append(f"{broken} records of {name} cannot be read")
         return evidence
+
+    def _since(self, evidence: Evidence) -> Evidence:
+        """Add what the monitor took in meanwhile: what a living worker has trimmed from its inbox, it has entered before."""
+        if not self._monitored:
+            return evidence
+        now = ranges_of(self._topics, self._facts[self._config.monitor_topic(self._route.name)])
+        ranges = {place: (max(low, self._monitored[place][1]), high) for place, (low, high) in now.items()}
+        return readers.monitor(self._scan.read(ranges), evidence)[0]
 
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> _Seen:
         """Read the positions first, then the ends of what they promise: dead letters and outputs."""
@@ -212,12 +226,15 @@ class _RouteAudit:
         seen.foreign = foreign(config, route, self._topics, self._scan) - seen.evidence.instances
         return seen
 
+    def _log_ranges(self) -> dict[LogPartition, Range]:
+        found: dict[LogPartition, Range] = {}
+        for name in self._route.from_:
+            found |= ranges_of(self._topics, self._facts[name])
+        return found
+
     def _log(self) -> tuple[Ledger, dict[LogPartition, int]]:
         """Read the log from where the route started, then ask the resources about what no marker decided."""
-        ranges: dict[LogPartition, Range] = {}
-        for name in self._route.from_:
-            ranges |= ranges_of(self._topics, self._facts[name])
-        lows = {partition: low for partition, (low, _high) in ranges.items()}
+        ranges = self._log_ranges()
         self._first = self._starts()
         for partition, start in self._first.items():
             if partition in ranges and ranges[partition][0] < start:
@@ -227,42 +244,9 @@ class _RouteAudit:
         ledger = Ledger(list(ranges), matches=match is not None)
         batches = self._scan.read(ranges, self._progress("log", ranges))
         readers.fill(ledger, batches, self._route, self._identity(), match)
-        ledger.decide(self._decisions(ledger))
-        return ledger, lows
-
-    def _decisions(self, ledger: Ledger) -> list[tuple[bytes, Outcome | None]]:
-        """Decide the captures without a valid committed marker: by their resource's row, else as a person told.
-
-        Only where this relay has no such resource is an aborted marker believed by itself.
-        """
-        hinted: set[bytes] = set()
-        by_resource: dict[str, list[bytes]] = {}
-        of_units: dict[bytes, ResourceName] = {}
-        for capture, raw in ledger.open_captures().items():
-            name = ResourceName.decode(raw)
-            if name is None:
-                continue
-            if unit_of(name) is not None:
-                of_units[capture] = name
-            elif name.name not in self._config.resources:
-                hinted |= {capture} if ledger.hints(capture) else set()
-            elif self._uuids.get(name.name) == name.uuid:
-                by_resource.setdefault(name.name, []).append(capture)
-        found = units.outcomes(self._config, of_units)
-        for resource, captures in by_resource.items():
-            found |= self._rows_of(resource, captures)
-        return [
-            (capture, found.get(capture) or self._told(capture) or (Outcome.ABORTED if capture in hinted else None))
-            for capture in ledger.open_captures()
-        ]
-
-    def _rows_of(self, resource: str, captures: Sequence[bytes]) -> dict[bytes, Outcome]:
-        """Ask for decisions as they are now: the snapshot of the destination is older than the log's last messages."""
-        store = tables.open_store(resource, self._config.resources[resource])
-        try:
-            return store.captures(captures)
-        finally:
-            store.close()
+        ledger.decide(captures.decisions(self._config, ledger, self._uuids, self._resolutions))
+        # What left the log while it was read may be missed in it as well.
+        return ledger, {partition: low for partition, (low, _high) in self._log_ranges().items()}
 
     def _table(
         self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: TableDestination
@@ -277,9 +261,25 @@ class _RouteAudit:
         else:
             nameless = self._rows(checker, ledger, store, to)
             if nameless or ledger.nameless:
-                checker.nameless(nameless, self._delivered(store, seen), to.table)
+                self._nameless(checker, ledger, seen, store, to, nameless)
             self._leave_to_others(checker, ledger, store, to)
         self._order(checker, ledger, seen.evidence, store)
+
+    def _nameless(
+        self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: TableDestination, rows: int
+    ) -> None:
+        """Hold the rows without an id against what is known of messages without one, in the log and older than it."""
+        older = sum(
+            entry.outcome == DELIVERED and entry.digest not in ledger.index and entry.digest not in checker.unknown
+            and 0 <= entry.offset < seen.lows.get(entry.partition, 0)
+            for entry in seen.later.proven()
+        )  # fmt: skip
+        others = neighbours(self._config, self._route)
+        delivered = self._delivered(store, seen)
+        beyond = checker.nameless(rows, delivered, to.table, older=older, others=bool(others))
+        if beyond and others:
+            names = ", ".join(route.name for route in others)
+            self._notes.append(f"{beyond} rows of {to.table} without an id may be those of {names}")
 
     def _leave_to_others(
         self, checker: Checker, ledger: Ledger, store: tables.Store, to: TableDestination
@@ -336,7 +336,7 @@ class _RouteAudit:
         for row in store.inbox(self._config.relay.name, self._route.name):
             if row.outcome == DELIVERED:
                 yield row.digest
-        for entry in seen.evidence.proven():
+        for entry in seen.later.proven():
             if entry.outcome == DELIVERED and entry.offset < seen.positions.get(entry.partition, 0):
                 yield entry.digest
 
@@ -354,7 +354,9 @@ class _RouteAudit:
                     self._watch(f"{self._route.name}: table {to.table}", count, max(count, len(ledger)))
                 if row[0]:
                     source = row[1] if sourced else None
-                    yield readers.row_match(ledger, self._route.from_, row[0], source, sourced=sourced)
+                    yield readers.row_match(
+                        ledger, self._route.from_, row[0], source, sourced=sourced, met=checker.is_met
+                    )
                 else:
                     nameless += 1
 
@@ -362,23 +364,22 @@ class _RouteAudit:
         self._watch(f"{self._route.name}: table {to.table}", len(ledger), len(ledger))
         return nameless
 
-    def _conclude(
-        self, checker: Checker, seen: _Seen, lows: dict[LogPartition, int], store: tables.Store | None
-    ) -> Findings:
-        missing = set(checker.missing())
+    def _conclude(self, checker: Checker, seen: _Seen, store: tables.Store | None) -> Findings:
+        missing, lows = set(checker.missing()), seen.lows
         wanted = missing | checker.unknown.keys()
-        outcomes: dict[bytes, int] = {}
+        outcomes = {entry.digest: entry.outcome for entry in seen.evidence.proven(missing)} if missing else {}
         expired: set[bytes] = set()
-        for entry in seen.evidence.proven(wanted) if wanted else ():
+        for entry in seen.later.proven(wanted) if wanted else ():
             if entry.digest in missing:
-                outcomes[entry.digest] = entry.outcome
+                # Of what was entered meanwhile only this needs no trace in what was read before.
+                outcomes |= {entry.digest: SKIPPED} if entry.outcome == SKIPPED else {}
             elif 0 <= entry.offset < lows.get(entry.partition, entry.offset + 1):
                 expired.add(entry.digest)  # also of a topic that the route does not read any more
         expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
         state = State(
-            {**untouched, **seen.positions}, lows, seen.dead, seen.dead_expired, outcomes,
+            {**untouched, **seen.positions}, seen.begins, seen.dead, seen.dead_expired, outcomes,
             seen.evidence.open_ranges(),
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
             self._dying(store, missing) if store is not None and missing else (),
@@ -430,12 +431,6 @@ class _RouteAudit:
         if self._config.control_topic not in self._facts:
             return Resolutions()
         return readers.resolutions(self._scan.read(ranges_of(self._topics, self._facts[self._config.control_topic])))
-
-    def _told(self, capture: bytes) -> Outcome | None:
-        resolution = self._resolutions.capture(capture)
-        if resolution is None or not self._resolutions.is_obeyed(resolution):
-            return None
-        return Outcome.COMMITTED if resolution.told is Told.COMMIT else Outcome.ABORTED
 
     def _said_delivered(self, places: Iterable[LogPartition]) -> list[Resolution]:
         said = self._resolutions.of_route(Kind.DELIVERY, self._route.name, places)

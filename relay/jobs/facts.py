@@ -226,7 +226,7 @@ def _identified(
             if found[row] is not None:
                 fields[name] = found[row]
         digest = None
-        if not several or source is not None:
+        if not several or source:
             for rule in applied:
                 digest = rule(fields, names[pos >> PLACE_SHIFT], values[row])
                 if digest is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.audit import tables, units
+from relay.audit import captures, tables, units
 from relay.audit.ledger import Outcome
 from relay.capture.decisions import unit_of
 from relay.config.model import RelayConfig
 from relay.jobs import facts
 from relay.message.envelope import ResourceName
 from relay.message.errors import RelayError
-from relay.monitor.resolution import Resolutions, Told
+from relay.monitor.resolution import Resolutions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,22 +71,15 @@ class CaptureOutcomes:
             elif self._uuids.get(name.name) == name.uuid:
                 by_resource.setdefault(name.name, []).append(bytes(row.capture))
         decided = units.outcomes(self._config, of_units)
-        for resource, captures in by_resource.items():
-            decided |= self._stores[resource].captures(captures)
+        for resource, asked in by_resource.items():
+            decided |= self._stores[resource].captures(asked)
         ended = []
         for row in rows:
             capture = bytes(row.capture)
             outcome = (
                 decided.get(capture)
-                or _told(self._resolutions, capture)
+                or captures.told(self._resolutions, capture)
                 or (Outcome.ABORTED if capture in hinted else None)
             )
             ended.append((capture, outcome.value if outcome else None))
         return ended
-
-
-def _told(resolutions: Resolutions, capture: bytes) -> Outcome | None:
-    resolution = resolutions.capture(capture)
-    if resolution is None or not resolutions.is_obeyed(resolution):
-        return None
-    return Outcome.COMMITTED if resolution.told is Told.COMMIT else Outcome.ABORTED

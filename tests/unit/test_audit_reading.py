@@ -1,0 +1,284 @@
+"""`relay verify` on a log in memory: what it reads, in which order, and what a living route does meanwhile."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.audit.verify import RouteReport, _RouteAudit
+from relay.config.loading import load
+from relay.kafka.scan import Scanned
+from relay.kafka.topics import TopicFacts
+from relay.message.envelope import Headers
+from relay.message.identity import cloudevents, position_digest
+from relay.message.record import LogPartition
+from relay.monitor.entries import DELIVERED, Page, Proof, encode
+from relay.resources import open_resource
+from tests.integration.audit_site import wrong
+from tests.routes import ce
+from tests.unit.memory_kafka import Stored, Unit
+
+RELAY = "shop"
+LOG, MORE = "orders", "bills"
+DONE = Unit(committed=True)
+BY_ID = 'to = { table = "ledger", resource = "shop", columns = { id = "ce:id" } }'
+BY_SOURCE = 'to = { table = "ledger", resource = "shop", columns = { id = "ce:id", source = "ce:source" } }'
+UPSERT = BY_SOURCE.replace("columns", 'mode = "upsert", key = ["id"], columns')
+OWN_SQL = (
+    'to = { resource = "shop", mode = "sql", sql = "insert into ledger (id) values (%(id)s)", columns = { id = "ce:id" } }'
+)
+
+
+class Cluster:
+    """Topics in memory, as the audit asks for them; ``meanwhile`` is called once, when the named topic was read."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, list[Stored]] = {}
+        self.low: defaultdict[str, int] = defaultdict(int)
+        self.positions: dict[LogPartition, int] = {}
+        self.meanwhile: tuple[str, Callable[[], object]] | None = None
+
+    def append(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> int:
+        log = self.logs.setdefault(topic, [])
+        log.append(Stored(LogPartition(topic, 0), len(log), key, value, headers, DONE))
+        return len(log) - 1
+
+    def names(self) -> list[str]:
+        return list(self.logs)
+
+    def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
+        return {name: TopicFacts(name, name.encode().ljust(16), 1, 1) for name in names if name in self.logs}
+
+    def watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        return {number: (self.low[topic], len(self.logs[topic])) for number in partitions}
+
+    def committed(self, _group: str, partitions: Iterable[LogPartition]) -> dict[LogPartition, int]:
+        return {place: self.positions[place] for place in partitions if place in self.positions}
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]], *_: object) -> Iterator[list[Scanned]]:
+        for number, (place, (first, end)) in enumerate(ranges.items()):
+            yield [Scanned(number, at, self.logs[place.topic][at]) for at in range(max(first, self.low[place.topic]), end)]  # type: ignore[arg-type]
+            if self.meanwhile is not None and self.meanwhile[0] == place.topic:
+                _, happens = self.meanwhile
+                self.meanwhile = None
+                happens()
+
+    def one(self, place: LogPartition, offset: int) -> Any:
+        return self.logs[place.topic][offset]
+
+
+class Place:
+    """A relay of one route with its database."""
+
+    def __init__(self, folder: Path, to: str, logs: Iterable[str] = (LOG,), more: str = "") -> None:
+        url = f"sqlite:///{folder}/shop.db"
+        path = folder / "relay.toml"
+        names = ", ".join(f'"{name}"' for name in logs)
+        path.write_text(
+            f'[relay]\nname = "{RELAY}"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
+            f'[resources.shop]\nurl = "{url}"\n[routes.main]\nfrom = [{names}]\n{to}\n{more}'
+        )
+        self.config = load(path)
+        self.cluster = Cluster()
+        self.monitor = self.config.monitor_topic("main")
+        for name in (*logs, "out", self.monitor, self.config.deadletter_topic, self.config.control_topic):
+            self.cluster.logs[name] = []
+        self.database = sqlite3.connect(folder / "shop.db", isolation_level=None)
+        self.database.execute("create table ledger (id text, source text)")
+        open_resource("shop", url).create_tables()
+
+    def write(self, identifier: str, source: str = "/a", *, topic: str = LOG, **headers: str) -> bytes:
+        """Append a message; return its digest."""
+        fields = ce(source, identifier, **headers)
+        offset = self.cluster.append(topic, b"k", identifier.encode(), fields)
+        return cloudevents(dict(fields), topic.encode(), None) or position_digest(topic.encode().ljust(16), 0, offset)
+
+    def row(self, identifier: str | None, source: str | None = "/a") -> None:
+        self.database.execute("insert into ledger values (?, ?)", (identifier, source))
+
+    def inbox(self, digest: bytes, offset: int, outcome: int = DELIVERED, *, topic: str = LOG) -> None:
+        self.database.execute(
+            "insert into relay_inbox (relay, route, digest, content, topic_id, partition, log_offset, outcome)"
+            " values (?, 'main', ?, ?, ?, 0, ?, ?)",
+            (RELAY, digest, b"", topic.encode().ljust(16), offset, outcome),
+        )
+
+    def stand_at(self, position: int, topic: str = LOG) -> None:
+        self.database.execute(
+            "insert into relay_position (relay, route, topic_id, topic, partition, position, epoch, worker)"
+            " values (?, 'main', ?, ?, 0, ?, 1, 'w')",
+            (RELAY, topic.encode().ljust(16), topic, position),
+        )
+        self.cluster.positions[LogPartition(topic, 0)] = position
+
+    def enter(self, *digests: bytes, first: int = 0, outcome: int = DELIVERED, topic: str = LOG, route: str = "main") -> None:
+        """Write a page of the monitor about messages from an offset on."""
+        rows = len(digests)
+        page = Page("w", bytes(16), 1, Proof.PROVEN, None, topic, 0, b"".join(digests), bytes(8 * rows),
+                    list(range(first, first + rows)), bytes([outcome]) * rows)  # fmt: skip
+        self.cluster.append(self.config.monitor_topic(route), *encode(page, len(self.cluster.logs[self.monitor])), [])
+
+    def audit(self) -> RouteReport:
+        route = self.config.routes["main"]
+        return _RouteAudit(self.config, route, self.cluster, self.cluster, lambda *_: None).report(allow_lag=False)  # type: ignore[arg-type]
+
+
+Make = Callable[..., Place]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Place] = []
+
+    def place(to: str, *more: Any, **options: Any) -> Place:
+        made.append(Place(tmp_path, to, *more, **options))
+        return made[-1]
+
+    yield place
+    for one in made:
+        one.database.close()
+
+
+def test_what_a_worker_enters_and_trims_while_the_audit_begins_is_not_lost(make: Make) -> None:
+    place = make(OWN_SQL)
+    digest = place.write("1")
+    place.inbox(digest, 0)
+    place.stand_at(1)
+
+    def trimmed() -> None:
+        place.enter(digest)
+        place.database.execute("delete from relay_inbox")
+
+    place.cluster.meanwhile = (place.monitor, trimmed)
+
+    assert wrong(place.audit()) == {}
+
+
+def test_what_leaves_the_log_once_it_is_delivered_while_the_audit_reads_is_not_lost(make: Make) -> None:
+    place = make('to = { topic = "out" }')
+    delivered = [place.write("1"), place.write("2")]
+    place.cluster.append("out", b"k", b"1", ce("/a", "1"))
+    place.enter(delivered[0])
+    place.stand_at(1)
+
+    def goes_on() -> None:
+        place.cluster.append("out", b"k", b"2", ce("/a", "2"))
+        place.enter(delivered[1], first=1)
+        place.cluster.low[LOG] = 2
+
+    place.cluster.meanwhile = (place.config.deadletter_topic, goes_on)
+
+    assert wrong(place.audit()) == {}
+
+
+def test_what_leaves_the_log_while_it_is_read_is_expired_not_a_phantom(make: Make) -> None:
+    place = make('to = { topic = "out" }')
+    digest = place.write("1")
+    place.cluster.append("out", b"k", b"1", ce("/a", "1"))
+    place.enter(digest)
+    place.stand_at(1)
+    read = place.cluster.read
+
+    def trimmed(ranges: Mapping[LogPartition, tuple[int, int]], *more: object) -> Iterator[list[Scanned]]:
+        if LogPartition(LOG, 0) in ranges:
+            place.cluster.low[LOG] = 1
+        return read(ranges, *more)
+
+    place.cluster.read = trimmed  # type: ignore[method-assign]
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert report.findings.expired == 1
+
+
+def test_messages_of_one_id_and_an_empty_source_are_two_where_they_come_from_two_topics(make: Make) -> None:
+    place = make('to = { topic = "out" }', (LOG, MORE))
+    for topic in (LOG, MORE):
+        digest = place.write("1", "", topic=topic)
+        own = [("relay_digest", digest.hex().encode())]
+        place.cluster.append("out", b"k", b"1", ce("", "1") + own)
+        place.stand_at(1, topic)
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert (report.findings.captured, report.findings.delivered) == (2, 2)
+
+
+def test_rows_of_one_id_and_no_source_are_two_where_they_come_from_two_topics(make: Make) -> None:
+    place = make(BY_SOURCE, (LOG, MORE))
+    for topic in (LOG, MORE):
+        place.write("1", "", topic=topic)
+        place.row("1", "")
+        place.stand_at(1, topic)
+
+    assert wrong(place.audit()) == {}
+
+
+def test_of_two_sources_with_one_id_the_one_with_a_dead_letter_needs_no_row(make: Make) -> None:
+    place = make(BY_ID)
+    dead = place.write("1", "/a")
+    place.write("1", "/b")
+    place.row("1")
+    place.cluster.append(
+        place.config.deadletter_topic, dead.hex().encode(), b"{}", [("__relay.errors.route", b"main"), ("__relay.errors.code", b"x")]
+    )
+    place.stand_at(2)
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert report.findings.delivered == 1
+
+
+@pytest.mark.parametrize("to", [UPSERT, UPSERT.replace(', source = "ce:source"', "")], ids=["sourced", "by id"])
+def test_an_upsert_by_the_id_alone_keeps_one_row_of_two_sources_and_that_is_said(make: Make, to: str) -> None:
+    place = make(to)
+    digests = [place.write("1", "/a"), place.write("1", "/b"), place.write("2", "/a"), place.write("3", "/a")]
+    place.row("1", "/b")
+    place.row("2", "/a")
+    place.enter(*digests)
+    place.stand_at(4)
+
+    report = place.audit()
+
+    assert wrong(report) == {"lost": 1}, "only message 3 has no row of its id"
+    assert report.findings.delivered == 3
+    assert any("one row" in note for note in report.findings.notes)
+
+
+def test_rows_without_an_id_that_are_older_than_the_log_are_no_duplicates(make: Make) -> None:
+    place = make(BY_SOURCE)
+    digests = [place.write(identifier) for identifier in ("", "1", "", "")]
+    for identifier in (None, "1", "", ""):
+        place.row(identifier)
+    place.enter(*digests)
+    place.stand_at(4)
+    place.cluster.low[LOG] = 2
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert report.findings.expired == 2
+    place.row("")
+    assert wrong(place.audit()) == {"duplicates": 1}
+
+
+def test_rows_without_an_id_of_another_route_are_no_duplicates(make: Make) -> None:
+    place = make(BY_SOURCE, more=f'[routes.other]\nfrom = ["{MORE}"]\n{BY_SOURCE}\n')
+    place.cluster.logs[MORE] = []
+    place.enter(place.write(""))
+    place.row("")
+    place.row("")
+    place.stand_at(1)
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert any("other" in note for note in report.findings.notes)
