@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
 from relay.jobs.archived import ArchivedUpTo, decode
-from relay.jobs.following import Following, taken
+from relay.jobs.following import Following, exists, qualified, rename, taken
 from relay.jobs.records import Broker, java_settings
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
@@ -53,7 +54,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         "--by", choices=tuple(PERIODS), default="day", help="the partitions' period (default: %(default)s)"
     )
     parser.add_argument(
-        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
+        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state, one for each --to)"
     )
     parser.add_argument("--follow", type=float, metavar="SECONDS", help="go on, archiving this often")
     parser.add_argument("--keep", action="store_true", help="do not say that what is archived may be trimmed")
@@ -68,9 +69,9 @@ def _run(options: Namespace) -> int:
     broker = Broker(spark, java)
     for topic in topics:
         broker.partitions(topic)
-    checkpoint = options.checkpoint or config.relay.state / "spark" / "archive"
+    checkpoint = checkpoint_of(spark, options.to, config.relay.state / "spark", options.checkpoint)
     following = Following(
-        "archive", checkpoint=checkpoint, trigger_s=options.follow, shown=sys.stderr if options.json else None
+        "archive", checkpoint=checkpoint, trigger_s=options.follow, anew="--to", shown=sys.stderr if options.json else None
     )
     records = _records(spark, java, topics)
     writer = (
@@ -82,6 +83,25 @@ def _run(options: Namespace) -> int:
     said = f"{following.rows:,} records of {', '.join(topics)} were archived in {options.to}"
     session.say(orjson.dumps(report).decode() if options.json else said)
     return 0
+
+
+def checkpoint_of(spark: SparkSession, to: str, state: Path, given: Path | None) -> Path:
+    """Return where the progress of this destination is kept: ``given``, else a folder of its own below ``state``.
+
+    ConfigError for a destination whose progress was kept elsewhere: the file sink would skip, as written before, as many
+    batches as it has seen.
+    """
+    checkpoint = given or state / f"archive-{sha256(qualified(spark, to).encode()).hexdigest()[:16]}"
+    if exists(spark, checkpoint / "metadata") or not exists(spark, f"{to}/_spark_metadata"):
+        return checkpoint
+    shared = state / "archive"  # where all destinations together had theirs
+    if given is not None or not exists(spark, shared / "metadata"):
+        raise ConfigError(
+            f"--to {to}: it was archived into before, but {checkpoint} knows nothing of it, and Spark would skip what comes "
+            "first; give the --checkpoint of before, or another --to"
+        )
+    rename(spark, shared, checkpoint)
+    return checkpoint
 
 
 def _records(spark: SparkSession, java: dict[str, str], topics: list[str]) -> DataFrame:

@@ -174,9 +174,9 @@ def publish(kafka: str, topic: str, records: Iterable[tuple[int, list[tuple[str,
     assert not refused
 
 
-def delete_below(admin: AdminClient, topic: str, offset: int) -> None:
-    """Let the first partition of a topic begin at an offset, as retention does."""
-    for deleted in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+def delete_below(admin: AdminClient, topic: str, offset: int, *, partition: int = 0) -> None:
+    """Let a partition of a topic begin at an offset, as retention does."""
+    for deleted in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
         deleted.result(30)
 
 

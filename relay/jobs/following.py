@@ -21,12 +21,18 @@ Batch = Callable[["DataFrame", int], object]
 
 
 class Following:
-    """Runs one streaming query, until it has taken what is there or, with ``trigger_s``, until it is stopped."""
+    """Runs one streaming query, until it has taken what is there or, with ``trigger_s``, until it is stopped.
 
-    def __init__(self, name: str, *, checkpoint: Path, trigger_s: float | None, shown: Any = None) -> None:
+    ``anew`` is the job's option that begins another query at the log's beginning.
+    """
+
+    def __init__(
+        self, name: str, *, checkpoint: Path, trigger_s: float | None, anew: str = "--name", shown: Any = None
+    ) -> None:
         self._name = name
         self._checkpoint = checkpoint
         self._trigger_s = trigger_s
+        self._anew = anew
         self._shown = shown
         self._failure: RelayError | None = None
         self._last_batch = -1
@@ -71,7 +77,7 @@ class Following:
             # A failure round a capture's commit is raised as it was: that one knows whether it aborts or is in doubt.
             if self._failure is not None:
                 raise self._failure from error
-            raise _sentence(self._name, str(error)) from error
+            raise _sentence(self._name, str(error), self._checkpoint, self._anew) from error
 
     def _show(self, query: StreamingQuery) -> None:
         for progress in query.recentProgress:
@@ -92,7 +98,7 @@ def refuse_lost_checkpoint(
     """
     from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
 
-    if _exists(spark, checkpoint / "metadata"):
+    if exists(spark, checkpoint / "metadata"):
         return
     log = decision_log(relay, kafka)
     try:
@@ -124,11 +130,29 @@ def taken(spark: SparkSession, checkpoint: Path) -> dict[str, dict[int, int]]:
     return found
 
 
-def _exists(spark: SparkSession, path: Path) -> bool:
+def exists(spark: SparkSession, path: Path | str) -> bool:
     """Look where Spark itself looks: with a scheme, or on a cluster, that is another file system than this machine's."""
+    system, found = _located(spark, path)
+    return bool(system.exists(found))
+
+
+def qualified(spark: SparkSession, path: str) -> str:
+    """Return a path as Spark knows it, however it is written: with its file system, from the root, without detours."""
+    system, found = _located(spark, path)
+    return str(system.makeQualified(found).toString())
+
+
+def rename(spark: SparkSession, path: Path, to: Path) -> None:
+    """Give a folder another name. Raises Unreachable."""
+    system, found = _located(spark, path)
+    if not system.rename(found, _located(spark, to)[1]):
+        raise Unreachable(f"{path} cannot be renamed to {to}: do so by hand, then run the job again")
+
+
+def _located(spark: SparkSession, path: Path | str) -> tuple[Any, Any]:
     java: Any = spark
     found = java._jvm.org.apache.hadoop.fs.Path(str(path))  # noqa: SLF001 - the only way to Spark's file systems
-    return bool(found.getFileSystem(java._jsc.hadoopConfiguration()).exists(found))  # noqa: SLF001
+    return found.getFileSystem(java._jsc.hadoopConfiguration()), found  # noqa: SLF001
 
 
 def _batches(spark: SparkSession, folder: Path) -> dict[int, list[str]]:
@@ -145,10 +169,15 @@ def _batches(spark: SparkSession, folder: Path) -> dict[int, list[str]]:
     return found
 
 
-def _sentence(name: str, text: str) -> RelayError:
+def _sentence(name: str, text: str, checkpoint: Path, anew: str) -> RelayError:
     """Name the cause in a failure of Spark: what a row or a file says wrongly is the user's, the rest may pass."""
     words = text.partition("=== Streaming Query ===")[0].partition("terminated with exception: ")[2] or text
     words = " ".join(words.split())[:400]
+    if "failOnDataLoss" in text:
+        return ConfigError(
+            f"query {name}: its --checkpoint {checkpoint} stands at offsets that have left the log ({words}); what lay there is "
+            f"not taken: keep the topic longer, and begin anew at its beginning with another {anew}"
+        )
     if any(kind in text for kind in ("MALFORMED", "CSV", "FAILED_READ_FILE", "schema", "SCHEMA")):
         return ConfigError(f"query {name}: the data does not fit: {words}; correct the file or give --schema")
     return Unreachable(f"query {name} failed: {words}; the job may be run again")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from relay.local.spark import submission
+from relay.message.errors import ConfigError
 from relay.spark.columns import utc_text
+from spark.archive import checkpoint_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,3 +67,49 @@ def test_no_time_stays_none_and_text_stays_as_it_is(spark: Any) -> None:
     found = rows.select(utc_text(rows, "at").alias("at"), utc_text(rows, "said").alias("said")).collect()
 
     assert [tuple(row) for row in found] == [(None, "2024-03-31T02:30:00+02:00"), (None, None)]
+
+
+class TestArchiveCheckpoint:
+    """Where an archive's progress is kept."""
+
+    @staticmethod
+    def begun(checkpoint: Path) -> Path:
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "metadata").touch()
+        return checkpoint
+
+    @staticmethod
+    def written(to: Path) -> str:
+        (to / "_spark_metadata").mkdir(parents=True)
+        return str(to)
+
+    def test_each_destination_has_its_own_however_it_is_written(self, spark: Any, tmp_path: Path) -> None:
+        one, same, other = (
+            checkpoint_of(spark, to, tmp_path / "state", None)
+            for to in (f"{tmp_path}/a", f"file:{tmp_path}/b/../a/", f"{tmp_path}/b")
+        )
+
+        assert one == same
+        assert one != other
+        assert one.parent == tmp_path / "state"
+
+    def test_the_one_that_all_shared_goes_to_one_destination_of_before(self, spark: Any, tmp_path: Path) -> None:
+        self.begun(tmp_path / "archive")
+        new = checkpoint_of(spark, str(tmp_path / "new"), tmp_path, None)
+        assert not new.exists(), "a new destination begins at the log's beginning"
+
+        found = checkpoint_of(spark, self.written(tmp_path / "old"), tmp_path, None)
+
+        assert (found / "metadata").exists()
+        assert not (tmp_path / "archive").exists()
+        assert checkpoint_of(spark, str(tmp_path / "old"), tmp_path, None) == found
+        with pytest.raises(ConfigError, match="archived into before"):
+            checkpoint_of(spark, self.written(tmp_path / "second"), tmp_path, None)
+
+    def test_another_checkpoint_for_a_destination_of_before_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        to = self.written(tmp_path / "old")
+
+        with pytest.raises(ConfigError, match="archived into before"):
+            checkpoint_of(spark, to, tmp_path, tmp_path / "given")
+        given = self.begun(tmp_path / "given")
+        assert checkpoint_of(spark, to, tmp_path, given) == given
