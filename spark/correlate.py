@@ -69,6 +69,8 @@ def _parse(arguments: Sequence[str]) -> Namespace:
 def _run(options: Namespace) -> int:
     if len(options.topic) < 2:
         raise ConfigError("--topic: name at least two topics to join")
+    if len({*options.topic}) < len(options.topic):
+        raise ConfigError(f"--topic {', '.join(options.topic)}: name each topic once; a joined message has one part of each")
     if min(options.window, options.watermark) < 1:
         raise ConfigError("--window and --watermark are seconds, at least 1")
     config = load(Path(options.config))
@@ -126,9 +128,6 @@ def _joined(spark: SparkSession, java: dict[str, str], options: Namespace) -> Da
 def _messages_of(
     spark: SparkSession, java: dict[str, str], topic: str, number: int, options: Namespace
 ) -> DataFrame:
-    """Return the stream of one topic, its columns numbered: what it is joined on, its window, value and identity."""
-    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
-
     given: dict[str, Any] = {f"kafka.{name}": value for name, value in java.items()}
     given |= {
         "kafka.isolation.level": "read_committed",
@@ -136,6 +135,13 @@ def _messages_of(
         "startingOffsets": "earliest",
     }
     found = spark.readStream.format("kafka").options(**given).option("subscribe", topic).load()
+    return _parts(found, topic, number, options)
+
+
+def _parts(found: DataFrame, topic: str, number: int, options: Namespace) -> DataFrame:
+    """Return a topic's records, their columns numbered: what each is joined on, its window, value and identity."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
     header = sql.map_from_entries("headers")
     refused = sql.raise_error(
         sql.lit(
@@ -149,8 +155,9 @@ def _messages_of(
     at = sql.coalesce(sql.try_to_timestamp(header[TIME].cast("string")), sql.col("timestamp"))
     read = found.select(
         value.alias(f"value_{number}"),
-        sql.coalesce(header[ID].cast("string"), place).alias(f"id_{number}"),
-        sql.coalesce(header[SOURCE].cast("string"), sql.lit(topic)).alias(f"source_{number}"),
+        # As the relay: what is empty is none, so that two without an id are not one parent.
+        sql.coalesce(_filled(header[ID].cast("string")), place).alias(f"id_{number}"),
+        sql.coalesce(_filled(header[SOURCE].cast("string")), sql.lit(topic)).alias(f"source_{number}"),
         _joining(options.on).alias(f"on_{number}"),
         at.alias(f"at_{number}"),
         sql.date_format(at, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'").alias(f"time_{number}"),
@@ -164,11 +171,17 @@ def _messages_of(
     )
 
 
+def _filled(text: Column) -> Column:
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    return sql.when(sql.length(text) > 0, text)
+
+
 def _joining(on: str) -> Column:
     from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
 
     if on == "key":
-        return sql.col("key").cast("string")
+        return _filled(sql.col("key").cast("string"))
     parts = []
     for pointer in on.split(","):
         if not pointer.startswith("/"):

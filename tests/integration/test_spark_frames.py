@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from relay.local.spark import submission
 from relay.message.errors import ConfigError
 from relay.spark.columns import utc_text
 from spark.archive import checkpoint_of
+from spark.correlate import _parts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,3 +115,25 @@ class TestArchiveCheckpoint:
             checkpoint_of(spark, to, tmp_path, tmp_path / "given")
         given = self.begun(tmp_path / "given")
         assert checkpoint_of(spark, to, tmp_path, given) == given
+
+
+def test_parents_that_have_no_id_or_source_are_called_by_their_places_and_topic(spark: Any) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    rows = [
+        (b"k", b"1", 0, [("ce_id", b""), ("ce_source", b"/a")]),
+        (b"k", b"2", 1, [("ce_id", b""), ("ce_source", b"")]),
+        (b"k", b"3", 2, [("ce_id", b"7"), ("ce_source", b"")]),
+        (b"k", b"4", 3, []),
+        (b"", b"5", 4, []),
+        (None, b"6", 5, []),
+    ]
+    schema = "key binary, value binary, offset long, headers array<struct<key:string,value:binary>>"
+    frame = spark.createDataFrame(rows, schema).selectExpr(
+        "*", "'log' as topic", "0 as partition", "timestamp_seconds(0) as timestamp"
+    )
+
+    found = _parts(frame, "log", 0, Namespace(on="key", watermark=60, window=60)).collect()
+
+    assert [(row.source_0, row.id_0) for row in found] == [
+        ("/a", "log/0/0"), ("log", "log/0/1"), ("log", "7"), ("log", "log/0/3"),
+    ], "and what has no key has nothing to be joined by"  # fmt: skip

@@ -12,6 +12,7 @@ from relay.jobs.archived import ArchivedUpTo, decode
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import java_settings
 from relay.message.errors import ConfigError
+from spark import correlate
 
 
 def test_the_jvms_client_is_told_what_the_relays_own_is_told() -> None:
@@ -95,3 +96,10 @@ def test_the_page_shows_faults_and_loads_nothing() -> None:
 def test_a_chart_without_values_is_still_a_chart() -> None:
     assert "<svg" in bars("nothing", [], [("captured", [])])
     assert "<svg" in lines("nothing", [0], [("p50", [None])])
+
+
+def test_a_topic_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["relay.toml", "--topic", "a", "--topic", "b", "--topic", "a", "--to", "c", "--name", "n"]
+
+    assert correlate.main(arguments) == 2
+    assert "name each topic once" in capsys.readouterr().err
