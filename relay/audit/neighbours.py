@@ -59,10 +59,15 @@ def former(config: RelayConfig, topics: Topics, scan: Scan, wanted: Collection[b
     """
     if not wanted:
         return set()
-    living = {config.monitor_topic(name) for name in config.routes}
-    gone = [name for name in topics.names() if is_owned_topic(config.relay.name, name) and name.endswith(".monitor")]
-    monitors = topics.describe([name for name in gone if name not in living], settings=False)
+    monitors = topics.describe(former_monitors(config, topics), settings=False)
     return {digest for facts in monitors.values() for digest in _delivered(topics, scan, facts, wanted)}
+
+
+def former_monitors(config: RelayConfig, topics: Topics) -> list[str]:
+    """Return the monitors of routes that the configuration does not name any more."""
+    living = {config.monitor_topic(name) for name in config.routes}
+    owned = [name for name in topics.names() if is_owned_topic(config.relay.name, name) and name.endswith(".monitor")]
+    return [name for name in owned if name not in living]
 
 
 def _delivered(topics: Topics, scan: Scan, monitor: TopicFacts, wanted: Collection[bytes]) -> Iterator[bytes]:

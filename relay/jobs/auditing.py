@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import readers, tables
 from relay.audit.checker import EXAMPLES_MAX, EXPIRED_TWICE, Findings, Offender
-from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
+from relay.audit.neighbours import former_monitors, neighbours
 from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.audit.verify import Offence, RouteReport
 from relay.config.model import RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.jobs import facts, judging, table_facts
-from relay.jobs.facts import Ends, Rules
+from relay.jobs.facts import Rules
+from relay.jobs.monitors import SMALL, Monitor, Monitors
 from relay.jobs.outcomes import CaptureOutcomes
 from relay.jobs.records import Broker, Range, located, read
 from relay.jobs.session import reaching
@@ -29,17 +31,13 @@ from relay.kafka.scan import Scan
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
-from relay.message.schemas import UnknownRecord
-from relay.monitor import entries
-from relay.monitor.entries import InputRange
+from relay.monitor.entries import DEAD, DELIVERED, InputRange
 from relay.monitor.resolution import Kind, Resolutions, Told
 from relay.run import clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SMALL: Final = 100_000
-"""So many digests (about 5 MB) go to every task, which then yields those only; more meet in a shuffle."""
 RECORDS_PER_TASK: Final = 500_000
 TASKS_MAX: Final = 4096
 _LOG: Final = "log.pos"
@@ -89,15 +87,6 @@ class WindowedReport:
         return {**self.report.document(), "windows": [window.document() for window in self.windows]}
 
 
-@dataclass
-class _Monitor:
-    """What the monitor's small records say; its pages are read only for those who need them."""
-
-    ranges: dict[LogPartition, Range] = field(default_factory=dict)
-    evidence: Evidence = field(default_factory=Evidence)
-    ends: Ends = field(default_factory=Ends)
-
-
 class RouteAudit:
     """One route; ``report`` reads and concludes in the order that bounds each reading by the one before."""
 
@@ -105,9 +94,11 @@ class RouteAudit:
         self._config, self._route, self._sources = config, route, sources
         self._tell = step
         self._notes: list[str] = []
+        self._monitors = Monitors(sources.topics, self._read, self._notes)
         self._records = 0
         self._outputs: list[LogPartition] = []
         self._partitions: list[LogPartition] = []
+        self._first: dict[LogPartition, int] = {}
         self._facts = sources.topics.describe(names_of(self._config, self._route), settings=False)
         for name in route.from_:
             needed(self._facts, self._route, name, "the log")
@@ -135,8 +126,10 @@ class RouteAudit:
             )
         with ExitStack() as stack, reaching(f"the audit of route {route.name}"):
             resolutions = self._resolutions()
+            # Before the positions: a living route may pass what retention takes meanwhile.
+            begins = {place: low for place, (low, _end) in self._log_ranges().items()}
             self._step("monitor")
-            monitor = self._monitor(route.name)
+            monitor = self._monitors.small(self._config.monitor_topic(route.name))
             effects, dead, standing = self._before(monitor, to, stack)
             log, lows, self._partitions = self._log()
             self._sources.spark.conf.set("spark.sql.shuffle.partitions", str(tasks or self._tasks()))
@@ -149,9 +142,12 @@ class RouteAudit:
                 self._partitions, standing.positions, lows, standing.dead_expired, monitor.evidence.open_ranges(),
                 self._said_delivered(resolutions, lows),
             )  # fmt: skip
-            judged = judging.judge(met, self._entered(met, monitor), standing)
+            judged = judging.judge(met, self._entered(met, monitor), standing, self._of_others(met, to))
+            if isinstance(to, TableDestination) and readers.shares_rows(to):
+                judged = self._kept(judging.sharing(judged), stack)
             late = self._late(met, monitor, to)
-            findings, windows = self._conclude(met, judged, late, standing, window_s)
+            findings, windows = self._conclude(met, judged, late, window_s)
+            self._blame_left(findings, begins, standing.positions, monitor)
             offences = self._named(findings)
         findings.notes += self._notes
         report = RouteReport(
@@ -163,42 +159,8 @@ class RouteAudit:
     def _step(self, words: str) -> None:
         self._tell(f"{self._route.name}: {words}")
 
-    def _monitor(self, route: str) -> _Monitor:
-        """Read what the monitor's begins, seals and keys say, before the destination."""
-        name = self._config.monitor_topic(route)
-        known = self._sources.topics.describe([name], settings=False)
-        if name not in known:
-            self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
-            return _Monitor()
-        found = _Monitor(ranges_of(self._sources.topics, known[name]))
-        records = self._read(found.ranges)
-        small = records.where("substring(key, 1, 1) in (X'62', X'73', X'74')").select(
-            "partition", "offset", "key", "value"
-        )
-        broken = 0
-        for row in small.orderBy("partition", "offset").collect():
-            try:
-                entry = entries.decode(bytes(row.key), bytes(row.value) if row.value is not None else None)
-            except UnknownRecord:
-                broken += 1
-                continue
-            if entry is not None:
-                found.evidence.take(row.partition, entry)
-                found.ends.take(entry)
-        if broken:
-            self._notes.append(f"{broken} records of {name} cannot be read")
-        return found
-
-    def _instances(self, monitor: _Monitor) -> set[bytes]:
-        """Return the producer instances that a monitor knows, by its small records and by the keys of its pages."""
-        if not monitor.ranges:
-            return monitor.evidence.instances
-        pages = self._read(monitor.ranges).where("substring(key, 1, 1) = X'65'")
-        named = pages.selectExpr("substring(key, 2, 16) as instance").distinct().collect()
-        return monitor.evidence.instances | {bytes(row.instance) for row in named}
-
     def _before(
-        self, monitor: _Monitor, to: TopicDestination | TableDestination, stack: ExitStack
+        self, monitor: Monitor, to: TopicDestination | TableDestination, stack: ExitStack
     ) -> tuple[DataFrame, DataFrame, judging.Standing]:
         """Take the positions first, then what they promise: dead letters, and the ends of the outputs or the rows."""
         config, route = self._config, self._route
@@ -207,11 +169,19 @@ class RouteAudit:
         ]
         if isinstance(to, TableDestination):
             positions = self._kept_positions(to)
+            dying = self._kept(table_facts.inbox(self._sources.spark, config, route, to, DEAD), stack)
+            dying.count()  # now: a living worker trims a death as soon as its dead letter is there
             dead, expired = self._dead()
-            dead = dead.unionByName(judging.sided(table_facts.dying(self._sources.spark, config, route, to), judging.DYING))
+            dead = dead.unionByName(judging.sided(dying, judging.DYING))
             effects = self._kept(table_facts.effects(self._sources.spark, config, route, to), stack)
             self._step(f"table {to.table}")
             self._records += effects.count()  # now, before the log's end is taken
+            untold = effects.where("digest = X''").count()
+            if untold:
+                raise ConfigError(
+                    f"routes.{route.name}: {untold} rows of {to.table} have no id, or no source where the route has several "
+                    "topics, and this job cannot tell them apart: use `relay verify`"
+                )
             return effects, dead, judging.Standing(partitions, positions, {}, dead_expired=expired)
         positions = self._sources.scan.committed(config.group_id(route.name), partitions)
         outputs = ranges_of(self._sources.topics, needed(self._facts, self._route, to.topic, "the destination"))
@@ -232,7 +202,7 @@ class RouteAudit:
         names = {topic_id: name for name, topic_id in self._rules.topic_ids.items()}
         return {LogPartition(names[one], number): at for (one, number), at in kept.items() if one in names}
 
-    def _late(self, met: DataFrame, monitor: _Monitor, to: TopicDestination | TableDestination) -> DataFrame:
+    def _late(self, met: DataFrame, monitor: Monitor, to: TopicDestination | TableDestination) -> DataFrame:
         """Return the messages that took effect after a later one of their lane."""
         if isinstance(to, TopicDestination):
             return judging.lapses(met)
@@ -254,13 +224,18 @@ class RouteAudit:
         side = sql.when(sql.col("redriven"), judging.REDRIVEN).otherwise(judging.PUT_ASIDE)
         return judging.sided(found, side), any(first for first, _end in ranges.values())
 
+    def _log_ranges(self) -> dict[LogPartition, Range]:
+        found: dict[LogPartition, Range] = {}
+        for name in self._route.from_:
+            found |= ranges_of(self._sources.topics, self._facts[name])
+        return found
+
     def _log(self) -> tuple[DataFrame, dict[LogPartition, int], list[LogPartition]]:
         """Return the facts of the log from where the route started."""
-        ranges: dict[LogPartition, Range] = {}
-        for name in self._route.from_:
-            ranges |= ranges_of(self._sources.topics, self._facts[name])
+        ranges = self._log_ranges()
         lows = {partition: first for partition, (first, _end) in ranges.items()}
-        for partition, start in self._starts().items():
+        self._first = self._starts()
+        for partition, start in self._first.items():
             if partition in ranges and ranges[partition][0] < start:
                 ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
         partitions = list(ranges)
@@ -288,26 +263,49 @@ class RouteAudit:
         kept = captures.cache()
         return sql.broadcast(kept) if kept.count() <= SMALL else kept
 
-    def _entered(self, met: DataFrame, monitor: _Monitor) -> DataFrame | None:
+    def _entered(self, met: DataFrame, monitor: Monitor) -> DataFrame | None:
         """Ask the monitor about what the log and the destination do not explain; None where that is nothing."""
         wanted = judging.unexplained(met)
         first = wanted.limit(SMALL + 1).collect()
         if not first or not monitor.ranges:
             return None
         self._step(f"monitor, for {'more than ' if len(first) > SMALL else ''}{min(len(first), SMALL):,} messages")
-        pages, partitions = self._read(monitor.ranges), list(monitor.ranges)
-        if len(first) <= SMALL:
-            asked = frozenset(bytes(row.digest) for row in first)
-            return judging.deciding_entries(facts.page_rows(pages, partitions, monitor.ends, asked)).cache()
-        rows = facts.page_rows(pages, partitions, monitor.ends).join(wanted, "digest", "left_semi")
-        return judging.deciding_entries(rows).cache()
+        return self._monitors.deciding(monitor, wanted, first).cache()
+
+    def _of_others(self, met: DataFrame, to: TopicDestination | TableDestination) -> DataFrame | None:
+        """Return which effects of no message are those of other routes into the table, or of ones configured no more."""
+        from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+        config, spark = self._config, self._sources.spark
+        wanted = judging.strangers(met)
+        first = wanted.limit(SMALL + 1).collect()
+        if not first:
+            return None
+        others = neighbours(config, self._route)
+        found = [
+            table_facts.inbox(spark, config, other, to, DELIVERED).withColumn("former", sql.lit(False))
+            for other in others if isinstance(to, TableDestination)
+        ]  # fmt: skip
+        monitors = {config.monitor_topic(other.name): False for other in others}
+        for name in [*monitors, *former_monitors(config, self._sources.topics)]:
+            monitor = self._monitors.small(name)
+            if monitor.ranges:
+                entered = self._monitors.deciding(monitor, wanted, first).where(f"entry.outcome = {DELIVERED}")
+                found.append(entered.select("digest", sql.lit(monitors.get(name, True)).alias("former")))
+        if not found:
+            return None
+        together = reduce(lambda one, other: one.unionByName(other), found).join(wanted, "digest", "left_semi")
+        named = together.groupBy("digest").agg(sql.bool_and("former").alias("former")).cache()
+        if others and isinstance(to, TableDestination):
+            names = ", ".join(other.name for other in others)
+            self._notes.append(f"{named.where('not former').count()} rows of {to.table} are those of {names}")
+        return named
 
     def _conclude(
         self,
         met: DataFrame,
         judged: DataFrame,
         late: DataFrame,
-        standing: judging.Standing,
         window_s: int | None,
     ) -> tuple[Findings, list[Window]]:
         """Count by window, add what only a second look shows, and keep the first offenders of each kind."""
@@ -321,14 +319,23 @@ class RouteAudit:
             setattr(findings, name, windows.total(name))
         findings.dead_letters = met.where("dead").count()
         self._examples(findings, judged)
-        for partition, low in standing.lows.items():
-            position = standing.positions.get(partition, low)
-            if position < low:
-                why = f"the route stands there, but the log begins at {low}: up to that, it was left undelivered"
-                findings.blame(
-                    "lost", Place(partition.topic, partition.partition, position), why, low - position
-                )
         return findings, list(windows)
+
+    def _blame_left(
+        self,
+        findings: Findings,
+        begins: Mapping[LogPartition, int],
+        positions: Mapping[LogPartition, int],
+        monitor: Monitor,
+    ) -> None:
+        """Count as lost what left the log below the route's position, or below its start if nothing was ever entered."""
+        left = {name: at for name, at in ({**self._first, **positions}).items() if at < begins.get(name, 0)}
+        entered = self._monitors.entered(monitor) if left.keys() - positions.keys() else set()
+        for name, at in left.items():
+            if name in positions or name not in entered:
+                low = begins[name]
+                why = f"the route stands there, but the log begins at {low}: up to that, it was left undelivered"
+                findings.blame("lost", Place(name.topic, name.partition, at), why, low - at)
 
     def _order(self, findings: Findings, met: DataFrame, late: DataFrame, windows: Windows) -> None:
         late = late.cache()
@@ -376,7 +383,7 @@ class RouteAudit:
                     place = self._place(row.log if row.pos is None else row.pos, self._partitions)
                     self._example(findings, kind, place, why)
                 elif row.pos is None:
-                    self._example(findings, kind, "a row of the table", why)
+                    self._example(findings, kind, f"a row of {getattr(self._route.to, 'table', '')}", why)
                 else:
                     self._example(findings, kind, self._place(row.pos, self._outputs), why)
 
@@ -401,7 +408,7 @@ class RouteAudit:
             offences.append(Offence(kind, str(place), name, source, why))
         return offences
 
-    def _foreign(self, own: _Monitor, to: TopicDestination) -> set[bytes]:
+    def _foreign(self, own: Monitor, to: TopicDestination) -> set[bytes]:
         """Return the producer instances of other routes that write into the same output topic."""
         beside = [
             other.name
@@ -410,8 +417,8 @@ class RouteAudit:
         ]
         if not beside:
             return set()
-        found = set[bytes]().union(*(self._instances(self._monitor(name)) for name in beside))
-        return found - self._instances(own)
+        found = set[bytes]().union(*(self._monitors.instances(self._monitors.small(self._config.monitor_topic(name))) for name in beside))
+        return found - self._monitors.instances(own)
 
     def _starts(self) -> dict[LogPartition, int]:
         if self._config.control_topic not in self._facts:

@@ -43,7 +43,9 @@ BROKEN_MARKER: Final = 3
 """What a record of the log is: a message, or a marker that proves a commit, hints at an abort, or proves nothing."""
 
 _RULED: Final = "ruled_"
-FACTS: Final = "pos long, at timestamp, content long, lane long, capture binary, resource binary, digest binary, kind byte"
+FACTS: Final = (
+    "pos long, at timestamp, content long, lane long, shared long, capture binary, resource binary, digest binary, kind byte"
+)
 EFFECTS: Final = "pos long, at timestamp, content long, digest binary"
 PAGE_ROWS: Final = (
     "digest binary, replay short, entry_order long, outcome short, log_topic string, log_partition int, log_offset long,"
@@ -87,6 +89,7 @@ def log_facts(records: DataFrame, partitions: Sequence[LogPartition], rules: Rul
         sql.col("timestamp").alias("at"),
         _content().alias("content"),
         sql.xxhash64("topic", "partition", lane).alias("lane"),
+        sql.when(sql.length(header[ID]) > 0, sql.xxhash64(header[ID])).alias("shared"),
         sql.when(capture.rlike("^[0-9a-fA-F]{32}$"), sql.unhex(capture)).alias("capture"),
         header[RESOURCE].alias("resource"),
         sql.when(marker, sql.col("key")).alias("marker_key"),
@@ -251,10 +254,10 @@ def _facts_of(
             kinds = pyarrow.array(np.zeros(batch.num_rows, np.int8))
             if batch.column("marker").true_count:
                 captures, kinds = _outcomes(batch)
-            kept = [batch.column(name) for name in ("pos", "at", "content", "lane")]
+            kept = [batch.column(name) for name in ("pos", "at", "content", "lane", "shared")]
             yield pyarrow.RecordBatch.from_arrays(
                 [*kept, captures, batch.column("resource"), pyarrow.array(digests, pyarrow.binary()), kinds],
-                ["pos", "at", "content", "lane", "capture", "resource", "digest", "kind"],
+                ["pos", "at", "content", "lane", "shared", "capture", "resource", "digest", "kind"],
             )
 
     return facts

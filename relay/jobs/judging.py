@@ -27,6 +27,7 @@ DYING: Final = 6
 """What a fact is about a digest: a message that counts, an effect, a message of an aborted or of an undecided
 capture, a dead letter, what takes dead letters back, a death in the inbox, which its dead letter follows."""
 
+UNKNOWN: Final = "log is null and effects > 0 and aborted is null and undecided is null"
 LOST_WORDS: Final = {
     "lost_dead": "recorded as dead, but there is no dead letter of it",
     "lost_entered": "recorded as delivered, but it has no effect",
@@ -54,7 +55,7 @@ def sided(facts: DataFrame, side: int | Column) -> DataFrame:
     """Return facts as one side of the union by digest."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    types = {"pos": "long", "at": "timestamp", "content": "long", "lane": "long"}
+    types = {"pos": "long", "at": "timestamp", "content": "long", "lane": "long", "shared": "long"}
     have = [sql.col(n) if n in facts.columns else sql.lit(None).cast(t).alias(n) for n, t in types.items()]
     return facts.select(sql.lit(side).cast("byte").alias("side"), "digest", *have)
 
@@ -81,7 +82,7 @@ def meet(sides: Iterable[DataFrame]) -> DataFrame:
     number = sql.shiftright("pos", PLACE_SHIFT)
     by_digest = first.repartition("digest").sortWithinPartitions("digest").groupBy("digest")
     found = by_digest.agg(
-        sql.min(sql.when(log, sql.struct("pos", "at", "content", "lane"))).alias("log"),
+        sql.min(sql.when(log, sql.struct("pos", "at", "content", "lane", "shared"))).alias("log"),
         sql.count_if(log).alias("records"),
         (sql.min(sql.when(log, sql.col("content"))) != sql.max(sql.when(log, sql.col("content")))).alias(
             "differs"
@@ -100,11 +101,15 @@ def meet(sides: Iterable[DataFrame]) -> DataFrame:
     return found.withColumn("at", sql.coalesce("log.at", "effect.at", "aborted.at", "undecided.at"))
 
 
+def strangers(met: DataFrame) -> DataFrame:
+    """Return the digests of effects of no message that the log has."""
+    return met.where(UNKNOWN).select("digest")
+
+
 def unexplained(met: DataFrame) -> DataFrame:
     """Return the digests about which the monitor must be asked: messages without effect, effects without message."""
     missing = "log is not null and effects = 0 and not dead"
-    unknown = "log is null and effects > 0 and aborted is null and undecided is null"
-    return met.where(f"({missing}) or ({unknown})").select("digest")
+    return met.where(f"({missing}) or ({UNKNOWN})").select("digest")
 
 
 def deciding_entries(rows: DataFrame) -> DataFrame:
@@ -119,8 +124,13 @@ def deciding_entries(rows: DataFrame) -> DataFrame:
     )
 
 
-def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> DataFrame:
-    """Add to each row its ``verdict``: ``right``, or what is wrong with a missing message or an unknown effect."""
+def judge(
+    met: DataFrame, entered: DataFrame | None, standing: Standing, of_others: DataFrame | None = None
+) -> DataFrame:
+    """Add to each row its ``verdict``: ``right``, or what is wrong with a missing message or an unknown effect.
+
+    ``of_others`` names effects of other routes, and whether each is ``former``: one that is configured no more.
+    """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     if entered is None:
@@ -128,6 +138,10 @@ def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> Data
         known = met.withColumn("entry", sql.lit(None).cast(nothing))
     else:
         known = met.join(entered, "digest", "left")
+    if of_others is None:
+        known = known.withColumn("former", sql.lit(None).cast("boolean"))
+    else:
+        known = known.join(of_others, "digest", "left")
     outcome = sql.col("entry.outcome")
     number, offset = sql.shiftright("log.pos", PLACE_SHIFT), sql.col("log.pos").bitwiseAND(OFFSETS)
     position = _by_partition(number, standing.partitions, standing.positions)
@@ -146,7 +160,8 @@ def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> Data
     unknown = (
         sql.when(sql.col("undecided").isNotNull(), "undecided")
         .when(sql.col("aborted").isNotNull(), "phantom_aborted")
-        .when(_is_expired(standing.lows), "expired")
+        .when(~sql.col("former"), "of_others")
+        .when(_is_expired(standing.lows) | sql.coalesce("former", sql.lit(False)), "expired")
         .otherwise("phantom")
     )
     verdict = (
@@ -156,6 +171,21 @@ def judge(met: DataFrame, entered: DataFrame | None, standing: Standing) -> Data
         .otherwise("none")
     )
     return known.withColumn("verdict", verdict)
+
+
+def sharing(judged: DataFrame) -> DataFrame:
+    """Take for delivered what is lost where a message of the same id has a row: the table keeps one row of them."""
+    from pyspark.sql import Window  # noqa: PLC0415 - see the package
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    alike = Window.partitionBy("log.shared")
+    has_row = sql.max("effects").over(alike) > 0
+    kept = judged.withColumn(
+        "kept", sql.col("log.shared").isNotNull() & sql.col("verdict").startswith("lost") & has_row
+    )
+    effects = sql.when(sql.col("kept"), sql.lit(1)).otherwise(sql.col("effects"))
+    verdict = sql.when(sql.col("kept"), "right").otherwise(sql.col("verdict"))
+    return kept.withColumn("effects", effects).withColumn("verdict", verdict).drop("kept")
 
 
 def lapses(met: DataFrame) -> DataFrame:
@@ -261,10 +291,7 @@ def _is_expired(lows: Mapping[LogPartition, int]) -> Column:
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     topic, partition, offset = (sql.col(f"entry.log_{name}") for name in ("topic", "partition", "offset"))
-    expired = sql.lit(False)
+    expired = sql.lit(True)  # also of a topic that the route does not read any more
     for place, low in lows.items():
-        if low > 0:
-            expired |= (
-                (topic == place.topic) & (partition == place.partition) & (offset >= 0) & (offset < low)
-            )
-    return sql.coalesce(expired, sql.lit(False))
+        expired &= (topic != place.topic) | (partition != place.partition) | (offset < low)
+    return sql.coalesce(expired & (offset >= 0), sql.lit(False))

@@ -13,7 +13,7 @@ from relay.config.model import RelayConfig, RouteConfig, TableDestination
 from relay.message import identity
 from relay.message.envelope import ID, SOURCE
 from relay.message.errors import ConfigError
-from relay.monitor.entries import DEAD, DELIVERED
+from relay.monitor.entries import DELIVERED
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,8 +36,12 @@ def check(route: RouteConfig, to: TableDestination) -> None:
 
 
 def effects(spark: SparkSession, config: RelayConfig, route: RouteConfig, to: TableDestination) -> DataFrame:
-    """Return an effect for each row of the table, by the digest of the message it came from."""
-    resource, topic = config.resources[to.resource], route.from_[0].encode()
+    """Return an effect for each row of the table, by the digest of the message it came from.
+
+    Of a row that does not say which it was (no id, or no source where there are several topics) the digest is empty.
+    """
+    resource, topics = config.resources[to.resource], route.from_
+    topic = topics[0].encode() if len(topics) == 1 else b""
     by_source = {source: column for column, source in to.columns.items()}
     columns, name, table = [by_source["ce:id"], by_source["ce:source"]], to.resource, to.table
 
@@ -46,25 +50,28 @@ def effects(spark: SparkSession, config: RelayConfig, route: RouteConfig, to: Ta
         try:
             for identifier, source in store.rows(table, columns):
                 fields = {ID: (identifier or "").encode(), SOURCE: (source or "").encode()}
-                yield {"digest": identity.cloudevents(fields, topic, None) or b""}
+                told = source or topic
+                yield {"digest": (identity.cloudevents(fields, topic, None) if told else None) or b""}
         finally:
             store.close()
 
     return spark.range(1, numPartitions=1).mapInArrow(_streamed(digests, "digest"), "digest binary")
 
 
-def dying(spark: SparkSession, config: RelayConfig, route: RouteConfig, to: TableDestination) -> DataFrame:
-    """Return the digests that the inbox calls dead: their dead letters follow that commit."""
+def inbox(
+    spark: SparkSession, config: RelayConfig, route: RouteConfig, to: TableDestination, outcome: int
+) -> DataFrame:
+    """Return the digests of which the inbox records this outcome."""
     resource, name, relay, called = config.resources[to.resource], to.resource, config.relay.name, route.name
 
-    def dead() -> Iterator[dict[str, Any]]:
+    def recorded() -> Iterator[dict[str, Any]]:
         store = tables.open_store(name, resource)
         try:
-            yield from ({"digest": row.digest} for row in store.inbox(relay, called) if row.outcome == DEAD)
+            yield from ({"digest": row.digest} for row in store.inbox(relay, called) if row.outcome == outcome)
         finally:
             store.close()
 
-    return spark.range(1, numPartitions=1).mapInArrow(_streamed(dead, "digest"), "digest binary")
+    return spark.range(1, numPartitions=1).mapInArrow(_streamed(recorded, "digest"), "digest binary")
 
 
 def commits(
@@ -79,7 +86,7 @@ def commits(
 
     resource, name, relay, called = config.resources[to.resource], to.resource, config.relay.name, route.name
 
-    def inbox() -> Iterator[dict[str, Any]]:
+    def rows() -> Iterator[dict[str, Any]]:
         store = tables.open_store(name, resource)
         try:
             for row in store.inbox(relay, called):
@@ -93,7 +100,7 @@ def commits(
             store.close()
 
     found = spark.range(1, numPartitions=1).mapInArrow(
-        _streamed(inbox, "digest", "applied", "transaction"), COMMITS
+        _streamed(rows, "digest", "applied", "transaction"), COMMITS
     )
     found = found.withColumn("entry_order", sql.lit(-1).cast("long"))
     if pages is not None:

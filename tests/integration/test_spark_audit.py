@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from relay.audit.verify import COUNTS, MORE_COUNTS
+from relay.audit.verify import COUNTS, MORE_COUNTS, verify
 from relay.local import spark
 from relay.message import identity
-from relay.monitor.entries import DEAD, Begin, InputRange, Page, Proof, Seal
+from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
+from tests.integration.test_verify_changed import delivered
 from tests.integration.test_verify_table import on_postgresql
 from tests.routes import delete_below
 
@@ -35,8 +36,8 @@ def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 def agree(site: Site, *arguments: str) -> dict[str, Any]:
     """Run both; every count must be the same. Return the job's report of the route."""
-    code, report, said = run(str(site.config.path), *arguments)
-    verified = site.audit()
+    code, report, said = run(str(site.config.path), "--route", "main", *arguments)
+    (verified,) = verify(site.config, ["main"])
     assert report, said
     route: dict[str, Any] = report["routes"]["main"]
     names = (*COUNTS, *MORE_COUNTS)
@@ -214,6 +215,74 @@ def test_a_death_whose_dead_letter_is_still_to_come_is_lag_not_loss(make_site: C
     route = agree(site)
 
     assert (route["unseen"], route["lost"]) == (2, 1)
+
+
+def test_rows_of_another_route_into_the_same_table_are_no_phantoms(make_site: Callable[..., Site], shop: str) -> None:
+    site = make_site(f'{TABLE_ROUTE}\n[routes.other]\nfrom = ["{{output}}"]\n{TABLE_ROUTE}', shop)
+    ledger = on_postgresql(site)
+    site.write(site.log, 1)
+    for number in (1, 2, 3, 99):  # 2 and 3 of the other route, by its inbox and its monitor; 99 never sent
+        ledger.row(number)
+    ledger.stand_at(1)
+    ledger.inbox(2, 0, route="other")
+    site.monitor = site.config.monitor_topic("other")
+    site.record(
+        Page("w", bytes(16), 1, Proof.PROVEN, None, site.output, 0, digest(3), bytes(8), [1], bytes([DELIVERED]))
+    )
+
+    route = agree(site)
+
+    assert (route["delivered"], route["phantoms"]) == (1, 1)
+    assert "2 rows of ledger are those of other" in route["notes"]
+    ledger.execute("insert into ledger (id, source) values (null, :source)", {"source": "/a"})
+    code, _, said = run(str(site.config.path), "--route", "main")
+    assert code == 2, said
+    assert "1 rows of ledger have no id" in said
+
+
+def test_an_upsert_by_the_id_alone_keeps_one_row_of_two_sources(make_site: Callable[..., Site], shop: str) -> None:
+    site = make_site(TABLE_ROUTE.replace("columns", 'mode = "upsert", key = ["id"], columns'), shop)
+    ledger = on_postgresql(site)
+    for number, source in ((1, "/a"), (1, "/b"), (2, "/a"), (3, "/a")):
+        site.write(site.log, number, source=source)
+    ledger.row(1, source="/b")
+    ledger.row(2)
+    ledger.stand_at(4)
+
+    route = agree(site)
+
+    assert (route["delivered"], route["lost"]) == (3, 1), "only message 3 has no row of its id"
+
+
+def test_what_was_delivered_by_another_name_or_topic_is_expired_and_what_left_the_log_first_is_lost(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    site.write(site.log, 1)
+    for number in (7, 8, 9):
+        site.write(site.log, number, partition=1)
+    for number in (1, 2, 3, 4, 1, 2):  # 2 by the route's former name, 3 from a former topic, 4 by nobody
+        site.write(site.output, number)
+    starts = {f"{site.log}/{site.topic_id.hex()}": {"0": 0, "1": 0}}
+    site.producer.produce(
+        site.config.control_topic, key=b"start/main", value=json.dumps({"policy": "earliest", "starts": starts})
+    )
+    site.record(*delivered("returns", 3))
+    site.stand_at(1)  # partition 1 was not delivered from, when retention took its first two messages
+    delete_below(kafka_admin, site.log, 2, partition=1)
+    former = f"{site.config.relay.name}.before.monitor"
+    kafka_admin.create_topics([NewTopic(former, 1)])[former].result(30)
+    site.monitor = former
+    site.record(*delivered("deleted", 1, 2))
+    try:
+        route = agree(site)
+    finally:
+        kafka_admin.delete_topics([former])[former].result(30)
+
+    kinds = ("expired", "phantoms", "duplicates", "lost", "unseen")
+    assert {kind: route[kind] for kind in kinds} == {
+        "expired": 2, "phantoms": 1, "duplicates": 2, "lost": 2, "unseen": 1,
+    }  # fmt: skip
 
 
 def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path: Path) -> None:

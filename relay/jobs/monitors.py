@@ -1,0 +1,91 @@
+"""Monitors of routes as the audit reads them: begins, seals and keys at once, pages only for those who need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from relay.audit.evidence import Evidence
+from relay.audit.route_topics import ranges_of
+from relay.jobs import facts, judging
+from relay.jobs.facts import Ends
+from relay.jobs.records import Range
+from relay.kafka.topics import Topics
+from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord
+from relay.monitor import entries
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SMALL: Final = 100_000
+"""So many digests (about 5 MB) go to every task, which then yields those only; more meet in a shuffle."""
+
+
+@dataclass
+class Monitor:
+    """What a monitor's small records say; its pages are read only for those who need them."""
+
+    ranges: dict[LogPartition, Range] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
+    ends: Ends = field(default_factory=Ends)
+
+
+class Monitors:
+    """Reads monitor topics through ``read``; what cannot be read is added to the notes."""
+
+    def __init__(
+        self, topics: Topics, read: Callable[[Mapping[LogPartition, Range]], DataFrame], notes: list[str]
+    ) -> None:
+        self._topics, self._read, self._notes = topics, read, notes
+
+    def small(self, name: str) -> Monitor:
+        """Read what a monitor's begins, seals and keys say: the route's own before the destination."""
+        known = self._topics.describe([name], settings=False)
+        if name not in known:
+            self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
+            return Monitor()
+        found = Monitor(ranges_of(self._topics, known[name]))
+        records = self._read(found.ranges)
+        small = records.where("substring(key, 1, 1) in (X'62', X'73', X'74')").select(
+            "partition", "offset", "key", "value"
+        )
+        broken = 0
+        for row in small.orderBy("partition", "offset").collect():
+            try:
+                entry = entries.decode(bytes(row.key), bytes(row.value) if row.value is not None else None)
+            except UnknownRecord:
+                broken += 1
+                continue
+            if entry is not None:
+                found.evidence.take(row.partition, entry)
+                found.ends.take(entry)
+        if broken:
+            self._notes.append(f"{broken} records of {name} cannot be read")
+        return found
+
+    def instances(self, monitor: Monitor) -> set[bytes]:
+        """Return the producer instances that a monitor knows, by its small records and by the keys of its pages."""
+        if not monitor.ranges:
+            return monitor.evidence.instances
+        pages = self._read(monitor.ranges).where("substring(key, 1, 1) = X'65'")
+        named = pages.selectExpr("substring(key, 2, 16) as instance").distinct().collect()
+        return monitor.evidence.instances | {bytes(row.instance) for row in named}
+
+    def deciding(self, monitor: Monitor, wanted: DataFrame, first: list[Any]) -> DataFrame:
+        """Return a monitor's deciding entries of the digests that are wanted, the ``first`` of which are known here."""
+        pages, partitions = self._read(monitor.ranges), list(monitor.ranges)
+        if len(first) <= SMALL:
+            asked = frozenset(bytes(row.digest) for row in first)
+            return judging.deciding_entries(facts.page_rows(pages, partitions, monitor.ends, asked))
+        rows = facts.page_rows(pages, partitions, monitor.ends).join(wanted, "digest", "left_semi")
+        return judging.deciding_entries(rows)
+
+    def entered(self, monitor: Monitor) -> set[LogPartition]:
+        """Return the log partitions of which the monitor's pages tell anything that counts."""
+        if not monitor.ranges:
+            return set()
+        rows = facts.page_rows(self._read(monitor.ranges), list(monitor.ranges), monitor.ends)
+        found = rows.select("log_topic", "log_partition").distinct().collect()
+        return {LogPartition(row.log_topic, row.log_partition) for row in found}
