@@ -163,6 +163,106 @@ def test_an_operation_that_fails_once_is_got_over_by_the_same_object(
         again.close()
 
 
+@contextmanager
+def disk_of(directory: Path, room: list[int]) -> Iterator[None]:
+    """Let the files of a directory have so many bytes together, or nothing more be said to be written (``room[0]``)."""
+    pwrite, write_bytes = os.pwrite, Path.write_bytes
+
+    def left() -> int:
+        return room[0] - sum(path.stat().st_size for path in directory.rglob("*") if path.name != "lock")
+
+    def full() -> OSError:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def written(fd: int, data: bytes, offset: int) -> int:
+        fits = data[: max(0, left())]
+        if data and not fits:
+            raise full()
+        return pwrite(fd, fits, offset)
+
+    def made(path: Path, data: bytes) -> int:
+        path.unlink(missing_ok=True)
+        done = write_bytes(path, data[: max(0, left())])
+        if done < len(data):
+            raise full()
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", written)
+        patch.setattr(Path, "write_bytes", made)
+        yield
+
+
+def test_what_did_not_fit_takes_no_room_from_what_does(queue: QueueSettings, tmp_path: Path) -> None:
+    room = [1 << 30]
+    with disk_of(tmp_path, room):
+        store = open_files(queue, tmp_path)
+        enter(store, "ann", b"ann")
+        put(store, *"abcdefgh", value=b"v" * 4000)
+        # More than the states of messages take, less than a journal file of three or another log file.
+        room[0] = sum(path.stat().st_size for path in tmp_path.rglob("*.log")) + 9000
+        for _ in range(8):
+            finish(store, 1)
+        assert not list(tmp_path.rglob("*.new"))
+        room[0] = 1 << 30
+        put(store, *"ijk")
+        finish(store, 3)
+        assert len(list(tmp_path.rglob("*.journal"))) > 0
+    assert [view.id for view in store.find(Filter())] == list("abcdefghijk")
+    store.close()
+
+
+def test_a_file_that_nothing_names_yet_is_in_no_doubt(
+    queue: QueueSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Network file systems and thin volumes find out when a file is confirmed that there was no room for it.
+    store, refused = open_files(queue, tmp_path), set[str]()
+    enter(store, "ann", b"ann")
+    put(store, *"abcdefgh", value=b"v" * 4000)
+
+    def fail_if_new(fd: int, real: Callable[[int], None] = os.fdatasync) -> None:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if path.endswith(".new"):
+            refused.add(Path(path).name.split(".", 1)[1])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail_if_new)
+        for _ in range(8):
+            finish(store, 1)
+        put(store, "i", value=b"v" * 4000)
+        assert refused == {"journal.new", "log.new"}
+        assert not list(tmp_path.rglob("*.new"))
+    assert [view.id for view in store.find(Filter())] == list("abcdefghi")
+    store.close()
+
+
+def test_a_disk_that_stays_full_for_a_while_loses_nothing(queue: QueueSettings, tmp_path: Path) -> None:
+    seen, _ = after_each_command(queue, tmp_path / "clean")
+    for size in range(0, 12_000, 900):
+        directory, room, store, failures = tmp_path / str(size), [size], None, 0
+        directory.mkdir()
+        with disk_of(directory, room):
+            for done in range(len(COMMANDS)):
+                while True:
+                    try:
+                        store = open_files(queue, directory) if store is None else store
+                        assert seen_in(store) == seen[done], f"room for {size} bytes, in command {done}"
+                        COMMANDS[done](store)
+                        break
+                    except StoreFull:
+                        failures += 1
+                        room[0] += 1 << 30 if failures == 4 else 0
+            assert store is not None
+            assert seen_in(store) == seen[-1]
+            store.close()
+            again = open_files(queue, directory)
+            assert seen_in(again) == seen[-1], f"room for {size} bytes"
+            again.close()
+            assert not list(directory.rglob("*.new"))
+
+
 def test_what_a_disk_did_not_confirm_is_written_anew_before_anything_is_believed(
     queue: QueueSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from relay.run import randomness
 
 JOURNAL_MESSAGES: Final = 8192
 """So many messages that have ended stay in memory at most; then they go into a journal file together."""
+PAUSE_UNITS_MAX: Final = 1023
+"""So many units pass at most before a journal file that did not fit is tried again."""
 FOLLOW_BYTES: Final = 64 << 20
 """A new log file follows when one has grown by this, or by twice what it began with if that is more."""
 FOLLOW_RECORD_BYTES: Final = 8 << 20
@@ -104,6 +106,7 @@ class FilesBase:
         self._last = 0
         self._retired = False
         self._not_before = 0
+        self._journal_in = self._journal_pause = 0
         self._journal = Journal(self._directory)
         self._log = LogFiles(self._directory)
         self._read_back()
@@ -311,8 +314,9 @@ class FilesBase:
         if self._broken is not None or self._retired:
             return
         try:
-            if len(self._index.ended) >= JOURNAL_MESSAGES:
+            if len(self._index.ended) >= JOURNAL_MESSAGES and self._is_time_to_journal():
                 self._journal_ended()
+                self._journal_in = self._journal_pause = 0
             if self._is_time_to_follow():
                 self._follow()
                 self._not_before = 0
@@ -329,6 +333,14 @@ class FilesBase:
             return False
         records = max(FOLLOW_RECORD_BYTES, 2 * _LIVING_BYTES * living)
         return self._log.grown() >= max(FOLLOW_BYTES, 2 * self._log.begun_at) or newest.records >= records
+
+    def _is_time_to_journal(self) -> bool:
+        """Whether to try it now; tried without end of it, it is tried again after twice as many units: all is written each time."""
+        if self._journal_in > 0:
+            self._journal_in -= 1
+            return False
+        self._journal_in, self._journal_pause = self._journal_pause, min(2 * self._journal_pause + 1, PAUSE_UNITS_MAX)
+        return True
 
     def _journal_ended(self) -> None:
         ended = [self._index.messages[handle] for handle in sorted(self._index.ended)]

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from relay.message.errors import Stopped
 from relay.queue.states import PublisherState
-from relay.queue.stores.files_log import LogFile, sync_directory
+from relay.queue.stores.files_log import LogFile, drop_new, sync_directory
 from relay.queue.stores.files_message import At, Kept
 from relay.queue.stores.files_record import Unit, decode_unit, message_of
 from relay.run.crash import crash_point
@@ -128,11 +128,15 @@ class Journal:
                 message.at = at
                 rows.append(Row(message.handle, file.end, message.ended_at(), message.size, message.state))
                 file.append(record, content, sync=False)
-            file.append(b"", _footer(rows), sync=True)
+            file.append(b"", _footer(rows), sync=False)
+            file.confirm_new()
+            crash_point("files.journal")
+            path.rename(self._path(number))
+        except BaseException:
+            drop_new(path)
+            raise
         finally:
             file.close()
-        crash_point("files.journal")
-        path.rename(self._path(number))
         sync_directory(self._directory)
         self.files[number] = self._known(number)
         return number

@@ -51,8 +51,12 @@ class LogFile:
     @classmethod
     def create(cls, path: Path, number: int) -> LogFile:
         """Make an empty file; what is appended is safe only once its directory is, too (`sync_directory`)."""
-        path.write_bytes(_HEADER.pack(_WORD, int.from_bytes(randomness.random_bytes(4), "big")))
-        return cls(path, number)
+        try:
+            path.write_bytes(_HEADER.pack(_WORD, int.from_bytes(randomness.random_bytes(4), "big")))
+            return cls(path, number)
+        except OSError:
+            drop_new(path)
+            raise
 
     def frames(self) -> Iterator[Frame]:
         """Yield every frame and cut off a torn one at the end; raises Stopped where frames follow what is broken."""
@@ -153,6 +157,13 @@ class LogFile:
                 f"{self.path}: the disk does not confirm a write ({error.strerror}): open the queue again"
             ) from error
 
+    def confirm_new(self) -> None:
+        """Wait as `sync` does, of a file that nothing relies on yet: it may be dropped, so nothing is in doubt. Raises StoreAway."""
+        try:
+            self.sync()
+        except InDoubt as error:
+            raise StoreAway(str(error)) from error
+
     def read(self, at: At) -> bytes:
         """Return bytes of the file."""
         return os.pread(self._fd, at.length, at.offset)
@@ -216,13 +227,12 @@ class LogFiles:
         file = LogFile.create(new, number)
         try:
             write(file)
-            file.sync()
+            file.confirm_new()
             crash_point("files.begun")
             new.rename(path)
         except BaseException:
             file.close()
-            with suppress(OSError):
-                new.unlink(missing_ok=True)
+            drop_new(new)
             raise
         sync_directory(self._directory)
         crash_point("files.followed")
@@ -253,6 +263,12 @@ class LogFiles:
         """Let all files go."""
         for file in self.files.values():
             file.close()
+
+
+def drop_new(path: Path) -> None:
+    """Delete a file that did not come to its end, so that it takes no room from what does; at the latest the next opening does."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def sync_directory(directory: Path) -> None:
