@@ -15,7 +15,7 @@ from relay.queue.port import Filter, QueueStore
 from relay.queue.states import PublisherState, SubscriberState
 from relay.run.crash import crash_point
 
-PAGE: Final = 200
+PAGE: Final = 100
 _OVER: Final = (PublisherState.JOURNALLED, PublisherState.UNAVAILABLE, PublisherState.DELETED)
 
 
@@ -33,7 +33,8 @@ def copy_ended(source: QueueStore, target: QueueStore, progress: Callable[[int],
     count = 0
     for page in _pages(source, Filter()):
         wanted = [view.handle for view in page if view.state in _OVER]
-        count += _adopt(source, target, [handle for handle in wanted if target.view(handle, value=False) is None])
+        there = _by_handle(target, wanted)
+        count += _adopt(source, target, [handle for handle in wanted if handle not in there])
         progress(count)
         crash_point("move.page")
     return count
@@ -57,7 +58,8 @@ def cut_over(source: QueueStore, target: QueueStore, progress: Callable[[int], N
     there: set[int] = set()
     for page in _pages(source, Filter()):
         there.update(view.handle for view in page)
-        stale = [view.handle for view in page if target.view(view.handle, value=False) != view]
+        copies = _by_handle(target, [view.handle for view in page])
+        stale = [view.handle for view in page if copies.get(view.handle) != view]
         done.messages += _adopt(source, target, stale)
         progress(done.messages)
         crash_point("move.page")
@@ -70,9 +72,11 @@ def cut_over(source: QueueStore, target: QueueStore, progress: Callable[[int], N
 def differences(source: QueueStore, target: QueueStore) -> Iterator[str]:
     """Yield a sentence for each message that is not the same in both stores: what a move checks before it is over."""
     for page in _pages(source, Filter()):
-        for view in page:
-            if target.view(view.handle, value=True) != source.view(view.handle, value=True):
-                yield f"message {view.handle} differs between the stores"
+        handles = [view.handle for view in page]
+        ours, copies = _by_handle(source, handles, value=True), _by_handle(target, handles, value=True)
+        for handle in handles:
+            if copies.get(handle) != ours.get(handle):
+                yield f"message {handle} differs between the stores"
     mine, theirs = source.counts()[0], target.counts()[0]
     for state in PublisherState:
         if state in (PublisherState.PUT, PublisherState.REVEALED) and mine.get(state, 0) != theirs.get(state, 0):
@@ -87,12 +91,12 @@ def _clear(source: QueueStore, target: QueueStore) -> int:
     count = 0
     for state in PublisherState:
         for page in _pages(target, Filter(state=state)) if state not in _OVER else ():
-            there = {view.handle: source.view(view.handle, value=False) for view in page}
-            left = [_ended(view) for view in page if there[view.handle] is None]
+            there = _by_handle(source, [view.handle for view in page])
+            left = [_ended(view) for view in page if view.handle not in there]
             if left:
                 target.adopt(left, uuid=source.uuid)
                 count += target.trim([view.handle for view in left])
-            _adopt(source, target, [handle for handle, view in there.items() if view is not None and view.state in _OVER])
+            _adopt(source, target, [handle for handle, view in there.items() if view.state in _OVER])
     return count
 
 
@@ -103,10 +107,15 @@ def _ended(view: MessageView) -> MessageView:
 
 
 def _adopt(source: QueueStore, target: QueueStore, handles: list[int]) -> int:
-    found = [view for handle in handles if (view := source.view(handle)) is not None]
+    found = source.views(handles) if handles else []
     if found:
         target.adopt(found, uuid=source.uuid)
     return len(found)
+
+
+def _by_handle(store: QueueStore, handles: list[int], *, value: bool = False) -> dict[int, MessageView]:
+    """Ask for a page at once: a store may be far away, and each question is a way there and back."""
+    return {view.handle: view for view in store.views(handles, value=value)} if handles else {}
 
 
 def _pages(store: QueueStore, chosen: Filter) -> Iterator[list[MessageView]]:

@@ -236,6 +236,9 @@ class QueueStore(Protocol):
     def view(self, handle: int, *, value: bool = True) -> MessageView | None:
         """Return a message and all its states, altering nothing; also of a JOURNALLED one until it is trimmed."""
 
+    def views(self, handles: Sequence[int], *, value: bool = True) -> list[MessageView]:
+        """Return what `view` does of those of these messages that are there, by handle."""
+
     def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
         """Return messages without their values, by handle, those above ``after``."""
 

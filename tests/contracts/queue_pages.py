@@ -35,6 +35,10 @@ class BookPages:
         entry = self._entries.get(handle)
         return None if entry is None else entry.view(value=value)
 
+    def views(self, handles: Sequence[int], *, value: bool = True) -> list[MessageView]:
+        found = (self.view(handle, value=value) for handle in sorted(set(handles)))
+        return [view for view in found if view is not None]
+
     def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
         found = [
             entry for entry in self._entries.values() if entry.handle > after and self._fits(entry, chosen)

@@ -179,6 +179,20 @@ class TestSeen:
         assert store.view(handle) == before
         assert ids(take(store)) == ["a"]
 
+    @pytest.mark.parametrize("value", [True, False])
+    def test_many_are_looked_at_as_each_alone_is(self, medium: Medium, value: bool) -> None:
+        store = opened(medium, "ann", "bob")
+        handles = [*put(store, "a", "b", "c"), store.put([child("d")], NOW)[0].handle]
+        cycle(store, "ann")
+        cycle(store, "bob")
+        assert store.trim(handles[1:2]) == 1
+        put(store, "e")
+
+        seen = store.views([*reversed(handles), handles[0], 10**9], value=value)
+
+        assert seen == [store.view(handle, value=value) for handle in handles if handle != handles[1]]
+        assert store.views([]) == []
+
     def test_counts_are_told_for_the_publisher_and_for_each_subscriber(self, medium: Medium) -> None:
         store = opened(medium, "ann", "bob")
         put(store, "a", "b", "c")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
 from relay.queue import moving
 from relay.queue.message import Audience, Group, NewMessage, Parent
-from relay.queue.port import Filter, Holder, Retired
+from relay.queue.port import Filter, Holder, QueueStore, Retired
 from relay.queue.settings import QueueSettings
 from relay.queue.states import SubscriberState
+from relay.queue.stores import open_store
+from relay.queue.stores.sql_queue import SqlQueue
 from tests.contracts.queue_book import QueueBook
 
 NOW = 1_700_000_000_000
@@ -106,3 +112,71 @@ def test_what_was_trimmed_meanwhile_is_trimmed_there_too() -> None:
 
     assert done.removed == 1
     assert target.view(12) is None
+
+
+class Counted:
+    """A store of which every question and every command is counted."""
+
+    def __init__(self, store: QueueStore) -> None:
+        self.store = store
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.store, name)
+        if not callable(found):
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls[name] += 1
+            return found(*given, **named)
+
+        return call
+
+
+def filled(store: QueueStore, count: int) -> None:
+    """Put so many messages, of which the clerk has done half, and nobody else has seen any."""
+    store.enter(Holder(b"h", "clerk", 0, None))
+    store.put([NewMessage("/till", f"m-{n}", b"v%d" % n) for n in range(count)], NOW)
+    taken = store.take("clerk", b"h", count // 2, NOW + 1)
+    store.finish("clerk", [one.ticket for one in taken], NOW + 2)
+    store.withdraw([one.ticket.handle for one in taken], NOW + 3)
+    for n in range(count // 4):
+        store.settle(f"a/{n}", committed=bool(n % 2), now=NOW)
+
+
+def test_a_move_asks_for_a_page_of_messages_at_once() -> None:
+    plain = QueueBook(SETTINGS)
+    filled(plain, 1000)
+    source, target = Counted(plain), Counted(QueueBook(SETTINGS))
+
+    move(cast("QueueBook", source), cast("QueueBook", target))
+    assert list(moving.differences(cast("QueueBook", source), cast("QueueBook", target))) == []
+
+    calls = source.calls + target.calls
+    assert calls["view"] == 0
+    # Each hundred is found (twice, and in the end once more), asked for there, read and written.
+    assert calls.total() <= 1000 / 100 * 12, calls
+
+
+def test_a_database_takes_a_page_in_with_as_many_statements_as_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = QueueBook(SETTINGS)
+    filled(plain, 100)
+    views, outcomes = plain.views(range(1, 101)), plain.outcomes()
+    store = cast("SqlQueue", open_store(SETTINGS, "sqlite:///queue.db", state=tmp_path))
+    said: Counter[str] = Counter()
+    for name in ("run", "count", "many"):
+        real = getattr(store.session, name)
+        monkeypatch.setattr(
+            store.session, name, lambda text, *given, real=real: (said.update([text]), real(text, *given))[1]
+        )
+
+    store.adopt(views[:1], uuid=plain.uuid)
+    first = said.total()
+    store.adopt(views, uuid=plain.uuid, outcomes=outcomes)
+
+    assert said.total() - first <= first + 1, said
+    assert store.views(range(1, 101)) == views
+    assert store.outcomes() == outcomes
+    store.close()

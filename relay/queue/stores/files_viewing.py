@@ -30,6 +30,11 @@ class Viewing(FilesBase):
         found = self._journal.find(handle)
         return None if found is None else self._view_ended(*found, value=value)
 
+    def views(self, handles: Sequence[int], *, value: bool = True) -> list[MessageView]:
+        """Return what `view` does of those of these messages that are there, by handle."""
+        found = (self.view(handle, value=value) for handle in sorted(set(handles)))
+        return [view for view in found if view is not None]
+
     def _view_ended(self, number: int, row: Row, *, value: bool) -> MessageView:
         message, content = self._load_ended(number, row)
         return message.view(content, value=value)

@@ -45,14 +45,12 @@ class Moving(SqlBase):
             self.session.many(sql.ADOPT_MESSAGE, [self._message_row(message) for message in messages])
             live = [message for message in messages if message.state in _LIVE]
             self.session.many(sql.ADOPT_OPEN, [self._open_row(message) for message in live])
-            known = self._known(messages)
-            self.session.many(sql.ADOPT_DELIVERY, [row for m in messages for row in self._delivery_rows(m, known)])
+            self.session.many(sql.ADOPT_DELIVERY, self._delivery_rows(messages))
             self._rephase(handles)
             self._count([message.state for message in messages], 1)
             if handles:
                 self.session.raise_handles(self._queue, max(handles))
-            for attempt, committed in outcomes:
-                self._write(sql.SETTLE, attempt=attempt, committed=int(committed), now=0)
+            self.session.many(sql.ADOPT_OUTCOME, [(self._queue, name, int(committed)) for name, committed in outcomes])
             self._write(sql.RENAME, uuid=uuid)
         self.uuid = uuid
 
@@ -89,18 +87,25 @@ class Moving(SqlBase):
             return self._subscribers
         return self._numbers(sql.ADD_SUBSCRIBER, sql.FIND_SUBSCRIBERS, sorted(names))
 
-    def _delivery_rows(self, view: MessageView, known: dict[str, int]) -> list[Row]:
+    def _delivery_rows(self, messages: Sequence[MessageView]) -> list[Row]:
+        """Return the rows of all messages; whom the queue does not know yet, it knows then."""
+        known = self._known(messages)
+        names = dict.fromkeys(row.group for message in messages for row in message.subscribers)
+        groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, names) if names else {}
+        members = {(known[row.subscriber], groups[row.group]) for message in messages for row in message.subscribers}
+        for subscriber, group in sorted(members):
+            self._write(sql.ADD_MEMBER, sub=subscriber, grp=group)
+        return [row for message in messages for row in self._rows_of(message, known, groups)]
+
+    def _rows_of(self, view: MessageView, known: dict[str, int], groups: dict[str, int]) -> list[Row]:
         names = list(dict.fromkeys(row.group for row in view.subscribers))
-        groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, names)
         shape = (Shape.ORDERED if view.in_order else 0) | (Shape.SHARED if len(view.subscribers) > 1 else 0)
         lane = None if view.lane is None else lane_number(view.lane)
         found = []
         for position, row in enumerate(view.subscribers):
             pool = Shape.POOL if sum(other.group == row.group for other in view.subscribers) > 1 else 0
-            number = known[row.subscriber]
-            self._write(sql.ADD_MEMBER, sub=number, grp=groups[row.group])
             # The phase follows from the rest when all rows are there.
-            head = (view.handle, number, self._queue, groups[row.group], lane, PRIORITY_MAX - view.priority)
+            head = (view.handle, known[row.subscriber], self._queue, groups[row.group], lane, PRIORITY_MAX - view.priority)
             place = (int(Phase.HIDDEN), pool | shape, names.index(row.group), position)
             found.append((*head, *place, *_delivery_values(row), view.expires_at))
         return found

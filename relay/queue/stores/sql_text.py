@@ -438,6 +438,8 @@ from relay_queue_tally where queue = :queue"""
 # Moving to another store --------------------------------------------------------------------------------------------
 
 RENAME: Final = "update relay_queue set uuid = :uuid where id = :queue"
+ADOPT_OUTCOME: Final = """insert into relay_queue_attempt (queue, attempt, committed, at)
+values (?, ?, ?, 0) on conflict do nothing"""
 ADOPT_OPEN: Final = insert(OPEN.table, OPEN.all)
 ADOPT_MESSAGE: Final = insert(
     MESSAGE.table, f"{MESSAGE.all}, state, unavailable_at, deleted_at, journalled_at"

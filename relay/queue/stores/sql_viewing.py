@@ -27,6 +27,10 @@ class Viewing(SqlBase):
         found = self._views([handle], value=value)
         return found[0] if found else None
 
+    def views(self, handles: Sequence[int], *, value: bool = True) -> list[MessageView]:
+        """Return messages and all their states, by handle."""
+        return self._views(handles, value=value)
+
     def _views(self, handles: Sequence[int], *, value: bool) -> list[MessageView]:
         with self.session.snapshot():
             messages = self._run(sql.VIEW, handles=list(handles), value=int(value))
