@@ -42,6 +42,7 @@ def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None
     notes: list[str] = []
     code = 0
     with QueueDesk(loaded, me()) as desk:
+        desk.reach()  # brokers that are away are waited for once, not for each queue
         for name in desk.names():
             try:
                 rows.append(_row(desk, name))

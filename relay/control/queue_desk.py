@@ -15,20 +15,23 @@ from relay.message.errors import ConfigError
 from relay.queue.desired import Audit, Desired, Kind, Move, Subject, Wanted, Wish
 from relay.queue.port import QueueStore
 from relay.run import clock, randomness
-from relay.run.following import control_topic, follow
+from relay.run.following import DesiredFollower, control_topic, follow
 from relay.run.queues import open_queue, queue_of
 from relay.setup.required import require_topics
 
 
 class QueueDesk:
-    """One command's work. ``who`` stands in every record that it writes. Raises ConfigError, Unreachable before anything else."""
+    """One command's work. ``who`` stands in every record that it writes.
+
+    A name is looked up in the configuration first (ConfigError); the brokers are asked, once, before anything is done
+    (Unreachable, or ConfigError if the topic is missing).
+    """
 
     def __init__(self, config: RelayConfig, who: str) -> None:
         self.config = config
         self.who = who
         self._stack = ExitStack()
-        require_topics(config, config.control_topic)
-        self._follower = follow(config)
+        self._follower: DesiredFollower | None = None
         self._control: ControlTopic | None = None
         self._stores: dict[str, QueueStore] = {}
 
@@ -38,13 +41,20 @@ class QueueDesk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._follower.close()
         self._stack.close()
 
     @property
     def desired(self) -> Desired:
         """What is wanted now, by the control topic."""
-        return self._follower.now()
+        return self.reach().now()
+
+    def reach(self) -> DesiredFollower:
+        """Let the brokers answer; raises Unreachable, and ConfigError if the topic is missing."""
+        if self._follower is None:
+            require_topics(self.config, self.config.control_topic)
+            self._follower = follow(self.config)
+            self._stack.callback(self._follower.close)
+        return self._follower
 
     def names(self, queue: str | None = None) -> list[str]:
         """Return the queues a command is about: the one named, or all."""
@@ -92,6 +102,7 @@ class QueueDesk:
 
     def _put(self, key: bytes, value: bytes) -> None:
         if self._control is None:
+            self.reach()
             self._control = control_topic(self.config)
             self._stack.callback(self._control.close)
         self._control.put(key, value, wait=True)

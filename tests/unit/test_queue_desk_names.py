@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from relay.cli.main import app
 from relay.config.loading import load
+from relay.control import queue_desk
 from relay.control.queue_desk import QueueDesk
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 
 CONFIG = """\
 [relay]
@@ -31,3 +34,66 @@ def test_a_misspelt_subscriber_is_named_with_those_there_are(tmp_path: Path) -> 
     desk.check_subscriber("credit", "ann")
     with pytest.raises(ConfigError, match="no such subscriber; it has approval, ann, bob"):
         desk.check_subscriber("credit", "approvl")
+
+
+COMMANDS = [
+    "queue show {config} credti",
+    "queue pause {config} credti",
+    "queue purge {config} credti --yes",
+    "queue migrate {config} credti --to sqlite:///other.db",
+    "message list {config} credti",
+    "message show {config} credti 1",
+    "message reveal {config} credti 1",
+    "message redrive {config} credti",
+    "subscriber list {config} --queue credti",
+    "subscriber pause {config} ann --queue credti",
+    "subscriber pause {config} approvl",
+    "publisher pause {config} /till --queue credti",
+    "journal list {config} credti",
+    "journal show {config} --queue credti",
+    "journal archive {config} --queue credti",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_misspelt_name_is_told_before_any_broker_is_asked(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(CONFIG)
+    asked: list[object] = []
+
+    def away(*given: object) -> None:
+        asked.append(given)
+        raise Unreachable("no broker answers")
+
+    monkeypatch.setattr(queue_desk, "require_topics", away)
+
+    def run(command: str) -> tuple[int, str]:
+        done = CliRunner(env={"COLUMNS": "300"}).invoke(app, command.format(config=path).split())
+        return done.exit_code, done.output
+
+    code, said = run(command)
+    assert code == ConfigError.exit_code, said
+    assert "there is no such queue" in said or "no queue has it" in said
+    assert asked == []
+    code, _ = run(command.replace("credti", "credit").replace("approvl", "approval"))
+    assert code == Unreachable.exit_code
+    assert len(asked) == 1
+
+
+def test_all_queues_wait_once_for_a_broker_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(CONFIG + CONFIG[CONFIG.index("[queues") :].replace("credit", "debit"))
+    asked: list[object] = []
+
+    def away(*given: object) -> None:
+        asked.append(given)
+        raise Unreachable("no broker answers")
+
+    monkeypatch.setattr(queue_desk, "require_topics", away)
+
+    done = CliRunner().invoke(app, ["queue", "list", str(path)])
+
+    assert done.exit_code == Unreachable.exit_code
+    assert len(asked) == 1
