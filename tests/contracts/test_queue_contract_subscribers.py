@@ -6,17 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.queue.message import Ticket
+from relay.queue.message import Audience, Group, Ticket
 from relay.queue.port import QueueStore, Refused
 from relay.queue.states import PublisherState as P
 from relay.queue.states import SubscriberState as S
+from relay.queue.stores import sql_taking
 from tests.contracts.queue_media import (
     HOLDER,
     LATER,
     NOW,
+    OTHER,
     Medium,
     child,
     cycle,
+    enter,
     full_view,
     ids,
     message,
@@ -175,6 +178,30 @@ class TestTake:
 
         assert ids(take(store, limit=2)) == ["a1", "b1"]
         assert ids(take(store)) == ["a2", "x", "b2"]
+
+    @pytest.mark.parametrize("shut", ["held", "undecided", "left out"])
+    @pytest.mark.parametrize("groups", [1, 2])
+    def test_a_long_lane_that_is_shut_keeps_no_other_lane_from_being_given(
+        self, medium: Medium, monkeypatch: pytest.MonkeyPatch, shut: str, groups: int
+    ) -> None:
+        monkeypatch.setattr(sql_taking, "LEVEL_MAX", 3)
+        store = opened(medium, "ann")
+        if groups > 1:  # a message with an audience of its own makes a group of another name
+            put(store, "alone", audience=Audience((Group("other", ("ann",)),)))
+            assert cycle(store) == ["alone"]
+        if shut == "undecided":
+            store.put([child("c", lane=b"long")], NOW)
+        put(store, *[f"l{number}" for number in range(9)], lane=b"long")
+        enter(store, holder=OTHER)
+        if shut == "held":
+            assert ids(take(store, holder=OTHER, limit=1)) == ["l0"]
+        put(store, "high", lane=b"long", priority=7)
+        put(store, "s", lane=b"short")
+        put(store, "t")
+
+        taken = store.take("ann", HOLDER, 10, NOW, without=[b"long"] if shut == "left out" else [])
+
+        assert ids(taken) == ["s", "t"]
 
     def test_priority_can_be_set_while_it_waits(self, medium: Medium) -> None:
         store = opened(medium, "ann")

@@ -58,6 +58,12 @@ class Closed:
         """Note that a message keeps its place."""
         self.places[group, lane] = min(handle, self.places.get((group, lane), handle))
 
+    def gives(self, lane: Lane, handle: int) -> bool:
+        """Tell whether a lane may give this message, as far as what is said of lanes goes."""
+        if lane in self.lanes or lane[1] in self.numbers:
+            return False
+        return self.newest.get(lane, 0) <= handle <= self.places.get(lane, handle)
+
     def admit(self, candidates: Iterable[Candidate], limit: int, now: int) -> list[Candidate]:
         """Return what may be taken, up to ``limit``; those of a lane must come by handle.
 
@@ -74,7 +80,7 @@ class Closed:
                 lane = (group, number)
                 if lane in lanes or number in numbers:
                     continue
-                if waits or handle < newest.get(lane, 0) or handle > places.get(lane, handle):
+                if waits or not newest.get(lane, 0) <= handle <= places.get(lane, handle):
                     lanes.add(lane)
                     continue
             elif waits:

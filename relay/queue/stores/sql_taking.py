@@ -12,7 +12,10 @@ from relay.queue.stores.sql_session import Session
 
 PAGE_MAX: Final = 4096
 LEVEL_MAX: Final = 20_000
-"""Messages of one priority whose lanes are known to a take. Beyond them age among lanes of that priority is not exact."""
+"""Messages of one priority whose lanes are known to a take. Beyond them age among lanes of that priority is not exact.
+
+Where all of them lie in lanes that are shut, so many more are looked at, until one is open.
+"""
 _ABOVE_ALL: Final = -1
 
 
@@ -71,8 +74,9 @@ class Choice:
     def _by_level(self) -> list[Candidate]:
         found: list[Candidate] = []
         seen: set[Lane] = set()
+        shut = self._shut_numbers()
         for rank in range(10):
-            lanes = self._lanes_at(rank) - seen
+            lanes = self._lanes_at(rank, shut) - seen
             seen |= lanes
             missing = self._limit - len(found)
             found += self._closed.admit(self._level(rank, lanes), missing, self._now)
@@ -80,11 +84,19 @@ class Choice:
                 break
         return found
 
-    def _lanes_at(self, rank: int) -> set[Lane]:
-        """Return the lanes in which this rank waits, unexpired."""
-        place = {"rank": rank, "limit": LEVEL_MAX}
-        found = {(group, lane) for group, lane in self._session.run(sql.READY_LEVEL, {**self._given, **place})}
-        return found | {lane for lane, best in self._ranks.items() if best == rank}
+    def _lanes_at(self, rank: int, shut: list[int]) -> set[Lane]:
+        """Return lanes in which this rank waits, unexpired: of the oldest messages, and until one of them is open."""
+        found = {lane for lane, best in self._ranks.items() if best == rank}
+        place = {"rank": rank, "limit": LEVEL_MAX, "shut": shut}
+        handle, is_open = _ABOVE_ALL, False
+        while not is_open:
+            page = self._session.run(sql.READY_LEVEL, {**self._given, **place, "handle": handle})
+            for group, lane, handle in page:
+                found.add((group, lane))
+                is_open = is_open or self._closed.gives((group, lane), handle)
+            if len(page) < LEVEL_MAX:
+                break
+        return found
 
     def _level(self, rank: int, lanes: set[Lane]) -> Iterator[Candidate]:
         """Yield what waits in these lanes, and without a lane at this rank, by handle."""

@@ -262,8 +262,9 @@ order by rank, handle limit :limit"""
 RANKS: Final = """select
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank, handle limit 1),
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank desc, handle desc limit 1)"""
-READY_LEVEL: Final = """select grp, lane from relay_queue_delivery
-where sub = :sub and phase = 0 and rank = :rank and lane is not null and (expires_at is null or expires_at > :now)
+READY_LEVEL: Final = """select grp, lane, handle from relay_queue_delivery
+where sub = :sub and phase = 0 and rank = :rank and handle > :handle and lane is not null and lane not in {shut}
+    and (expires_at is null or expires_at > :now)
 order by handle limit :limit"""
 READY_LANES: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
 from relay_queue_delivery
