@@ -10,7 +10,8 @@ from relay.kafka import settings
 from relay.kafka.failures import MISSING, kafka_error
 from relay.kafka.reading import PartitionReader
 from relay.kafka.settings import TimingLike
-from relay.message.errors import Stuck, Unreachable
+from relay.kafka.topics import Topics
+from relay.message.errors import ConfigError, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.queue.message import Place
 from relay.queue.port import StoreAway
@@ -28,6 +29,7 @@ class LogValues:
     """
 
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike, name: str) -> None:
+        self._kafka, self._timing = kafka, timing
         given = settings.consumer(kafka, timing, name, log_level=0)
         self._reader = PartitionReader(given, committed=False, clock=clock.monotonic, deadline_s=DEADLINE_S)
 
@@ -39,7 +41,7 @@ class LogValues:
         found: dict[Place, bytes | None] = {}
         try:
             runs = {
-                partition: self._runs(partition, sorted(offsets)) for partition, offsets in wanted.items()
+                partition: self._runs(partition, offsets) for partition, offsets in wanted.items()
             }
             for ranges in _rounds(runs):
                 for batch in self._reader.read(ranges):
@@ -47,25 +49,35 @@ class LogValues:
                         offsets = wanted[LogPartition(record.topic(), record.partition())]
                         if record.offset() in offsets:
                             found[offsets[record.offset()]] = record.value()
-        except (Stuck, Unreachable) as error:
+        except (Stuck, Unreachable, ConfigError) as error:
             raise StoreAway(f"the log with the queue's values does not answer: {error}") from error
         return found
 
-    def _runs(self, partition: LogPartition, offsets: list[int]) -> list[tuple[int, int]]:
+    def _runs(self, partition: LogPartition, places: Mapping[int, Place]) -> list[tuple[int, int]]:
         """Return what is to be read of a partition, [first, end); nothing of what lies outside its watermarks."""
         try:
             low, high = self._reader.watermarks(partition)
         except Unreachable as error:
             found = kafka_error(error)
-            if found is not None and found.code() in MISSING:
+            if found is not None and found.code() in MISSING and self._is_gone(partition, places):
                 return []
             raise
-        there = [offset for offset in offsets if low <= offset < high]
+        there = [offset for offset in sorted(places) if low <= offset < high]
         if not there:
             return []
         breaks = [number for number, (one, other) in enumerate(pairwise(there), 1) if other - one > GAP]
         pieces = zip([0, *breaks], [*breaks, len(there)], strict=True)
         return [(there[begin], there[end - 1] + 1) for begin, end in pieces]
+
+    def _is_gone(self, partition: LogPartition, places: Mapping[int, Place]) -> bool:
+        """Tell whether the topic was deleted, or made anew without this partition; a client may just not have heard of it."""
+        with Topics(self._kafka, self._timing) as topics:
+            found = topics.describe([partition.topic], settings=False).get(partition.topic)
+        if found is None:
+            return True
+        # A topic only grows: whoever lists fewer partitions of the same one lags behind.
+        same = any(place.topic_id == found.topic_id.hex() for place in places.values())
+        return not same and found.partitions <= partition.partition
 
     def close(self) -> None:
         """Leave."""

@@ -1,0 +1,75 @@
+"""A partition that a client has not heard of is not yet one that left the log: the cluster's list of topics tells."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from relay.kafka import values
+from relay.kafka.topics import TopicFacts
+from relay.kafka.values import LogValues
+from relay.message.errors import ConfigError, Unreachable
+from relay.queue.message import Place
+from relay.queue.port import StoreAway
+
+ID, OTHER = b"i" * 16, b"o" * 16
+PLACE = Place("orders", ID.hex(), 5, 7)
+
+
+class Unheard:
+    """A reader whose client knows of no such partition."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def watermarks(self, place: object) -> tuple[int, int]:
+        raise Unreachable("the ends cannot be read") from KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+
+
+class Cluster:
+    """Tells what there is, or fails."""
+
+    def __init__(self, told: TopicFacts | Exception | None) -> None:
+        self._told = told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def describe(self, names: list[str], **_: Any) -> dict[str, TopicFacts]:
+        if isinstance(self._told, Exception):
+            raise self._told
+        return {} if self._told is None else {names[0]: self._told}
+
+
+def reading(told: TopicFacts | Exception | None, monkeypatch: pytest.MonkeyPatch) -> LogValues:
+    monkeypatch.setattr(values, "PartitionReader", Unheard)
+    monkeypatch.setattr(values, "Topics", lambda *_: Cluster(told), raising=False)
+    monkeypatch.setattr(values.settings, "consumer", lambda *_, **__: {})
+    return LogValues({}, None, "test.values")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        TopicFacts("orders", ID, 6, 1),
+        TopicFacts("orders", ID, 3, 1),  # topics only grow: who says so lags behind
+        Unreachable("no broker answers"),
+        ConfigError("the role has no right to describe topics"),
+    ],
+    ids=["there", "lags", "away", "refused"],
+)
+def test_what_a_client_has_not_heard_of_is_asked_for_again_later(
+    told: TopicFacts | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreAway):
+        reading(told, monkeypatch).read([PLACE])
+
+
+@pytest.mark.parametrize("told", [None, TopicFacts("orders", OTHER, 3, 1)], ids=["deleted", "made anew"])
+def test_what_was_deleted_has_left_the_log(told: TopicFacts | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reading(told, monkeypatch).read([PLACE]) == {}
