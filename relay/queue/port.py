@@ -39,6 +39,10 @@ class StoreAway(Retriable):
     exit_code = Unreachable.exit_code
 
 
+class ValuesAway(StoreAway):
+    """The store answers, and the log in which it has its values does not; nothing changed, and states can be written."""
+
+
 class Retired(Retriable):
     """The queue has moved to another store (`retire`); nothing changed, and it goes on over there."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from relay.message.errors import InDoubt
 from relay.queue.message import Taken, Ticket
-from relay.queue.port import QueueStore
+from relay.queue.port import QueueStore, ValuesAway
 from relay.queue.states import SubscriberState
 from relay.run import clock, randomness, schedule
 from relay.work.backoff import Backoff
@@ -65,9 +65,7 @@ class States:
             with self._store.transaction():
                 self._write(writes, now, counted)
                 if room > 0:
-                    taken = self._store.take(self._subscriber, self._holder, room, now, without=without)
-                    if taken:
-                        self._store.start(self._subscriber, [one.ticket for one in taken], now)
+                    taken = self._take(writes, room, without, now)
         except InDoubt:
             # In doubt: find out by writing once more, see `resync`.
             self._again, self._in_doubt = writes, True
@@ -76,6 +74,18 @@ class States:
             self._again = writes
             raise
         self._count(counted, len(taken))
+        return taken
+
+    def _take(self, writes: Writes, room: int, without: Collection[bytes], now: int) -> list[Taken]:
+        try:
+            taken = self._store.take(self._subscriber, self._holder, room, now, without=without)
+        except ValuesAway:
+            if not writes:
+                raise
+            # Retry in the next cycle, which has nothing to write: what is done would else not be, for as long as the log is away.
+            return []
+        if taken:
+            self._store.start(self._subscriber, [one.ticket for one in taken], now)
         return taken
 
     def resync(self, dispatch: Dispatch, lock: schedule.Lock) -> None:

@@ -115,6 +115,7 @@ def test_while_the_log_is_away_nothing_stays_taken(medium: Medium) -> None:
     view = store.view(handle, value=False)
     assert view is not None
     assert view.subscribers[0].state is S.AVAILABLE
+    assert view.subscribers[0].attempt == 0, "an attempt that was not made does not count"
     medium.log.away = False
     assert [one.value for one in take(store)] == [b"a"]
 

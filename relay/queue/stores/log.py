@@ -13,14 +13,13 @@ from typing import Final, TypeVar
 
 import orjson
 
-from relay.message.errors import Retriable
 from relay.queue.message import MessageView, NewMessage, Place, PutAnswer, Taken
-from relay.queue.port import Filter, Retired, StoreAway
+from relay.queue.port import Filter, Retired, StoreAway, ValuesAway
 from relay.queue.receipt import PLACE, Headers
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
 from relay.queue.stores.sql_queue import SqlQueue
-from relay.queue.stores.sql_session import Session
+from relay.queue.stores.sql_session import Session, unit
 from relay.queue.values import Values, digest_of
 from relay.run import clock
 
@@ -53,24 +52,23 @@ class LogQueue(SqlQueue):
         """Store the index entries of messages; see the port."""
         return super().put([_without_value(message) for message in messages], now, reveal=reveal)
 
+    @unit
     def take(
         self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
     ) -> list[Taken]:
         """AVAILABLE -> GET -> FETCHED; see the port. What has left the log is ended and not given.
 
-        Raises StoreAway, and gives back what was taken, if the log does not answer.
+        Raises ValuesAway, and nothing was taken, if the log does not answer.
         """
         taken = super().take(subscriber, holder, limit, now, without=without)
         try:
             shown, gone = self._fill(taken)
-        except Retriable:
-            # Retry: nothing was given, so nothing may stay taken.
-            self.free(subscriber, [one.ticket for one in taken], now)
-            raise
+        except StoreAway as error:
+            # Taken back to here: nothing was given, so nothing may stay taken, and no attempt counts.
+            raise ValuesAway(str(error)) from error
         if gone:
-            with self.transaction():
-                self.withdraw([one.ticket.handle for one, _ in gone], now)
-                self.refuse(subscriber, [(one.ticket, _cause(placed)) for one, placed in gone], now)
+            self.withdraw([one.ticket.handle for one, _ in gone], now)
+            self.refuse(subscriber, [(one.ticket, _cause(placed)) for one, placed in gone], now)
         return shown
 
     def retire(self) -> None:
