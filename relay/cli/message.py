@@ -35,7 +35,7 @@ from relay.control.queue_tracing import trace
 from relay.control.queue_views import message_row, timeline
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
-from relay.queue.redriving import Redriven, chosen, redrive
+from relay.queue.redriving import AT_ONCE, Redriven, chosen, redrive
 from relay.queue.withholding import waits_for_attempt
 from relay.run import clock
 
@@ -266,7 +266,11 @@ def redrive_command(
                 steps = _again(desk, queue, handles, subscriber, dry_run=dry_run)
             else:
                 views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
-                steps = redrive(store, views, subscriber, dry_run=dry_run, pace=pace.wait, now=clock.wall_ms)
+                # Where nobody else writes, many at once keep nobody waiting.
+                at_once = 1 if rate or store.shared else AT_ONCE
+                steps = redrive(
+                    store, views, subscriber, dry_run=dry_run, pace=pace.wait, now=clock.wall_ms, at_once=at_once
+                )
             done.extend(steps)  # keeps what came before an exception
         finally:
             # Also of what was interrupted: the record says what was done.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Filter, Holder
 from relay.queue.redriving import chosen, redrive, unusable_for
@@ -70,3 +72,33 @@ def test_a_done_subscriber_is_never_redriven() -> None:
 
 def test_a_limit_bounds_what_is_chosen() -> None:
     assert [view.handle for view in chosen(refused(5), Filter(), limit=3)] == [1, 2, 3]
+
+
+class Interrupted(Exception):
+    """The store fails in the middle of a step."""
+
+
+def test_many_are_given_again_in_one_unit_and_a_step_that_fails_is_not_said_to_be_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = refused(7)
+    units: list[None] = []
+    begin, again = store.transaction, store.republish
+    monkeypatch.setattr(store, "transaction", lambda: (units.append(None), begin())[1])
+
+    def republish(handle: int, *given: int, **named: bool) -> bool:
+        if handle == 6:
+            raise Interrupted
+        return again(handle, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "republish", republish)
+    steps = redrive(
+        store, chosen(store, Filter(unusable=True)), None,
+        dry_run=False, pace=lambda: None, now=lambda: NOW + 1, at_once=3,
+    )  # fmt: skip
+    done: list[int] = []
+    with pytest.raises(Interrupted):
+        done.extend(one.handle for one in steps if one.done)
+
+    assert (done, len(units)) == ([1, 2, 3], 2)
+    assert [one.ticket.handle for one in store.take("auditor", b"g", 9, NOW + 2)] == [1, 2, 3]
