@@ -138,6 +138,9 @@ class TopicDelivery:
             raise InDoubt(f"a record was refused ({refusal}); the batch is tried in smaller parts") from refusal
         self._accept(entered, tried)
         self._narrowing.passed(batch.messages)
+        if self._condemned:
+            for message in batch.messages:
+                self._condemned.pop((message.digest, batch.replays.get(message.digest, 0)), None)
         accept(self._ranges(), numbers, work.ranges, self._now)
         self._membership, self._positions, self._idle_since = batch.membership, batch.positions, self._now
 

@@ -320,6 +320,7 @@ class Dispatch:
         if rest is None:
             return
         self._count -= len(rest)
+        self._single.difference_update(one.ticket.handle for one in rest)
         self._writes.back.extend(one.ticket for one in rest)
         if lane not in self._busy and lane in self._ready:
             self._ready.remove(lane)

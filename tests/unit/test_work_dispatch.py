@@ -187,6 +187,19 @@ def test_a_batch_that_fails_runs_again_one_by_one_in_order() -> None:
     assert handles(dispatch.next()) == [2]
 
 
+def test_what_was_to_run_by_itself_and_went_back_runs_in_a_batch_when_it_comes_again() -> None:
+    dispatch = Dispatch(1, 5, batch=4)
+    dispatch.add([message(1), message(2)])
+    end(dispatch, dispatch.next(), Outcome.SPLIT)
+    end(dispatch, dispatch.next(), Outcome.UNUSABLE)
+    dispatch.give_back()
+    dispatch.written(dispatch.writes())
+
+    dispatch.add([message(2, attempt=2), message(3)])
+
+    assert handles(dispatch.next()) == [2, 3], "nothing is remembered of what others may have now"
+
+
 def test_giving_back_keeps_what_runs() -> None:
     dispatch = Dispatch(1, 5)
     dispatch.add([message(1), message(2), message(3, b"b")])
