@@ -62,12 +62,13 @@ def correlate(
         key = key_of(message)
         stored = [message.handle, b64encode(message.value or b"").decode()]
         come = _add(db, correlation, key, {part: stored})
-        if come.keys() < wanted:
+        if not wanted <= come.keys():
+            # Beside what is missing there may be a part of an earlier declaration.
             return
         db.execute(_REMOVE[db.kind], (correlation, key))
         for handle, _ in come.values():
             message.also_from(handle)
-        values = {one: b64decode(value) for one, (_, value) in come.items()}
+        values = {one: b64decode(value) for one, (_, value) in come.items() if one in wanted}
         message.publish(to, join(values), key=key)
 
     return subscriber(queue, resource=resource)(correlated)
