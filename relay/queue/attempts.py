@@ -28,6 +28,13 @@ class Outcomes(Protocol):
         """Write an attempt's outcome unless it has one, and return the one that stands: True is committed."""
 
 
+class ForgettableOutcomes(Outcomes, Protocol):
+    """Outcomes that lie in a resource."""
+
+    def forget(self, attempts: Sequence[str]) -> None:
+        """Delete committed outcomes that nobody needs any more; (aborted) stays, since its worker may come back."""
+
+
 class PreparedTransactions(Protocol):
     """What attempts left prepared in a further database, by the attempts' names."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import psycopg
 
 from relay.resources.postgresql import reaching as reaching_postgresql
@@ -38,6 +40,13 @@ class PostgresqlAttempts:
         assert row is not None, "the row was just inserted, or stood in its way"
         return bool(row[0])
 
+    def forget(self, attempts: Sequence[str]) -> None:
+        """Delete committed outcomes; raises Unreachable, or ConfigError if the role has no right to."""
+        with reaching_postgresql(self._name):
+            self._connection.execute(
+                "delete from relay_attempt where attempt = any(%s) and committed", (list(attempts),)
+            )
+
 
 class SqliteAttempts:
     """Outcomes in SQLite, on a connection of the caller's: inside its transaction, or each on its own in autocommit."""
@@ -57,3 +66,11 @@ class SqliteAttempts:
                 "select committed from relay_attempt where attempt = ?", (attempt,)
             ).fetchone()
         return bool(row[0])
+
+    def forget(self, attempts: Sequence[str]) -> None:
+        """Delete committed outcomes; raises RowLocked, Unreachable."""
+        with reaching_sqlite(self._name):
+            self._connection.execute(
+                "delete from relay_attempt where committed = 1 and attempt in (select value from json_each(?))",
+                (orjson.dumps(list(attempts)).decode(),),
+            )

@@ -24,7 +24,7 @@ OWN_TABLES: Final = {
     "relay_position": ("select", "insert", "update", "delete"),
     "relay_inbox": ("select", "insert", "update", "delete"),
     "relay_range": ("select", "insert", "update", "delete"),
-    "relay_attempt": ("select", "insert"),
+    "relay_attempt": ("select", "insert", "delete"),
     "relay_correlation": ("select", "insert", "update", "delete"),
 }
 """The relay's own tables and the rights that the worker's role needs on them; none of them is DDL."""

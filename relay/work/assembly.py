@@ -79,6 +79,7 @@ class Assembled:
     def close(self) -> None:
         """Close connections and stores; what this worker holds stays held until it left or is recovered."""
         self._journal.close()
+        self.runner.forget_all()
         if self._desks is not None:
             self._desks.close()
         for connections in self._further:
@@ -125,6 +126,7 @@ class Assembled:
             mark,
             held_back=self._held_back,
             alert=partial(self._alerts.wait, job.subscriber),
+            done=runner.forgetting.done,
         )
         return worker, runner
 

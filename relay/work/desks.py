@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import psycopg
 
 from relay.message.errors import InDoubt, RelayError, Retriable
-from relay.queue.attempts import Outcomes
+from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
 from relay.run import schedule
@@ -47,7 +47,7 @@ class Desk(Protocol):
     """One connection with what is bound to it. ``kind`` is ``postgresql`` or ``sqlite``; ``stores`` are the queues in this database, by name."""
 
     stores: Mapping[str, QueueStore]
-    outcomes: Outcomes
+    outcomes: ForgettableOutcomes
 
     @property
     def kind(self) -> str:
@@ -94,7 +94,7 @@ class PostgresqlDesk:
     def __init__(self, name: str, connection: psycopg.Connection[Any], bind: Bind) -> None:
         self._connection = connection
         self.stores = bind(connection)
-        self.outcomes: Outcomes = PostgresqlAttempts(name, connection)
+        self.outcomes: ForgettableOutcomes = PostgresqlAttempts(name, connection)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -169,7 +169,7 @@ class SqliteDesk:
         self._gate = gate
         self._open = False
         self.stores = bind(connection)
-        self.outcomes: Outcomes = SqliteAttempts(name, connection)
+        self.outcomes: ForgettableOutcomes = SqliteAttempts(name, connection)
 
     def begin(self) -> None:
         """Begin a transaction that may write."""

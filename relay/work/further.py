@@ -91,12 +91,17 @@ class FurtherDatabase:
         if self._effect is not None:
             self._effect.prepare()
 
-    def finish(self) -> None:
-        """Commit, since the attempt is decided; what this does not reach, recovery does."""
-        if self._effect is not None:
-            with suppress(Unreachable):  # in doubt: recovery commits it if it is still there
-                self._effect.finish()
+    def finish(self) -> bool:
+        """Commit, since the attempt is decided; False if this is in doubt: recovery commits it if it is still there."""
+        if self._effect is None:
+            return True
+        try:
+            self._effect.finish()
+        except Unreachable:
+            return False
+        finally:
             self._done()
+        return True
 
     def give_up(self) -> None:
         """Roll back, since the attempt is not decided and will not be."""
@@ -150,10 +155,10 @@ class Further:
         for one in self.databases:
             one.prepare()
 
-    def finish(self) -> None:
-        """Commit every one."""
-        for one in self.databases:
-            one.finish()
+    def finish(self) -> bool:
+        """Commit every one; False if recovery has to find out about any."""
+        finished = [one.finish() for one in self.databases]
+        return all(finished)
 
     def give_up(self) -> None:
         """Roll back every one."""

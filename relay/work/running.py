@@ -37,6 +37,7 @@ from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.work.desks import Database, Desk, Desks, EffectsInDoubt
 from relay.work.dispatch import Ended, Outcome, Work
+from relay.work.forgetting import Forgetting
 from relay.work.further import Further, FurtherDatabase
 from relay.work.hands import all_ended
 from relay.work.message import Message
@@ -133,6 +134,8 @@ class Runner:
         self._place = place
         self._desks = desks
         self._further = further
+        self.forgetting = Forgetting()
+        self._has_said = False
         self.children = 0
 
     def __call__(self, work: Work) -> Sequence[Ended]:
@@ -241,11 +244,47 @@ class Runner:
             self._discard(put)
             raise
         crash_point("work.decided")
+        has_all = False
         with _afterwards():
-            further.finish()
-        self._accept(put)
+            has_all = further.finish()
+        has_all = self._accept(put) and has_all
         self.children += sum(len(message.children) for message in messages)
-        return all_ended(work, Outcome.WRITTEN if self._place.queue in desk.stores else Outcome.DONE)
+        if self._place.queue in desk.stores:
+            return all_ended(work, Outcome.WRITTEN)
+        if has_all:
+            self.forgetting.left_nothing({one.ticket: self._place.attempt(one) for one in work.messages})
+        self._forget(clock.monotonic())
+        return all_ended(work, Outcome.DONE)
+
+    def forget_all(self) -> None:
+        """Forget what is left of outcomes that nobody needs any more: the worker has ended."""
+        while self._forget(float("inf")):
+            pass
+
+    def _forget(self, now: float) -> bool:
+        """Delete outcomes that are due, in a transaction of their own; False if there is nothing more to do now."""
+        if not (names := self.forgetting.due(now)):
+            return False
+        assert self._desks is not None, "a resource decides"
+        database = Database(self._desks)
+        try:
+            database.begun().outcomes.forget(names)
+            database.commit()
+        except Exception as error:  # noqa: BLE001 - nothing of a message: its attempt is decided and DONE
+            if isinstance(error, ConfigError):
+                self._say_once(str(error))
+            else:
+                # Retry: forgetting twice is harmless.
+                self.forgetting.again(names)
+            return False
+        finally:
+            _take_back(database)
+        return True
+
+    def _say_once(self, sentence: str) -> None:
+        if not self._has_said:
+            self._has_said = True
+            structlog.get_logger("relay.work").warning("outcomes of attempts are kept for ever", reason=sentence)
 
     def _write_outcome(self, desk: Desk, work: Work, elsewhere: list[Taken], now: int) -> None:
         """Write DONE where the queue is in this database, else every attempt's outcome; raises AttemptAborted.
@@ -336,10 +375,14 @@ class Runner:
                 named[queue].append(one._replace(publisher=f"{place.queue}/{place.subscriber}", id=name))
         return named
 
-    def _accept(self, put: list[PutChildren]) -> None:
-        for one in put:  # decided already: recovery shows what this does not reach
+    def _accept(self, put: list[PutChildren]) -> bool:
+        """Show children; False if recovery has to show any: these are decided already."""
+        shown = 0
+        for one in put:
             with _afterwards(), self._place.locks[one.queue]:
                 accept_children([one], self._place.stores, clock.wall_ms())
+                shown += 1
+        return shown == len(put)
 
     def _discard(self, put: list[PutChildren]) -> None:
         with suppress(Retriable, InDoubt):  # aborted already: recovery takes back what this does not reach

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from relay.message.errors import InDoubt
@@ -32,17 +32,24 @@ class States:
     """One subscriber's states in one store, written by one holder. Call it with the store's lock held.
 
     A write whose answer is lost is written once more: tickets make that harmless. What the lost transaction had taken is
-    then given back, since nobody knows its contents.
+    then given back, since nobody knows its contents. ``done`` is told what has become DONE, when that is durable.
     """
 
     def __init__(
-        self, store: QueueStore, subscriber: str, holder: bytes, backoff: Backoff, report: Report
+        self,
+        store: QueueStore,
+        subscriber: str,
+        holder: bytes,
+        backoff: Backoff,
+        report: Report,
+        done: Callable[[Sequence[Ticket]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._subscriber = subscriber
         self._holder = holder
         self._backoff = backoff
         self._report = report
+        self._done = done
         self._again: Writes | None = None
         self._in_doubt = False
 
@@ -63,7 +70,7 @@ class States:
         counted = Report()
         try:
             with self._store.transaction():
-                self._write(writes, now, counted)
+                done = self._write(writes, now, counted)
                 if room > 0:
                     taken = self._take(writes, room, without, now)
         except InDoubt:
@@ -74,6 +81,8 @@ class States:
             self._again = writes
             raise
         self._count(counted, len(taken))
+        if done:
+            self._done(done)
         return taken
 
     def _take(self, writes: Writes, room: int, without: Collection[bytes], now: int) -> list[Taken]:
@@ -100,8 +109,10 @@ class States:
             self._report.returned += sum(self._store.free(self._subscriber, lost, clock.wall_ms()))
         self._in_doubt = False
 
-    def _write(self, writes: Writes, now: int, counted: Report) -> None:
-        counted.done += self._finish(writes.done, now)
+    def _write(self, writes: Writes, now: int, counted: Report) -> list[Ticket]:
+        """Write all states and return what is DONE once the unit is durable."""
+        done = self._finish(writes.done, now)
+        counted.done += len(done)
         if writes.unusable:
             counted.unusable += sum(self._store.refuse(self._subscriber, writes.unusable, now))
         if writes.back:
@@ -112,18 +123,20 @@ class States:
                 self._subscriber, [failure.ticket], now, again_at=again_at, failed=failure.counted
             )
             counted.failed += sum(answer)
+        return done
 
-    def _finish(self, tickets: Sequence[Ticket], now: int) -> int:
+    def _finish(self, tickets: Sequence[Ticket], now: int) -> list[Ticket]:
         if not tickets:
-            return 0
+            return []
         answers = self._store.finish(self._subscriber, tickets, now)
         if all(answers):
-            return len(answers)
+            return list(tickets)
         # No: another worker took it over, or this very write stood already and its answer was lost.
         refused = [ticket for ticket, yes in zip(tickets, answers, strict=True) if not yes]
         held = self._store.holds(self._subscriber, refused)
-        self._report.overtaken += sum(state is not SubscriberState.DONE for state in held)
-        return sum(answers) + sum(state is SubscriberState.DONE for state in held)
+        stood = [ticket for ticket, state in zip(refused, held, strict=True) if state is SubscriberState.DONE]
+        self._report.overtaken += len(refused) - len(stood)
+        return [ticket for ticket, yes in zip(tickets, answers, strict=True) if yes] + stood
 
     def _count(self, counted: Report, taken: int) -> None:
         self._report.taken += taken

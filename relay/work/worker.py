@@ -55,7 +55,8 @@ class Limits:
 class Worker:
     """One holder of one subscriber's messages. ``lock`` is the one of ``store``; ``held_back`` tells whether to take nothing.
 
-    ``alert`` waits up to so many seconds for a new message, and returns early if one may be there.
+    ``alert`` waits up to so many seconds for a new message, and returns early if one may be there; ``done`` is told what has
+    become DONE, durably.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Worker:
         *,
         held_back: Callable[[], bool] = lambda: False,
         alert: Callable[[float], object] | None = None,
+        done: Callable[[Sequence[Ticket]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._subscriber = subscriber
@@ -89,7 +91,7 @@ class Worker:
             limits.concurrency, store.settings.tries, batch=batch, ordered=limits.ordered
         )
         self._window = Window(limits.concurrency, batch)
-        self._states = States(store, subscriber, holder, limits.backoff, self.report)
+        self._states = States(store, subscriber, holder, limits.backoff, self.report, done)
         self._run = run
         self._hands: Hands | Coroutines | None = None
         self._stopping = False

@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any, Final, NamedTuple, cast
 
 from relay.message.errors import InDoubt
-from relay.queue.attempts import Outcomes
+from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.message import MessageView, Ticket
 from relay.queue.port import QueueStore, StoreAway
 from relay.queue.settings import QueueSettings
@@ -203,7 +203,7 @@ class ShopDesk:
         self.stores: Mapping[str, QueueStore] = {}
         if shop.book is not None:
             self.stores = {shop.book.settings.name: cast("QueueStore", _Bound(shop.book))}
-        self.outcomes: Outcomes = self
+        self.outcomes: ForgettableOutcomes = self
         self._process.on_death.append(self._taken_back)
 
     def begin(self) -> None:
@@ -231,6 +231,12 @@ class ShopDesk:
         del now
         self._shop.world.call()
         return self._shop.outcomes.setdefault(attempt, committed)
+
+    def forget(self, attempts: Sequence[str]) -> None:
+        self._shop.world.call()
+        for attempt in attempts:
+            if self._shop.outcomes.get(attempt):
+                del self._shop.outcomes[attempt]
 
     def is_away(self, error: BaseException) -> bool:
         del error

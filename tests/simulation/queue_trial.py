@@ -20,6 +20,7 @@ from relay.queue.states import PublisherState
 from relay.run import clock, randomness, schedule
 from relay.work.backoff import Backoff
 from relay.work.desks import Desks
+from relay.work.forgetting import Forgetting
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.stores import Deciding, Stores
@@ -35,6 +36,8 @@ from tests.simulation.trial import Outcome, _log_to
 FAULTS_S: Final = 15.0
 HEALING_S: Final = 120.0
 LOOK_S: Final = 0.5
+FORGET_S: Final = 0.1
+"""Outcomes of attempts are forgotten this often: too early by however little, some seed must show it."""
 SALES, CREDIT = "sales", "credit"
 NOWHERE: Final = Path("/nowhere/marks")
 P = PublisherState
@@ -185,7 +188,11 @@ class QueueRun:
             stores[queue].enter(holder)
         runner = Runner(self._handler(queue, name, uses_shop), Place(queue, name, deciding, stores, locks), desks)
         limits = Limits(habits.concurrency, habits.batch, backoff=backoff)
-        return Worker(stores[queue], name, holder.id, runner, locks[queue], limits, upkeep, cast("Any", _Mark()))
+        runner.forgetting = Forgetting(FORGET_S)
+        return Worker(
+            stores[queue], name, holder.id, runner, locks[queue], limits, upkeep, cast("Any", _Mark()),
+            done=runner.forgetting.done,
+        )  # fmt: skip
 
     def _outcomes(self, lent: ExitStack) -> Outcomes:
         return cast("Outcomes", _Outcomes(self.shop, lent))

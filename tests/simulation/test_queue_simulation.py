@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import pytest
 
-from relay.queue.attempts import AttemptName
+from relay.queue.attempts import AttemptName, PutChildren
 from relay.queue.message import Ticket
 from relay.queue.recovery import Recovered, Recovery
 from relay.work.dispatch import Dispatch
+from relay.work.forgetting import Forgetting
 from relay.work.leases import Leases
+from relay.work.running import Runner
 from tests.contracts.queue_book import QueueBook
 from tests.simulation.installation import StandIn, replaced
 from tests.simulation.queue_removals import recovery_taken_literally
@@ -81,16 +83,34 @@ def undecided_children_overtaken() -> list[StandIn]:
     return [(QueueBook, "_lanes", shown)]
 
 
+def forgotten_before_done() -> list[StandIn]:
+    """An attempt's outcome is forgotten while its message is not DONE in the queue yet."""
+    return [(Forgetting, "left_nothing", lambda self, attempts: self.again(attempts.values()))]
+
+
+def forgotten_before_shown() -> list[StandIn]:
+    """An attempt's outcome is forgotten though one of its children still waits for it."""
+    accept = Runner._accept
+
+    def shown(self: Runner, put: list[PutChildren]) -> bool:
+        accept(self, put)
+        return True
+
+    return [(Runner, "_accept", shown)]
+
+
 SEARCHED: Final[dict[Callable[[], list[StandIn]], tuple[tuple[int, ...], str]]] = {
-    ended_forgotten: ((15, 43, 56), "inversion"),
+    ended_forgotten: ((62, 111, 159), "inversion"),
     aborted_not_written: ((0, 38), "duplicate child"),
     commit_refuses_nothing: ((19, 30, 38), "duplicate effect"),
-    attempt_ignored: ((61, 62, 63), "inversion"),
+    attempt_ignored: ((117,), "duplicate child"),
     undecided_children_overtaken: ((16, 56, 62), "inversion"),
     recovery_taken_literally: ((0, 1, 3), "duplicate child"),
+    forgotten_before_done: ((38, 43, 52), "duplicate child"),
+    forgotten_before_shown: ((46, 56), "lost child"),
 }
 """Of each removal: seeds of which one at least must fail, and the anomaly it leads to."""
-HASTENED: Final = (aborted_not_written, commit_refuses_nothing)
+HASTENED: Final = (aborted_not_written, commit_refuses_nothing, attempt_ignored)
 """Removals that only a takeover shows. It is made frequent: that impatience alone breaks nothing is shown below."""
 
 
