@@ -26,6 +26,7 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
+from relay.resources.attempts import PostgresqlAttempts
 from relay.setup.migrate import _grant
 
 MakeTopic = Callable[..., str]
@@ -176,6 +177,29 @@ def test_the_worker_may_use_the_tables_and_not_change_them(
             worker.execute("alter table relay_inbox add column x text")
     checked = relay("check", config, "--connect")
     assert "resource shop" in checked["checked"]  # type: ignore[operator]
+
+
+def test_a_worker_forgets_outcomes_of_attempts_and_is_told_which_right_it_needs(
+    kafka: str, postgres: str, relay_name: str, worker_role: str, tmp_path: Path
+) -> None:
+    url = url_of(postgres, worker_role)
+    resource = f'[resources.shop]\nurl = "{url}"\nmigrate_url = "{postgres}"\n'
+    config = write(tmp_path / "relay.toml", kafka, relay_name, resource)
+    relay("migrate", config)
+
+    with psycopg.connect(url, autocommit=True) as worker:
+        outcomes = PostgresqlAttempts("shop", worker)
+        assert [outcomes.settle(name, committed=name != "b", now=0) for name in "abc"] == [True, False, True]
+        outcomes.forget(["a", "b"])
+        assert worker.execute("select attempt from relay_attempt order by attempt").fetchall() == [("b",), ("c",)]
+
+        with psycopg.connect(postgres, autocommit=True) as admin:
+            admin.execute(sql.SQL("revoke delete on relay_attempt from {}").format(sql.Identifier(worker_role)))
+        with pytest.raises(ConfigError, match="relay_attempt"):
+            outcomes.forget(["c"])
+    answer = runner.invoke(app, ["check", str(config), "--connect", "--json"])
+    assert answer.exit_code == 1
+    assert "grant delete on relay_attempt" in answer.stdout
 
 
 def test_tables_are_created_by_several_migrations_at_once(postgres: str, worker_role: str) -> None:
