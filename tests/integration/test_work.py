@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -204,3 +205,7 @@ def test_a_queue_in_flat_files_is_handled_with_its_effects_in_a_database(
         assert site.finish(app, env={"RELAY_CRASH_AT": "work.decided:5"}) == 137
         assert site.finish(app, "--concurrency", "4") == 0
         site.check(range(20))
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        ((kept,),) = shop.execute("select count(*) from relay_attempt where committed").fetchall()
+    shop.close()
+    assert kept <= 5, "only what the killed one had decided: a worker forgets the outcomes of its own attempts"
