@@ -10,6 +10,7 @@ from zlib import crc32
 import structlog
 
 from relay.delivery.batch import Batch, Counts
+from relay.delivery.carrying import Carrying
 from relay.delivery.deadletter import TAKEN_BACK, UNTOLD, dead_letter
 from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.narrowing import Narrowing
@@ -72,8 +73,10 @@ class TopicDelivery:
         self._told: list[Resolution] = []
         self._limits = limits or RangeLimits()
         self._upkeep = RangeUpkeep(ports, monitor_topic, horizon_s)
+        self._carrying = Carrying(horizon_s)
         self._membership = b""
         self._positions: Mapping[LogPartition, int] = {}
+        self._reached: Mapping[LogPartition, int] = {}
         self._now = self._idle_since = 0.0
         self._worker = transactional_id
         self._route = route
@@ -106,7 +109,8 @@ class TopicDelivery:
         for view in views:
             view.index.ranges.limits = self._limits
             view.index.ranges.mark(view.read_to, exact=True)
-        self._membership, self._positions = membership, found.starts
+        self._membership, self._positions, self._reached = membership, found.starts, {}
+        self._carrying.start()
         self._in_doubt_to = found.in_doubt_to
         self._told = found.told
         self.counts.recoveries += 1
@@ -143,6 +147,8 @@ class TopicDelivery:
                 self._condemned.pop((message.digest, batch.replays.get(message.digest, 0)), None)
         accept(self._ranges(), numbers, work.ranges, self._now)
         self._membership, self._positions, self._idle_since = batch.membership, batch.positions, self._now
+        if not batch.replays:
+            self._reached = batch.reached
 
     def settled(self) -> bool:
         """A topic route is done with a batch when ``submit`` returns."""
@@ -157,18 +163,22 @@ class TopicDelivery:
         return {}
 
     def tend(self, now: float) -> None:
-        """Between batches only the ranges need care: an idle route writes them again before they age out.
+        """Between batches: write again what would age out of the monitor, entries at any time, ranges on an idle route.
 
-        The positions are those of the last batch, and so is the membership that they are stored under: after a
-        rebalance in mid-batch the broker must refuse them.
+        The positions are those of the last batch, and so is the membership they are stored under: after a rebalance in
+        mid-batch the broker must refuse them.
         """
         self._now = now
         self._upkeep.tend(now, self._views.values(), {place.topic for place in self._positions})
-        if self._producer is None or now - self._idle_since < IDLE_S:
+        if self._producer is None:
             return
-        ranges = self._written({})
-        if ranges:
-            work = SealedWork(self._positions, self._membership, notes=self._notes, ranges=ranges)
+        pages = self._carrying.due(
+            now, self._views.values(), self._positions, self._reached,
+            worker=self._worker, instance=self._producer.instance, n=self._producer.n + 1,
+        )  # fmt: skip
+        ranges = self._written({}) if now - self._idle_since >= IDLE_S else []
+        if pages or ranges:
+            work = SealedWork(self._positions, self._membership, pages=pages, ranges=ranges, notes=self._notes)
             self._producer.run(work)
             self._accept([], Counts())
             accept(self._ranges(), {}, ranges, now)

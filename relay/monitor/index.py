@@ -41,6 +41,17 @@ class Standing(NamedTuple):
     replay: int
 
 
+class Held(NamedTuple):
+    """An entry spelled out whole; ``offset`` is -1 where unknown, ``replay`` how often the message was redriven."""
+
+    digest: bytes
+    topic: str
+    offset: int
+    content: bytes
+    is_dead: bool
+    replay: int
+
+
 class Kind(IntEnum):
     """What a change did; the number is part of the checkpoint's format and never changes."""
 
@@ -168,6 +179,24 @@ class DedupIndex:
         above = [digest for chunk in self._store.chunks() for digest in at_or_above(chunk, limits)]
         self.remove(above)
         return len(above)
+
+    def from_offsets(self, firsts: Mapping[str, int]) -> bytearray:
+        """Return the digests of entries of these log topics at or above an offset, one behind the other.
+
+        An unknown offset is above every one. Goes through the whole index.
+        """
+        limits = [firsts.get(topic, ABOVE_ALL) for topic in self.topics]
+        found = bytearray()
+        for chunk in self._store.chunks():
+            found += b"".join(at_or_above(chunk, limits))
+        return found
+
+    def held(self, digests: Sequence[bytes]) -> Iterator[Held]:
+        """Yield the entries of these digests as they stand now; unknown ones are passed over."""
+        for digest, value in zip(digests, self.find(digests), strict=True):
+            if value is not None:
+                content, number, offset, is_dead = describe(value)
+                yield Held(digest, self.topics[number], offset, content, is_dead, self._replays.get(digest, 0))
 
     def chunks(self) -> Iterator[Change]:
         """Yield the whole index as changes that build it; it must not change meanwhile."""

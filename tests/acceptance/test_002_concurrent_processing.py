@@ -10,11 +10,13 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from relay.audit.verify import verify
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.config.loading import load
 from relay.message.envelope import ResourceName
 from relay.message.identity import capture_id
-from tests.routes import TopicRoute, ce, ids, publish, wait_for
+from relay.monitor.entries import Page, Proof, decode
+from tests.routes import TopicRoute, ce, delete_below, ids, publish, read_all, wait_for
 
 NONCE = b"n" * 16
 CAPTURE = capture_id(NONCE)
@@ -98,6 +100,35 @@ def test_a_lost_connection_is_like_a_crash_to_the_server_and_nothing_is_lost(mak
     wait_for(lambda: position(route) == 102, what="the position behind all")
 
     assert sorted(ids(route.outputs())) == sorted(["slow", *(f"m-{n}" for n in range(100))])
+
+
+def test_a_message_that_is_in_progress_for_longer_than_the_monitor_keeps_entries_costs_no_repeat(
+    make_route: Callable[..., TopicRoute],
+) -> None:
+    route = make_route()
+    # The shortest horizon there is: entries are looked at every three seconds.
+    short = '[timing]\nin_doubt_alarm = "11s"\ndedup_horizon = "12s"\n'
+    route.path.write_text(route.path.read_text().replace("[timing]\n", short))
+    monitor = load(route.path).monitor_topic("main")
+    publish(route.kafka, route.log, [undecided("slow"), *fast(0, 100)])
+    worker = route.start()
+    wait_for(lambda: len(route.outputs()) >= 100, what="the later messages")
+    aged = read_all(route.kafka, monitor, 1)[-1].offset() + 1
+
+    def carried() -> int:
+        found = [decode(one.key(), one.value()) for one in read_all(route.kafka, monitor, 1) if one.offset() >= aged]
+        return sum(one.rows for one in found if isinstance(one, Page) and one.proof is Proof.PROVEN)
+
+    wait_for(lambda: carried() >= 100, what="their entries, written again")
+    delete_below(AdminClient({"bootstrap.servers": route.kafka}), monitor, aged)
+    worker.kill()
+    worker.wait(30)
+    decide(route)
+    assert route.finish(1) == 0, route.said(1)
+
+    assert sorted(ids(route.outputs())) == sorted(["slow", *(f"m-{n}" for n in range(100))])
+    (report,) = verify(load(route.path), ())
+    assert report.ok, (report.sentence, report.offences)
 
 
 @pytest.mark.parametrize("point", ["sealed.outputs", "sealed.entries", "sealed.offsets", "sealed.committing"])

@@ -117,6 +117,11 @@ TOPIC_GUARDS: Final = (
         "a dead process's late announcement stops its successor",
         Named("tests/unit/test_twins.py", "test_a_dead_process_whose_announcement_arrives_late_stops_nobody"),
     ),
+    Guard(
+        "entries_not_carried",
+        "what overtook a message that waits past the horizon has a second effect",
+        Named("tests/unit/test_carrying.py", "test_whoever_takes_over_after_the_horizon_repeats_nothing"),
+    ),
 )
 TABLE_GUARDS: Final = (
     Guard("no_epoch_guard", "a fenced worker writes", Search("route", range(100, 130), "two writers")),

@@ -14,6 +14,7 @@ from typing import Any, Final
 import relay.delivery.topic as topic_module
 import relay.run.worker as worker_module
 from relay.delivery import evidence_reading, topic_recovery
+from relay.delivery.carrying import Carrying
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.topic import TopicDelivery
 from relay.delivery.topic_recovery import TopicRecovery
@@ -223,6 +224,11 @@ def stale_membership() -> list[Change]:
     return [(GroupConsumer, "membership", lambda self: b"CGMDv2:\xff\xff\xff\xff" + b"sim.main\0\0")]
 
 
+def entries_not_carried() -> list[Change]:
+    """What overtook a waiting message ages out of the monitor."""
+    return [(Carrying, "due", lambda self, *_, **__: [])]
+
+
 def no_seek() -> list[Change]:
     """After a failure reading goes on where it stood, not at the position."""
     start = GroupConsumer.start
@@ -310,6 +316,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         offsets_before_flush, instance_kept, not_fenced, stable_end_read, no_sift, offsets_skipped, stale_membership,
         no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step, overtaken_is_lost,
         last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
+        entries_not_carried,
     )
 }  # fmt: skip
 

@@ -31,6 +31,17 @@ def test_no_seed_breaks_a_promise_with_room_for_a_single_range(monkeypatch: pyte
         assert not outcome.problems, f"seed {seed}, bounds as here"
 
 
+@pytest.mark.parametrize("kind", ["route", "topic"])
+def test_no_seed_breaks_a_promise_when_entries_are_carried_at_every_turn(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.delivery.carrying.FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr("relay.delivery.carrying.LOOKS_PER_HORIZON", 1e9)
+    for seed in range(60):
+        outcome = run(seed, kind)
+        assert not outcome.problems, f"seed {seed}, looks as here"
+
+
 @pytest.mark.parametrize(("seed", "removal", "taught"), LESSONS)
 def test_what_the_search_once_found_is_found_again_and_mended(seed: int, removal: str, taught: str) -> None:
     assert not run(seed, "topic").problems, taught
