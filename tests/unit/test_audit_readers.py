@@ -26,7 +26,7 @@ def record(key: bytes | None, value: bytes, headers: Headers) -> Any:
 
 def test_a_captured_message_of_the_markers_type_is_a_message_that_must_take_effect() -> None:
     ledger = Ledger([PLACE])
-    route: Any = SimpleNamespace(name="main", order="publisher", identity=["cloudevents", "position"])
+    route: Any = SimpleNamespace(name="main", to=None, order="publisher", identity=["cloudevents", "position"])
     records = [
         (0, 0, record(b"42", b"{}", [(ID, b"a"), *NAMED])),
         (0, 1, record(capture_id(NONCE), encode_marker(capture_id(NONCE), NONCE, None, []), marker_headers(
