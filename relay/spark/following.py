@@ -18,6 +18,7 @@ from relay.kafka.decisions import DecisionLog
 from relay.kafka.reading import PartitionReader
 from relay.message import envelope
 from relay.message.envelope import Headers, ResourceName, outgoing
+from relay.message.errors import ConfigError
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition, headers_if_any
 from relay.run import clock
@@ -161,12 +162,23 @@ class CommittedReader(DataSourceStreamReader):
         return {str(number): [prefix.position(), prefix.read_to] for number, prefix in self._prefixes.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one task for each partition that moved."""
-        return [
+        """Return one task for each partition that moved. ConfigError if the log has lost what the first would read."""
+        spans = [
             Span(int(number), start.get(number, [0, 0])[0], position, seen)
             for number, (position, seen) in end.items()
             if start.get(number, [0, 0])[0] < position
         ]
+        for span in spans:
+            place = self._place(span.partition)
+            low, _ = self._reader().watermarks(place)
+            if span.first < low:
+                raise ConfigError(
+                    f'option("checkpointLocation", ..): the query stands at offset {span.first} of '
+                    f"{place.topic}[{place.partition}], and the log begins at {low} by now: what lay between is gone unread. "
+                    "Keep the topic longer, and begin anew with another checkpointLocation: its rows start with what the "
+                    "log still has"
+                )
+        return spans
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages that count, in their order."""

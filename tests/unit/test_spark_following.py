@@ -10,6 +10,7 @@ import pytest
 from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.message.envelope import CAPTURE, ID, RESOURCE, TYPE, Headers, ResourceName
+from relay.message.errors import ConfigError
 from relay.message.identity import capture_id
 from relay.spark import following
 from relay.spark.following import CommittedReader, Prefix, Span, ended_by
@@ -157,3 +158,16 @@ def test_a_task_keeps_no_more_of_the_log_than_waits_for_an_outcome(monkeypatch: 
     assert [(log.given, batch.column("value").to_pylist()) for batch in rows] == [
         (1, [b"plain", b"of a unit"]), (4, [b"waits", b"behind it", b"more behind it"]), (6, [b"decision forgotten", b"last"]),
     ]  # fmt: skip
+
+
+def test_a_checkpoint_below_the_logs_beginning_is_a_sentence_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trimmed:
+        def watermarks(self, _: object) -> tuple[int, int]:
+            return 7, 12
+
+    monkeypatch.setattr(following, "_reader", lambda *_, **__: Trimmed())
+    reader = CommittedReader(WriteOptions("r", {}, topic="log"))
+
+    assert reader.partitions({"0": [7, 9]}, {"0": [12, 12]}) == [Span(0, 7, 12, 12)]
+    with pytest.raises(ConfigError, match=r'option\("checkpointLocation", .*\): .* offset 5 of log\[0\], .* begins at 7'):
+        reader.partitions({"0": [5, 9]}, {"0": [12, 12]})
