@@ -31,4 +31,8 @@ def examine(path: Path, env: Mapping[str, str] | None = None) -> tuple[RelayConf
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
         raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
+    except ValueError:
+        # The system takes no NUL in a path.
+        remedy = "give the path of a configuration, such as relay.toml"
+        raise ConfigError(f"{str(path)!r}: not a path; {remedy}") from None
     return read(document, path, os.environ if env is None else env)

@@ -49,8 +49,18 @@ class Substitution:
         if isinstance(value, list):
             return [self.resolve(item, f"{key}[{index}]") for index, item in enumerate(value)]
         if isinstance(value, str):
-            return _REFERENCE.sub(lambda match: self._remembered(match, key, value), value)
+            return self._plain(_REFERENCE.sub(lambda match: self._remembered(match, key, value), value), key, value)
         return value
+
+    def _plain(self, found: str, key: str, text: str) -> str:
+        """Refuse what no path, address or name takes: whoever uses one of these would raise, far from here."""
+        if "\0" in found:
+            self._wrong(key, text, "it holds a NUL character", "leave that out")
+            return found.replace("\0", "")
+        if not found.isascii() and any("\ud800" <= one <= "\udfff" for one in found):
+            self._wrong(key, text, "what it stands for is not UTF-8", "set that variable to a text in UTF-8")
+            return ""
+        return found
 
     def _remembered(self, match: re.Match[str], key: str, text: str) -> str:
         found = self._one(match, key, text)

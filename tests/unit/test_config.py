@@ -202,6 +202,38 @@ def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
         load(tmp_path / "absent.toml")
 
 
+def test_a_path_with_a_nul_is_no_path() -> None:
+    with pytest.raises(ConfigError, match="not a path; give the path of a configuration"):
+        load(Path("relay\0.toml"))
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("relay.state", BASE.replace('"a"', '"a"\nstate = "st\\u0000ate"')),
+        ("resources.shop.url", BASE.replace("shop.db", "sh\\u0000op.db")),
+        ("kafka.ssl.ca.location", BASE.replace(':9092"', ':9092"\n"ssl.ca.location" = "c\\u0000a"')),
+        ("registry.ca", f'{BASE}[registry]\nurl = "https://registry"\nca = "c\\u0000a"'),
+        ("queues.q.store", f'{BASE}[queues.q]\nstore = "sqlite:///q\\u0000.db"\nsubscribers = {{ one = {{}} }}'),
+    ],
+)
+def test_a_nul_in_a_text_is_one_fault(key: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "ca").touch()
+
+    (fault,) = faults_of(text, tmp_path)
+
+    assert (fault.key, fault.problem) == (key, "it holds a NUL character")
+
+
+def test_a_variable_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
+    url = "postgresql://clerk\udcff@host/shop"
+
+    (fault,) = faults_of(BASE.replace("sqlite:///shop.db", "${env:URL}"), tmp_path, URL=url)
+
+    assert fault.key == "resources.shop.url"
+    assert "not UTF-8" in fault.problem
+
+
 def test_durations_and_sizes(tmp_path: Path) -> None:
     text = route_with('batch = { linger = "20ms", bytes = "1MiB", messages = 5 }\n') + (
         '[timing]\nresend_after = "250ms"\ndedup_horizon = "2d"\nmonitor_retention = 1209600\nmarker_wait = 0.5\n'
