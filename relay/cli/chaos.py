@@ -16,6 +16,7 @@ from relay.chaos.disks import IMAGES
 from relay.chaos.result import Result
 from relay.chaos.run import Order, demonstrate, strike
 from relay.chaos.timeline import page
+from relay.cli.bounds import bounded
 from relay.cli.demo import ending_properly
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.cli.verify import MEANINGS
@@ -40,7 +41,9 @@ def chaos_command(
     demo: Annotated[
         bool, typer.Option("--demo", help="Start brokers, PostgreSQL and publishers here, and strike these, too.")
     ] = False,
-    minutes: Annotated[float, typer.Option(min=0.1, max=1440.0, help="How long accidents happen.")] = 3.0,
+    minutes: Annotated[
+        float, typer.Option(metavar="MINUTES", parser=bounded(0.1, 1440, "minutes"), help="How long accidents happen.")
+    ] = 3.0,
     seed: Annotated[int, typer.Option(help="Chooses the accidents; the same seed, the same plan.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=8, help="Workers per route.")] = 2,
     brokers: Annotated[int, typer.Option(min=1, max=5, help="Brokers of the demonstration.")] = 3,

@@ -18,6 +18,7 @@ from relay.run import clock
 
 HANDLE_MAX: Final = 2**63 - 1
 """What every store has room for."""
+LOOKED_THROUGH_MAX: Final = 1_000_000_000
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="A queue of the configuration.")]
 QueueOption = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the record.")]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from relay.cli.bounds import DAY_S, seconds
 from relay.cli.choosing import me
 from relay.cli.report import (
     ConfigArgument,
@@ -90,7 +91,8 @@ def redrive_command(
     every: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be ordered, and order nothing.")] = False,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, max=86400, help="Wait so long for what becomes of them.")
+        float,
+        typer.Option("--wait", metavar="SECONDS", parser=seconds(0, DAY_S), help="Wait so long for what becomes of them."),
     ] = 30.0,
     who: Annotated[str | None, typer.Option("--who", metavar="NAME", help="Who orders it; default USER@HOST.")] = None,
     as_json: JsonOption = False,

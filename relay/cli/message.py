@@ -9,8 +9,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from relay.cli.bounds import bounded
 from relay.cli.choosing import (
     HANDLE_MAX,
+    LOOKED_THROUGH_MAX,
     AfterOption,
     LimitOption,
     PublisherOption,
@@ -43,6 +45,8 @@ UNDECIDED: Final = (
     "made by an attempt that is not decided yet, whose end reveals or discards them; "
     "a worker of the attempt's queue decides for one that died"
 )
+RATE_MIN: Final = 0.001
+RATE_MAX: Final = 1_000_000
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="The message's handle in that queue.")]
 HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="Handles in that queue.")]
@@ -114,7 +118,7 @@ def trace_command(
     queue: QueueArgument,
     handle: HandleArgument,
     *,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Messages of each queue to look through for children.")] = 10_000,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=LOOKED_THROUGH_MAX, help="Messages of each queue to look through for children.")] = 10_000,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a message was made from and what was made from it, over all queues, each with its times."""
@@ -243,7 +247,12 @@ def redrive_command(
     since: SinceOption = None,
     until: UntilOption = None,
     limit: LimitOption = 100_000,
-    rate: Annotated[float, typer.Option("--rate", min=0, help="Messages a second at most; 0: no bound.")] = 0,
+    rate: Annotated[
+        float,
+        typer.Option(
+            "--rate", metavar="N", parser=bounded(0, RATE_MAX, "a second"), help="Messages a second at most; 0: no bound."
+        ),
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and do nothing.")] = False,
     even_done: Annotated[
         bool, typer.Option("--even-done", help="Also what the subscriber was DONE with: a new effect. Needs handles.")
@@ -257,6 +266,8 @@ def redrive_command(
     Exit 1 if a message named by its handle was in no state for it.
     """
     wanted = filter_of(unusable=True, subscriber=subscriber, publisher=publisher, since=since, until=until)
+    if 0 < rate < RATE_MIN:
+        raise ConfigError(f"--rate {rate:g}: less than {RATE_MIN:g} a second; give more, or 0 for no bound")
     pace = Pace(rate)
     with QueueDesk(load(Path(config)), who or me()) as desk:
         store = desk.store(queue)

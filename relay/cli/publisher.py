@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
+from relay.cli.choosing import LOOKED_THROUGH_MAX, QueueOption, ReasonOption, WhoOption, me
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.cli.wishing import record
 from relay.config.loading import load
@@ -29,7 +29,7 @@ def list_command(
     config: ConfigArgument,
     *,
     queue: QueueOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Messages to look through, oldest first.")] = MESSAGES_MAX,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LOOKED_THROUGH_MAX, help="Messages to look through, oldest first.")] = MESSAGES_MAX,
     as_json: JsonOption = False,
 ) -> None:
     """List the publishers of the messages that a queue has, and those something was said about."""

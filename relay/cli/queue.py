@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from relay.cli.bounds import DAY_S, seconds
 from relay.cli.choosing import (
     PublisherOption,
     QueueArgument,
@@ -140,7 +141,12 @@ def migrate_command(
     queue: QueueArgument,
     *,
     to: Annotated[str, typer.Option("--to", metavar="STORE", help="The new store, as `store` in the configuration.")],
-    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds for workers to give back what they have.")] = 10.0,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", parser=seconds(0, DAY_S), help="How long workers may take to give back what they have."
+        ),
+    ] = 10.0,
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -11,6 +11,7 @@ import structlog
 import typer
 from pydantic import ValidationError
 
+from relay.cli.bounds import AT_WORK_S, seconds
 from relay.cli.report import ConfigArgument
 from relay.config.loading import load
 from relay.config.model import RelayConfig, RelaySection
@@ -32,7 +33,7 @@ def run_command(
     until_idle: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0.1, help="End when nothing moved for so long and no lag is left."
+            metavar="SECONDS", parser=seconds(0.1, AT_WORK_S), help="End when nothing moved for so long and no lag is left."
         ),
     ] = None,
     instance: Annotated[

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import orjson
 import typer
 
+from relay.cli.bounds import AT_WORK_S, seconds
 from relay.cli.report import print_json
 from relay.config.loading import load
 from relay.message.errors import ConfigError
@@ -41,17 +42,17 @@ def work_command(
     deadline: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=0.1, help="A handler that runs longer hangs: its process is replaced."
+            metavar="SECONDS", parser=seconds(0.1, AT_WORK_S), help="A handler that runs longer hangs: its process is replaced."
         ),
     ] = 300.0,
     drain: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.1, help="How long running handlers may take after a signal."),
+        typer.Option(metavar="SECONDS", parser=seconds(0.1, AT_WORK_S), help="How long running handlers may take after a signal."),
     ] = 30.0,
     until_idle: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0.1, help="End when nothing moved for so long and nothing waits."
+            metavar="SECONDS", parser=seconds(0.1, AT_WORK_S), help="End when nothing moved for so long and nothing waits."
         ),
     ] = None,
     as_json: Annotated[

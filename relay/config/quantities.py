@@ -20,27 +20,39 @@ _BYTES: Final = {
     "MiB": 1024**2,
     "GiB": 1024**3,
 }
+LONGEST_S: Final = 100 * 365 * 86400.0
+LARGEST: Final = 2**63 - 1
+"""What every database has room for."""
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def duration(value: Any) -> float:
     """Return seconds of a number of seconds or of a text such as ``7d``, ``5s`` or ``250ms``."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
+        return _within(float(value))
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None or (match[2] or "s") not in _SECONDS:
         raise Wrong("not a duration", 'write a number of seconds or a text such as "5s", "250ms" or "7d"')
-    return float(match[1]) * _SECONDS[match[2] or "s"]
+    return _within(float(match[1]) * _SECONDS[match[2] or "s"])
+
+
+def _within(seconds: float) -> float:
+    if seconds > LONGEST_S:
+        raise Wrong("longer than a hundred years", 'write at most "36500d"')
+    return seconds
 
 
 def size(value: Any) -> int:
     """Return bytes of a number or of a text such as ``16MiB``."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST:
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in _BYTES:
         raise Wrong("not a size", 'write a number of bytes or a text such as "16MiB"')
-    return int(float(match[1]) * _BYTES[match[2]])
+    found = float(match[1]) * _BYTES[match[2]]
+    if found > LARGEST:
+        raise Wrong("more than any disk holds", "write a smaller size")
+    return int(found)
 
 
 Seconds = Annotated[float, BeforeValidator(duration)]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from relay.cli import report
 from relay.cli.main import COMMANDS
 from relay.cli.main import app as relay
+from relay.run.supervisor import Supervisor
 
 CONFIG = """\
 [relay]
@@ -99,6 +100,7 @@ def test_the_exit_codes_stand_in_the_help() -> None:
         ("message list relay.toml credit --is AVAILABLE", "say whose state is meant"),
         ("message edit relay.toml credit 1 --value none --reason x", "correct the path"),
         ("publisher pause relay.toml ''", "give the ce_source"),
+        ("message redrive relay.toml credit --rate 1e-300", "give more, or 0 for no bound"),
         ("unit close relay.toml u r --reason ''", "say why"),
         ("run relay.toml --route other", "there is to-credit"),
         ("work none.py --queue credit --subscriber approval", "give the path of a .py file"),
@@ -115,6 +117,50 @@ def test_what_is_wrong_is_said_with_its_remedy(place: Path, words: str, remedy: 
 
     assert (code, out) == (2, "")
     assert remedy in " ".join(error.split())
+
+
+NUMBERS = {
+    "run relay.toml --until-idle": "from 0.1 to 2592000 seconds",
+    "work none.py --queue credit --subscriber approval --config relay.toml --deadline": "from 0.1 to 2592000 seconds",
+    "work none.py --queue credit --subscriber approval --config relay.toml --drain": "from 0.1 to 2592000 seconds",
+    "work none.py --queue credit --subscriber approval --config relay.toml --until-idle": "from 0.1 to 2592000 seconds",
+    "deadletter redrive none.toml --all --wait": "from 0 to 86400 seconds",
+    "queue migrate none.toml credit --to files:///q --wait": "from 0 to 86400 seconds",
+    "message redrive none.toml credit --rate": "from 0 to 1000000 a second",
+    "chaos none.toml --minutes": "from 0.1 to 1440 minutes",
+}
+
+
+@pytest.mark.parametrize("given", ["inf", "nan", "1e308", "-1", "soon"])
+@pytest.mark.parametrize("words", NUMBERS)
+def test_a_number_that_is_none_or_beyond_all_use_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: str, given: str
+) -> None:
+    def must_not_start(*_: object) -> int:
+        raise AssertionError("it was taken")
+
+    monkeypatch.setattr(Supervisor, "run", must_not_start)
+    code, out, error = said(*words.split(), given)
+
+    assert (code, out) == (2, "")
+    sentence = " ".join(word for word in error.split() if word != "│")
+    assert f"Invalid value for '{words.rsplit(maxsplit=1)[-1]}': {given} is not {NUMBERS[words]}; write" in sentence
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("5min", 300.0), ("250ms", 0.25), ("90", 90.0), ("1e3", 1000.0)])
+def test_a_duration_is_written_as_in_the_configuration(
+    place: Path, monkeypatch: pytest.MonkeyPatch, given: str, seconds: float
+) -> None:
+    calls: list[list[str]] = []
+
+    def noted(supervisor: Supervisor) -> int:
+        calls.append(supervisor._command("to-credit", 0))
+        return 0
+
+    monkeypatch.setattr(Supervisor, "run", noted)
+
+    assert said("run", "relay.toml", "--until-idle", given)[0] == 0
+    assert float(calls[0][-1]) == seconds
 
 
 def test_purging_needs_a_yes(place: Path) -> None:

@@ -248,6 +248,24 @@ def test_durations_and_sizes(tmp_path: Path) -> None:
     assert config.timing.marker_wait == 0.5
 
 
+@pytest.mark.parametrize("given", ["inf", "1e308", '"36501d"', f'"{"9" * 400}d"'])
+@pytest.mark.parametrize("key", ["ttl", "lease", "retry_max"])
+def test_a_duration_beyond_all_use_is_one_fault(key: str, given: str, tmp_path: Path) -> None:
+    queue = f'{BASE}[queues.q]\nstore = "sqlite:///q.db"\nsubscribers = {{ one = {{}} }}\n{key} = '
+
+    (fault,) = faults_of(queue + given, tmp_path)
+
+    assert (fault.key, fault.problem) == (f"queues.q.{key}", "longer than a hundred years")
+    assert faults_of(queue + '"36500d"', tmp_path) == []
+
+
+@pytest.mark.parametrize("given", [str(2**63), f'"{"9" * 400}"', '"9000000000GiB"'])
+def test_a_size_beyond_all_use_is_one_fault(given: str, tmp_path: Path) -> None:
+    (fault,) = faults_of(route_with(f"inflight = {{ hold_bytes = {given} }}"), tmp_path)
+
+    assert fault.key == "routes.r.inflight.hold_bytes"
+
+
 @pytest.mark.parametrize(
     ("lines", "key"),
     [
