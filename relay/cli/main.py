@@ -12,6 +12,7 @@ import os
 import sys
 from errno import ENOSPC
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from typing import Annotated, Final
 
 import typer
@@ -73,6 +74,9 @@ def _relay(
 
 def _run(name: str, arguments: list[str]) -> int:
     """Load one command, run it, and return its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Names of files, and texts of strangers, need not be what the output can encode.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         module = importlib.import_module(f"relay.cli.{name}")
         code = module.app(arguments, prog_name=f"relay {name}", standalone_mode=False)

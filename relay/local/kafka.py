@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +23,8 @@ from relay.message.errors import CheckFailed, ConfigError
 
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 20.0
+PORT_MAX = 65535
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class ClusterPlan:
     @classmethod
     def new(cls, count: int, port: int | None, advertise: str | None) -> ClusterPlan:
         """Plan ``count`` brokers; ``port`` and ``advertise`` are the first one's, the others count up from it."""
+        if port is not None and port + count - 1 > PORT_MAX:
+            raise ConfigError(f"--kafka-port {port} leaves no port for {count} brokers: give {PORT_MAX - count + 1} or less.")
         free = free_ports(3 * count)
         brokers = []
         for index in range(count):
@@ -91,7 +97,7 @@ class ClusterPlan:
 
 def _shifted(address: str, by: int) -> str:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) + by < 65536:
+    if not _HOST.fullmatch(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) + by <= PORT_MAX:
         raise ConfigError(f"--advertise {address!r} is not HOST:PORT with a port from 1 to 65535.")
     return f"{host}:{int(port) + by}"
 
@@ -189,7 +195,7 @@ class KafkaCluster:
         home.mkdir(parents=True, exist_ok=True)
         properties = broker_properties(self.plan, broker, home / "data", self.settings.properties)
         settings_path = home / "server.properties"
-        settings_path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        settings_path.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in properties.items()), "ascii")
         (home / "log4j2.properties").write_text(_LOG4J)
         # Native libraries that the broker unpacks; a killed one leaves them behind.
         shutil.rmtree(home / "tmp", ignore_errors=True)
@@ -220,6 +226,21 @@ class KafkaCluster:
             )
         RecordedProcess.of(child.pid).keep(home / "process.json")
         child.returncode = 0  # its end is observed through the record, also by other processes
+
+
+def check_name(directory: Path) -> None:
+    """Refuse a directory that no broker's settings can name: they are texts, and ``log.dirs`` is a list."""
+    try:
+        lawful = "," not in directory.as_posix() and bool(directory.as_posix().encode("utf-8"))
+    except UnicodeEncodeError:
+        lawful = False
+    if not lawful:
+        raise ConfigError(f"--dir {str(directory)!r}: Kafka cannot use a path with a comma, or one that is not UTF-8: name another.")
+
+
+def _escaped(value: str) -> str:
+    """Return a value as Java reads it from a properties file, which is Latin-1 with escapes as JSON has them."""
+    return json.dumps(value)[1:-1]
 
 
 def classpath(jars: Sequence[Path]) -> str:

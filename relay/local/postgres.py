@@ -187,7 +187,7 @@ def check_answers(url: str) -> None:
     try:
         with psycopg.connect(url, connect_timeout=5) as connection:
             connection.execute("select 1")
-    except psycopg.Error as error:
+    except (psycopg.Error, UnicodeEncodeError) as error:
         raise Unreachable(
             f"PostgreSQL at {without_password(url)} does not answer: start it or mend its URL."
         ) from error
@@ -199,7 +199,7 @@ def without_password(url: str) -> str:
     unescaped = set(url.partition("://")[2].partition("?")[0].rpartition("@")[0]) & set("/@")
     try:
         parts = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
+    except (psycopg.ProgrammingError, UnicodeEncodeError):
         parts = None
     if unescaped or parts is None:
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from relay.kafka.probe import brokers_named
 from relay.local.jars import Tell
-from relay.local.kafka import BrokerSettings, ClusterPlan, KafkaCluster
+from relay.local.kafka import BrokerSettings, ClusterPlan, KafkaCluster, check_name
 from relay.local.lock import exclusive
 from relay.local.postgres import PostgresServer, check_answers, without_password
 from relay.local.process import keep, read_kept
@@ -44,6 +44,7 @@ class LocalServices:
         if brokers < 1:
             raise ConfigError(f"--brokers {brokers} is too few: give 1 or more.")
         directory = directory.resolve()
+        check_name(directory)
         directory.mkdir(parents=True, exist_ok=True)
         with exclusive(directory / ".lock"):
             cluster = _cluster(directory, kafka_port, advertise, brokers, settings)

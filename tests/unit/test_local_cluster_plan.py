@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from relay.local import ports as local_ports
-from relay.local.kafka import ClusterPlan, broker_properties
+from relay.local.kafka import ClusterPlan, KafkaCluster, broker_properties
 from relay.local.ports import free_ports
+from relay.local.postgres import check_answers
+from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError
 
 
@@ -65,6 +67,47 @@ def test_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 def test_malformed_advertised_address_is_a_usage_error(address: str) -> None:
     with pytest.raises(ConfigError, match="not HOST:PORT"):
         ClusterPlan.new(1, None, address)
+
+
+@pytest.mark.parametrize("host", ["a,b", "a b", "a\nlog.dirs=/", "a\udcff", "[::g]"])
+def test_an_advertised_host_is_one_host(host: str) -> None:
+    with pytest.raises(ConfigError, match="not HOST:PORT"):
+        ClusterPlan.new(1, None, f"{host}:9092")
+
+
+def test_ports_beyond_the_last_one_are_a_usage_error() -> None:
+    assert ClusterPlan.new(3, 65533, None).brokers[2].port == 65535
+    with pytest.raises(ConfigError, match="give 65533 or less"):
+        ClusterPlan.new(3, 65534, None)
+
+
+@pytest.mark.parametrize("name", ["a,b", "not-utf8-\udcff"])
+def test_a_directory_that_brokers_cannot_name_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(KafkaCluster, "launch", lambda *_: pytest.fail("it was started"))
+
+    with pytest.raises(ConfigError, match="Kafka cannot use a path"):
+        LocalServices.up(tmp_path / name, postgres=False)
+    assert not (tmp_path / name).exists()
+
+
+def test_settings_are_written_as_java_reads_them(tmp_path: Path) -> None:
+    directory = tmp_path / "zürich\\x"
+    plan = ClusterPlan.new(1, None, None)
+    (directory / "1" / "data").mkdir(parents=True)
+    (directory / "1" / "data" / "meta.properties").touch()
+
+    KafkaCluster(directory, plan)._format(plan.brokers[0], "no-java", [])
+
+    written = (directory / "1" / "server.properties").read_text("ascii")
+    assert f"log.dirs={tmp_path}/z\\u00fcrich\\\\x/1/data\n" in written
+    assert f"listeners=PLAINTEXT://127.0.0.1:{plan.brokers[0].port}," in written
+
+
+def test_a_url_that_is_not_utf8_is_a_usage_error() -> None:
+    with pytest.raises(ConfigError, match="malformed"):
+        check_answers("postgresql://clerk:secret\udcff@127.0.0.1:1/shop")
 
 
 def test_free_ports_differ() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,21 @@ def test_services_without_content_still_find_the_database_of_the_directory(direc
 
     assert found is not None
     assert found.postgres == "postgresql://postgres:p@127.0.0.1:5/postgres"
+
+
+def test_a_directory_whose_name_is_not_utf8_can_be_named(tmp_path: Path) -> None:
+    directory = tmp_path / "not-utf8-\udcff"
+    (directory / "kafka").mkdir(parents=True)
+    ClusterPlan.new(1, None, None).write(directory / "kafka" / "cluster.json")
+
+    for words, said in ((["down"], "Nothing ran in"), (["down", "--json"], '"stopped"')):
+        done = subprocess.run(
+            [sys.executable, "-m", "relay.cli.main", "dev", *words, "--dir", str(directory)],
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert said in done.stdout
 
 
 def test_a_cluster_without_content_is_named(directory: Path) -> None:
