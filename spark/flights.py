@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -85,6 +86,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
     parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON report")
     options = parser.parse_args(arguments)
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", options.topic):
+        parser.error(f"--topic {options.topic!r}: not a topic's name; use 1 to 249 letters, digits, '.', '_' or '-'")
     if options.limit is not None and options.limit < 1:
         parser.error(f"--limit {options.limit}: at least 1, or leave it out for the whole year")
     return options
@@ -150,7 +153,7 @@ class Topic:
             if "UnknownTopicOrPartition" in reason:
                 raise Refused(
                     2,
-                    f"topic {self.name!r} does not exist on {self.bootstrap}: create it (relay migrate) first.",
+                    f"topic {self.name!r} does not exist on {self.bootstrap}: create it first (`relay dev topic` does on this machine).",
                 ) from error
             raise Refused(3, f"the broker at {self.bootstrap} does not answer: {reason}.") from error
         count = int(described.get(self.name).partitions().size())

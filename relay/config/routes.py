@@ -12,7 +12,7 @@ from relay.config.faults import Wrong
 from relay.config.quantities import Bytes, Seconds
 from relay.message import identity
 from relay.message.errors import ConfigError
-from relay.message.record import TOPIC_NAME
+from relay.message.record import TOPIC_REMEDY, is_topic_name
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 _IDENTIFIER: Final = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
@@ -54,8 +54,8 @@ def name_rule(value: str) -> str:
 
 def topic_rule(value: str) -> str:
     """Refuse what Kafka does not take as a topic's name."""
-    if not TOPIC_NAME.fullmatch(value) or value in (".", ".."):
-        raise Wrong("not a topic's name", "use 1 to 249 letters, digits, '.', '_' or '-'")
+    if not is_topic_name(value):
+        raise Wrong("not a topic's name", TOPIC_REMEDY)
     return value
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.message.errors import ConfigError, Unreachable
-from relay.message.record import LogPartition
+from relay.message.record import TOPIC_REMEDY, LogPartition, is_topic_name
 from relay.run import clock
 
 if TYPE_CHECKING:
@@ -89,13 +89,15 @@ class Broker:
 
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has. ConfigError if there is no such topic, Unreachable without an answer."""
+        if not is_topic_name(topic):
+            raise ConfigError(f"topic {topic!r}: not a topic's name; {TOPIC_REMEDY}")
         names = self._jvm.java.util.Collections.singletonList(topic)
         try:
             found = self._admin.describeTopics(names).allTopicNames().get().get(topic)
         except self._failure as error:
             if "UnknownTopicOrPartition" in _cause(error):
                 raise ConfigError(
-                    f"topic {topic} does not exist on {self._where}: create it (relay migrate) first."
+                    f"topic {topic} does not exist on {self._where}: create it first (`relay dev topic` does on this machine)."
                 ) from error
             raise Unreachable(f"the brokers {self._where} do not answer: {_cause(error)}.") from error
         return int(found.partitions().size())

@@ -15,7 +15,7 @@ from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, ConfigError
-from relay.message.record import TOPIC_NAME
+from relay.message.record import TOPIC_REMEDY, is_topic_name
 from relay.run import clock, schedule
 
 _POLL_S: Final = 0.1
@@ -117,8 +117,8 @@ class Appender:
         facts = self._facts.get(name)
         if facts is None:
             # Looked at here: the client ends the process when it is asked about what is no UTF-8.
-            if TOPIC_NAME.fullmatch(name) is None:
-                raise ConfigError(f"topic {name!r} is no name of a topic; use A-Z, a-z, 0-9, '.', '_' and '-', at most 249")
+            if not is_topic_name(name):
+                raise ConfigError(f"topic {name!r}: not a topic's name; {TOPIC_REMEDY}")
             facts = self.describe([name]).get(name)
             if facts is None:
                 raise ConfigError(f"topic {name!r} does not exist; create it before publishing to it")

@@ -34,6 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from relay.kafka.failures import LEADER_MOVES
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
+from relay.message.record import TOPIC_CHARACTERS_MAX, TOPIC_REMEDY, is_topic_name
 from relay.run import clock
 
 T = TypeVar("T")
@@ -128,6 +129,7 @@ class Topics:
     def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
         """Return the facts of the topics that exist; missing ones are absent."""
         wanted = sorted(set(names))
+        _check_names(wanted)
         if not wanted:
             return {}
         futures = self._ask(lambda: self._admin.describe_topics(TopicCollection(wanted)), "describe topics")
@@ -171,6 +173,7 @@ class Topics:
         """Create topics and wait until the cluster names a leader for each; return those that were new."""
         if not plans:
             return []
+        _check_names(plan.name for plan in plans)
         topics = [
             NewTopic(plan.name, plan.partitions, plan.replication, config=plan.settings) for plan in plans
         ]
@@ -230,6 +233,7 @@ class Topics:
     def watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Return low and high watermark of each partition, as a read_uncommitted reader sees them."""
         numbers = list(partitions)
+        _check_names([topic])
         low = self._offsets(topic, numbers, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         high = self._offsets(topic, numbers, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {number: (low[number], high[number]) for number in numbers}
@@ -329,6 +333,14 @@ class Topics:
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
             "start it, or correct the address"
         )
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Refuse what is no name, before the client is asked: of some it ends the process."""
+    for name in names:
+        if not is_topic_name(name):
+            shown = name if len(name) <= TOPIC_CHARACTERS_MAX else f"{name[:20]}... ({len(name)} characters)"
+            raise ConfigError(f"topic {shown!r}: not a topic's name; {TOPIC_REMEDY}")
 
 
 def _code(error: KafkaException) -> int:

@@ -14,6 +14,14 @@ TOPIC_CHARACTERS_MAX: Final = 249
 TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}")
 
 
+TOPIC_REMEDY: Final = "use 1 to 249 letters, digits, '.', '_' or '-'"
+
+
+def is_topic_name(name: str) -> bool:
+    """Tell whether Kafka takes this as a topic's name; the client may end the process when it is asked about another."""
+    return TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
 class LogPartition(NamedTuple):
     """One partition of one log topic."""
 

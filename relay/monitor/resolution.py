@@ -18,7 +18,7 @@ from relay.message.schemas import UnknownRecord, codec
 
 KEY_PREFIX: Final = b"resolution/"
 ANSWER_PREFIX: Final = b"obeyed/"
-_PLACE: Final = re.compile(r"(?P<route>[^/]+)/(?P<topic>[^/]+)/(?P<partition>\d{1,9})/(?P<first>\d{1,18})(?:-(?P<last>\d{1,18}))?")
+_PLACE: Final = re.compile(r"(?P<route>[^/]+)/(?P<topic>[A-Za-z0-9._-]{1,249})/(?P<partition>\d{1,9})/(?P<first>\d{1,18})(?:-(?P<last>\d{1,18}))?")
 _CAPTURE: Final = re.compile(r"[0-9a-f]{32}")
 
 

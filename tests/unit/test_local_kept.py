@@ -58,6 +58,14 @@ def test_a_directory_whose_name_is_not_utf8_can_be_named(tmp_path: Path) -> None
         assert said in done.stdout
 
 
+@pytest.mark.parametrize("name", ["", "x" * 5000, "not-utf8-\udcff"])
+def test_what_is_no_topics_name_is_a_usage_error(directory: Path, name: str) -> None:
+    said = CliRunner().invoke(app, ["dev", "topic", "orders", name, "--dir", str(directory)])
+
+    assert said.exit_code == 2
+    assert "not a topic's name" in said.output
+
+
 def test_a_cluster_without_content_is_named(directory: Path) -> None:
     (directory / "kafka" / "cluster.json").write_text("")
 

@@ -70,7 +70,7 @@ def test_a_name_is_read_as_it_is_written(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "capture:", "capture:zz", "capture:" + "A" * 32, "lost:a/b/c/1-2", "delivery:a/b/0/9-3", "stuck:a/b/0/1", "delivery:a/b/0/"]
+    "name", ["", "capture:", "capture:zz", "capture:" + "A" * 32, "lost:a/b/c/1-2", "delivery:a/b/0/9-3", "stuck:a/b/0/1", "delivery:a/b/0/", f"lost:r/{'x' * 250}/0/1", "lost:r/a b/0/1"]
 )
 def test_what_names_nothing_is_refused_with_an_example(name: str) -> None:
     with pytest.raises(ConfigError, match="copy a name from `relay indoubt list`"):

@@ -10,9 +10,9 @@ import pytest
 from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.jobs.archived import ArchivedUpTo, decode
 from relay.jobs.page import bars, lines, page
-from relay.jobs.records import java_settings
+from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
-from spark import correlate
+from spark import correlate, flights
 
 
 def test_the_jvms_client_is_told_what_the_relays_own_is_told() -> None:
@@ -96,6 +96,15 @@ def test_the_page_shows_faults_and_loads_nothing() -> None:
 def test_a_chart_without_values_is_still_a_chart() -> None:
     assert "<svg" in bars("nothing", [], [("captured", [])])
     assert "<svg" in lines("nothing", [0], [("p50", [None])])
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 250])
+def test_what_is_no_topics_name_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(ConfigError, match="not a topic's name"):
+        Broker.partitions(object.__new__(Broker), name)
+    with pytest.raises(SystemExit, match="2"):
+        flights.parse(["--topic", name])
+    assert "not a topic's name" in capsys.readouterr().err
 
 
 def test_a_topic_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from relay.config.timing import Timing
-from relay.kafka.topics import Topics
+from relay.kafka.topics import TopicPlan, Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 
 
@@ -23,6 +23,26 @@ def answered(code: int) -> Future[None]:
     future: Future[None] = Future()
     future.set_exception(KafkaException(KafkaError(code)))
     return future
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "a\0b", "a\udcff"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda topics, name: topics.describe(["orders", name]),
+        lambda topics, name: topics.create([TopicPlan("orders", 1, 1), TopicPlan(name, 1, 1)]),
+        lambda topics, name: topics.watermarks(name, [0]),
+    ],
+    ids=["describe", "create", "watermarks"],
+)
+def test_what_is_no_topics_name_never_reaches_the_client(
+    topics: Topics, call: Callable[[Topics, str], object], name: str
+) -> None:
+    # It raises what is no sentence, or ends the process.
+    topics._admin = None
+
+    with pytest.raises(ConfigError, match="not a topic's name; use 1 to 249 letters"):
+        call(topics, name)
 
 
 @pytest.mark.parametrize(
