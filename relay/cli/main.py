@@ -2,7 +2,7 @@
 
 A command's module has a Typer application called ``app``; a package that only one command needs can be missing
 without breaking the others. Exit codes: 0 ok, 1 check failed, 2 usage or configuration, 3 unreachable,
-130 interrupted.
+130 interrupted, 141 nobody reads what it prints.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from errno import ENOSPC
 from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -20,6 +21,8 @@ import typer
 from relay.message.errors import RelayError
 
 INTERRUPTED: Final = 130
+UNREAD: Final = 141
+"""As of a program that the signal of a closed pipe ends."""
 
 COMMANDS: Final = {
     "demo": "Show the whole way of a message in one run, with a worker killed on the way.",
@@ -45,7 +48,8 @@ COMMANDS: Final = {
 
 app = typer.Typer(
     help="A transactional relay over Kafka: captured with the database, relayed exactly once.",
-    epilog="Exit codes of every command: 0 ok, 1 a check failed, 2 usage or configuration, 3 unreachable, 130 interrupted.",
+    epilog="Exit codes of every command: 0 ok, 1 a check failed, 2 usage or configuration, 3 unreachable, 130 interrupted, "
+    "141 nobody reads what it prints.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables could show a secret.
@@ -74,9 +78,39 @@ def _relay(
 
 def _run(name: str, arguments: list[str]) -> int:
     """Load one command, run it, and return its exit code."""
+    if sys.stdout is None:  # closed by the caller; the next file to be opened would get its number
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     if isinstance(sys.stdout, TextIOWrapper):
         # Names of files, and texts of strangers, need not be what the output can encode.
         sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return _answered(name, arguments)
+    except SystemExit as ended:
+        # The library that draws tables and help ends the process so, as if a check had failed.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        typer.echo(f"relay {name}: {error.strerror}: what it wrote is not whole", err=True)
+        _silence()
+        return 1
+    _silence()
+    return UNREAD
+
+
+def _silence() -> None:
+    """Let go of what cannot be written: the interpreter would try once more as it ends, and print a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _answered(name: str, arguments: list[str]) -> int:
     try:
         module = importlib.import_module(f"relay.cli.{name}")
         code = module.app(arguments, prog_name=f"relay {name}", standalone_mode=False)
@@ -96,12 +130,6 @@ def _run(name: str, arguments: list[str]) -> int:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except OSError as error:
-        if error.errno != ENOSPC:
-            raise
-        typer.echo(f"relay {name}: {error.strerror}: what it wrote is not whole", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try once more, and print a traceback
-        return 1
     return code if isinstance(code, int) else 0
 
 

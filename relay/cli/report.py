@@ -26,9 +26,13 @@ def purpose(document: str | None) -> str:
     return text[:1].upper() + text[1:]
 
 
-def print_json(document: Any) -> None:
-    """Print one JSON document and a line end on standard output."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n")
+def print_json(document: Any, *, one_line: bool = False) -> None:
+    """Print one JSON document and a line end on standard output, at once; on one line where more are to follow."""
+    # Escaped where the output is not UTF-8: what it cannot encode would not be JSON.
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    written = json.dumps(document, indent=None if one_line else 2, ensure_ascii=plain, default=str)
+    sys.stdout.write(written + "\n")
+    sys.stdout.flush()
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:

@@ -32,7 +32,7 @@ def status_command(
     config: ConfigArgument,
     *,
     as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C; JSON on one line each.")] = False,
 ) -> None:
     """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle, 1 if not, 3 unreachable.
 
@@ -40,29 +40,29 @@ def status_command(
     """
     loaded = load(Path(config))
     with StatusReader(loaded) as reader:
-        code = show_once(loaded, reader, as_json=as_json)
+        code = show_once(loaded, reader, as_json=as_json, more=watch)
         while watch:
             clock.sleep(WATCH_PERIOD_S)
             if not as_json and sys.stdout.isatty():
                 typer.echo(_CLEAR, nl=False)
             try:
-                code = show_once(loaded, reader, as_json=as_json)
+                code = show_once(loaded, reader, as_json=as_json, more=True)
             except Unreachable as away:
                 # Retry: whoever watches wants to see it come back.
                 code = away.exit_code
                 if as_json:
-                    print_json({"relay": loaded.relay.name, "at": clock.wall_ms(), "unreachable": str(away)})
+                    print_json({"relay": loaded.relay.name, "at": clock.wall_ms(), "unreachable": str(away)}, one_line=True)
                 else:
                     print_line(f"unreachable: {away}", style="red")
     raise typer.Exit(code)
 
 
-def show_once(config: RelayConfig, reader: StatusReader, *, as_json: bool) -> int:
-    """Read, print, and return the exit code."""
+def show_once(config: RelayConfig, reader: StatusReader, *, as_json: bool, more: bool = False) -> int:
+    """Read, print, and return the exit code; with ``more`` to come, JSON takes one line."""
     views = reader.read()
     code = exit_code(views)
     if as_json:
-        print_json(document(config, views, reader.notes))
+        print_json(document(config, views, reader.notes), one_line=more)
         return code
     for route in views:
         _print_route(route)

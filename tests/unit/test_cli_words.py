@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,9 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from relay.cli import report
+from relay.cli import report, status
 from relay.cli.main import COMMANDS
 from relay.cli.main import app as relay
+from relay.config.loading import load
 from relay.run.supervisor import Supervisor
 
 CONFIG = """\
@@ -191,6 +194,70 @@ def test_a_table_in_a_pipe_shows_every_cell_whole(capsys: pytest.CaptureFixture[
     assert long in out
     assert "[bold]" in out
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [
+        (["check", "relay.toml"], "stdout"),
+        (["check", "relay.toml", "--json"], "stdout"),
+        (["message", "list", "--help"], "stdout"),
+        (["check", "none.toml"], "stderr"),
+    ],
+)
+def test_a_command_that_nobody_reads_any_more_ends_quietly(place: Path, words: list[str], closed: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writing}
+
+    done = subprocess.run([sys.executable, "-m", "relay.cli.main", *words], **streams)
+    os.close(writing)
+
+    assert done.returncode == 141, "1 would say that a check failed"
+    assert not done.stdout
+    assert not done.stderr
+
+
+def test_a_command_without_an_output_does_its_work(place: Path) -> None:
+    command = [sys.executable, "-m", "relay.cli.main", "check", "relay.toml", "--json"]
+
+    done = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_json_reaches_a_pipe_at_once_and_on_one_line_where_more_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
+
+    report.print_json({"at": 1, "näme": [1, 2]}, one_line=True)
+    first = written.getvalue().decode("utf-8")
+    report.print_json({"at": 2})
+
+    assert first == '{"at": 1, "näme": [1, 2]}\n'
+    assert json.loads(written.getvalue().decode("utf-8").removeprefix(first)) == {"at": 2}
+
+
+def test_each_look_of_a_watch_is_one_line_for_programs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Seen:
+        notes = ("one", "two")
+
+        def read(self) -> list[Any]:
+            return []
+
+    for _ in range(2):
+        status.show_once(load(place / "relay.toml"), Seen(), as_json=True, more=True)
+
+    assert [json.loads(line)["notes"] for line in capsys.readouterr().out.splitlines()] == [["one", "two"]] * 2
+
+
+def test_json_is_json_also_where_the_output_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1", errors="backslashreplace"))
+
+    report.print_json(["é", "€", "\udcff"])
+
+    assert json.loads(written.getvalue()) == ["é", "€", "\udcff"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
