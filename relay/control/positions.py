@@ -34,7 +34,7 @@ def stored_positions(
         # Only the type: a driver's text may quote its connection string.
         reason = type(error).__name__
         raise Unreachable(
-            f"resources.{name}: positions cannot be read ({reason}); run `relay check`"
+            f"resources.{name}: positions cannot be read ({reason}); run `relay check --connect`"
         ) from error
     topics = {topic_id: topic for topic, topic_id in topic_ids.items()}
     return {
