@@ -2,24 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from relay.capture.block import CaptureBlock
     from relay.capture.publisher import Capture
-    from relay.work.subscriber import Unusable, subscriber
+    from relay.message.errors import (
+        CaptureError,
+        CaptureFenced,
+        CaptureInDoubt,
+        ConfigError,
+        HeadersRefused,
+        InDoubt,
+        RelayError,
+        Unreachable,
+    )
+    from relay.work.coroutines import AwaitedDatabase
+    from relay.work.desks import CallOver, Database
+    from relay.work.further import FurtherDatabase
+    from relay.work.message import Message
+    from relay.work.subscriber import Handler, Unusable, subscriber
 
 __version__ = "0.1.0"
-__all__ = ["Capture", "Unusable", "__version__", "subscriber"]
+__all__ = [
+    "AwaitedDatabase",
+    "CallOver",
+    "Capture",
+    "CaptureBlock",
+    "CaptureError",
+    "CaptureFenced",
+    "CaptureInDoubt",
+    "ConfigError",
+    "Database",
+    "FurtherDatabase",
+    "Handler",
+    "HeadersRefused",
+    "InDoubt",
+    "Message",
+    "RelayError",
+    "Unreachable",
+    "Unusable",
+    "__version__",
+    "subscriber",
+]
+_PLACES: Final = {
+    "capture.block": ("CaptureBlock",),
+    "capture.publisher": ("Capture",),
+    "message.errors": (
+        "CaptureError", "CaptureFenced", "CaptureInDoubt", "ConfigError", "HeadersRefused", "InDoubt", "RelayError", "Unreachable",
+    ),
+    "work.coroutines": ("AwaitedDatabase",),
+    "work.desks": ("CallOver", "Database"),
+    "work.further": ("FurtherDatabase",),
+    "work.message": ("Message",),
+    "work.subscriber": ("Handler", "Unusable", "subscriber"),
+}  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """Load what is named on first use, so that importing the package stays light."""
-    if name == "Capture":
-        from relay.capture.publisher import Capture  # noqa: PLC0415 - that is the point
+if not TYPE_CHECKING:  # or a checker would believe in any name
 
-        return Capture
-    if name in {"Unusable", "subscriber"}:
-        from relay.work import subscriber as declaring  # noqa: PLC0415 - that is the point
+    def __getattr__(name: str) -> object:
+        """Load what is named on first use, so that importing the package stays light."""
+        for place, names in _PLACES.items():
+            if name in names:
+                found = getattr(import_module(f"relay.{place}"), name)
+                globals()[name] = found
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        return getattr(declaring, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
