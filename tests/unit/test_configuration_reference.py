@@ -19,6 +19,8 @@ from relay.config.model import RelaySection, ResourceConfig
 from relay.config.quantities import duration, size
 from relay.config.registry import RegistryConfig
 from relay.config.timing import Timing
+from relay.kafka import settings
+from relay.kafka.settings import Allowed
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "relay/config/CONFIGURATION.md").read_text("utf-8")
@@ -69,6 +71,31 @@ def is_default(written: str, field: FieldInfo) -> bool:
     if isinstance(default, Path):
         return Path(value) == default
     return (duration(value) if isinstance(default, float) else size(value)) == default
+
+
+def client_setting(name: str, allowed: Allowed) -> tuple[str, str, str, str]:
+    """Return a row of the table of client settings; *client's* is a default that the relay leaves to librdkafka."""
+    reading, writing = settings.consumer({}, Timing(), ""), settings.producer({}, Timing())
+    given = {who: str(found[name]).lower() for who, found in (("consumers", reading), ("producers", writing)) if name in found}
+    values = set(given.values())
+    words = ", ".join(f"`{word}`" for word in allowed.words)
+    bounds = "" if allowed.least is None else f"{allowed.least} to {allowed.most}"
+    if name == "bootstrap.servers":
+        default = "needed"
+    elif not values:
+        default = "client's" if words or bounds else "none"
+    elif allowed.scope != "all" or (len(given) == 2 and len(values) == 1):
+        default = f"`{values.pop()}`"
+    else:
+        default = ", ".join(f"`{value}` ({who})" for who, value in given.items())
+    return name, allowed.scope + "s" * (allowed.scope != "all"), default, words or bounds or "text"
+
+
+def test_each_client_setting_that_is_allowed_is_documented_and_no_other_is() -> None:
+    (body,) = re.findall(r"^## \[kafka\]\n(.*?)(?=^##)", REFERENCE, re.MULTILINE | re.DOTALL)
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in body.splitlines() if line.startswith("| `")]
+
+    assert [(name.strip("`"), *rest) for name, *rest in rows] == [client_setting(*one) for one in settings.ALLOWED.items()]
 
 
 @pytest.mark.parametrize("title", SECTIONS)
