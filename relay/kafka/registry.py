@@ -253,7 +253,7 @@ def _client(settings: RegistryLike) -> SchemaRegistryClient:
     except ImportError as missing:
         raise ConfigError(
             f"[registry] needs the registry client, and {missing.name} is not installed; "
-            "pip install 'transactional-relay[registry]'"
+            "pip install '.[registry]' in the relay's sources"
         ) from None
     given: dict[str, Any] = {
         "url": settings.url,

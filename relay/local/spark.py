@@ -111,7 +111,7 @@ def _spark_home() -> Path:
     except PackageNotFoundError:
         found = None
     if spec is None or not spec.submodule_search_locations or found is None:
-        raise ConfigError("PySpark is not installed: pip install 'transactional-relay[local]'.")
+        raise ConfigError("PySpark is not installed: pip install '.[local]' in the relay's sources.")
     if found != SPARK:
         raise ConfigError(
             f"PySpark is {found}, but the Kafka connector is for {SPARK}: pip install pyspark=={SPARK}."

@@ -106,6 +106,12 @@ def test_a_sentence_names_only_what_there_is(path: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_is_sent_to_an_index_for_the_relay_itself(path: Path) -> None:
+    # It is on none: whoever took its name there would be installed.
+    assert [text for text in literals(path) if re.search(r"pip install '?transactional-relay", text)] == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_speaks_of_its_own_options_only(name: str) -> None:
     own = options(TREES[name])

@@ -231,7 +231,7 @@ class TestUnknownIsNotFailed:
 
     def test_without_the_extra_the_remedy_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
-        with pytest.raises(ConfigError, match=r"pip install 'transactional-relay\[registry\]'"):
+        with pytest.raises(ConfigError, match=r"pip install '.\[registry\]' in the relay's sources"):
             Registry(RegistryConfig(url="http://127.0.0.1"))
 
     def test_the_caches_are_bounded(self, server: RegistryServer) -> None:
