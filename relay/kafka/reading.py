@@ -56,6 +56,10 @@ class PartitionReader:
         """Leave; the reader cannot be used again."""
         self._consumer.close()
 
+    def renew(self) -> None:
+        """Forget who leads: this handle may go on asking the leader it knew, dead or not."""
+        self._consumer = Consumer(self._given)
+
     def watermarks(self, partition: LogPartition) -> tuple[int, int]:
         """Return (low, high) as the broker says now; with a read_uncommitted handle, high is the high watermark."""
         place = TopicPartition(partition.topic, partition.partition)
@@ -64,8 +68,7 @@ class PartitionReader:
             try:
                 low, high = self._consumer.get_watermark_offsets(place, timeout=self._deadline_s)
             except KafkaException as error:
-                # This handle may go on asking the leader it knew, dead or not; a fresh one asks who leads now.
-                self._consumer = Consumer(self._given)
+                self.renew()
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
                     gone = reason is not None and reason.code() in MISSING

@@ -54,7 +54,10 @@ class LogValues:
         return found
 
     def _runs(self, partition: LogPartition, places: Mapping[int, Place]) -> list[tuple[int, int]]:
-        """Return what is to be read of a partition, [first, end); nothing of what lies outside its watermarks."""
+        """Return what is to be read of a partition, [first, end); nothing of what lies below its low watermark.
+
+        Raises Unreachable for what lies at or above its high watermark, unless the topic is another one by now.
+        """
         try:
             low, high = self._reader.watermarks(partition)
         except Unreachable as error:
@@ -62,6 +65,14 @@ class LogValues:
             if found is not None and found.code() in MISSING and self._is_gone(partition, places):
                 return []
             raise
+        beyond = [place for offset, place in places.items() if offset >= high]
+        if beyond and not self._is_another(partition, beyond):
+            # What was put was acknowledged: a leader that was replaced, and does not know yet, shows less than there is.
+            self._reader.renew()
+            raise Unreachable(
+                f"{partition.topic}[{partition.partition}] ends at offset {high} as its leader says, before what the queue has of it: "
+                "the leader is behind, or lost it; `relay message withdraw` gives up what will not come back"
+            )
         there = [offset for offset in sorted(places) if low <= offset < high]
         if not there:
             return []
@@ -78,6 +89,12 @@ class LogValues:
         # A topic only grows: whoever lists fewer partitions of the same one lags behind.
         same = any(place.topic_id == found.topic_id.hex() for place in places.values())
         return not same and found.partitions <= partition.partition
+
+    def _is_another(self, partition: LogPartition, places: Sequence[Place]) -> bool:
+        """Tell whether the topic in which these lay was deleted: there is none, or one with another id."""
+        with Topics(self._kafka, self._timing) as topics:
+            found = topics.describe([partition.topic], settings=False).get(partition.topic)
+        return found is None or all(place.topic_id != found.topic_id.hex() for place in places)
 
     def close(self) -> None:
         """Leave."""

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.config.timing import Timing
 from relay.kafka import reading
+from relay.kafka.topics import Topics
 from relay.kafka.values import GAP, LogValues
 from relay.queue.message import Place
 from relay.queue.port import StoreAway
@@ -76,7 +77,7 @@ def test_reading_back_does_not_wait_for_records_that_nobody_asked_for(
     assert time.monotonic() - begun < 30.0
 
 
-def test_what_the_retention_took_and_what_was_never_there_is_missing_in_the_answer(
+def test_what_the_retention_took_and_what_lay_in_another_topic_is_missing_in_the_answer(
     kafka: str, kafka_admin: AdminClient, make_topic: MakeTopic, values: LogValues
 ) -> None:
     topic = make_topic(1)
@@ -85,6 +86,10 @@ def test_what_the_retention_took_and_what_was_never_there_is_missing_in_the_answ
 
     beyond = places[0]._replace(offset=1000)
     assert values.read([*places, beyond]) == {place: b"%d" % place.offset for place in places[4:]}
+    with Topics({"bootstrap.servers": kafka}, Timing()) as topics:
+        own = beyond._replace(topic_id=topics.describe([topic], settings=False)[topic].topic_id.hex())
+    with pytest.raises(StoreAway, match="ends at offset 10"):
+        values.read([*places, own])
 
 
 def test_a_topic_that_was_made_anew_or_deleted_has_none_of_them(

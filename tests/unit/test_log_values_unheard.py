@@ -1,4 +1,4 @@
-"""A partition that a client has not heard of is not yet one that left the log: the cluster's list of topics tells."""
+"""What a client has not heard of, or a leader does not show, has not left the log yet: the cluster's list of topics tells."""
 
 from __future__ import annotations
 
@@ -28,6 +28,22 @@ class Unheard:
         raise Unreachable("the ends cannot be read") from KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
 
 
+class Behind(Unheard):
+    """A reader whose leader ends below the place: it was replaced, and others have acknowledged more."""
+
+    renewed = 0
+
+    def watermarks(self, place: object) -> tuple[int, int]:
+        return 0, PLACE.offset
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    def read(self, ranges: dict[object, tuple[int, int]]) -> list[list[object]]:
+        assert not ranges
+        return []
+
+
 class Cluster:
     """Tells what there is, or fails."""
 
@@ -46,8 +62,10 @@ class Cluster:
         return {} if self._told is None else {names[0]: self._told}
 
 
-def reading(told: TopicFacts | Exception | None, monkeypatch: pytest.MonkeyPatch) -> LogValues:
-    monkeypatch.setattr(values, "PartitionReader", Unheard)
+def reading(
+    told: TopicFacts | Exception | None, monkeypatch: pytest.MonkeyPatch, reader: type[Unheard] = Unheard
+) -> LogValues:
+    monkeypatch.setattr(values, "PartitionReader", reader)
     monkeypatch.setattr(values, "Topics", lambda *_: Cluster(told), raising=False)
     monkeypatch.setattr(values.settings, "consumer", lambda *_, **__: {})
     return LogValues({}, None, "test.values")  # type: ignore[arg-type]
@@ -73,3 +91,30 @@ def test_what_a_client_has_not_heard_of_is_asked_for_again_later(
 @pytest.mark.parametrize("told", [None, TopicFacts("orders", OTHER, 3, 1)], ids=["deleted", "made anew"])
 def test_what_was_deleted_has_left_the_log(told: TopicFacts | None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reading(told, monkeypatch).read([PLACE]) == {}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        TopicFacts("orders", ID, 6, 1),
+        Unreachable("no broker answers"),
+        ConfigError("the role has no right to describe topics"),
+    ],
+    ids=["there", "away", "refused"],
+)
+def test_what_lies_beyond_the_high_watermark_is_asked_for_again_of_whoever_leads_then(
+    told: TopicFacts | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = reading(told, monkeypatch, Behind)
+    for asked in ([PLACE], [PLACE, PLACE._replace(topic_id=OTHER.hex(), offset=8)]):
+        with pytest.raises(StoreAway):
+            behind.read(asked)
+    if isinstance(told, TopicFacts):
+        assert behind._reader.renewed == 2, "the handle goes on asking the leader that it knows"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("told", [None, TopicFacts("orders", OTHER, 6, 1)], ids=["deleted", "made anew"])
+def test_what_lies_beyond_the_end_of_another_topic_has_left_the_log(
+    told: TopicFacts | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reading(told, monkeypatch, Behind).read([PLACE]) == {}
