@@ -135,8 +135,10 @@ class PostgresqlAlerts:
     def _listen(self) -> psycopg.Connection[Any]:
         import psycopg  # noqa: PLC0415 - only who waits for PostgreSQL loads its driver
 
+        from relay.resources.postgresql import address  # noqa: PLC0415
+
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self._url, autocommit=True)
+            self._connection = psycopg.connect(autocommit=True, **address(self._url))
             self._connection.execute(f"listen {CHANNEL}".encode())
         return self._connection
 

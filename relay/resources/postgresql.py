@@ -81,6 +81,19 @@ _PREPARED: Final = (
 """With the table's schema, since a block may set a search path of its own."""
 
 
+def address(url: str) -> dict[str, Any]:
+    """Return what psycopg is to connect with, so that a server that falls silent is noticed in seconds; the address's own words hold."""
+    wanted: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "tcp_user_timeout": TCP_TIMEOUT_MS,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "application_name": "relay",
+    }
+    return {**wanted, **conninfo.conninfo_to_dict(url)}
+
+
 class _ConnectionLost(Exception):
     """The connection failed while a statement was under way."""
 
@@ -97,17 +110,9 @@ class PostgresqlResource:
 
     def connect(self, **settings: float) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection in autocommit with server ``settings`` in seconds; Unreachable if there is none."""
-        given = conninfo.conninfo_to_dict(self._url)
-        wanted: dict[str, Any] = {
-            "connect_timeout": CONNECT_TIMEOUT_S,
-            "tcp_user_timeout": TCP_TIMEOUT_MS,
-            "keepalives_idle": 5,
-            "keepalives_interval": 2,
-            "keepalives_count": 3,
-            "application_name": "relay",
-        }
+        given = address(self._url)
         with reaching(self.name):
-            connection = psycopg.connect(autocommit=True, **{**wanted, **given})
+            connection = psycopg.connect(autocommit=True, **given)
             try:
                 for setting, seconds in settings.items():
                     value = sql.Literal(f"{round(seconds * 1000)}ms")

@@ -22,9 +22,9 @@ from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 from relay.queue.stores.sql_values import arrivals
+from relay.resources.postgresql import address
 
 Connection = psycopg.Connection[Any]
-CONNECT_TIMEOUT_S: Final = 10
 IDLE_LIMIT_S: Final = 30
 """The server ends a unit whose worker says nothing for so long: frozen inside it, it would hold up all others with its locks."""
 TALLY_ROWS_MAX: Final = 256
@@ -75,11 +75,14 @@ class PostgresqlSession:
             assert self._url is not None
             assert self._depth == 0, "a connection that was lost inside a unit is not replaced inside it"
             with _judged(committing=False):
-                self._connection = psycopg.connect(
-                    self._url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, prepare_threshold=None
-                )
-                self._connection.execute(_SETTINGS)
-                self._connection.execute(_END_IDLE, (f"{IDLE_LIMIT_S}s",))
+                connection = psycopg.connect(autocommit=True, prepare_threshold=None, **address(self._url))
+                try:
+                    connection.execute(_SETTINGS)
+                    connection.execute(_END_IDLE, (f"{IDLE_LIMIT_S}s",))
+                except BaseException:
+                    connection.close()
+                    raise
+                self._connection = connection
         return self._connection
 
     @property

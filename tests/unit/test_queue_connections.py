@@ -1,0 +1,84 @@
+"""A server that falls silent is noticed in seconds, by whatever connection of a queue: its worker must go on beating."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+
+from relay.queue.alerts import PostgresqlAlerts
+from relay.queue.port import StoreAway
+from relay.queue.stores.postgresql import PostgresqlSession
+from relay.resources.postgresql import PostgresqlResource
+
+URL = "postgresql://relay@db.example:5433/queues?keepalives_count=9"
+
+
+class Made:
+    """What was asked of psycopg; ``fails`` is the number of the statement that a connection refuses."""
+
+    def __init__(self, fails: int = -1) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.closed = False
+        self._left = fails
+
+    def connect(self, url: str = "", **asked: Any) -> Made:
+        given = psycopg.conninfo.conninfo_to_dict(url) if url else {}
+        self.asked.append({**asked, **given})
+        return self
+
+    def execute(self, *_: object) -> None:
+        self._left -= 1
+        if self._left == -1:
+            raise psycopg.errors.QueryCanceled("canceled")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    found = Made()
+    monkeypatch.setattr(psycopg, "connect", found.connect)
+    return found
+
+
+@pytest.mark.parametrize(
+    "connect",
+    [
+        lambda: PostgresqlResource("shop", URL, 1.0).connect(),
+        lambda: PostgresqlSession(URL)._connected(),
+        lambda: PostgresqlAlerts("q", URL),
+    ],
+    ids=["resource", "queue", "alerts"],
+)
+def test_a_silent_server_is_noticed_in_seconds_and_the_addresss_own_words_hold(
+    connect: Callable[[], object], made: Made
+) -> None:
+    connect()
+
+    (asked,) = made.asked
+    assert asked["connect_timeout"] == 5
+    assert asked["tcp_user_timeout"] == 10_000
+    assert (asked["keepalives_idle"], asked["keepalives_interval"], asked["keepalives_count"]) == (5, 2, "9")
+    assert (asked["host"], asked["port"], asked["dbname"], asked["user"]) == ("db.example", "5433", "queues", "relay")
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_connection_whose_settings_were_not_taken_is_not_used(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them a commit might be answered before it is on the server's disk."""
+    half = Made(fails)
+    monkeypatch.setattr(psycopg, "connect", half.connect)
+    session = PostgresqlSession(URL)
+    with pytest.raises(StoreAway):
+        session._connected()
+    assert half.closed
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise psycopg.OperationalError("no server")
+
+    monkeypatch.setattr(psycopg, "connect", refuse)
+    with pytest.raises(StoreAway):
+        session._connected()
