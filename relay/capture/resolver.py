@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources.port import DecisionRow, Decisions, Resource, RowLocked
 from relay.run.crash import crash_point
+
+LOCKED_MAX: Final = 4
+"""After so many rows that living publishers hold, each a wait for a lock, the others are left to the next question."""
+WAITED_MAX: Final = 10_000
+"""Of so many captures it is known that their rows were held; the oldest are forgotten, and count as new ones."""
 
 
 class State(Enum):
@@ -50,6 +55,8 @@ class Resolver:
     def __init__(self, resources: Mapping[str, Resource]) -> None:
         self._resources = resources
         self._connections: dict[str, Decisions] = {}
+        self._waited: dict[bytes, None] = {}
+        """Captures whose rows were held, in the order in which that was found."""
 
     def resolve(self, captures: Sequence[tuple[bytes, ResourceName]]) -> dict[bytes, Resolution]:
         """Find out how each capture ended, aborting those that nobody has decided."""
@@ -88,15 +95,34 @@ class Resolver:
                 return dict.fromkeys(captures, Resolution(State.WRONG_RESOURCE, detail=detail))
             rows = decisions.read(captures)
             found.update({capture: _resolution(rows[capture]) for capture in rows})
-            for capture in captures:
-                if capture not in found:
-                    found[capture] = self._settle(decisions, resource.name, capture)
+            missing = dict.fromkeys(capture for capture in captures if capture not in found)
+            fresh = [capture for capture in missing if capture not in self._waited]
+            again = [capture for capture in self._waited if capture in missing]
+            # Each with a bound of its own: those of slow publishers hold up no new ones, and new ones not those of the dead.
+            for some in (fresh, again):
+                self._settle_some(decisions, resource.name, some, found)
         except (Unreachable, ConfigError) as error:
             # Retry, on a new connection: what is found so far stands, the rest is unknown.
             self._forget(resource.name)
             for capture in captures:
                 found.setdefault(capture, Resolution(State.UNREACHABLE, detail=str(error)))
         return found
+
+    def _settle_some(
+        self, decisions: Decisions, name: str, captures: Sequence[bytes], found: dict[bytes, Resolution]
+    ) -> None:
+        locked = 0
+        for capture in captures:
+            if locked == LOCKED_MAX:
+                found[capture] = Resolution(State.UNDECIDED, detail="other rows are held: it comes with the next question")
+                continue
+            found[capture] = self._settle(decisions, name, capture)
+            self._waited.pop(capture, None)
+            if found[capture].state is State.UNDECIDED:
+                locked += 1
+                self._waited[capture] = None
+        while len(self._waited) > WAITED_MAX:
+            del self._waited[next(iter(self._waited))]
 
     def _settle(self, decisions: Decisions, name: str, capture: bytes) -> Resolution:
         try:
