@@ -277,8 +277,8 @@ def redrive_command(
                 steps = _again(desk, queue, handles, subscriber, dry_run=dry_run)
             else:
                 views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
-                # Where nobody else writes, many at once keep nobody waiting.
-                at_once = 1 if rate or store.shared else AT_ONCE
+                # A unit of so many keeps other writers waiting for some hundredths of a second.
+                at_once = 1 if rate else AT_ONCE
                 steps = redrive(
                     store, views, subscriber, dry_run=dry_run, pace=pace.wait, now=clock.wall_ms, at_once=at_once
                 )

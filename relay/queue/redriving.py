@@ -5,17 +5,21 @@ Source: document 003, [58], [86] and [87]: a message that was UNUSABLE is reveal
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
 from typing import Final, NamedTuple
 
 from relay.queue.message import MessageView
-from relay.queue.port import Filter, QueueStore
+from relay.queue.port import Filter, QueueStore, StoreAway
 from relay.queue.states import SubscriberState
 
 PAGE: Final = 500
 AT_ONCE: Final = 100
+
+Wanted = tuple[MessageView, str, str | None]
+"""A message, a subscriber for whom it was UNUSABLE, and the cause."""
 
 
 class Redriven(NamedTuple):
@@ -69,11 +73,30 @@ def redrive(
     """
     wanted = ((view, *one) for view in views for one in unusable_for(view, subscriber))
     while some := list(islice(wanted, at_once)):
-        done = [False] * len(some)
-        if not dry_run:
-            with store.transaction() if at_once > 1 else nullcontext():
-                for number, (view, name, _) in enumerate(some):
-                    pace()
-                    done[number] = store.republish(view.handle, name, now())
-        for (view, name, cause), was in zip(some, done, strict=True):
-            yield Redriven(view.handle, view.publisher, view.id, name, cause, was)
+        parts = deque([some])
+        while parts:
+            part = parts.popleft()
+            done = [False] * len(part)
+            try:
+                if not dry_run:
+                    done = _again(store, part, pace, now)
+            except StoreAway:
+                # Retry, one by one: another writer was in the way of some of them, and all were taken back.
+                if len(part) == 1:
+                    raise
+                parts.extend([one] for one in part)
+                continue
+            for (view, name, cause), was in zip(part, done, strict=True):
+                yield Redriven(view.handle, view.publisher, view.id, name, cause, was)
+
+
+def _again(
+    store: QueueStore, some: list[Wanted], pace: Callable[[], None], now: Callable[[], int]
+) -> list[bool]:
+    """Republish in one unit; a single one is a unit of its own, which the store begins again if another writer is in the way."""
+    done = []
+    with store.transaction() if len(some) > 1 else nullcontext():
+        for view, name, _ in some:
+            pace()
+            done.append(store.republish(view.handle, name, now()))
+    return done

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+from typer.testing import CliRunner
+
+from relay.cli import message as command
+from relay.cli.main import app
 from relay.queue.message import Audience, Group, NewMessage
-from relay.queue.port import Filter, Holder
-from relay.queue.redriving import chosen, redrive, unusable_for
+from relay.queue.port import Filter, Holder, StoreAway
+from relay.queue.redriving import AT_ONCE, chosen, redrive, unusable_for
 from relay.queue.settings import QueueSettings
+from relay.queue.stores.sql_session import Collided
 from tests.contracts.queue_book import QueueBook
+from tests.unit.test_queue_desk_names import CONFIG
 
 NOW = 1_700_000_000_000
 
@@ -102,3 +112,64 @@ def test_many_are_given_again_in_one_unit_and_a_step_that_fails_is_not_said_to_b
 
     assert (done, len(units)) == ([1, 2, 3], 2)
     assert [one.ticket.handle for one in store.take("auditor", b"g", 9, NOW + 2)] == [1, 2, 3]
+
+
+def test_where_another_writer_was_in_the_way_of_many_they_are_given_again_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = refused(6)
+    begin, inside = store.transaction, False
+
+    @contextmanager
+    def transaction() -> Iterator[None]:
+        nonlocal inside
+        with begin():
+            inside = True
+            try:
+                yield
+            finally:
+                inside = False
+
+    monkeypatch.setattr(store, "transaction", transaction)
+    again = store.republish
+
+    def republish(handle: int, *given: int, **named: bool) -> bool:
+        if handle == 2 and inside:
+            raise Collided("another writer was in the way")
+        if handle == 5:
+            raise StoreAway("the database does not answer")
+        return again(handle, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "republish", republish)
+    steps = redrive(
+        store, chosen(store, Filter(unusable=True)), None,
+        dry_run=False, pace=lambda: None, now=lambda: NOW + 1, at_once=3,
+    )  # fmt: skip
+    done: list[int] = []
+    with pytest.raises(StoreAway):
+        done.extend(one.handle for one in steps if one.done)
+
+    assert done == [1, 2, 3, 4], "all that was done is said to be"
+    assert [one.ticket.handle for one in store.take("auditor", b"g", 9, NOW + 2)] == done
+
+
+@pytest.mark.parametrize(("words", "units"), [((), 1), (("--rate", "100000"), 0)], ids=["all", "at a rate"])
+def test_the_command_gives_many_again_at_once_also_where_others_write(
+    words: tuple[str, ...], units: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "relay.toml").write_text(CONFIG)
+    store = refused(AT_ONCE + 1)
+    begun: list[None] = []
+    begin = store.transaction
+    monkeypatch.setattr(store, "shared", True, raising=False)
+    monkeypatch.setattr(store, "transaction", lambda: (begun.append(None), begin())[1])
+
+    @contextmanager
+    def desk(config: object, who: str) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(store=lambda queue: store, audit=lambda *_: None, who=who, config=config)
+
+    monkeypatch.setattr(command, "QueueDesk", desk)
+    said = CliRunner().invoke(app, ["message", "redrive", str(tmp_path / "relay.toml"), "credit", *words])
+
+    assert f"{AT_ONCE + 1} of {AT_ONCE + 1} redriven" in said.stdout
+    assert len(begun) == units, "the last one is a unit by itself"
