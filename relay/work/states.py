@@ -59,15 +59,16 @@ class States:
         return self._in_doubt or bool(self._again)
 
     def pending(self, fresh: Writes) -> Writes:
-        """Return what is to be written: ``fresh``, after what an earlier cycle could not write."""
-        earlier, self._again = self._again, None
-        return fresh if earlier is None else _joined(earlier, fresh)
+        """Return what is to be written: ``fresh``, after what an earlier cycle could not write. It is kept until it was."""
+        self._again = fresh if self._again is None else _joined(self._again, fresh)
+        return self._again
 
     def write_and_take(self, writes: Writes, room: int, without: Collection[bytes]) -> list[Taken]:
         """Write and take up to ``room`` messages as one unit; raises what the store raises, and keeps ``writes`` for then."""
         now = clock.wall_ms()
         taken: list[Taken] = []
         counted = Report()
+        self._again = writes
         try:
             with self._store.transaction():
                 done = self._write(writes, now, counted)
@@ -75,11 +76,9 @@ class States:
                     taken = self._take(writes, room, without, now)
         except InDoubt:
             # In doubt: find out by writing once more, see `resync`.
-            self._again, self._in_doubt = writes, True
+            self._in_doubt = True
             raise
-        except Exception:
-            self._again = writes
-            raise
+        self._again = None
         self._count(counted, len(taken))
         if done:
             self._done(done)
