@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 from relay.kafka import settings
@@ -35,9 +35,11 @@ class LogValues:
 
     def read(self, places: Sequence[Place]) -> dict[Place, bytes | None]:
         """Return the values that are there, each partition read in the order of its offsets; see `relay.queue.values.Values`."""
-        wanted: dict[LogPartition, dict[int, Place]] = {}
+        wanted: dict[LogPartition, dict[int, list[Place]]] = {}
         for place in places:
-            wanted.setdefault(LogPartition(place.topic, place.partition), {})[place.offset] = place
+            offsets = wanted.setdefault(LogPartition(place.topic, place.partition), {})
+            # One of each topic that had this name: the digest in the index tells whose the value is.
+            offsets.setdefault(place.offset, []).append(place)
         found: dict[Place, bytes | None] = {}
         try:
             runs = {
@@ -47,13 +49,12 @@ class LogValues:
                 for batch in self._reader.read(ranges):
                     for record in batch:
                         offsets = wanted[LogPartition(record.topic(), record.partition())]
-                        if record.offset() in offsets:
-                            found[offsets[record.offset()]] = record.value()
+                        found.update(dict.fromkeys(offsets.get(record.offset(), ()), record.value()))
         except (Stuck, Unreachable, ConfigError) as error:
             raise StoreAway(f"the log with the queue's values does not answer: {error}") from error
         return found
 
-    def _runs(self, partition: LogPartition, places: Mapping[int, Place]) -> list[tuple[int, int]]:
+    def _runs(self, partition: LogPartition, places: Mapping[int, list[Place]]) -> list[tuple[int, int]]:
         """Return what is to be read of a partition, [first, end); nothing of what lies below its low watermark.
 
         Raises Unreachable for what lies at or above its high watermark, unless the topic is another one by now.
@@ -65,7 +66,7 @@ class LogValues:
             if found is not None and found.code() in MISSING and self._is_gone(partition, places):
                 return []
             raise
-        beyond = [place for offset, place in places.items() if offset >= high]
+        beyond = [place for offset, some in places.items() if offset >= high for place in some]
         if beyond and not self._is_another(partition, beyond):
             # What was put was acknowledged: a leader that was replaced, and does not know yet, shows less than there is.
             self._reader.renew()
@@ -80,14 +81,14 @@ class LogValues:
         pieces = zip([0, *breaks], [*breaks, len(there)], strict=True)
         return [(there[begin], there[end - 1] + 1) for begin, end in pieces]
 
-    def _is_gone(self, partition: LogPartition, places: Mapping[int, Place]) -> bool:
+    def _is_gone(self, partition: LogPartition, places: Mapping[int, list[Place]]) -> bool:
         """Tell whether the topic was deleted, or made anew without this partition; a client may just not have heard of it."""
         with Topics(self._kafka, self._timing) as topics:
             found = topics.describe([partition.topic], settings=False).get(partition.topic)
         if found is None:
             return True
         # A topic only grows: whoever lists fewer partitions of the same one lags behind.
-        same = any(place.topic_id == found.topic_id.hex() for place in places.values())
+        same = any(place.topic_id == found.topic_id.hex() for place in chain(*places.values()))
         return not same and found.partitions <= partition.partition
 
     def _is_another(self, partition: LogPartition, places: Sequence[Place]) -> bool:

@@ -118,3 +118,36 @@ def test_what_lies_beyond_the_end_of_another_topic_has_left_the_log(
     told: TopicFacts | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reading(told, monkeypatch, Behind).read([PLACE]) == {}
+
+
+class One(Behind):
+    """A reader of a partition that has one record."""
+
+    def watermarks(self, place: object) -> tuple[int, int]:
+        return PLACE.offset, PLACE.offset + 1
+
+    def read(self, ranges: dict[object, tuple[int, int]]) -> list[list[object]]:
+        assert list(ranges.values()) == [(PLACE.offset, PLACE.offset + 1)]
+        return [[Record()]]
+
+
+class Record:
+    """A record at the place."""
+
+    def topic(self) -> str:
+        return PLACE.topic
+
+    def partition(self) -> int:
+        return PLACE.partition
+
+    def offset(self) -> int:
+        return PLACE.offset
+
+    def value(self) -> bytes:
+        return b"v"
+
+
+def test_a_place_in_a_former_topic_does_not_hide_the_same_one_in_todays(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = PLACE._replace(topic_id=OTHER.hex())
+    for asked in ([PLACE, former], [former, PLACE]):
+        assert reading(None, monkeypatch, One).read(asked) == {PLACE: b"v", former: b"v"}, "the digest tells whose it is"
