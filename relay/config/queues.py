@@ -146,6 +146,7 @@ class QueueConfig(_Section):
         retain = self.retain
         return QueueSettings(
             name=self.name,
+            pause_max_ms=round(self.retry_max_s * 1000),
             audience=in_mode(Audience(groups, self.in_order), self.mode),
             order=self.order,
             ttl_ms=None if self.ttl_s is None else round(self.ttl_s * 1000),

@@ -161,8 +161,8 @@ class QueueStore(Protocol):
         """AVAILABLE -> GET -> FETCHED for up to ``limit`` messages, in the order in which they are to be processed.
 
         A lane gives its messages in the order of their handles, without gap: while another holder has one of the lane
-        (in this subscriber's group), or the first of the lane waits for its retry, the lane gives nothing; and nothing
-        ahead of what this holder has already: while the first that waits is older than that, the lane gives nothing.
+        (in this subscriber's group), or the first of the lane waits for its retry, the lane gives nothing (a retry further
+        ahead than `QueueSettings.wait_max_ms` was set by a clock that was wrong, and is not waited for); and nothing ahead of what this holder has already: while the first that waits is older than that, the lane gives nothing.
         A message that another member of the pool may still take holds its place in the lane for all members, and so does a
         child whose attempt has no outcome yet: what was put behind it must not overtake it when it is accepted late.
         Lanes go by the highest priority that waits in them (unexpired, for this subscriber); among lanes of one priority

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from relay.queue.message import Audience, Group
+
+CLOCKS_MS: Final = 300_000
+"""So far apart the clocks of a queue's workers may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,14 @@ class QueueSettings:
     message_bytes: int = 1 << 20
     waiting_max: int = 10_000_000
     tries: int = 5
+    pause_max_ms: int = 300_000
     retain: Retention = field(default_factory=Retention)
     balancing: Balancing | None = None
+
+    @property
+    def wait_max_ms(self) -> int:
+        """How far ahead a retry may lie; one beyond it was set by a clock that was wrong, and would hold its lane for hours."""
+        return 2 * self.pause_max_ms + CLOCKS_MS
 
     def group_of(self, subscriber: str) -> Group | None:
         """Return the group a subscriber belongs to, None if the queue does not know it."""

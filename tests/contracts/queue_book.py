@@ -240,7 +240,7 @@ class QueueBook(BookPages):
             if row.state in TAKEN:
                 continue
             may = row.state is S.AVAILABLE and row.revealed and not entry.blocked(row)
-            if not may or entry.handle < newest or (row.again_at is not None and row.again_at > now):
+            if not may or entry.handle < newest or (row.again_at is not None and now < row.again_at <= now + self.settings.wait_max_ms):
                 break
             given.append((entry, row))
         return given

@@ -100,6 +100,21 @@ class TestTake:
         assert [one.failures for one in again] == [1, 0]
         assert [one.ticket.attempt for one in again] == [2, 2]
 
+    @pytest.mark.parametrize("priority", [0, 5])
+    def test_a_retry_hours_ahead_was_set_by_a_wrong_clock_and_holds_its_lane_no_longer(
+        self, medium: Medium, priority: int
+    ) -> None:
+        store = opened(medium, "ann", pause_max_ms=1_000)
+        put(store, "a", "b", lane=b"l")
+        a, b = tickets(take(store))
+        store.free("ann", [b], NOW)
+        store.free("ann", [a], NOW, again_at=NOW + store.settings.wait_max_ms)
+        put(store, "x", priority=priority)
+
+        assert ids(take(store)) == ["x"]
+        put(store, "y", priority=priority)
+        assert ids(take(store, now=NOW - 1)) == (["y", "a", "b"] if priority else ["a", "b", "y"])
+
     def test_what_waits_behind_the_first_ends_what_the_lane_gives(self, medium: Medium) -> None:
         store = opened(medium, "ann")
         put(store, "a", "b", "c", lane=b"l")

@@ -35,6 +35,8 @@ AUDIENCES = (
     subscribers("ann", ("bob", "cid"), in_order=True),
 )
 SHRINK = os.environ.get("RELAY_TEST_SHRINK") == "1"
+HOURS_MS = 10_000_000
+"""Beyond `QueueSettings.wait_max_ms`."""
 NAMES = ("ann", "bob", "cid")
 HOLDERS = {name: (name.encode(), name.upper().encode()) for name in NAMES}
 
@@ -243,7 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         name=_name,
         which=st.lists(_ticket, min_size=1, max_size=3, unique=True),
-        wait=st.sampled_from([None, 3, 30]),
+        wait=st.sampled_from([None, 3, 30, HOURS_MS]),
         failed=st.booleans(),
     )
     def free(self, name: str, which: list[int], wait: int | None, failed: bool) -> None:

@@ -64,6 +64,7 @@ publishers = ["/checkout"]
 message_bytes = "2KiB"
 waiting_max = 7
 tries = 3
+retry_max = "20s"
 retain = { count = 10, bytes = "1MiB" }
 balancing = { on_above = 100, off_below = 10 }
 archive = "biweek"
@@ -75,6 +76,7 @@ archive = "biweek"
     assert (settings.publishers, settings.waiting_max, settings.tries) == (frozenset({"/checkout"}), 7, 3)
     assert settings.retain == Retention(None, 10, 1024**2)
     assert settings.balancing == Balancing(100, 10)
+    assert settings.pause_max_ms == 20_000
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ def row(handle: int, lane: int | None = None, *, again_at: int | None = None, ex
 
 
 def given(closed: Closed, *rows: Candidate, limit: int = 100) -> list[int]:
-    return [candidate.handle for candidate in closed.admit(rows, limit, NOW)]
+    return [candidate.handle for candidate in closed.admit(rows, limit, NOW, NOW + 1000)]
 
 
 def test_what_has_no_lane_waits_for_nothing_but_its_own_time() -> None:

@@ -24,11 +24,12 @@ class Offer(NamedTuple):
 
 
 class Taker(NamedTuple):
-    """Who asks, and when."""
+    """Who asks, and when; no retry lies beyond ``latest``."""
 
     subscriber: str
     holder: bytes
     now: int
+    latest: int
     without: Collection[bytes]
 
 
@@ -148,6 +149,6 @@ class Line:
             if delivery is None or message.expired(taker.now):
                 continue
             mine = delivery.revealed and delivery.state is SubscriberState.AVAILABLE
-            if not mine or handle < newest or delivery.again_at > taker.now:
+            if not mine or handle < newest or taker.now < delivery.again_at <= taker.latest:
                 return
             yield handle

@@ -29,7 +29,7 @@ class Subscribing(FilesBase):
             if holder not in self._holders:
                 raise Refused(f"a worker of {subscriber!r} was not entered, or was recovered: it must stop")
             groups = self._index.groups_of(subscriber)
-            offers = self._index.offers(groups, Taker(subscriber, holder, now, without), limit)
+            offers = self._index.offers(groups, Taker(subscriber, holder, now, now + self.settings.wait_max_ms, without), limit)
             return [self._hand_over(offer.handle, subscriber, holder, now) for offer in offers]
 
     def _hand_over(self, handle: int, subscriber: str, holder: bytes, now: int) -> Taken:

@@ -64,8 +64,8 @@ class Closed:
             return False
         return self.newest.get(lane, 0) <= handle <= self.places.get(lane, handle)
 
-    def admit(self, candidates: Iterable[Candidate], limit: int, now: int) -> list[Candidate]:
-        """Return what may be taken, up to ``limit``; those of a lane must come by handle.
+    def admit(self, candidates: Iterable[Candidate], limit: int, now: int, latest: int) -> list[Candidate]:
+        """Return what may be taken, up to ``limit``; those of a lane must come by handle. No retry lies beyond ``latest``.
 
         What is said here of a lane holds for further calls too: a lane that stopped stays shut.
         """
@@ -75,7 +75,7 @@ class Closed:
             handle, group, number, _, again_at, expires_at, *_ = candidate
             if expires_at is not None and expires_at <= now:
                 continue
-            waits = again_at is not None and again_at > now
+            waits = again_at is not None and now < again_at <= latest
             if number is not None:
                 lane = (group, number)
                 if lane in lanes or number in numbers:

@@ -37,7 +37,8 @@ class Subscribing(SqlBase):
         if not self._run(sql.KNOWN_HOLDER, holder=holder):
             raise Refused("this worker was not entered, or it was recovered: it must stop")
         self.session.lock_groups(number)
-        chosen = Choice(self.session, self._queue, number, holder, limit, now, without).candidates()
+        latest = now + self.settings.wait_max_ms
+        chosen = Choice(self.session, self._queue, number, holder, limit, now, latest, without).candidates()
         if not chosen:
             return []
         handles = self._together([candidate.handle for candidate in chosen])

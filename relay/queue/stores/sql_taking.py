@@ -23,13 +23,22 @@ class Choice:
     """The messages that one take gives to one holder; read inside the unit that takes them."""
 
     def __init__(
-        self, session: Session, queue: int, subscriber: int, holder: bytes, limit: int, now: int, without: Collection[bytes]
+        self,
+        session: Session,
+        queue: int,
+        subscriber: int,
+        holder: bytes,
+        limit: int,
+        now: int,
+        latest: int,
+        without: Collection[bytes],
     ) -> None:
         self._session = session
-        self._given = {"queue": queue, "sub": subscriber, "now": now}
+        self._given = {"queue": queue, "sub": subscriber, "now": now, "latest": latest}
         self._holder = holder
         self._limit = limit
         self._now = now
+        self._latest = latest
         self._closed = Closed.without(without)
         self._ranks: dict[Lane, int] = {}
         """The best rank of what keeps its place in a lane for this subscriber and would wait there again."""
@@ -42,7 +51,7 @@ class Choice:
             return []
         self._shut()
         if first == last and not any(rank < first for rank in self._ranks.values()):
-            return self._closed.admit(self._by_rank(first), self._limit, self._now)
+            return self._closed.admit(self._by_rank(first), self._limit, self._now, self._latest)
         return self._by_level()
 
     def _shut(self) -> None:
@@ -79,7 +88,7 @@ class Choice:
             lanes = self._lanes_at(rank, shut) - seen
             seen |= lanes
             missing = self._limit - len(found)
-            found += self._closed.admit(self._level(rank, lanes), missing, self._now)
+            found += self._closed.admit(self._level(rank, lanes), missing, self._now, self._latest)
             if len(found) == self._limit:
                 break
         return found

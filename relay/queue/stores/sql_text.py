@@ -247,7 +247,7 @@ where id in (select grp from relay_queue_member where sub = :sub) order by id fo
 KNOWN_HOLDER: Final = "select 1 from relay_queue_holder where queue = :queue and id = :holder <share>"
 LOCK_HOLDER: Final = "select 1 from relay_queue_holder where queue = :queue and id = :holder <lock>"
 WAKE: Final = """update relay_queue_delivery set phase = $READY
-where queue = :queue and phase > 0 and phase < 6 and phase = 1 and sub = :sub and again_at <= :now"""
+where queue = :queue and phase > 0 and phase < 6 and phase = 1 and sub = :sub and (again_at <= :now or again_at > :latest)"""
 HELD_LANES: Final = """select grp, lane, handle, holder from relay_queue_delivery
 where queue = :queue and phase > 0 and phase < 6 and phase = 4 and lane is not null
     and grp in (select grp from relay_queue_member where sub = :sub)"""
