@@ -70,8 +70,6 @@ class Assembled:
         self.deciding = f"queue:{job.queue}" if decides_here else f"resource:{job.handler.resource}"
         self._desks = self._make_desks(limits.concurrency)
         self._further: list[Connections] = []
-        url = address(config, job.queue, self._desired)
-        self._alerts = open_alerts(job.queue, url, state=config.relay.state)
         self.worker, self.runner = self._assemble(limits)
         self._journal = JournalKeeper(config, job.queue, self._desired, self._lent())
         self._journal.start()
@@ -99,6 +97,9 @@ class Assembled:
             limits, batch=job.handler.batch, ordered=job.handler.order == "queue", backoff=backoff
         )
         store, lock = self.stores[job.queue], self.stores.locks[job.queue]
+        # After the store: to listen for a file that is elsewhere would make an empty one.
+        url = address(config, job.queue, self._desired)
+        self._alerts = open_alerts(job.queue, url, state=config.relay.state)
         place = Place(job.queue, job.subscriber, self.deciding, self.stores, self.stores.locks)
         beside = self.stores.beside(job.queue)
         resources = {name: partial(self._outcomes, name) for name in config.resources}
