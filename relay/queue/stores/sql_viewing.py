@@ -53,8 +53,10 @@ class Viewing(SqlBase):
         }
         numbers = {name: int(v) if isinstance(v, PublisherState | SubscriberState) else v for name, v in asked.items()}
         text = sql.FIND_AMONG_LIVE if chosen.state in _LIVE else sql.FIND_AMONG_ALL
-        handles = [row[0] for row in self._run(text, **numbers, after=after, limit=limit)]
-        return self._views(handles, value=False)
+        # One state of the database: a page that others trim meanwhile would be empty, and look like the end.
+        with self.session.snapshot():
+            handles = [row[0] for row in self._run(text, **numbers, after=after, limit=limit)]
+            return self._views(handles, value=False)
 
     def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
         """Return how many are in each state; a subscriber's JOURNALLED is what is in no other state of its."""
