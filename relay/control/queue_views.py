@@ -197,8 +197,12 @@ def trace(
 def scan(store: QueueStore, chosen: Filter, most: int) -> Iterator[MessageView]:
     """Yield up to ``most`` messages, by handle."""
     after, left = 0, most
-    while left > 0 and (page := store.find(chosen, after=after, limit=min(SCAN_PAGE, left))):
+    while left > 0:
+        size = min(SCAN_PAGE, left)
+        page = store.find(chosen, after=after, limit=size)
         yield from page
+        if len(page) < size:
+            return
         after, left = page[-1].handle, left - len(page)
 
 

@@ -244,7 +244,7 @@ class QueueStore(Protocol):
         """Return what `view` does of those of these messages that are there, by handle."""
 
     def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
-        """Return messages without their values, by handle, those above ``after``."""
+        """Return messages without their values, by handle, those above ``after``; fewer than ``limit`` only at the end."""
 
     def counts(self) -> tuple[dict[PublisherState, int], list[Waiting]]:
         """Return how many messages are in each state, for publishers and for each subscriber; JOURNALLED may be an estimate.

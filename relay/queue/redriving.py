@@ -37,10 +37,11 @@ def chosen(store: QueueStore, wanted: Filter, limit: int | None = None) -> Itera
     """Yield what a filter chooses, by handle, as of when each page is read."""
     after, left = 0, limit
     while left is None or left > 0:
-        found = store.find(wanted, after=after, limit=PAGE if left is None else min(PAGE, left))
-        if not found:
-            return
+        size = PAGE if left is None else min(PAGE, left)
+        found = store.find(wanted, after=after, limit=size)
         yield from found
+        if len(found) < size:
+            return
         after = found[-1].handle
         left = None if left is None else left - len(found)
 

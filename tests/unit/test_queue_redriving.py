@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from relay.cli import message as command
 from relay.cli.main import app
-from relay.queue.message import Audience, Group, NewMessage
+from relay.control import queue_views
+from relay.queue import redriving
+from relay.queue.message import Audience, Group, MessageView, NewMessage
 from relay.queue.port import Filter, Holder, StoreAway
 from relay.queue.redriving import AT_ONCE, chosen, redrive, unusable_for
 from relay.queue.settings import QueueSettings
@@ -173,3 +175,22 @@ def test_the_command_gives_many_again_at_once_also_where_others_write(
 
     assert f"{AT_ONCE + 1} of {AT_ONCE + 1} redriven" in said.stdout
     assert len(begun) == units, "the last one is a unit by itself"
+
+
+@pytest.mark.parametrize(("there", "asked"), [(0, [3]), (2, [3]), (3, [3, 3]), (7, [3, 3, 3])])
+def test_behind_a_short_page_nothing_is_asked_for(there: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a filter seldom chooses costs a look through all that is there."""
+    monkeypatch.setattr(redriving, "PAGE", 3)
+    monkeypatch.setattr(queue_views, "SCAN_PAGE", 3)
+    store = refused(there)
+    find, limits = store.find, list[int]()
+
+    def counted(wanted: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
+        limits.append(limit)
+        return find(wanted, after=after, limit=limit)
+
+    monkeypatch.setattr(store, "find", counted)
+    for pages in (chosen(store, Filter()), queue_views.scan(store, Filter(), 100)):
+        limits.clear()
+        assert [view.handle for view in pages] == list(range(1, there + 1))
+        assert limits == asked
