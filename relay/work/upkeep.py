@@ -12,7 +12,7 @@ import structlog
 from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
-from relay.queue.port import Holder, QueueStore
+from relay.queue.port import Holder, QueueStore, ValuesAway
 from relay.queue.recovery import Recovery
 from relay.run import clock, randomness
 from relay.work.backoff import Backoff
@@ -191,4 +191,6 @@ class Upkeep:
 
     def away(self, error: Retriable) -> None:
         """Say that the store did not do something; it is tried again."""
-        self._log.warning("the queue's store does not take it for now", kind=type(error).__name__)
+        # A place in the log holds no secret, and a person may have to act on it; what a database's driver says might.
+        why = {"reason": str(error)} if isinstance(error, ValuesAway) else {}
+        self._log.warning("the queue's store does not take it for now", kind=type(error).__name__, **why)

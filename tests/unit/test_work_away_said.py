@@ -1,0 +1,29 @@
+"""A worker that waits for its queue says what a person may have to act on, and repeats no words of a database's driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from relay.queue.port import Holder, StoreAway, ValuesAway
+from relay.work.backoff import Backoff
+from relay.work.upkeep import Upkeep
+from tests.contracts.queue_book import QueueBook
+from tests.contracts.queue_media import settings
+
+SENTENCE = "the log with the queue's values does not answer: orders[1] ends at offset 7 as its leader says"
+
+
+@pytest.mark.parametrize(("error", "said"), [(ValuesAway(SENTENCE), SENTENCE), (StoreAway("host=10.0.0.7 is away"), None)])
+def test_where_the_log_ends_is_said_and_a_databases_words_are_not(
+    error: StoreAway, said: str | None, tmp_path: Path
+) -> None:
+    own = Holder(b"a worker--------", "ann", 0, None)
+    upkeep = Upkeep("q", {"q": QueueBook(settings("ann"))}, lambda _: {}, own, tmp_path, 60.0, Backoff())
+    with capture_logs() as lines:
+        upkeep.away(error)
+
+    ((line,),) = [lines]
+    assert (line["kind"], line.get("reason")) == (type(error).__name__, said)
