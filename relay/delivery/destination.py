@@ -41,8 +41,8 @@ class Destination(Protocol):
     def wait(self, seconds: float) -> bool:
         """Wait until nothing is under way, at most so long."""
 
-    def positions(self) -> Mapping[LogPartition, int]:
-        """Positions that became durable at the destination since last asked; empty if Kafka has them already."""
+    def positions(self) -> Mapping[LogPartition, int] | None:
+        """Positions that became durable at the destination since last asked; None if Kafka has all that was submitted."""
 
     def tend(self, now: float) -> None:
         """Do what is due between batches."""

@@ -240,6 +240,7 @@ class TableDelivery:
     def tend(self, now: float) -> None:
         """Run the resend timer; trim what the monitor holds by now."""
         self._sending.tend(now)
+        self.counts.resent = self._sending.resent
         for token in self._appends.acknowledged():
             assert isinstance(token, Entered)
             self._entering.remove(token)
@@ -339,7 +340,6 @@ class TableDelivery:
         self._durable.update(shipment.batch.positions)
         self.counts.add(tried)
         self.counts.transactions += 1
-        self.counts.resent = self._sending.resent
 
     def _replays(self, messages: Sequence[LogMessage]) -> bytes:
         """Of a message that was redriven before its database went back to an older copy, the number is known still."""

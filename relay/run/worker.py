@@ -354,7 +354,8 @@ class RouteWorker:
         durable = self._destination.positions()
         if durable:
             self._group.commit(durable, {t: i.hex() for t, i in self._topic_ids().items()}, wait=False)
-        self._running.update(self._submitted)
+        # What is only on its way is not shown as delivered: its database may be away for hours.
+        self._running.update(self._submitted if durable is None else durable)
 
     def _event(self, event: Any) -> None:
         error = event.error()

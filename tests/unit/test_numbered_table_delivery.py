@@ -283,3 +283,12 @@ def test_an_inbox_kept_for_the_horizon_is_trimmed_behind_it_whatever_recovers_me
     assert oldest <= 23 * 24, "none goes before its time"
     assert count <= 7.2 * 24, "and none stays much longer"
     assert most <= 110, "what is remembered of it does not grow with the deliveries"
+
+
+def test_how_often_a_batch_was_sent_again_is_told_before_it_is_answered(database: Path) -> None:
+    process = TableProcess(MemoryKafka(), database)
+    process.delivery._sending.resent = 3
+
+    process.delivery.tend(1.0)
+
+    assert process.delivery.counts.resent == 3

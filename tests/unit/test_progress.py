@@ -95,3 +95,35 @@ def test_a_worker_without_an_assignment_owns_nothing_and_does_not_run(said: Said
 
     assert (record.state, record.partitions) == ("recovering", ())
     assert said.judged() is State.RECOVERING
+
+
+def test_what_its_database_does_not_answer_is_not_shown_as_delivered(said: Said) -> None:
+    answered: dict[LogPartition, int] = {}
+    parts: Any = SimpleNamespace(
+        counts=Counts(), in_doubt={}, narrowed_to=None, read_at_once=10, settled=lambda: True, submit=lambda _: None,
+        positions=lambda: answered, start=lambda *_: None, take=lambda *_: [], recover=lambda *_: {PLACE: 7},
+        abandon=bool, turn=lambda *_: None, tend=lambda _: None, is_due=lambda _: False, commit=lambda *_, **__: None,
+    )  # fmt: skip
+    reading = iter([[], [Fake(7)]])
+    group: Any = SimpleNamespace(
+        generation=1, assigned=[PLACE], fatal=None, consume=lambda *_: next(reading, []), start=parts.start,
+        membership=bytes, commit=parts.commit,
+    )  # fmt: skip
+    made = RouteWorker(
+        group=group, intake=said.intake, destination=parts, views=parts, resolving=parts, reloading=parts,
+        redriving=parts, progress=said.progress, starts=parts.recover, check_twin=bool,
+        topic_ids=lambda: {"orders": b"i" * 16}, check_topics=bool, bounds=Bounds(10, 1000, 0.1, 100),
+    )  # fmt: skip
+    for _ in range(20):
+        made._turn()
+        said.now += PERIOD_S
+
+    (place,) = said.records[-1].partitions
+    assert (place.position, place.lag) == (7, 1)
+    assert said.judged() is State.STALLED
+    answered[PLACE] = 8
+    made._turn()
+    said.now += PERIOD_S
+    made._turn()
+    assert said.records[-1].partitions[0].lag == 0
+    assert said.judged() is State.IDLE
