@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -50,9 +50,10 @@ class Stored:
 
 
 class MemoryKafka:
-    """The cluster; it outlives the processes that use it."""
+    """The cluster; it outlives the processes that use it. ``appending`` is told of every record before it is taken."""
 
     def __init__(self) -> None:
+        self.appending: Callable[[str, LogPartition, bytes | None], object] = lambda *_: None
         self.logs: dict[LogPartition, list[Stored]] = {}
         self.low: dict[LogPartition, int] = {}
         self.epochs: dict[str, int] = {}
@@ -115,6 +116,7 @@ class MemoryTransaction:
         headers: Headers | None = None,
         timestamp_ms: int = 0,
     ) -> None:
+        self._kafka.appending(self.transactional_id, partition, key)
         unit = self._unit()
         log = self._kafka.logs.setdefault(partition, [])
         log.append(Stored(partition, len(log), key, value, headers or [], unit))

@@ -6,53 +6,38 @@ import pytest
 
 from relay.delivery.batch import Batch
 from relay.delivery.deadletter import PREFIX
-from relay.message.envelope import Headers
 from relay.message.errors import MessageRejected
 from relay.message.identity import content_digest
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD as DIED
 from relay.monitor.entries import Page, Proof, encode
 from relay.monitor.redrive import Do, Wanted, decide
-from tests.unit.memory_kafka import MemoryKafka, MemoryTransaction
+from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.test_recovery_again import DEAD, LOG, MONITOR, OUT, Killed, Process, killed_at, message
 
 REFUSED = message(1)._replace(fault=MessageRejected("apply", "refused", "no"))
 
 
-class Torn(MemoryKafka):
-    """Lets no page of entries arrive while ``is_cut``: the process dies, and a stray COMMIT ends its transaction."""
+def cut_off(kafka: MemoryKafka) -> None:
+    """Let no page of entries arrive: the process dies, and a stray COMMIT ends its transaction."""
 
-    is_cut = False
-
-    def transaction(self, transactional_id: str) -> MemoryTransaction:
-        return Cut(self, transactional_id)
-
-
-class Cut(MemoryTransaction):
-    def produce(
-        self,
-        partition: LogPartition,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers | None = None,
-        timestamp_ms: int = 0,
-    ) -> None:
-        assert isinstance(self._kafka, Torn)
-        if self._kafka.is_cut and partition == MONITOR and (key or b"").startswith(b"e"):
-            self._kafka.is_cut = False
-            self._kafka.end(self.transactional_id, commit=True)
+    def appending(transactional_id: str, partition: LogPartition, key: bytes | None) -> None:
+        if partition == MONITOR and (key or b"").startswith(b"e"):
+            kafka.appending = lambda *_: None
+            kafka.end(transactional_id, commit=True)
             raise Killed
-        super().produce(partition, key, value, headers, timestamp_ms)
+
+    kafka.appending = appending
 
 
 def torn(batch: Batch, *, deaths: int = 0) -> Process:
     """Return the heir of a process that died with this batch; the message died so many times before."""
-    kafka = Torn()
+    kafka = MemoryKafka()
     victim = Process(kafka)
     victim.recover()
     for replay in range(deaths):
         enter_a_death(kafka, victim, replay)
-    kafka.is_cut = True
+    cut_off(kafka)
     with pytest.raises(Killed):
         victim.delivery.submit(batch)
     assert len(kafka.visible(DEAD)) == 1
@@ -93,7 +78,7 @@ def test_a_redrive_that_died_without_its_entry_is_not_settled_as_delivered() -> 
 
 @pytest.mark.parametrize("in_log", [True, False])
 def test_a_redrive_of_which_nobody_can_tell_may_be_ordered_again_by_its_new_dead_letter(*, in_log: bool) -> None:
-    kafka = Torn()
+    kafka = MemoryKafka()
     victim = Process(kafka)
     victim.recover()
     enter_a_death(kafka, victim, 0)
