@@ -133,7 +133,7 @@ class TopicRecovery:
                 predecessor.discard()
                 crash_point("recovery.fencing")
             fenced |= named
-        raise Stopped(f"{len(fenced)} transactional ids began in this monitor while it was read; is a twin running?")
+        raise Fenced(f"{len(fenced)} workers began here while this one took over: they share it out anew, and so it looks again")
 
     def _check_twin(self, views: list[MonitorView]) -> None:
         for view in views:

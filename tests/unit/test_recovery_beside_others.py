@@ -8,8 +8,9 @@ import pytest
 
 from relay.message.errors import Fenced, Stopped, Stuck
 from relay.message.record import LogPartition
-from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Stored
-from tests.unit.test_recovery_again import COUNT, LOG, OUT, Process, after_a_stray_commit, delivered
+from relay.monitor.entries import Begin, encode
+from tests.unit.memory_kafka import MemoryKafka, MemoryReader, MemoryTransaction, Stored
+from tests.unit.test_recovery_again import COUNT, LOG, MONITOR, OUT, Process, after_a_stray_commit, delivered
 
 
 class Isolated(MemoryKafka):
@@ -72,3 +73,32 @@ def test_a_position_is_lost_only_if_it_still_is(kafka: MemoryKafka, error: type[
 
     with pytest.raises(error):
         worker.delivery.recover([LOG], [worker.view], kafka, stop, {"log": b"id"})
+
+
+class Crowded(MemoryKafka):
+    """A group to which workers come, one after the other: each begins while somebody fences the one before."""
+
+    coming = 60
+
+    def transaction(self, transactional_id: str) -> MemoryTransaction:
+        if self.coming:
+            self.coming -= 1
+            newcomer = MemoryTransaction(self, f"n{self.coming}")
+            newcomer.init()
+            instance = self.coming.to_bytes(16, "big")
+            newcomer.produce(MONITOR, *encode(Begin("n", newcomer.transactional_id, instance, 1, -1, [], [])))
+        return MemoryTransaction(self, transactional_id)
+
+
+def test_a_worker_that_meets_many_newcomers_looks_again_and_needs_no_person() -> None:
+    kafka = Crowded()
+    after_a_stray_commit(kafka)
+    worker = Process(kafka)
+
+    with pytest.raises(Fenced):
+        worker.recover()
+    while kafka.coming:
+        kafka.transaction("another fences")
+    worker.deliver(worker.recover()[LOG])
+
+    assert delivered(kafka) == list(range(COUNT))
