@@ -62,6 +62,8 @@ select digest, content, topic_id, partition, log_offset, outcome, applied from r
 where relay = ? and route = ? and digest in ({})
 """
 _KNOWN_AT_ONCE: Final = 500
+_STEPS_TOLD: Final = 200_000
+"""Steps of a statement, some milliseconds, after which it is told that it goes on."""
 _REVIVE: Final = "delete from relay_inbox where relay = ? and route = ? and digest = ? and outcome = 1"
 _KILL: Final = "update relay_inbox set outcome = 1 where applied = ?"
 _READ: Final = """
@@ -336,6 +338,7 @@ class SqliteCursor:
         if self._connection is not None:
             return self._connection
         connection = self._resource.connect(self._limits.lock_timeout_s)
+        connection.set_progress_handler(self._goes_on, _STEPS_TOLD)
         try:
             self._effect = self._effects(connection)
         except sqlite3.Error as error:
@@ -347,6 +350,10 @@ class SqliteCursor:
         with self._replacing:
             self._connection = connection
         return connection
+
+    def _goes_on(self) -> None:
+        """A statement works: sent again it would take as long again. None lets it go on."""
+        self.progressed()
 
     def _fenced(self, partition: LogPartition) -> Fenced:
         return Fenced(

@@ -67,7 +67,7 @@ class TableCursor(Protocol):
     """
 
     progressed: Callable[[], object]
-    """Called by ``deliver`` at each answer to a part of a batch that it takes apart."""
+    """Called at each answer to a part of a batch that ``deliver`` takes apart, and while a statement is seen to work."""
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Take the partitions (with their topic ids) over: raise each epoch and read its position.

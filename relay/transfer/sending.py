@@ -160,12 +160,14 @@ class Sending:
             self._pause.wait(self._timers.pause_s(repeat.attempt))
 
     def _progressed(self) -> None:
-        """A part is answered: the connection lives, so the timer starts again.
+        """A part is answered, or a statement works: the connection lives, so the timer starts again.
 
         Rows at fault are found one by one; thousands of them take longer than any wait, and sent again they would
         take as long again, for ever.
         """
-        if self._expires is not None:
+        if self._trimming:
+            self._expires = self._clock() + TRIM_ANSWER_S
+        elif self._expires is not None:
             self._expires = self._timers.sent(self._batch, self._clock())
 
     def _run_trims(self, series: int) -> None:

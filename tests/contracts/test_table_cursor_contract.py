@@ -421,6 +421,23 @@ class TestSqliteCursor(DatabaseCursorContract):
             cursor.close()
         store.connection.close()
 
+    def test_a_batch_that_takes_longer_than_its_timer_gets_through(self, store: Store) -> None:
+        counting = "(with recursive c (n) as (select 1 union all select n + 1 from c where n < 200000) select max(n) from c)"
+        store.all("insert into ledger values ('sum', 'all', 0)")
+        cursor = store.cursor(
+            mode="sql", table="", sql=f"update ledger set total = {counting} + %(total)s where id = 'sum'"
+        )
+        cursor.claim({P0: TOPIC_ID})
+        sending = Sending(cursor, ResendTimers(0.3, 0.3, lambda: 0.5), monotonic)
+        sending.send({P0: 30}, cursor.prepare([message(i, 1) for i in range(30)]))
+        deadline = monotonic() + 30
+        while not (found := sending.answers()):
+            assert monotonic() < deadline, f"sent again {sending.resent} times, and no end"
+            sending.tend(monotonic())
+            sending.wait(0.01)
+        sending.close()
+        assert outcomes(found[0]) == [DELIVERED] * 30
+
     def test_a_busy_file_is_retriable(self, store: Store) -> None:
         cursor = store.cursor()
         cursor.claim({P0: TOPIC_ID})

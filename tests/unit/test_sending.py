@@ -13,7 +13,7 @@ from relay.message.errors import Retriable
 from relay.message.record import LogPartition
 from relay.transfer import sending as sending_module
 from relay.transfer.cursor import Verdict
-from relay.transfer.sending import Sending
+from relay.transfer.sending import TRIM_ANSWER_S, Sending
 from relay.transfer.timers import ResendTimers
 
 PLACE = LogPartition("orders", 0)
@@ -41,9 +41,9 @@ class Cursor:
         self._broken.set()
 
 
-def trimming(cursor: Cursor) -> Sending:
+def trimming(cursor: Cursor, clock: Callable[[], float] = lambda: 0.0) -> Sending:
     """Return a sending whose thread trims, with one batch answered before."""
-    made = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    made = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), clock)  # type: ignore[arg-type]
     made.trim(PLACE, 7)
     made.send({PLACE: 7}, None)
     limit = time.monotonic() + 10
@@ -73,4 +73,18 @@ def test_letting_go_does_not_wait_for_all_that_is_to_be_trimmed(silent: bool, mo
 
     sending.abandon()  # InDoubt here ends the worker's process: its recovery lets go once more
 
+    sending.close()
+
+
+def test_a_trim_that_works_is_let_go_on_and_is_no_batch() -> None:
+    cursor, now = Cursor(silent=True), [0.0]
+    sending = trimming(cursor, lambda: now[0])
+    for _ in range(20):
+        now[0] += TRIM_ANSWER_S / 2
+        cursor.progressed()
+        sending.tend(now[0])
+
+    assert not cursor._broken.is_set()
+    assert sending._timers.next_due() is None
+    cursor.abandon()
     sending.close()
