@@ -7,6 +7,7 @@ the reports of the records that belong together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -69,13 +70,15 @@ class Appender:
     """Appends records and tells what the topics are like. Use from any thread."""
 
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike) -> None:
-        self._settings = producer(kafka, timing, **_prompt(kafka), error_cb=self._noticed, log_level=3)
+        self._settings = producer(kafka, timing, **_prompt(kafka), log_level=3)
         self._message_bytes = int(kafka.get("message.max.bytes", DEFAULT_MESSAGE_BYTES))
         self._topics = Topics(kafka, timing)
         self._facts: dict[str, TopicFacts] = {}
         self._fatal = False
         self._closing = False
-        self._producer = Producer(self._settings)
+        self._renewing = schedule.lock()
+        self._made = 0
+        self._producer = self._make()
         self._retired: list[Producer] = []
         self._server = schedule.start_thread("relay-append-reports", self._serve_reports)
 
@@ -88,7 +91,8 @@ class Appender:
             raise CaptureError("the log takes nothing from this publisher any more: it was closed")
         if self._fatal:
             self._renew()
-        produce = self._producer.produce
+        used = self._producer
+        produce = used.produce
         told = receipt.told
         for topic, partition, key, value, headers in records:
             while True:
@@ -104,7 +108,8 @@ class Appender:
                         ) from error
                     clock.sleep(_FULL_QUEUE_PAUSE_S)
                 except KafkaException as error:
-                    self._fatal = self._fatal or error.args[0].fatal()
+                    # Of an earlier one it is no news: its successor, renewed in its turn, would take records that nobody reports.
+                    self._fatal = self._fatal or (error.args[0].fatal() and used is self._producer)
                     raise CaptureError(
                         f"topic {topic}: a message was refused: {error.args[0].str()}"
                     ) from error
@@ -175,15 +180,22 @@ class Appender:
                 retired.flush(_CLOSE_S)
             self._producer.poll(_POLL_S)
 
-    def _noticed(self, error: KafkaError) -> None:
+    def _make(self) -> Producer:
+        self._made += 1
+        return Producer({**self._settings, "error_cb": partial(self._noticed, self._made)})
+
+    def _noticed(self, number: int, error: KafkaError) -> None:
         # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
-        self._fatal = self._fatal or error.fatal()
+        self._fatal = self._fatal or (error.fatal() and number == self._made)
 
     def _renew(self) -> None:
         """Take a new producer after a fatal error: the records of the old one are reported as failed."""
-        self._retired.append(self._producer)
-        self._producer = Producer(self._settings)
-        self._fatal = False
+        with self._renewing:
+            if not self._fatal:
+                return  # another thread was faster
+            self._retired.append(self._producer)
+            self._producer = self._make()
+            self._fatal = False
 
 
 def _prompt(kafka: Mapping[str, str]) -> dict[str, Any]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from relay.kafka import control, inquiries
+from relay.capture.publisher import DefaultTiming
+from relay.kafka import appender, control, inquiries
+from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.control import ControlTopic
 from relay.kafka.inquiries import InquiryTopic
 from relay.kafka.settings import TimingLike
+from relay.message.errors import CaptureError
+
+FATAL = KafkaError(KafkaError._FATAL, "out of order", fatal=True)
 
 
 class Failing:
@@ -18,15 +24,18 @@ class Failing:
 
     all: list[Failing]
 
-    def __init__(self, _settings: Any) -> None:
+    def __init__(self, settings: Any) -> None:
+        self.error_cb = settings.get("error_cb")
+        self.meanwhile: Callable[[], object] = bool
         self.taken: list[bytes] = []
         self.purged = self.failed = False
         self.all.append(self)
 
-    def produce(self, _topic: str, value: bytes, key: bytes, **_: Any) -> None:
+    def produce(self, _topic: str, value: bytes, key: bytes, *_given: Any, **_: Any) -> None:
+        self.meanwhile()
         self.failed = self.failed or (len(self.all) == 1 and len(self.taken) == 1)
         if self.failed:
-            raise KafkaException(KafkaError(KafkaError._FATAL, "out of order", fatal=True))
+            raise KafkaException(FATAL)
         self.taken.append(key)
 
     def purge(self) -> None:
@@ -38,10 +47,14 @@ class Failing:
     def flush(self, _timeout: float) -> int:
         return 0
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Failing]:
     Failing.all = []
+    monkeypatch.setattr(appender, "Producer", Failing)
     monkeypatch.setattr(control, "Producer", Failing)
     monkeypatch.setattr(inquiries, "Producer", Failing)
     return Failing.all
@@ -64,3 +77,24 @@ def test_a_question_after_the_failure_goes_out(made: list[Failing], monkeypatch:
         topic.put(key, b"v")
 
     assert [one.taken for one in made] == [[b"1"], [b"3"]]
+
+
+def test_what_is_still_said_of_a_failed_producer_does_not_end_its_successor(made: list[Failing]) -> None:
+    publisher = Appender({"bootstrap.servers": "127.0.0.1:1"}, DefaultTiming())
+    first, second, third = (Record("orders", 0, key, b"v", []) for key in (b"1", b"2", b"3"))
+    publisher.append([first], Receipt(1), float("inf"))
+
+    def another_thread_is_faster() -> None:
+        made[0].meanwhile = bool
+        made[0].failed = True
+        made[0].error_cb(FATAL)
+        publisher.append([third], Receipt(1), float("inf"))
+
+    made[0].meanwhile = another_thread_is_faster
+    with pytest.raises(CaptureError, match="out of order"):
+        publisher.append([second], Receipt(1), float("inf"))
+    made[0].error_cb(FATAL)  # as it is flushed for the last time
+    publisher.append([second], Receipt(1), float("inf"))
+    publisher.close()
+
+    assert [one.taken for one in made] == [[b"1"], [b"3", b"2"]]
