@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from hypothesis import settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -24,6 +25,8 @@ from relay.message.errors import ConfigError, Unreachable
 from tests.routes import TopicRoute
 
 CI = bool(os.environ.get("CI"))
+settings.register_profile("relay", deadline=None)  # a busy machine says nothing about the code
+settings.load_profile("relay")
 MakeTopic = Callable[..., str]
 MakeRoute = Callable[..., TopicRoute]
 

@@ -79,7 +79,7 @@ class Reader:
 DRAWN = st.lists(st.tuples(st.integers(0, 4), st.integers(0, len(CAPTURES))), max_size=40)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     drawn=DRAWN,
     order=st.permutations(range(len(CAPTURES))),

@@ -265,7 +265,7 @@ ENDS = st.sampled_from([Outcome.DONE] * 4 + [Outcome.FAILED, Outcome.UNUSABLE, O
 STEPS = st.lists(st.sampled_from(["cycle", "next", "next", "end", "end inside", "due"]), max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lanes=LANES, batch=st.sampled_from([1, 4]), steps=STEPS, ends=st.lists(ENDS, max_size=60))
 def test_every_message_ends_once_and_each_lane_in_its_order(
     lanes: list[bytes | None], batch: int, steps: list[str], ends: list[Outcome]

@@ -45,7 +45,7 @@ def published(handler: Handler, given_one: Message) -> tuple[str, Any]:
     return queue, child
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(record=RECORDS, source=st.sampled_from(FORMATS), target=st.sampled_from(FORMATS))
 def test_every_format_gives_back_what_another_one_wrote(
     record: dict[str, Any], source: Format, target: Format
@@ -75,7 +75,7 @@ VALUES = st.fixed_dictionaries(
 KINDS: Types = {"whole": int, "part": float, "exact": Decimal, "flag": bool}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(record=VALUES, form=st.sampled_from([Csv([*KINDS, "text", "more"], KINDS), Xml(types=KINDS)]))
 def test_what_is_written_is_read_as_it_was_or_is_refused(record: Record, form: Format) -> None:
     try:
