@@ -102,7 +102,7 @@ BENCHES: Final[dict[str, tuple[Callable[[LocalServices, int], Row], int]]] = {
 @app.command("bench")
 def bench_command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Any of: {', '.join(BENCHES)}. Default: all.")
+        list[str] | None, typer.Argument(metavar="NAME", help=f"Any of: {', '.join(BENCHES)}. Default: all.")
     ] = None,
     *,
     messages: Annotated[
@@ -113,11 +113,11 @@ def bench_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure; ``ratio`` is ours divided by the reference, measured in turns on this machine."""
+    """Measure; `ratio` is ours divided by the reference, measured in turns on this machine."""
     wanted = names or list(BENCHES)
     unknown = [name for name in wanted if name not in BENCHES]
     if unknown:
-        raise ConfigError(f"bench {', '.join(unknown)}: there is no such measurement; choose of {', '.join(BENCHES)}")
+        raise ConfigError(f"{', '.join(unknown)}: there is no such measurement; choose of {', '.join(BENCHES)}")
     rows = []
     with _services(directory) as services, Console(stderr=True).status("measuring ...") as status:
         for name in wanted:

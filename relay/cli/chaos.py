@@ -35,7 +35,7 @@ app = typer.Typer(add_completion=False)
 @app.command("chaos")
 def chaos_command(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help="A configuration of your own, instead of --demo.")
+        str | None, typer.Argument(metavar="CONFIG", help="A configuration of your own, instead of --demo.")
     ] = None,
     *,
     demo: Annotated[

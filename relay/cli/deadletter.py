@@ -83,7 +83,7 @@ def show_command(
 def redrive_command(
     config: ConfigArgument,
     digests: Annotated[
-        list[str] | None, typer.Argument(metavar="[DIGEST]...", help="These, as `relay deadletter list` shows them.")
+        list[str] | None, typer.Argument(metavar="DIGEST", help="These, as `relay deadletter list` shows them.")
     ] = None,
     *,
     route: Annotated[str | None, typer.Option("--route", metavar="ROUTE", help="Those of this route.")] = None,

@@ -98,7 +98,7 @@ def status(directory: Directory, *, as_json: JsonOption = False) -> None:
 
 @app.command()
 def topic(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics of a log, or outputs.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Topics of a log, or outputs.")],
     directory: Directory,
     *,
     partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of each.")] = 4,

@@ -98,7 +98,7 @@ def resolve_command(
     *,
     commit: Annotated[bool, typer.Option("--commit", help="It happened.")] = False,
     abort: Annotated[bool, typer.Option("--abort", help="It did not happen.")] = False,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the audit record.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the audit record; needed.")] = "",
     who: Annotated[str | None, typer.Option("--who", metavar="NAME", help="Who decides; default USER@HOST.")] = None,
     as_json: JsonOption = False,
 ) -> None:

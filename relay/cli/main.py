@@ -18,6 +18,7 @@ from typing import Annotated, Final
 
 import typer
 
+from relay.cli.report import unbroken
 from relay.message.errors import RelayError
 
 INTERRUPTED: Final = 130
@@ -36,8 +37,8 @@ COMMANDS: Final = {
     "publisher": "List the publishers of queues, hold and resume them.",
     "subscriber": "List the subscribers of queues, pause and resume them.",
     "message": "Look at messages of queues; reveal, prioritise, withdraw, edit and redrive them.",
-    "journal": "List what is over in queues and archive it.",
-    "deadletter": "List and show what could not be delivered, with its cause.",
+    "journal": "List what is over in queues, and archive it.",
+    "deadletter": "List and show what routes could not deliver, with its cause, and redrive it.",
     "indoubt": "List, show and resolve what no evidence has decided.",
     "unit": "Close a run of a Spark batch that its driver will never decide.",
     "verify": "Prove from the log and the destinations that nothing is lost, doubled or reordered.",
@@ -113,7 +114,7 @@ def _silence() -> None:
 def _answered(name: str, arguments: list[str]) -> int:
     try:
         module = importlib.import_module(f"relay.cli.{name}")
-        code = module.app(arguments, prog_name=f"relay {name}", standalone_mode=False)
+        code = unbroken(module.app)(arguments, prog_name=f"relay {name}", standalone_mode=False)
         sys.stdout.flush()
     except RelayError as error:
         typer.echo(f"relay {name}: {error}", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from inspect import getdoc
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,7 +24,21 @@ _PIPE_WIDTH: Final = 1000
 def purpose(document: str | None) -> str:
     """Return a module's docstring as its command's help: without the command's own name before it."""
     _, _, text = (document or "").partition("``: ")
-    return text[:1].upper() + text[1:]
+    return _whole(text[:1].upper() + text[1:])
+
+
+def unbroken(app: typer.Typer) -> typer.Typer:
+    """Return a command's application with the paragraphs of its helps whole: the window breaks lines, not the source."""
+    for command in app.registered_commands:
+        command.help = _whole(command.help or getdoc(command.callback) or "")
+    first = app.registered_callback
+    if first is not None and not isinstance(app.info.help, str):
+        first.help = _whole(getdoc(first.callback) or "")
+    return app
+
+
+def _whole(text: str) -> str:
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:

@@ -1,6 +1,6 @@
 """``relay unit close CONFIG UNIT RUN``: end a run whose driver will never come back, as that driver would have.
 
-Messages of such a run wait, shown by ``relay indoubt list`` with the resource ``decisions:UNIT/RUN``. The query's next run
+Messages of such a run wait, shown by `relay indoubt list` with the resource `decisions:UNIT/RUN`. The query's next run
 would end them as well; nothing ends them by age.
 """
 

@@ -42,7 +42,7 @@ def verify_command(
     config: ConfigArgument,
     *,
     route: Annotated[
-        list[str] | None, typer.Option("--route", help="Only this route; may be repeated.")
+        list[str] | None, typer.Option("--route", help="Only this route; may be given again.")
     ] = None,
     allow_lag: Annotated[
         bool, typer.Option("--allow-lag", help="Messages not delivered yet do not fail the check.")

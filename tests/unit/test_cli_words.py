@@ -80,6 +80,19 @@ def test_a_commands_help_is_a_sentence_and_so_is_each_options(words: str) -> Non
 
 
 @pytest.mark.parametrize("words", ALL)
+def test_the_window_breaks_the_lines_of_a_help_and_not_the_source(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "2000")
+    monkeypatch.setenv("TERMINAL_WIDTH", "2000")
+    code, out, _ = said(*words.split(), "--help")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+
+    assert code == 0
+    assert [part for part in re.split(r"\n\n", ALL[words].help) if " ".join(part.split()) not in lines] == []
+    assert "``" not in out, "as the source quotes, not as a person reads"
+    assert not re.search(r"\[\[|\.\.\.[\]}]?\.\.\.", out), "an argument's name stands in brackets and dots of its own"
+
+
+@pytest.mark.parametrize("words", ALL)
 def test_nothing_of_a_help_is_taken_for_markup(words: str) -> None:
     texts = [ALL[words].help, *(getattr(parameter, "help", "") for parameter in ALL[words].params)]
 
