@@ -42,6 +42,15 @@ def _within(seconds: float) -> float:
     return seconds
 
 
+def spoken(seconds: float) -> str:
+    """Return a duration as a configuration writes it: ``14d``, ``90s``, ``250ms``."""
+    for unit in ("d", "h", "min", "s", "ms"):
+        count = seconds / _SECONDS[unit]
+        if count >= 1 and abs(count - round(count)) < 1e-6:
+            return f"{round(count)}{unit}"
+    return f"{seconds:g}s"
+
+
 def size(value: Any) -> int:
     """Return bytes of a number or of a text such as ``16MiB``."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST:

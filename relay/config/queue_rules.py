@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from relay.config.faults import Fault, shown
+from relay.config.quantities import spoken
 from relay.config.queues import PUBLISHER_CHARACTERS_MAX, QueueConfig
 from relay.config.routes import QueueDestination, RouteConfig
 from relay.queue.modes import BALANCED_GROUP
@@ -30,8 +31,8 @@ def queue_faults(queue: QueueConfig, resources: set[str]) -> Iterator[Fault]:
         problem = "one pool of all has no order of subscribers"
         yield Fault(f"{key}.in_order", "true", problem, 'leave it out, or use another mode than "balance"')
     if queue.retry_max_s < queue.retry_after_s:
-        problem = f"shorter than retry_after ({queue.retry_after_s:g} s)"
-        yield Fault(f"{key}.retry_max", f"{queue.retry_max_s:g}s", problem, "set it to retry_after or longer")
+        problem = f"shorter than retry_after ({spoken(queue.retry_after_s)})"
+        yield Fault(f"{key}.retry_max", spoken(queue.retry_max_s), problem, "set it to retry_after or longer")
     for publisher in queue.publishers or ():
         if not 0 < len(publisher) <= PUBLISHER_CHARACTERS_MAX:
             problem = "not a publisher's name"

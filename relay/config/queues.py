@@ -64,7 +64,7 @@ def _pool_rule(value: list[str] | None) -> list[str] | None:
 
 
 def _age_alone(value: Any) -> Any:
-    return {"age": value} if isinstance(value, str) else value
+    return {"age": value} if isinstance(value, str | int | float) and not isinstance(value, bool) else value
 
 
 class _Section(BaseModel):

@@ -275,6 +275,8 @@ class _Reading:
         elif detail["type"] == "extra_forbidden":
             value, problem = None, "not a setting"
             remedy = _suggestion(str(parts[-1]), _names_at(model, parts[:-1]))
+        elif detail["type"] in ("dict_type", "model_type", "model_attributes_type"):
+            problem, remedy = "not a table of settings", "write { name = value }"
         else:
             problem, remedy = detail["msg"][:1].lower() + detail["msg"][1:], "correct the value"
         self.faults.append(Fault(full, shown(full, value), problem, remedy))

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from relay.config.faults import Fault
-from relay.config.quantities import Seconds
+from relay.config.quantities import Seconds, spoken
 
 _DAY: Final = 86400.0
 CAPTURE_IDLE_LIMIT: Final = 30.0
@@ -105,14 +105,14 @@ def timing_faults(timing: Timing) -> Iterator[Fault]:
         low, high = getattr(timing, shorter), getattr(timing, longer)
         if low > high or (low == high and not equal):
             word = "at most" if equal else "less than"
-            problem = f"must be {word} timing.{longer} ({high:g} s): {why}"
+            problem = f"must be {word} timing.{longer} ({spoken(high)}): {why}"
             yield _fault(timing, shorter, problem, f"lower it or raise timing.{longer}")
     if timing.socket_timeout > timing.transaction_timeout - _KAFKA_MARGIN + 1e-9:
         problem = (
-            f"must be at least 0.1 s below timing.transaction_timeout ({timing.transaction_timeout:g} s)"
+            f"must be at least 0.1 s below timing.transaction_timeout ({spoken(timing.transaction_timeout)})"
         )
         yield _fault(timing, "socket_timeout", problem, "lower it or raise timing.transaction_timeout")
 
 
 def _fault(timing: Timing, name: str, problem: str, remedy: str) -> Fault:
-    return Fault(f"timing.{name}", f"{getattr(timing, name):g}s", problem, remedy)
+    return Fault(f"timing.{name}", spoken(getattr(timing, name)), problem, remedy)

@@ -11,6 +11,7 @@ import pytest
 from relay.config.faults import Fault
 from relay.config.loading import examine, load
 from relay.config.model import RelayConfig, TableDestination, TopicDestination
+from relay.config.quantities import duration, spoken
 from relay.config.reading import read
 from relay.message.errors import ConfigError
 
@@ -246,6 +247,29 @@ def test_durations_and_sizes(tmp_path: Path) -> None:
     assert config.timing.resend_after == 0.25
     assert config.timing.dedup_horizon == 172800
     assert config.timing.marker_wait == 0.5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1_209_600, "14d"), (90, "90s"), (120, "2min"), (0.25, "250ms"), (0.3, "300ms"), (1.5, "1500ms"), (0, "0s")]
+)
+def test_a_duration_is_told_as_it_is_written(seconds: float, text: str) -> None:
+    assert spoken(seconds) == text
+    assert duration(text) == pytest.approx(seconds)
+
+
+def test_the_order_of_limits_is_told_in_their_units(tmp_path: Path) -> None:
+    (fault,) = faults_of(BASE + '[timing]\ndedup_horizon = "15d"\n', tmp_path)
+
+    assert (fault.value, fault.problem.partition(":")[0]) == ("15d", "must be at most timing.monitor_retention (14d)")
+
+
+@pytest.mark.parametrize("lines", ["retain = true", "subscribers = ['one']", "balancing = 5"])
+def test_what_must_be_a_table_is_told_so(lines: str, tmp_path: Path) -> None:
+    queue = f'{BASE}[queues.q]\nstore = "sqlite:///q.db"\n{lines}\n'
+
+    faults = faults_of(queue if "subscribers" in lines else f"{queue}subscribers = {{ one = {{}} }}\n", tmp_path)
+
+    assert [(fault.problem, fault.remedy) for fault in faults] == [("not a table of settings", "write { name = value }")]
 
 
 @pytest.mark.parametrize("given", ["inf", "1e308", '"36501d"', f'"{"9" * 400}d"'])

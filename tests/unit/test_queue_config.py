@@ -56,6 +56,11 @@ def test_the_designs_example_is_a_subscriber_beside_a_pool(tmp_path: Path) -> No
     assert config.routes["to-queue"].guarantee == "exactly once into the queue"
 
 
+@pytest.mark.parametrize("given", ["604800", "604800.0", '"7d"', '{ age = "7d" }'])
+def test_a_duration_alone_is_the_age_of_what_is_retained(given: str, tmp_path: Path) -> None:
+    assert good(f"{FIRST}retain = {given}", tmp_path).queues["credit"].settings().retain == Retention(7 * 86_400_000)
+
+
 def test_every_bound_reaches_the_store_in_its_unit(tmp_path: Path) -> None:
     lines = """order = "key"
 in_order = true
