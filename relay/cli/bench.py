@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -136,7 +137,7 @@ def _services(directory: Path | None) -> Iterator[LocalServices]:
     if directory is not None:
         found = LocalServices.find(directory)
         if found is None:
-            raise ConfigError(f"--dir {directory}: no services were started there; run `relay dev up --dir {directory}`")
+            raise ConfigError(f"--dir {directory}: no services were started there; run `relay dev up --dir {shlex.quote(str(directory))}`")
         yield found
         return
     with tempfile.TemporaryDirectory(prefix="relay-bench-") as made:

@@ -78,7 +78,7 @@ def demo_command(
                 _leave(stage, sys.stderr if as_json else sys.stdout)
         finally:
             if keep:
-                show.say(f"kept: {place}; stop the services with: relay dev down --dir {place}")
+                show.say(f"kept: {place}; stop the services with: relay dev down --dir {shlex.quote(str(place))}")
             else:
                 _clear(place)
     raise typer.Exit(0 if result.ok else 1)

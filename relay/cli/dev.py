@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +65,7 @@ def up(
     address = services.postgres or "not asked for"
     print_line(f"kafka     {services.kafka}")
     print_line(f"postgres  {address if postgres is None else without_password(address)}")
-    print_line(f"Stop them with: relay dev down --dir {directory}")
+    print_line(f"Stop them with: relay dev down --dir {shlex.quote(str(directory))}")
 
 
 @app.command()

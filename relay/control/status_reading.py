@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -118,7 +119,7 @@ class StatusReader:
         found = self._topics.describe({*logs, config.control_topic, config.deadletter_topic}, settings=False)
         for name in (config.control_topic, config.deadletter_topic):
             if name not in found:
-                raise ConfigError(f"topic = {name}: it does not exist; run `relay migrate {config.path}`")
+                raise ConfigError(f"topic = {name}: it does not exist; run `relay migrate {shlex.quote(str(config.path))}`")
         self._read_tail(self._control, found[config.control_topic], self._take_status)
         if not self._control.complete:
             self.notes.append(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from relay.config.model import RelayConfig
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
@@ -13,4 +15,4 @@ def require_topics(config: RelayConfig, *names: str) -> None:
         found = topics.describe(names, settings=False)
     missing = sorted(set(names) - found.keys())
     if missing:
-        raise ConfigError(f"topic {', '.join(missing)}: it does not exist; run `relay migrate {config.path}`")
+        raise ConfigError(f"topic {', '.join(missing)}: it does not exist; run `relay migrate {shlex.quote(str(config.path))}`")

@@ -21,6 +21,8 @@ from relay.cli import report, status
 from relay.cli.main import COMMANDS
 from relay.cli.main import app as relay
 from relay.config.loading import load
+from relay.kafka.topics import Topics
+from relay.local.services import LocalServices
 from relay.run.supervisor import Supervisor
 
 CONFIG = """\
@@ -177,6 +179,18 @@ def test_a_duration_is_written_as_in_the_configuration(
 
     assert said("run", "relay.toml", "--until-idle", given)[0] == 0
     assert float(calls[0][-1]) == seconds
+
+
+def test_a_command_that_is_told_can_be_copied(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LocalServices(place, "127.0.0.1:1", None)
+    monkeypatch.setattr(LocalServices, "up", classmethod(lambda *_, **__: made))
+    monkeypatch.setattr(Topics, "describe", lambda *_, **__: {})
+    (place / "my shop.toml").write_text(CONFIG)
+
+    assert "relay dev down --dir 'my services'\n" in said("dev", "up", "--dir", "my services")[1]
+    assert "`relay dev up --dir 'my services'`" in said("bench", "topic", "--dir", "my services")[2]
+    for words in (("status", "my shop.toml"), ("queue", "pause", "my shop.toml", "credit")):
+        assert "`relay migrate 'my shop.toml'`" in said(*words)[2]
 
 
 def test_purging_needs_a_yes(place: Path) -> None:
