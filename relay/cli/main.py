@@ -19,7 +19,7 @@ from typing import Annotated, Final
 import typer
 
 from relay.cli.report import unbroken
-from relay.message.errors import RelayError
+from relay.message.errors import ConfigError, RelayError
 
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
@@ -111,8 +111,17 @@ def _silence() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def _check_words(words: list[str]) -> None:
+    """Refuse what no record could hold, before anything is done; only the name of a file may be bytes of any kind."""
+    for word in words:
+        given = word.partition("=")[2] if word.startswith("--") else word
+        if any("\ud800" <= one <= "\udfff" for one in given) and not os.path.lexists(given):
+            raise ConfigError(f"{given!r} is not UTF-8, and no file is called so; write it in UTF-8")
+
+
 def _answered(name: str, arguments: list[str]) -> int:
     try:
+        _check_words(arguments)
         module = importlib.import_module(f"relay.cli.{name}")
         code = unbroken(module.app)(arguments, prog_name=f"relay {name}", standalone_mode=False)
         sys.stdout.flush()

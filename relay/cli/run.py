@@ -66,7 +66,7 @@ def chosen_routes(config: RelayConfig, wanted: Sequence[str]) -> list[str]:
         raise ConfigError(f"{config.path} has no route: add a section [routes.NAME] with from and to")
     for name in wanted:
         if name not in config.routes:
-            raise ConfigError(f"--route {name}: no such route; there is {', '.join(config.routes)}")
+            raise ConfigError(f"--route {name}: there is no such route; there are: {', '.join(config.routes)}")
     return list(dict.fromkeys(wanted)) if wanted else list(config.routes)
 
 

@@ -100,7 +100,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     """Build worker ``number`` of a route. Raises ConfigError, Stopped or Unreachable before anything is read."""
     route = config.routes.get(route_name)
     if route is None:
-        raise ConfigError(f"--route {route_name}: there is no such route; the configuration has {sorted(config.routes)}")
+        raise ConfigError(f"--route {route_name}: there is no such route; there are: {', '.join(config.routes)}")
     ports = RoutePorts(config, route)
     topics = Topics(config.kafka, config.timing)
     watch = TopicWatch(topics, route.from_, config.monitor_topic(route.name))

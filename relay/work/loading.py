@@ -42,6 +42,8 @@ def load_handler(app: str, queue: str) -> Handler:
 
 def _module(where: str) -> ModuleType:
     if not where.endswith(".py"):
+        if not where or where.startswith("."):
+            raise _no_module(where)
         # An application beside the caller is found as `python -m` would find it.
         if "" not in sys.path:
             sys.path.insert(0, "")
@@ -50,9 +52,7 @@ def _module(where: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not where.startswith(error.name):
                 raise
-            raise ConfigError(
-                f"{where}: there is no such module; give a module's name or the path of a .py file"
-            ) from None
+            raise _no_module(where) from None
     path = Path(where).resolve()
     if not path.is_file():
         raise ConfigError(f"{where}: there is no such file; give the path of a .py file or a module's name")
@@ -64,3 +64,7 @@ def _module(where: str) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _no_module(where: str) -> ConfigError:
+    return ConfigError(f"{where!r}: there is no such module; give a module's name or the path of a .py file")

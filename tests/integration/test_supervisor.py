@@ -316,7 +316,7 @@ def test_the_command_of_a_worker() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--route", "no"], "--route no: no such route; there is a, b"),
+        (["--route", "no"], "--route no: there is no such route; there are: a, b"),
         (["--instance", "two words"], "--instance two words: "),
         (["--workers", "0"], "--workers"),
         (["--until-idle", "0"], "--until-idle"),

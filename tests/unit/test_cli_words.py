@@ -120,8 +120,14 @@ def test_the_exit_codes_stand_in_the_help() -> None:
         ("publisher pause relay.toml ''", "give the ce_source"),
         ("message redrive relay.toml credit --rate 1e-300", "give more, or 0 for no bound"),
         ("unit close relay.toml u r --reason ''", "say why"),
-        ("run relay.toml --route other", "there is to-credit"),
+        ("run relay.toml --route other", "there is no such route; there are: to-credit"),
         ("work none.py --queue credit --subscriber approval", "give the path of a .py file"),
+        ("verify relay.toml --route other", "there is no such route; there are: to-credit"),
+        ("work ../app --queue credit --subscriber approval --config relay.toml", "there is no such module; give a module's name"),
+        ("work :f --queue credit --subscriber approval --config relay.toml", "there is no such module; give a module's name"),
+        ("queue pause relay.toml credit --reason no\udcffutf8", "'no\\udcffutf8' is not UTF-8"),
+        ("queue pause relay.toml credit --who=no\udcffutf8", "is not UTF-8, and no file is called so"),
+        ("check no\udcffutf8.toml", "is not UTF-8, and no file is called so"),
         ("work json --queue other --subscriber approval", "other"),
         ("dev up --dir relay.toml", "name a directory"),
         ("dev status --dir .", "relay dev up"),
@@ -191,6 +197,16 @@ def test_a_command_that_is_told_can_be_copied(place: Path, monkeypatch: pytest.M
     assert "`relay dev up --dir 'my services'`" in said("bench", "topic", "--dir", "my services")[2]
     for words in (("status", "my shop.toml"), ("queue", "pause", "my shop.toml", "credit")):
         assert "`relay migrate 'my shop.toml'`" in said(*words)[2]
+
+
+def test_a_file_whose_name_is_not_utf8_is_taken(place: Path) -> None:
+    name = "no\udcffutf8.toml"
+    (place / name).write_text(CONFIG)
+
+    code, out, _ = said("check", name)
+
+    assert code == 0
+    assert "ok (configuration)" in out
 
 
 def test_purging_needs_a_yes(place: Path) -> None:
