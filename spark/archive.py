@@ -56,7 +56,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument(
         "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state, one for each --to)"
     )
-    parser.add_argument("--follow", type=float, metavar="SECONDS", help="go on, archiving this often")
+    parser.add_argument("--follow", type=session.period, metavar="SECONDS", help="go on, archiving this often")
     parser.add_argument("--keep", action="store_true", help="do not say that what is archived may be trimmed")
     return parser.parse_args(arguments)
 

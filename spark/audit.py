@@ -39,19 +39,17 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         "--allow-lag", action="store_true", help="messages not delivered yet do not fail the check"
     )
     parser.add_argument(
-        "--window", type=int, metavar="SECONDS", help="width of the time windows (default: chosen)"
+        "--window", type=session.count, metavar="SECONDS", help="width of the time windows (default: chosen)"
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the JSON report here as well")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page with charts here")
     parser.add_argument(
-        "--tasks", type=int, metavar="N", help="tasks of a shuffle (default: by the number of records)"
+        "--tasks", type=session.count, metavar="N", help="tasks of a shuffle (default: by the number of records)"
     )
     return parser.parse_args(arguments)
 
 
 def _audit(options: Namespace) -> int:
-    if options.window is not None and options.window < 1:
-        raise ConfigError(f"--window {options.window}: give a width of at least one second")
     config = load(Path(options.config))
     unknown = [name for name in options.route if name not in config.routes]
     if unknown:

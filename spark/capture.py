@@ -67,9 +67,9 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
     )
     parser.add_argument(
-        "--follow", type=float, metavar="SECONDS", help="go on, looking for new files this often"
+        "--follow", type=session.period, metavar="SECONDS", help="go on, looking for new files this often"
     )
-    parser.add_argument("--files-per-batch", type=int, metavar="N", help="at most so many files in one batch")
+    parser.add_argument("--files-per-batch", type=session.count, metavar="N", help="at most so many files in one batch")
     return parser.parse_args(arguments)
 
 

@@ -47,9 +47,9 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         default="key",
         help="what must be equal: key, or JSON pointers by commas (/origin)",
     )
-    parser.add_argument("--window", type=int, default=3600, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument("--window", type=session.count, default=3600, metavar="SECONDS", help="default: %(default)s")
     parser.add_argument(
-        "--watermark", type=int, default=3600, metavar="SECONDS", help="how late a message may come"
+        "--watermark", type=session.count, default=3600, metavar="SECONDS", help="how late a message may come"
     )
     parser.add_argument(
         "--outer", action="store_true", help="also what finds no partner, once the watermark passed it"
@@ -61,7 +61,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
     )
     parser.add_argument(
-        "--follow", type=float, metavar="SECONDS", help="go on, looking for messages this often"
+        "--follow", type=session.period, metavar="SECONDS", help="go on, looking for messages this often"
     )
     return parser.parse_args(arguments)
 
@@ -71,8 +71,6 @@ def _run(options: Namespace) -> int:
         raise ConfigError("--topic: name at least two topics to join")
     if len({*options.topic}) < len(options.topic):
         raise ConfigError(f"--topic {', '.join(options.topic)}: name each topic once; a joined message has one part of each")
-    if min(options.window, options.watermark) < 1:
-        raise ConfigError("--window and --watermark are seconds, at least 1")
     config = load(Path(options.config))
     java = java_settings(config.kafka)
     # Each shuffle partition keeps state of its own: the machine's cores are enough for one broker's stream.

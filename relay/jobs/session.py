@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,8 @@ JAVA_LEAST: Final = 17
 KAFKA_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 AVRO_CLASS: Final = "org.apache.spark.sql.avro.AvroFileFormat"
 SHOWN_EVERY_S: Final = 2.0
+PERIOD_LEAST_S: Final = 0.1
+PERIOD_MOST_S: Final = 86_400.0
 _OWN: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -37,6 +40,25 @@ def parser(name: str, about: str) -> ArgumentParser:
     made.add_argument("--master", default="local[*]", help="where Spark runs (default: %(default)s)")
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
+
+
+def period(text: str) -> float:
+    """Read an option's seconds between two looks; refuses what Spark would not understand, or never end."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not PERIOD_LEAST_S <= found <= PERIOD_MOST_S:
+        raise ArgumentTypeError(f"{text} is not from {PERIOD_LEAST_S:g} to {PERIOD_MOST_S:g} seconds")
+    return found
+
+
+def count(text: str) -> int:
+    """Read an option's number of things, of which there is at least one."""
+    found = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+    if found < 1:
+        raise ArgumentTypeError(f"{text} is not a number from 1 to 999999999")
+    return found
 
 
 def run(name: str, job: Callable[[], int]) -> int:

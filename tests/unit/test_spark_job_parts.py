@@ -12,7 +12,7 @@ from relay.jobs.archived import ArchivedUpTo, decode
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
-from spark import correlate, flights
+from spark import archive, audit, capture, correlate, flights
 
 
 def test_the_jvms_client_is_told_what_the_relays_own_is_told() -> None:
@@ -105,6 +105,38 @@ def test_what_is_no_topics_name_is_refused(capsys: pytest.CaptureFixture[str], n
     with pytest.raises(SystemExit, match="2"):
         flights.parse(["--topic", name])
     assert "not a topic's name" in capsys.readouterr().err
+
+
+ARCHIVE = (archive, ["relay.toml", "--to", "x"])
+AUDIT = (audit, ["relay.toml"])
+CAPTURE = (capture, ["relay.toml", "in", "--topic", "t", "--name", "n", "--id", "id"])
+CORRELATE = (correlate, ["relay.toml", "--topic", "a", "--topic", "b", "--to", "c", "--name", "n"])
+
+
+@pytest.mark.parametrize("given", ["inf", "nan", "1e308", "0", "-1", "soon"])
+@pytest.mark.parametrize(
+    ("job", "option"),
+    [
+        (ARCHIVE, "--follow"),
+        (CAPTURE, "--follow"),
+        (CAPTURE, "--files-per-batch"),
+        (CORRELATE, "--follow"),
+        (CORRELATE, "--window"),
+        (CORRELATE, "--watermark"),
+        (AUDIT, "--window"),
+        (AUDIT, "--tasks"),
+    ],
+    ids=lambda value: value[0].__name__ if isinstance(value, tuple) else value,
+)
+def test_a_number_that_is_none_or_beyond_all_use_is_refused(
+    capsys: pytest.CaptureFixture[str], job: tuple[Any, list[str]], option: str, given: str
+) -> None:
+    module, words = job
+    with pytest.raises(SystemExit, match="2"):
+        module._parse([*words, f"{option}={given}"])
+
+    assert f"argument {option}: {given} is not " in capsys.readouterr().err
+    assert module._parse([*words, f"{option}=30"])
 
 
 def test_a_topic_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
