@@ -47,6 +47,13 @@ def me() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
+def needed(reason: str) -> str:
+    """Return the reason; ConfigError if it says nothing."""
+    if not reason.strip():
+        raise ConfigError("--reason is empty; say why, for whoever reads the record later")
+    return reason
+
+
 def moment(given: str | None, option: str) -> int | None:
     """Return wall milliseconds of a duration before now, or of a time with its zone."""
     if given is None:

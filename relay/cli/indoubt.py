@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relay.cli.choosing import me
+from relay.cli.choosing import me, needed
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.config.loading import load
 from relay.control.deciding import evidence, resolve
@@ -105,6 +105,7 @@ def resolve_command(
     """Decide what no evidence can; the owner of the partition obeys. Exit 1 if refused, with the evidence."""
     if commit == abort:
         raise ConfigError("give one of --commit (it happened) and --abort (it did not)")
+    needed(reason)
     subject = parse(name)
     told = Told.COMMIT if commit else Told.ABORT
     with InDoubtReader(load(Path(config))) as reader:

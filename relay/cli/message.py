@@ -28,6 +28,7 @@ from relay.cli.choosing import (
     described,
     filter_of,
     me,
+    needed,
 )
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.config.loading import load
@@ -227,6 +228,7 @@ def edit_command(
     as_json: JsonOption = False,
 ) -> None:
     """Replace the value of a message that nobody has taken yet; who and why stay with the message."""
+    needed(reason)
     try:
         content = value.read_bytes()
     except OSError as error:
@@ -268,13 +270,14 @@ def redrive_command(
     wanted = filter_of(unusable=True, subscriber=subscriber, publisher=publisher, since=since, until=until)
     if 0 < rate < RATE_MIN:
         raise ConfigError(f"--rate {rate:g}: less than {RATE_MIN:g} a second; give more, or 0 for no bound")
+    again = _named_again(handles, subscriber) if even_done else None
     pace = Pace(rate)
     with QueueDesk(load(Path(config)), who or me()) as desk:
         store = desk.store(queue)
         done: list[Redriven] = []
         try:
-            if even_done:
-                steps = _again(desk, queue, handles, subscriber, dry_run=dry_run)
+            if again is not None:
+                steps = _again(desk, queue, *again, dry_run=dry_run)
             else:
                 views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
                 # A unit of so many keeps other writers waiting for some hundredths of a second.
@@ -301,11 +304,15 @@ def redrive_command(
     raise typer.Exit(1 if refused else 0)
 
 
-def _again(
-    desk: QueueDesk, queue: str, handles: list[int] | None, subscriber: str | None, *, dry_run: bool
-) -> Iterator[Redriven]:
+def _named_again(handles: list[int] | None, subscriber: str | None) -> tuple[list[int], str]:
     if not handles or subscriber is None:
         raise ConfigError("--even-done repeats an effect, so it needs HANDLE... and --subscriber: no filter chooses for it")
+    return handles, subscriber
+
+
+def _again(
+    desk: QueueDesk, queue: str, handles: Sequence[int], subscriber: str, *, dry_run: bool
+) -> Iterator[Redriven]:
     for handle in handles:
         view = _view(desk, queue, handle)
         done = not dry_run and desk.store(queue).republish(handle, subscriber, clock.wall_ms(), even_done=True)

@@ -86,5 +86,5 @@ def _check_instance(config: RelayConfig, instance: str) -> None:
     try:
         RelaySection(name=config.relay.name, instance=instance)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"--instance {instance}: {reason}") from None
+        wrong = error.errors()[0]["ctx"]["error"]
+        raise ConfigError(f"--instance {instance!r}: {wrong.problem}; {wrong.remedy}") from None

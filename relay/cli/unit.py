@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 from relay.capture.decisions import UnitDecision, unit_called
-from relay.cli.choosing import me
+from relay.cli.choosing import me, needed
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, purpose
 from relay.config.loading import load
 from relay.kafka.decisions import DecisionWriter, decisions_partition
-from relay.message.errors import CheckFailed, ConfigError
+from relay.message.errors import CheckFailed
 from relay.setup.required import require_topics
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -37,8 +37,7 @@ def close_command(
     as_json: JsonOption = False,
 ) -> None:
     """Decide that nothing of this run counts. Refused (exit 1) if the unit is committed; a living driver finds out."""
-    if not reason.strip():
-        raise ConfigError("--reason is empty; say why, for whoever reads the decision later")
+    needed(reason)
     loaded = load(Path(config))
     why = f"{me()}: {reason[:1000]}"
     require_topics(loaded, decisions_partition(loaded.relay.name).topic)

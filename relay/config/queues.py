@@ -26,7 +26,8 @@ PUBLISHER_CHARACTERS_MAX: Final = 1024
 
 
 
-def _store_rule(value: str) -> str:
+def store_rule(value: str) -> str:
+    """Refuse what is no store of a queue."""
     if any(value.startswith(prefix) and len(value) > len(prefix) for prefix in _EMBEDDED) or _STORE.fullmatch(value):
         return value
     if "postgres" in value.partition(":")[0]:
@@ -101,7 +102,7 @@ class QueueConfig(_Section):
     """
 
     name: Name
-    store: Annotated[str, AfterValidator(_store_rule)]
+    store: Annotated[str, AfterValidator(store_rule)]
     subscribers: Annotated[dict[str, SubscriberEntry], AfterValidator(_subscribers_rule)]
     order: Literal["publisher", "key", "none"] = "publisher"
     mode: Mode = "combined"

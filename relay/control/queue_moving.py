@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from relay.config.model import QueueDestination
-from relay.config.queues import in_folder
+from relay.config.faults import Wrong
+from relay.config.model import QueueDestination, RelayConfig
+from relay.config.queues import QueueConfig, in_folder, store_rule
 from relay.control.queue_cursor_copy import copy_cursors
 from relay.control.queue_desk import QueueDesk
 from relay.message.errors import CheckFailed, ConfigError
@@ -29,6 +30,7 @@ def move_queue(desk: QueueDesk, name: str, target: str, *, wait_s: float, tell: 
     Raises ConfigError if it cannot go there, CheckFailed if the stores differ in the end (the queue then stays stopped).
     """
     queue = queue_of(desk.config, name)
+    _check_target(desk.config, queue, target)
     target = in_folder(target, desk.config.path.absolute().parent)
     begun = desk.desired.moves.get(name)
     if begun is not None and begun.step is Step.MOVED and desk.desired.store_of(name, queue.store) == target:
@@ -71,6 +73,16 @@ def _move(
         raise CheckFailed(f"queue {name!r}: {different}; the old store is retired, so run the command again")
     record(Step.MOVED)
     return count + done.messages
+
+
+def _check_target(config: RelayConfig, queue: QueueConfig, target: str) -> None:
+    try:
+        resource = queue.model_copy(update={"store": store_rule(target)}).resource
+    except Wrong as wrong:
+        raise ConfigError(f"--to {target!r}: {wrong.problem}; {wrong.remedy}") from None
+    if resource is not None and resource not in config.resources:
+        known = ", ".join(sorted(config.resources)) or "there is none"
+        raise ConfigError(f"--to {target}: there is no such resource; add it to [resources], or name one of those: {known}")
 
 
 def _check(desk: QueueDesk, name: str, target: str, begun: Move | None) -> None:

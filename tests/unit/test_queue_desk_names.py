@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.config.loading import load
-from relay.control import queue_desk
+from relay.control import in_doubt_reading, queue_desk
 from relay.control.queue_desk import QueueDesk
 from relay.message.errors import ConfigError, Unreachable
 
@@ -80,6 +80,32 @@ def test_a_misspelt_name_is_told_before_any_broker_is_asked(
     code, _ = run(command.replace("credti", "credit").replace("approvl", "approval"))
     assert code == Unreachable.exit_code
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("queue migrate {config} credit --to nonsense://x", "--to 'nonsense://x': not a store; write"),
+        ("queue migrate {config} credit --to shopp", "--to shopp: there is no such resource; add it to [resources]"),
+        ("message edit {config} credit 1 --value {config} --reason=", "--reason is empty; say why"),
+        ("message redrive {config} credit --even-done", "it needs HANDLE... and --subscriber"),
+        ("indoubt resolve {config} capture:00000000000000000000000000000000 --abort", "--reason is empty; say why"),
+        ("run {config} --instance a/b", "--instance 'a/b': not an instance's name; use 1 to 128 letters"),
+    ],
+)
+def test_wrong_words_are_told_before_any_broker_is_asked(
+    words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(CONFIG + '[routes.r]\nfrom = ["orders"]\nto = { queue = "credit" }\n')
+    for module in (queue_desk, in_doubt_reading):
+        monkeypatch.setattr(module, "require_topics", lambda *_: pytest.fail("a broker was asked"), raising=False)
+    monkeypatch.setattr(in_doubt_reading, "Topics", lambda *_: pytest.fail("a broker was asked"))
+
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, words.format(config=path).split())
+
+    assert done.exit_code == ConfigError.exit_code, done.output
+    assert sentence in done.output
 
 
 def test_all_queues_wait_once_for_a_broker_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
