@@ -13,6 +13,7 @@ from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line,
 from relay.cli.wishing import record
 from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
+from relay.control.queue_moving import OBEY_S
 from relay.control.queue_views import publishers
 from relay.message.errors import ConfigError
 from relay.queue.desired import Kind, Wanted, Wish
@@ -95,6 +96,8 @@ def _record(config: str, source: str, queue: str | None, wanted: Wanted, reason:
         if wanted is Wanted.PAUSE:
             return {"revealed": 0}
         stores = [desk.store(wish.subject.queue) for wish in wishes]
+        # Until every worker has read the wish, messages are put and not revealed: nobody would show the last of those.
+        clock.sleep(OBEY_S)
         return {"revealed": sum(reveal_kept(store, source, clock.wall_ms()) for store in stores)}
 
     record(
