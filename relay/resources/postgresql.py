@@ -94,6 +94,12 @@ def address(url: str) -> dict[str, Any]:
     return {**wanted, **conninfo.conninfo_to_dict(url)}
 
 
+def durable(*, local: bool) -> str:
+    """Return the statement that raises `synchronous_commit` where a commit would be answered before it is on the server's disk."""
+    # A database may ask for more than its own disk (remote_apply); only less is raised.
+    return f"select set_config('synchronous_commit', 'on', {local}) where current_setting('synchronous_commit') in ('off', 'local')"
+
+
 class _ConnectionLost(Exception):
     """The connection failed while a statement was under way."""
 
@@ -114,6 +120,7 @@ class PostgresqlResource:
         with reaching(self.name):
             connection = psycopg.connect(autocommit=True, **given)
             try:
+                connection.execute(durable(local=False).encode())
                 for setting, seconds in settings.items():
                     value = sql.Literal(f"{round(seconds * 1000)}ms")
                     connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))

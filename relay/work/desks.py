@@ -15,6 +15,7 @@ from relay.message.errors import InDoubt, RelayError, Retriable
 from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
+from relay.resources.postgresql import durable
 from relay.run import schedule
 from relay.work.away import is_postgresqls, is_sqlites
 
@@ -86,6 +87,9 @@ Bind = Callable[[Any], Mapping[str, QueueStore]]
 """Makes the stores of the queues in a database, bound to a connection of it."""
 
 
+_COMMIT: Final = f"{durable(local=True)}; commit".encode()
+
+
 class PostgresqlDesk:
     """A connection to PostgreSQL."""
 
@@ -129,7 +133,11 @@ class PostgresqlDesk:
         """Commit."""
         self.check()
         try:
-            answer = self._connection.execute("commit").statusmessage
+            # With what the handler may have said of `synchronous_commit` set right: what follows elsewhere relies on this commit.
+            cursor = self._connection.execute(_COMMIT, prepare=False)
+            while cursor.nextset():
+                pass
+            answer = cursor.statusmessage
         except psycopg.OperationalError as error:
             if not self._connection.closed and error.sqlstate:
                 raise DatabaseAway("the handler's database refused the commit") from error

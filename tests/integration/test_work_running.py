@@ -106,6 +106,32 @@ def test_effect_and_done_are_one_commit(table: Table) -> None:
     assert (ended.outcome, table.effects(), table.state()) == (Outcome.WRITTEN, 1, SubscriberState.DONE)
 
 
+@pytest.mark.parametrize("says", ["", "set synchronous_commit = off", "set local synchronous_commit = off"])
+def test_a_commit_that_others_rely_on_is_on_the_servers_disk_whatever_the_database_or_the_handler_says(
+    says: str, postgres: str
+) -> None:
+    table = Table(postgres)
+    table.run("create table at_commit (setting text)")
+    table.run(
+        """create function note() returns trigger language plpgsql as $$
+        begin insert into at_commit values (current_setting('synchronous_commit')); return null; end $$"""
+    )
+    table.run(
+        "create constraint trigger noted after insert on effect deferrable initially deferred for each row execute function note()"
+    )
+    with psycopg.connect(postgres) as connection:
+        connection.execute(f"alter database {connection.info.dbname} set synchronous_commit = off".encode())
+
+    def handle(_: Message, db: Database) -> None:
+        if says:
+            db.execute(says)
+        db.execute(EFFECT)
+
+    assert table.end(handle).outcome is Outcome.WRITTEN
+    assert table.run("select setting from at_commit") == [("on",)]
+    table.close()
+
+
 def test_whoever_lost_the_message_meanwhile_leaves_no_effect(table: Table) -> None:
     def overtaken(_: Message, db: Database) -> None:
         # A peer takes this worker for dead while the handler runs.

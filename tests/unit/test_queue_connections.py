@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import psycopg
 import pytest
@@ -21,6 +21,7 @@ class Made:
 
     def __init__(self, fails: int = -1) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.said: list[object] = []
         self.closed = False
         self._left = fails
 
@@ -29,7 +30,8 @@ class Made:
         self.asked.append({**asked, **given})
         return self
 
-    def execute(self, *_: object) -> None:
+    def execute(self, statement: object, *_: object) -> None:
+        self.said.append(statement)
         self._left -= 1
         if self._left == -1:
             raise psycopg.errors.QueryCanceled("canceled")
@@ -64,6 +66,14 @@ def test_a_silent_server_is_noticed_in_seconds_and_the_addresss_own_words_hold(
     assert asked["tcp_user_timeout"] == 10_000
     assert (asked["keepalives_idle"], asked["keepalives_interval"], asked["keepalives_count"]) == (5, 2, "9")
     assert (asked["host"], asked["port"], asked["dbname"], asked["user"]) == ("db.example", "5433", "queues", "relay")
+
+
+@pytest.mark.parametrize("connect", [lambda: PostgresqlResource("shop", URL, 1.0).connect(), lambda: PostgresqlSession(URL)._connected()])
+def test_commits_are_on_the_servers_disk_before_they_are_answered(connect: Callable[[], object], made: Made) -> None:
+    """Outcomes of attempts among them: what is freed because of one must not outlive it."""
+    connect()
+
+    assert b"set_config('synchronous_commit', 'on'" in cast("bytes", made.said[0])
 
 
 @pytest.mark.parametrize("fails", [0, 1])
