@@ -103,7 +103,8 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         raise ConfigError(f"--route {route_name}: there is no such route; there are: {', '.join(config.routes)}")
     ports = RoutePorts(config, route)
     topics = Topics(config.kafka, config.timing)
-    watch = TopicWatch(topics, route.from_, config.monitor_topic(route.name))
+    output = route.to.topic if isinstance(route.to, TopicDestination) else None
+    watch = TopicWatch(topics, route.from_, config.monitor_topic(route.name), output)
     facts = watch.facts()
     monitor = config.monitor_topic(route.name)
     worker_id = config.transactional_id(route.name, number)

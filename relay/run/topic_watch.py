@@ -21,18 +21,22 @@ def described(topics: Topics, names: list[str]) -> dict[str, TopicFacts]:
 
 
 class TopicWatch:
-    """The route's topics as they are now; tells when one was recreated or has other partitions."""
+    """The route's topics as they are now; tells when one was recreated or has other partitions.
 
-    def __init__(self, topics: Topics, names: list[str], monitor: str) -> None:
+    ``output`` is the topic that a topic route delivers to: recreated, it has lost what was delivered before.
+    """
+
+    def __init__(self, topics: Topics, names: list[str], monitor: str, output: str | None = None) -> None:
         self._topics = topics
         self._names = names
         self._monitor = monitor
+        self._outputs = [output] if output is not None else []
         self._facts: dict[str, TopicFacts] = {}
         self._read_at = float("-inf")
 
     def facts(self) -> dict[str, TopicFacts]:
         """Describe the log topics and the monitor; raises Stopped if they cannot serve the route."""
-        found = described(self._topics, [*self._names, self._monitor])
+        found = described(self._topics, [*self._names, self._monitor, *self._outputs])
         missing = [name for name in [*self._names, self._monitor] if name not in found]
         if missing:
             raise Stopped(f"topics {', '.join(missing)} do not exist; create them, or run `relay migrate`")
@@ -45,7 +49,7 @@ class TopicWatch:
                 "log: run `relay migrate`, which adds them before they are read"
             )
         self._compare({name: facts.topic_id for name, facts in found.items()})
-        self._facts = found
+        self._facts |= found  # an output that is gone for a moment is remembered
         self._read_at = clock.monotonic()
         return found
 
@@ -56,16 +60,23 @@ class TopicWatch:
         return {name: self._facts[name].topic_id for name in self._names}
 
     def check(self) -> None:
-        """Raise Stopped if a log topic is another one by now: ask between reading a batch and delivering it.
+        """Raise Stopped if a log topic, or the output, is another one by now: ask between reading a batch and delivering it.
 
         A consumer says nothing of it: it goes on in the new topic at the old offset, if that one is long enough.
         """
-        self._compare({name: facts.topic_id for name, facts in described(self._topics, self._names).items()})
+        self._compare({name: facts.topic_id for name, facts in described(self._topics, [*self._names, *self._outputs]).items()})
 
     def _compare(self, found: Mapping[str, bytes]) -> None:
         for name, facts in self._facts.items():
-            if found.get(name, facts.topic_id) != facts.topic_id:
+            if found.get(name, facts.topic_id) == facts.topic_id:
+                continue
+            if name in self._outputs:
                 raise Stopped(
-                    f"topic {name!r} was deleted and created again under the worker; check what was lost, then give "
-                    "the route a new name"
+                    f"topic {name!r}, which the route delivers to, was deleted and created again under the worker: what was "
+                    "delivered before is not in it; start again to go on with what follows, or give the route a new name, "
+                    "with start = \"earliest\", to deliver all that is still in the log"
                 )
+            raise Stopped(
+                f"topic {name!r} was deleted and created again under the worker; check what was lost, then give the "
+                "route a new name"
+            )

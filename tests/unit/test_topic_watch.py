@@ -1,0 +1,47 @@
+"""A topic that was deleted and created again under a worker stops it, with a sentence that says which one and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from relay.kafka.topics import TopicFacts
+from relay.message.errors import Stopped
+from relay.run.topic_watch import TopicWatch
+
+
+class Cluster:
+    def __init__(self, *names: str) -> None:
+        self.ids = dict.fromkeys(names, b"1" * 16)
+
+    def describe(self, names: Iterable[str], **_: Any) -> dict[str, TopicFacts]:
+        return {name: TopicFacts(name, self.ids[name], 1, 1) for name in names if name in self.ids}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("orders", "give the route a new name"), ("ledger", "start again to go on with what follows")],
+)
+def test_a_topic_of_the_route_that_is_another_one_stops_it_before_the_next_batch(name: str, remedy: str) -> None:
+    cluster: Any = Cluster("orders", "monitor", "ledger")
+    watch = TopicWatch(cluster, ["orders"], "monitor", "ledger")
+    watch.facts()
+    watch.check()
+    cluster.ids.pop(name)
+    watch.check()  # gone for a moment: whoever reads or writes it says so
+    if name == "ledger":
+        watch.facts()
+
+    cluster.ids[name] = b"2" * 16
+
+    with pytest.raises(Stopped, match=f"{name!r}.*{remedy}"):
+        watch.check()
+
+
+def test_without_an_output_topic_nothing_else_is_asked_for() -> None:
+    cluster: Any = Cluster("orders", "monitor")
+    watch = TopicWatch(cluster, ["orders"], "monitor")
+    assert set(watch.facts()) == {"orders", "monitor"}
+    watch.check()
