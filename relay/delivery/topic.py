@@ -31,6 +31,7 @@ READ_AT_ONCE: Final = 500
 """Few enough that what records become still lies in the processor's cache when it is used."""
 LANE_KEPT_MAX: Final = 1024
 """A lane's name may be a key or a source as large as a record; such a one is not remembered."""
+CLAIMS_PER_HORIZON: Final = 4
 IDLE_S: Final = 5.0
 """A route without a batch for so long writes the ranges that are due in a transaction of their own."""
 
@@ -74,6 +75,8 @@ class TopicDelivery:
         self._limits = limits or RangeLimits()
         self._upkeep = RangeUpkeep(ports, monitor_topic, horizon_s)
         self._carrying = Carrying(horizon_s)
+        self._claims_s = horizon_s / CLAIMS_PER_HORIZON
+        self._claim_at: float | None = None
         self._membership = b""
         self._positions: Mapping[LogPartition, int] = {}
         self._reached: Mapping[LogPartition, int] = {}
@@ -111,6 +114,7 @@ class TopicDelivery:
             view.index.ranges.mark(view.read_to, exact=True)
         self._membership, self._positions, self._reached = membership, found.starts, {}
         self._carrying.start()
+        self._claim_at = None
         self._in_doubt_to = found.in_doubt_to
         self._told = found.told
         self.counts.recoveries += 1
@@ -163,7 +167,7 @@ class TopicDelivery:
         return
 
     def tend(self, now: float) -> None:
-        """Between batches: write again what would age out of the monitor, entries at any time, ranges on an idle route.
+        """Between batches: write again what would age out of the monitor, entries and claims at any time, ranges on an idle route.
 
         The positions are those of the last batch, and so is the membership they are stored under: after a rebalance in
         mid-batch the broker must refuse them.
@@ -177,11 +181,22 @@ class TopicDelivery:
             worker=self._worker, instance=self._producer.instance, n=self._producer.n + 1,
         )  # fmt: skip
         ranges = self._written({}) if now - self._idle_since >= IDLE_S else []
-        if pages or ranges:
-            work = SealedWork(self._positions, self._membership, pages=pages, ranges=ranges, notes=self._notes)
+        claims = self._claims(now)
+        if pages or ranges or claims:
+            work = SealedWork(
+                self._positions, self._membership, pages=pages, ranges=ranges, claims=claims, notes=self._notes
+            )
             self._producer.run(work)
             self._accept([], Counts())
             accept(self._ranges(), {}, ranges, now)
+
+    def _claims(self, now: float) -> set[int]:
+        """Batches claim where something moves; whoever takes a quiet partition over must find this worker there, too."""
+        if self._claim_at is not None and now >= self._claim_at:
+            self._claim_at = now + self._claims_s
+            return set(self._views)
+        self._claim_at = now + self._claims_s if self._claim_at is None else self._claim_at
+        return set()
 
     def close(self) -> None:
         """Throw the producer away; nothing is open between batches."""

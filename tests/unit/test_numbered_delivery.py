@@ -22,10 +22,12 @@ from tests.unit.numbered_messages import DAY, KEY, LOG, MONITOR, OTHER, batch, c
 class TopicProcess:
     """A worker's process on a topic route; it starts with an empty index and reads what the monitor still holds."""
 
-    def __init__(self, kafka: MemoryKafka, *, stop: bool = False, places: tuple[LogPartition, ...] = (LOG,)) -> None:
+    def __init__(
+        self, kafka: MemoryKafka, *, stop: bool = False, places: tuple[LogPartition, ...] = (LOG,), worker: str = "w"
+    ) -> None:
         self.views = {p.partition: view(p.partition) for p in places}
         self.delivery = TopicDelivery(
-            kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
+            kafka, route="main", group_id="g", transactional_id=worker, monitor_topic="monitor", topic="out",
             topic_partitions=1, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=stop,
             limits=RangeLimits(), horizon_s=7 * DAY,
         )  # fmt: skip
