@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from relay.audit import tables, units
 from relay.audit.ledger import Ledger, Outcome
@@ -12,36 +13,54 @@ from relay.message.envelope import ResourceName
 from relay.monitor.resolution import Resolutions, Told
 
 
+class Asked(NamedTuple):
+    """Whom captures must be asked of, by the resource that their messages name; of ``hinted`` only a marker tells."""
+
+    by_resource: dict[str, list[bytes]]
+    of_units: dict[bytes, ResourceName]
+    hinted: set[bytes]
+
+
+def sorted_out(config: RelayConfig, uuids: Mapping[str, str], captures: Iterable[tuple[bytes, bytes, bool]]) -> Asked:
+    """Sort captures (id, raw resource, whether an aborted marker names it); ``uuids`` are of the databases that answer.
+
+    Only where this relay has no such resource is an aborted marker believed by itself.
+    """
+    asked = Asked({}, {}, set())
+    for capture, raw, is_hinted in captures:
+        name = ResourceName.decode(raw)
+        if name is None:
+            continue
+        if unit_of(name) is not None:
+            asked.of_units[capture] = name
+        elif name.name not in config.resources:
+            asked.hinted.update((capture,) if is_hinted else ())
+        elif uuids.get(name.name) == name.uuid:
+            asked.by_resource.setdefault(name.name, []).append(capture)
+    return asked
+
+
 def decisions(
     config: RelayConfig, ledger: Ledger, uuids: Mapping[str, str], resolutions: Resolutions
 ) -> list[tuple[bytes, Outcome | None]]:
     """Decide the captures of the ledger that are open; ``uuids`` are those of the databases that answer.
 
-    Only where this relay has no such resource is an aborted marker believed by itself. Raises Unreachable.
+    Raises Unreachable.
     """
-    hinted: set[bytes] = set()
-    by_resource: dict[str, list[bytes]] = {}
-    of_units: dict[bytes, ResourceName] = {}
-    for capture, raw in ledger.open_captures().items():
-        name = ResourceName.decode(raw)
-        if name is None:
-            continue
-        if unit_of(name) is not None:
-            of_units[capture] = name
-        elif name.name not in config.resources:
-            hinted |= {capture} if ledger.hints(capture) else set()
-        elif uuids.get(name.name) == name.uuid:
-            by_resource.setdefault(name.name, []).append(capture)
-    found = units.outcomes(config, of_units)
-    for resource, captures in by_resource.items():
+    opened = ledger.open_captures()
+    asked = sorted_out(config, uuids, ((capture, raw, ledger.hints(capture)) for capture, raw in opened.items()))
+    found = units.outcomes(config, asked.of_units)
+    for resource, captures in asked.by_resource.items():
         found |= _rows_of(config, resource, captures)
-    return [
-        (
-            capture,
-            found.get(capture) or told(resolutions, capture) or (Outcome.ABORTED if capture in hinted else None),
-        )
-        for capture in ledger.open_captures()
-    ]
+    return [(capture, ended(capture, found, resolutions, asked)) for capture in opened]
+
+
+def ended(
+    capture: bytes, found: Mapping[bytes, Outcome], resolutions: Resolutions, asked: Asked
+) -> Outcome | None:
+    """Return how a capture ended: by a row, else as a person told, else by a hint."""
+    hinted = Outcome.ABORTED if capture in asked.hinted else None
+    return found.get(capture) or told(resolutions, capture) or hinted
 
 
 def told(resolutions: Resolutions, capture: bytes) -> Outcome | None:

@@ -6,11 +6,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import captures, tables, units
-from relay.audit.ledger import Outcome
-from relay.capture.decisions import unit_of
 from relay.config.model import RelayConfig
 from relay.jobs import facts
-from relay.message.envelope import ResourceName
 from relay.message.errors import RelayError
 from relay.monitor.resolution import Resolutions
 
@@ -57,29 +54,16 @@ class CaptureOutcomes:
         return unmarked.sparkSession.createDataFrame(found, "capture binary, outcome string") if found else None
 
     def _ask(self, rows: list[Any]) -> list[tuple[bytes, str | None]]:
-        by_resource: dict[str, list[bytes]] = {}
-        hinted: set[bytes] = set()
-        of_units: dict[bytes, ResourceName] = {}
-        for row in rows:
-            name = ResourceName.decode(bytes(row.resource or b""))
-            if name is None:
-                continue
-            if unit_of(name) is not None:
-                of_units[bytes(row.capture)] = name
-            elif name.name not in self._config.resources:
-                hinted |= {bytes(row.capture)} if row.marked == facts.ABORTED else set()
-            elif self._uuids.get(name.name) == name.uuid:
-                by_resource.setdefault(name.name, []).append(bytes(row.capture))
-        decided = units.outcomes(self._config, of_units)
-        for resource, asked in by_resource.items():
-            decided |= self._stores[resource].captures(asked)
-        ended = []
-        for row in rows:
-            capture = bytes(row.capture)
-            outcome = (
-                decided.get(capture)
-                or captures.told(self._resolutions, capture)
-                or (Outcome.ABORTED if capture in hinted else None)
-            )
-            ended.append((capture, outcome.value if outcome else None))
-        return ended
+        asked = captures.sorted_out(
+            self._config,
+            self._uuids,
+            ((bytes(row.capture), bytes(row.resource or b""), row.marked == facts.ABORTED) for row in rows),
+        )
+        decided = units.outcomes(self._config, asked.of_units)
+        for resource, some in asked.by_resource.items():
+            decided |= self._stores[resource].captures(some)
+        found = [
+            (capture, captures.ended(capture, decided, self._resolutions, asked))
+            for capture in (bytes(row.capture) for row in rows)
+        ]
+        return [(capture, outcome.value if outcome else None) for capture, outcome in found]
