@@ -12,7 +12,6 @@ from relay.message.numbers import NumberRun
 from relay.message.schemas import UnknownRecord, codec
 
 _OUTCOME_TYPE: Final = envelope.OUTCOME_TYPE.encode()
-_TYPE: Final = (envelope.TYPE, _OUTCOME_TYPE)
 _COMMITTED: Final = "COMMITTED"
 _ABORTED: Final = "ABORTED"
 _RUNS_MAX: Final = 64
@@ -81,7 +80,7 @@ def marker_headers(capture: bytes, source: bytes, resource: ResourceName) -> Hea
     name = capture.hex().encode()
     return [
         (envelope.SPECVERSION, b"1.0"),
-        _TYPE,
+        (envelope.TYPE, _OUTCOME_TYPE),
         (envelope.ID, name),
         (envelope.SOURCE, source),
         (envelope.CAPTURE, name),
@@ -105,14 +104,9 @@ def is_marker(key: bytes | None, fields: Mapping[str, bytes]) -> bool:
 def decode_marker(
     key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes]] | None
 ) -> Marker | None:
-    """Return the marker that a record is, or None for any other record; nothing it claims is believed yet.
-
-    Cheap for ordinary messages: almost all end at the length of their key or at the missing type.
-    """
-    if key is None or value is None or not headers or len(key) != DIGEST_BYTES or _TYPE not in headers:
-        return None
-    fields = dict(headers)
-    if not is_marker(key, fields):
+    """Return the marker that a record is, or None for any other record; nothing it claims is believed yet."""
+    fields = dict(headers or ())
+    if key is None or value is None or not is_marker(key, fields):
         return None
     try:
         record = codec("outcome").decode(value)
