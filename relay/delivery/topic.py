@@ -187,7 +187,8 @@ class TopicDelivery:
                 self._positions, self._membership, pages=pages, ranges=ranges, claims=claims, notes=self._notes
             )
             self._producer.run(work)
-            self._accept([], Counts())
+            # An index on disk drops what has left the monitor; what is written again came again.
+            self._accept(pages, Counts())
             accept(self._ranges(), {}, ranges, now)
 
     def _claims(self, now: float) -> set[int]:

@@ -22,13 +22,15 @@ import orjson
 import structlog
 
 from relay.message.errors import Unreachable
-from relay.monitor.index import RANGES_FACT, Budget, Change, DedupIndex, Kind, open_index
-from relay.monitor.rows import ROW_BYTES
+from relay.monitor.index import Budget, Change, DedupIndex, Kind, open_index
+from relay.monitor.rows import CHECKPOINT_FACT, RANGES_FACT, ROW_BYTES
 from relay.monitor.rows_on_disk import UnusableStoreError
 
 log = structlog.get_logger("relay.checkpoint")
 
 VERSION: Final = 2
+DISK_VERSION: Final = 3
+"""Of an index on disk, where the version before is read as well: it is one generation. Who knows no other reads it anew."""
 _FACTS: Final = 0
 _HEAD: Final = Struct(">4sBI16s")
 """Magic, kind of block, bytes of data, BLAKE2b-16 of kind and data. Never change without a new version."""
@@ -38,7 +40,6 @@ _BLOCK_BYTES_MAX: Final = 1 << 20
 _DATA_BYTES_MAX: Final = 1 << 30
 _REWRITE_FLOOR: Final = 1 << 22
 """Files below 4 MiB are read in milliseconds, however much of them is outdated."""
-_FACT_NAME: Final = b"checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ class CheckpointStore:
 
     ``watermarks`` gives a monitor partition's low and high watermark: a checkpoint beyond the high one belongs to
     another life of the topic, and one that began below the low one holds entries that the monitor has dropped by
-    now. The latter bounds the index to two retention periods plus what one process adds in its life.
+    now. The latter bounds the index to two retention periods plus what one process adds in its life; on disk that is
+    bounded as well (``renew``).
     """
 
     def __init__(
@@ -213,10 +215,23 @@ class CheckpointStore:
         if not index.is_on_disk:
             self._files[partition].save(index, monitor_offset, first)
             return
-        facts = {**_identity_facts(Identity(*self._names, partition), first), "position": monitor_offset}
+        facts = {
+            **_identity_facts(Identity(*self._names, partition), first),
+            "version": DISK_VERSION,
+            "position": monitor_offset,
+        }
         index.remember(RANGES_FACT, index.ranges.pack())
-        index.remember(_FACT_NAME, orjson.dumps(facts))
+        index.remember(CHECKPOINT_FACT, orjson.dumps(facts))
         self._files[partition].delete()
+
+    def renew(self, index: DedupIndex) -> None:
+        """Let an index on disk drop what has left the monitor, once it was saved; raises Unreachable if nobody tells."""
+        if not index.is_on_disk or self._watermarks is None:
+            return
+        low, high = self._watermarks(index.partition)
+        if index.renew(low, high):
+            self._firsts[index.partition] = high
+            log.info("index renewed", partition=index.partition, entries=len(index), bytes=index.bytes_used)
 
     def close(self, index: DedupIndex) -> None:
         """Let go of an index, without saving it."""
@@ -232,8 +247,8 @@ class CheckpointStore:
         if place.exists():
             try:
                 index = open_index(self._directory, partition, self._budget)
-                facts = _facts(index.recall(_FACT_NAME))
-                reason = _mismatch(facts, identity)
+                facts = _facts(index.recall(CHECKPOINT_FACT))
+                reason = _mismatch(facts, identity, (VERSION, DISK_VERSION))
                 if not reason:
                     return index, Loaded(facts["position"], facts["first"], "")
                 index.close()
@@ -270,11 +285,12 @@ def _identity_facts(identity: Identity, first: int) -> dict[str, Any]:
     return {"version": VERSION, **asdict(identity), "first": first}
 
 
-def _mismatch(facts: dict[str, Any], identity: Identity) -> str:
+def _mismatch(facts: dict[str, Any], identity: Identity, versions: tuple[int, ...] = (VERSION,)) -> str:
     """Say how facts contradict what is expected; nothing if they do not."""
     if not facts:
         return "no whole header"
-    expected = {"version": VERSION, **asdict(identity)}
+    version = facts.get("version")
+    expected = {"version": version if version in versions else versions[-1], **asdict(identity)}
     wrong = [f"{name} is {facts.get(name)!r} instead of {value!r}" for name, value in expected.items()
              if facts.get(name) != value]  # fmt: skip
     return "; ".join(wrong)

@@ -17,12 +17,22 @@ from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
 from relay.monitor.entries import NOT_DELIVERED, Page, select
 from relay.monitor.ranges import Ranges
-from relay.monitor.rows import ABOVE_ALL, ROW_BYTES, MemoryRows, RowStore, at_or_above, describe, pack, split
+from relay.monitor.rows import (
+    ABOVE_ALL,
+    RANGES_FACT,
+    ROW_BYTES,
+    TOPICS_FACT,
+    MemoryRows,
+    RowStore,
+    at_or_above,
+    describe,
+    pack,
+    split,
+)
 from relay.monitor.rows_on_disk import DiskRows
 
 _TOPICS_MAX: Final = 255
 _REPLAY_BYTES: Final = DIGEST_BYTES + 1
-RANGES_FACT: Final = b"ranges"
 
 
 class Description(NamedTuple):
@@ -216,8 +226,7 @@ class DedupIndex:
         elif change.kind is Kind.RANGES:
             self.ranges.unpack(change.data)
         else:
-            cells = split(change.data, _REPLAY_BYTES)
-            self._set_replays({cell[:DIGEST_BYTES]: cell[DIGEST_BYTES] for cell in cells})
+            self._set_replays(_replays_in(change.data))
 
     def adopt(self, topics: Sequence[str]) -> bool:
         """Take over topic numbers; False if they contradict the ones in use."""
@@ -247,6 +256,22 @@ class DedupIndex:
     def recall(self, name: bytes) -> bytes | None:
         """Return a fact kept beside the entries, or None."""
         return self._store.recall(name)
+
+    def renew(self, low: int, high: int) -> bool:
+        """Let go of entries that have left the monitor, which has offsets ``low`` to ``high`` now; True if it was time.
+
+        Only on disk, and a whole retention's worth at once. Every entry made so far lies below ``high``.
+        """
+        complete_from = self._store.renew(low, high)
+        if complete_from is None:
+            return False
+        self.ranges.is_complete_only_from(complete_from)
+        self.know_replays()
+        return True
+
+    def know_replays(self) -> None:
+        """Know the replay numbers that the store keeps, and no others."""
+        self._replays = {digest: number for digest, number in _replays_in(self._store.replays()).items() if number}
 
     def clear(self) -> None:
         """Forget every entry, topic and fact."""
@@ -287,8 +312,8 @@ class DedupIndex:
         disk.clear()
         for chunk in self._store.chunks():
             disk.enter(chunk)
-        disk.remember(b"topics", orjson.dumps(self.topics))
-        disk.remember(b"replays", _pack_replays(self._replays))
+        disk.remember(TOPICS_FACT, orjson.dumps(self.topics))
+        disk.note_replays(_pack_replays(self._replays))
         disk.remember(RANGES_FACT, self.ranges.pack())
         self._store.close()
         self._use(disk)
@@ -308,21 +333,26 @@ class DedupIndex:
         number = self._numbers[topic] = len(self.topics)
         self.topics.append(topic)
         # Written before the first row that uses the number.
-        self._store.remember(b"topics", orjson.dumps(self.topics))
+        self._store.remember(TOPICS_FACT, orjson.dumps(self.topics))
         return number
 
     def _not_outrun(self, rows: bytes, page: Page) -> bytes:
         """Leave out rows that an entry with a higher replay number outruns; remember new replay numbers."""
         replays = page.replays or bytes(page.rows)
-        kept, new = [], dict[bytes, int]()
+        kept, new, outrun = [], dict[bytes, int](), list[bytes]()
         for i, digest in enumerate(split(page.digests)):
-            if new.get(digest, self._replays.get(digest, 0)) > replays[i]:
+            if digest in new and new[digest] > replays[i]:
+                continue
+            if self._replays.get(digest, 0) > replays[i]:
+                outrun.append(digest)
                 continue
             kept.append(rows[i * ROW_BYTES : (i + 1) * ROW_BYTES])
             if replays[i]:
                 new[digest] = replays[i]
-        self._set_replays(new)
-        return b"".join(kept)
+        # What outruns a row is as needed as the row would be: a store that drops what is old must not drop it before.
+        self._set_replays({digest: self._replays[digest] for digest in outrun} | new)
+        stays = [digest + value for digest, value in zip(outrun, self.find(outrun), strict=True) if value is not None]
+        return b"".join([*stays, *kept])
 
     def _set_replays(self, replays: Mapping[bytes, int]) -> None:
         if not replays:
@@ -333,7 +363,7 @@ class DedupIndex:
                 self._replays[digest] = replay
             else:
                 self._replays.pop(digest, None)
-        self._store.remember(b"replays", _pack_replays(self._replays))
+        self._store.note_replays(_pack_replays(replays))
 
 
 def open_index(directory: Path, partition: int, budget: Budget) -> DedupIndex:
@@ -345,8 +375,8 @@ def open_index(directory: Path, partition: int, budget: Budget) -> DedupIndex:
     if not place.exists():
         return DedupIndex(partition, MemoryRows(), budget=budget, directory=place)
     index = DedupIndex(partition, DiskRows(place))
-    index.adopt(orjson.loads(index.recall(b"topics") or b"[]"))
-    index.apply(Change(Kind.REPLAYS, index.recall(b"replays") or b""))
+    index.adopt(orjson.loads(index.recall(TOPICS_FACT) or b"[]"))
+    index.know_replays()
     index.apply(Change(Kind.RANGES, index.recall(RANGES_FACT) or b""))
     return index
 
@@ -358,3 +388,7 @@ def memory_index(partition: int) -> DedupIndex:
 
 def _pack_replays(replays: Mapping[bytes, int]) -> bytes:
     return b"".join([digest + bytes([replay]) for digest, replay in replays.items()])
+
+
+def _replays_in(packed: bytes) -> dict[bytes, int]:
+    return {cell[:DIGEST_BYTES]: cell[DIGEST_BYTES] for cell in split(packed, _REPLAY_BYTES)}

@@ -165,6 +165,11 @@ class Ranges:
         known = self.complete_from
         self.complete_from = monitor_low if known is None else min(known, monitor_low)
 
+    def is_complete_only_from(self, monitor_offset: int) -> None:
+        """Entries below this monitor offset, which have left the monitor, were let go of."""
+        if self.complete_from is not None:
+            self.complete_from = max(self.complete_from, monitor_offset)
+
     def suspects(self, closings: Closings) -> set[RangeKey]:
         """Return the incarnations of a batch that do not simply go on above everything closed before."""
         found = set()

@@ -29,6 +29,11 @@ _NO_OFFSET: Final = (1 << _OFFSET_BITS) - 1
 _DEAD: Final = 1 << _OFFSET_BITS
 ABOVE_ALL: Final = _NO_OFFSET + 1
 """A limit that no offset reaches, not even an unknown one."""
+TOPICS_FACT: Final = b"topics"
+RANGES_FACT: Final = b"ranges"
+CHECKPOINT_FACT: Final = b"checkpoint"
+FACTS: Final = (TOPICS_FACT, RANGES_FACT, CHECKPOINT_FACT)
+"""All that is kept beside the entries for as long as there are any; no name is as long as a digest."""
 
 
 class RowStore(ABC):
@@ -66,6 +71,22 @@ class RowStore(ABC):
     @abstractmethod
     def recall(self, name: bytes) -> bytes | None:
         """Return a fact kept beside the entries, or None."""
+
+    @abstractmethod
+    def note_replays(self, packed: bytes) -> None:
+        """Keep replay numbers for as long as the entries that are entered with them, behind every entry so far."""
+
+    @abstractmethod
+    def replays(self) -> bytes:
+        """Return the replay numbers that were noted, in their order; nothing where they end with the process."""
+
+    @abstractmethod
+    def renew(self, low: int, high: int) -> int | None:
+        """Let go of entries that have left the monitor, many at once or none; it has offsets ``low`` to ``high`` now.
+
+        Whatever was entered lies below ``high`` there. Where what comes next is kept apart from now on, returns the
+        offset from which on every entry is still here: 0 if none was let go of. Else None.
+        """
 
     @abstractmethod
     def clear(self) -> None:
@@ -117,6 +138,17 @@ class MemoryRows(RowStore):
     def recall(self, name: bytes) -> bytes | None:
         """Return a fact kept beside the entries, or None."""
         return self._facts.get(name)
+
+    def note_replays(self, packed: bytes) -> None:
+        """The index knows them for as long as this lives."""
+
+    def replays(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def renew(self, low: int, high: int) -> int | None:  # noqa: ARG002 - the port's signature
+        """The memory is bounded by moving to disk."""
+        return None
 
     def clear(self) -> None:
         """Forget everything."""

@@ -1,4 +1,8 @@
-"""Packed entries in RocksDB: every write goes through one log in order, so a fact is never ahead of its entries."""
+"""Packed entries in RocksDB: every write goes through one log in order, so a fact is never ahead of its entries.
+
+Entries lie in one or two generations, each a column family: what comes goes into the younger, and the older is dropped
+whole once all of it has left the monitor. Both are parts of one database, so a process may be killed between any two steps.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,25 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, NamedTuple, cast
 
+import orjson
 from rocksdict import BlockBasedOptions, Options, Rdict, WriteBatch
 
 from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.message.identity import DIGEST_BYTES
-from relay.monitor.rows import CHUNK_ROWS, RowStore, unpack
+from relay.monitor.rows import CHUNK_ROWS, FACTS, RowStore, unpack
 
 _BROKEN: Final = "RELAY-BROKEN"
 _CHECK: Final = b"check"
+_END: Final = b"end"
+"""The older generation's number, and the monitor offset below which the entries in it lie."""
+_REPLAYS: Final = b"replays"
+_ABOVE_ALL_KEYS: Final = b"\xff" * (DIGEST_BYTES + 1)
 _BLOOM_BITS: Final = 10
 """About 1 % of the lookups of an unknown digest read a block; new messages are unknown ones."""
+_LOG_BYTES: Final = 1 << 26
+"""A generation that is hardly written to would keep the log of the other one for ever."""
 
 
 class UnusableStoreError(RelayError):
@@ -31,6 +42,13 @@ class UnusableStoreError(RelayError):
 _NO_PLACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 """A disk that is full or may not be written says nothing of the database that lies on it."""
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)")
+
+
+class _Generation(NamedTuple):
+    """Entries in a column family that is named by its number; number 0 is the default one, where the facts lie as well."""
+
+    number: int
+    table: Rdict
 
 
 class DiskRows(RowStore):
@@ -45,17 +63,12 @@ class DiskRows(RowStore):
         self._open()
 
     def _open(self) -> None:
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_max_log_file_size(1 << 20)
-        options.set_keep_log_file_num(2)
-        blocks = BlockBasedOptions()
-        blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
-        options.set_block_based_table_factory(blocks)
         if (self._directory / _BROKEN).exists():
             raise UnusableStoreError(f"{self._directory.name} failed while it was in use")
+        names = self._column_families()
         try:
-            self._database = Rdict(str(self._directory), options)
+            # Each is named with its options: what the library opens by itself has no filter.
+            self._database = Rdict(str(self._directory), _options(), {name: _options() for name in names})
         except Exception as error:
             # The binding raises nothing more precise; the text tells the one case that needs a person.
             if "/LOCK: " in str(error):
@@ -66,21 +79,35 @@ class DiskRows(RowStore):
             if number is not None and int(number[1]) in _NO_PLACE:
                 raise self._no_place(int(number[1])) from error
             raise UnusableStoreError(f"{self._directory.name} cannot be opened: {error}") from error
+        numbers = {0, *map(int, names)}
+        last = max(numbers)
+        self._younger = self._generation(last)
+        # Where it was dropped, and the process died before another was begun, there is none.
+        self._older = self._generation(last - 1) if last - 1 in numbers else None
         self._check()
+
+    def _column_families(self) -> list[str]:
+        try:
+            return [name for name in Rdict.list_cf(str(self._directory)) if name != "default"]
+        except Exception:  # noqa: BLE001 - a new directory; of any other one the opening that follows says what it is
+            return []
+
+    def _generation(self, number: int) -> _Generation:
+        return _Generation(number, self._database.get_column_family(str(number)) if number else self._database)
 
     def _check(self) -> None:
         """Find what is written, by the calls that entries go through.
 
         A library that answers otherwise than it is asked would let every repeat pass for a new message, without a word.
         """
-        batch = WriteBatch(raw_mode=True)
+        batch = self._batch()
         batch.put(_CHECK, _CHECK)
         with self._guarded():
             self._database.write(batch)
-            found = self._database.get([_CHECK, _CHECK + b"?"])
-            self._database.delete(_CHECK)
+            found = self._younger.table.get([_CHECK, _CHECK + b"?"])
+            self._younger.table.delete(_CHECK)
         if found != [_CHECK, None]:
-            self._database.close()
+            self.close()
             raise Stopped(
                 f"the deduplication index {self._directory} does not find what was just written there: rocksdict "
                 f"{version('rocksdict')} does not work on this machine; install another one (this relay needs 0.3.28 "
@@ -106,16 +133,31 @@ class DiskRows(RowStore):
                 "from the monitor"
             ) from error
 
+    def _batch(self) -> WriteBatch:
+        """A batch that writes to the younger generation; a handle that is kept would keep what is dropped."""
+        batch = WriteBatch(raw_mode=True)
+        if self._younger.number:
+            batch.set_default_column_family(self._handle(self._younger))
+        return batch
+
+    def _handle(self, generation: _Generation) -> Any:
+        return self._database.get_column_family_handle(str(generation.number) if generation.number else "default")
+
     def find(self, digests: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each digest or None."""
         if not digests:
             return []
         with self._guarded():
-            return cast("list[bytes | None]", self._database.get(list(digests)))
+            found = _values(self._younger, digests)
+            if self._older is not None and None in found:
+                missing = [i for i, value in enumerate(found) if value is None]
+                for i, value in zip(missing, _values(self._older, [digests[i] for i in missing]), strict=True):
+                    found[i] = value
+        return found
 
     def enter(self, rows: bytes) -> None:
         """Add or replace the entries of packed rows, all or none."""
-        batch = WriteBatch(raw_mode=True)
+        batch = self._batch()
         for digest, value in zip(*unpack(rows), strict=True):
             batch.put(digest, value)
         with self._guarded():
@@ -124,14 +166,27 @@ class DiskRows(RowStore):
     def remove(self, digests: Sequence[bytes]) -> None:
         """Take entries out, all or none; unknown ones are passed over."""
         batch = WriteBatch(raw_mode=True)
-        for digest in digests:
-            batch.delete(digest)
+        for generation in self._generations():
+            handle = self._handle(generation)
+            for digest in digests:
+                batch.delete(digest, handle)
         with self._guarded():
             self._database.write(batch)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield all entries as packed rows, as they were when the iteration began."""
-        pairs = cast("Iterator[tuple[bytes, bytes]]", self._database.items())
+        """Yield all entries as packed rows; those of the older generation that the younger has not."""
+        yield from self._walk(self._younger)
+        if self._older is not None:
+            for chunk in self._walk(self._older):
+                digests, values = unpack(chunk)
+                with self._guarded():
+                    newer = _values(self._younger, digests)
+                rows = zip(digests, values, newer, strict=True)
+                if rest := b"".join([digest + value for digest, value, known in rows if known is None]):
+                    yield rest
+
+    def _walk(self, generation: _Generation) -> Iterator[bytes]:
+        pairs = cast("Iterator[tuple[bytes, bytes]]", generation.table.items())
         last = b""
         while part := list(islice(pairs, CHUNK_ROWS)):
             last = part[-1][0]
@@ -139,22 +194,66 @@ class DiskRows(RowStore):
                 yield chunk
         with self._guarded():
             # The iteration above ends without a word at a damaged block; this one says whether it met one.
-            rest = self._database.iter()
+            rest = generation.table.iter()
             rest.seek(last + b"\0")
             rest.status()
 
+    def renew(self, low: int, high: int) -> int | None:
+        """Drop the older generation once its entries lie below ``low``; where there is only one, begin another."""
+        gone = 0
+        if self._older is not None:
+            end = self._end_of(self._older)
+            if end is None:
+                # The process died before it was written. What came since then lies in the younger one.
+                self.remember(_END, orjson.dumps([self._older.number, high]))
+            if end is None or end > low:
+                return None
+            gone = end
+            self._drop(self._older)
+        number = self._younger.number + 1
+        with self._guarded():
+            table = self._database.create_column_family(str(number), _options())
+        self._older, self._younger = self._younger, _Generation(number, table)
+        self.remember(_END, orjson.dumps([self._older.number, high]))
+        return gone
+
+    def _end_of(self, generation: _Generation) -> int | None:
+        number, end = orjson.loads(self.recall(_END) or b"[-1, 0]")
+        return int(end) if number == generation.number else None
+
+    def _drop(self, generation: _Generation) -> None:
+        self._older = None
+        if generation.number:
+            generation.table.close()
+            with self._guarded():
+                self._database.drop_column_family(str(generation.number))
+            return
+        batch = WriteBatch(raw_mode=True)
+        batch.delete_range(b"", _ABOVE_ALL_KEYS)
+        for name in (*FACTS, _END):  # not the replay numbers, which age as the entries do
+            if (value := self.recall(name)) is not None:
+                batch.put(name, value)
+        with self._guarded():
+            self._database.write(batch)
+            self._database.compact_range(None, None)
+
+    def _generations(self) -> list[_Generation]:
+        return [self._younger] if self._older is None else [self._younger, self._older]
+
     def __len__(self) -> int:
-        return int(self._database.property_int_value("rocksdb.estimate-num-keys") or 0)
+        tables = [generation.table for generation in self._generations()]
+        return sum(int(table.property_int_value("rocksdb.estimate-num-keys") or 0) for table in tables)
 
     @property
     def bytes_used(self) -> int:
         """Bytes of disk and of tables not yet flushed, estimated."""
         names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
-        return sum(int(self._database.property_int_value(name) or 0) for name in names)
+        tables = [generation.table for generation in self._generations()]
+        return sum(int(table.property_int_value(name) or 0) for table in tables for name in names)
 
     def remember(self, name: bytes, value: bytes) -> None:
         """Keep a fact, behind every entry written so far."""
-        assert len(name) != DIGEST_BYTES
+        assert name in FACTS or name == _END
         with self._guarded():
             self._database[name] = value
 
@@ -163,12 +262,42 @@ class DiskRows(RowStore):
         with self._guarded():
             return cast("bytes | None", self._database.get(name))
 
+    def note_replays(self, packed: bytes) -> None:
+        """Keep replay numbers in the younger generation; they go with it."""
+        table = self._younger.table
+        with self._guarded():
+            table[_REPLAYS] = (table.get(_REPLAYS) or b"") + packed
+
+    def replays(self) -> bytes:
+        """Return what is kept in both generations."""
+        with self._guarded():
+            return b"".join(generation.table.get(_REPLAYS) or b"" for generation in reversed(self._generations()))
+
     def clear(self) -> None:
         """Forget everything: the directory is made anew."""
-        self._database.close()
+        self.close()
         Rdict.destroy(str(self._directory), Options(raw_mode=True))
         self._open()
 
     def close(self) -> None:
         """Close the database; the directory can be opened again."""
+        for generation in self._generations():
+            if generation.number:
+                generation.table.close()
         self._database.close()
+
+
+def _values(generation: _Generation, digests: Sequence[bytes]) -> list[bytes | None]:
+    return cast("list[bytes | None]", generation.table.get(list(digests)))
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_max_log_file_size(1 << 20)
+    options.set_keep_log_file_num(2)
+    options.set_max_total_wal_size(_LOG_BYTES)
+    blocks = BlockBasedOptions()
+    blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
+    options.set_block_based_table_factory(blocks)
+    return options

@@ -13,6 +13,8 @@ from relay.monitor.index import DedupIndex
 
 log = structlog.get_logger("relay.views")
 SAVE_PERIOD_S: Final = 30.0
+RENEW_PERIOD_S: Final = 600.0
+"""What has left the monitor goes many entries at once; asking more often finds nothing to drop."""
 
 
 class Store(Protocol):
@@ -23,6 +25,9 @@ class Store(Protocol):
 
     def save(self, index: DedupIndex, monitor_offset: int) -> None:
         """Make what the index holds durable, complete up to ``monitor_offset``."""
+
+    def renew(self, index: DedupIndex) -> None:
+        """Drop what has left the monitor, of an index that was saved before; raises Unreachable if nobody can tell."""
 
     def close(self, index: DedupIndex) -> None:
         """Let go of an index that is no longer needed here."""
@@ -36,6 +41,7 @@ class ViewKeeper:
         self._clock = clock
         self._views: dict[int, MonitorView] = {}
         self._save_at = clock() + SAVE_PERIOD_S
+        self._renew_at = clock() + RENEW_PERIOD_S
 
     def take(self, partitions: set[int]) -> list[MonitorView]:
         """Return the views of exactly these monitor partitions."""
@@ -50,11 +56,15 @@ class ViewKeeper:
         return list(self._views.values())
 
     def tend(self, now: float) -> None:
-        """Save now and then, so that a restart reads only the tail."""
+        """Save now and then, so that a restart reads only the tail; more seldom, have dropped what is needed no more."""
         if now >= self._save_at:
             self._save_at = now + SAVE_PERIOD_S
             for view in self._views.values():
                 self._save(view)
+            if now >= self._renew_at:
+                for view in self._views.values():
+                    self._store.renew(view.index)
+                self._renew_at = now + RENEW_PERIOD_S
 
     def close(self) -> None:
         """Save and close all."""

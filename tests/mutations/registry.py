@@ -12,6 +12,7 @@ from tests.mutations.proofs import Named, Proof, Search
 RECOVERY: Final = "tests/unit/test_recovery_again.py"
 BESIDE: Final = "tests/unit/test_recovery_beside_others.py"
 STEPS: Final = "tests/simulation/test_interleavings.py"
+GENERATIONS: Final = "tests/unit/test_index_generations.py"
 SETTLING: Final = "tests/unit/test_recovery_table.py"
 QUEUE: Final = "tests/contracts/test_queue_contract_subscribers.py"
 
@@ -121,6 +122,16 @@ TOPIC_GUARDS: Final = (
         "entries_not_carried",
         "what overtook a message that waits past the horizon has a second effect",
         Named("tests/unit/test_carrying.py", "test_whoever_takes_over_after_the_horizon_repeats_nothing"),
+    ),
+    Guard(
+        "carried_not_entered",
+        "a worker that keeps its partitions forgets what overtook a waiting message, and repeats it",
+        Named(GENERATIONS, "test_what_is_written_again_outlasts_the_generation_that_it_lay_in"),
+    ),
+    Guard(
+        "dropped_without_an_end",
+        "an index on disk forgets what is still within the horizon",
+        Named(GENERATIONS, "test_a_generation_goes_once_all_of_it_has_left_the_monitor"),
     ),
 )
 TABLE_GUARDS: Final = (

@@ -24,6 +24,7 @@ from relay.log.holds import PartitionHolds
 from relay.message.errors import TwinDetected
 from relay.monitor.entries import Entry, Page, Proof, Seal, encode
 from relay.monitor.evidence import Evidence
+from relay.monitor.rows_on_disk import DiskRows
 from relay.run.twins import Twins
 from relay.run.worker import RouteWorker
 from tests.simulation.broker_transactions import Transactions
@@ -229,6 +230,21 @@ def entries_not_carried() -> list[Change]:
     return [(Carrying, "due", lambda self, *_, **__: [])]
 
 
+def carried_not_entered() -> list[Change]:
+    """What is written again stays where it lay in an index that drops what is old."""
+    accept = TopicDelivery._accept
+
+    def without(self: TopicDelivery, written: Any, tried: Any) -> None:
+        accept(self, [(place, one) for place, one in written if one.proof is not Proof.PROVEN], tried)
+
+    return [(TopicDelivery, "_accept", without)]
+
+
+def dropped_without_an_end() -> list[Change]:
+    """The older part of an index on disk goes whatever of it the monitor still holds."""
+    return [(DiskRows, "_end_of", lambda *_: 0)]
+
+
 def no_seek() -> list[Change]:
     """After a failure reading goes on where it stood, not at the position."""
     start = GroupConsumer.start
@@ -316,7 +332,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         offsets_before_flush, instance_kept, not_fenced, stable_end_read, no_sift, offsets_skipped, stale_membership,
         no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step, overtaken_is_lost,
         last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
-        entries_not_carried,
+        entries_not_carried, carried_not_entered, dropped_without_an_end,
     )
 }  # fmt: skip
 

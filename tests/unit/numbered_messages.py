@@ -13,7 +13,7 @@ from relay.message.envelope import CAPTURE, ID, INCARNATION, RESOURCE, SEQUENCE,
 from relay.message.identity import cloudevents, content_digest
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import memory_index
+from relay.monitor.index import DedupIndex, memory_index
 from relay.monitor.ranges import RangeKey
 from tests.unit.memory_kafka import MemoryKafka
 
@@ -39,8 +39,8 @@ def captured(
     return LogMessage("log", partition, at, None, value, headers, digest, content_digest(None, value), b"/shop", capture, 0)
 
 
-def view(number: int = 0) -> MonitorView:
-    index = memory_index(number)
+def view(number: int = 0, index: DedupIndex | None = None) -> MonitorView:
+    index = memory_index(number) if index is None else index
     fold = Evidence(index.add_page, index.void, index.ranges.restore, index.ranges.restore_closing)
     return MonitorView(number, index, fold, 0, 0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
+from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.topic import IDLE_S, TopicDelivery
 from relay.log.holds import Aborted
 from relay.message.envelope import INCARNATION, SEQUENCE, SOURCE
@@ -23,9 +25,15 @@ class TopicProcess:
     """A worker's process on a topic route; it starts with an empty index and reads what the monitor still holds."""
 
     def __init__(
-        self, kafka: MemoryKafka, *, stop: bool = False, places: tuple[LogPartition, ...] = (LOG,), worker: str = "w"
+        self,
+        kafka: MemoryKafka,
+        *,
+        stop: bool = False,
+        places: tuple[LogPartition, ...] = (LOG,),
+        worker: str = "w",
+        opened: Callable[[int], MonitorView] = view,
     ) -> None:
-        self.views = {p.partition: view(p.partition) for p in places}
+        self.views = {p.partition: opened(p.partition) for p in places}
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id=worker, monitor_topic="monitor", topic="out",
             topic_partitions=1, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=stop,

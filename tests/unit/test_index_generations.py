@@ -1,0 +1,538 @@
+"""An index on disk drops what has left the monitor, whole generations at once, and answers as one that never does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rocksdict import Options, Rdict, WriteBatch
+
+from relay.message.identity import DIGEST_BYTES
+from relay.monitor import rows_on_disk
+from relay.monitor.checkpoint import DISK_VERSION, VERSION, CheckpointStore
+from relay.monitor.entries import NOT_DELIVERED, Proof
+from relay.monitor.index import Budget, DedupIndex, memory_index, open_index
+from relay.monitor.rows import CHECKPOINT_FACT, TOPICS_FACT, pack, split
+from relay.monitor.rows_on_disk import DiskRows, UnusableStoreError
+from relay.run.views import RENEW_PERIOD_S, SAVE_PERIOD_S, ViewKeeper
+from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.numbered_messages import DAY, MONITOR, batch, captured, out, view
+from tests.unit.test_carrying import FIRST_LOOK_S, OVERTAKING, QUARTER, held_back, plain
+from tests.unit.test_checkpoint import TOPIC_ID, name, names_in, page
+from tests.unit.test_numbered_delivery import TopicProcess
+
+PLACE = "0.rocksdb"
+
+
+def on_disk(directory: Path) -> DedupIndex:
+    if not (directory / PLACE).exists():
+        DiskRows(directory / PLACE).close()
+    return open_index(directory, 0, Budget(10**6))
+
+
+def offsets(index: DedupIndex, numbers: range) -> dict[int, int]:
+    values = index.find([name(i) for i in numbers])
+    return {i: index.describe(value).offset for i, value in zip(numbers, values, strict=True) if value is not None}
+
+
+def doubled(numbers: range) -> dict[int, int]:
+    return {i: i * 2 for i in numbers}
+
+
+def disk_bytes(directory: Path) -> int:
+    """Without the library's own chatter, which has a bound of its own."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.suffix in {".sst", ".log"})
+
+
+def test_a_generation_goes_once_all_of_it_has_left_the_monitor(tmp_path: Path) -> None:
+    index = on_disk(tmp_path)
+    index.ranges.is_complete_from(0)
+    index.add_page(page(range(10)))
+    assert index.renew(0, 100)
+    index.add_page(page(range(10, 20)))
+    index.add_page(page([3], topic="payments"))
+
+    assert not index.renew(99, 150)
+    assert offsets(index, range(20)) == doubled(range(20))
+    assert index.ranges.complete_from == 0
+
+    assert index.renew(100, 200)
+    assert offsets(index, range(20)) == doubled(range(10, 20)) | {3: 6}
+    assert index.describe(index.find([name(3)])[0] or b"").topic == "payments"
+    assert index.ranges.complete_from == 100
+
+    assert not index.renew(199, 250)
+    assert index.renew(200, 300)
+    assert (offsets(index, range(20)), index.ranges.complete_from) == ({}, 200)
+    index.close()
+
+
+def test_both_generations_are_one_index(tmp_path: Path) -> None:
+    index = on_disk(tmp_path)
+    index.add_page(page(range(10), replays=b"\x02" * 10))
+    index.renew(0, 100)
+    index.add_page(page([1], topic="payments", replays=b"\x03"))
+    index.add_page(page([2]))
+    index.void(page([4], proof=Proof.VOID, outcomes=bytes([NOT_DELIVERED])))
+
+    assert offsets(index, range(10)) == {i: i * 2 for i in range(10) if i != 4}
+    rows = [row for chunk in index._store.chunks() for row in (chunk[i : i + 32] for i in range(0, len(chunk), 32))]
+    assert sorted(row[:16] for row in rows) == [name(i) for i in range(10) if i != 4], "each once"
+    assert {row[16:] for row in rows if row[:16] == name(1)} == {index.find([name(1)])[0]}, "the later one"
+    assert len(index) >= 9
+    index.close()
+
+
+def test_what_outruns_an_entry_stays_as_long_as_that_would(tmp_path: Path) -> None:
+    index = on_disk(tmp_path)
+    index.add_page(page([1, 2], replays=b"\x02\x02"))
+    index.renew(0, 100)
+    index.add_page(page([1], topic="payments", replays=b"\x01"))
+    index.renew(100, 200)
+
+    assert offsets(index, range(3)) == {1: 2}
+    assert index.describe(index.find([name(1)])[0] or b"").topic == "orders"
+    index.close()
+
+
+def test_a_replay_number_goes_with_the_entries_that_bore_it(tmp_path: Path) -> None:
+    index = on_disk(tmp_path)
+    index.add_page(page([1, 2], replays=b"\x02\x02"))
+    index.renew(0, 100)
+    index.add_page(page([2], replays=b"\x02"))
+    index.close()
+    index = on_disk(tmp_path)
+    assert [index.replay(name(i)) for i in (1, 2)] == [2, 2]
+
+    index.renew(100, 200)
+    index.close()
+    index = on_disk(tmp_path)
+    assert [index.replay(name(i)) for i in (1, 2)] == [0, 2]
+    # Delivered once more, beyond the horizon: from here on it must be known again.
+    index.add_page(page([1]))
+    assert offsets(index, range(3)) == {1: 2, 2: 4}
+    index.renew(200, 300)
+    assert [index.replay(name(i)) for i in (1, 2)] == [0, 0]
+    index.close()
+
+
+def test_the_disk_holds_two_retentions_however_long_the_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_on_disk, "_LOG_BYTES", 1 << 18)
+    index = on_disk(tmp_path)
+    step, retention, rounds = 2_000, 10_000, 30
+    held, sizes = list[int](), list[int]()
+    for first in range(0, rounds * retention, step):
+        entries = hashed(range(first, first + step))
+        index.add_page(entries)
+        high = first + step
+        low = max(0, high - retention)
+        index.renew(low, high)
+        if high % retention == 0:
+            assert None not in index.find(split(hashed(range(low, high)).digests)), "what is in the monitor is found"
+            held.append(sum(len(chunk) for chunk in index._store.chunks()) // 32)
+            sizes.append(disk_bytes(tmp_path))
+    index.close()
+
+    assert max(held) <= 2 * retention + step
+    # Files go in the background: now and then they are seen to be gone. All that was entered would be five times that.
+    assert min(sizes[-10:]) < 2 * (2 * retention * 32 + (1 << 18)) < rounds * retention * 32 / 5
+    assert len(Rdict.list_cf(str(tmp_path / PLACE))) <= 3, "the default one and two generations"
+
+
+def hashed(numbers: range) -> Any:
+    """Digests that no compression makes smaller."""
+    made = page(numbers)
+    digests = b"".join(blake2b(name(number), digest_size=16).digest() for number in numbers)
+    return replace(made, digests=digests, contents=digests[::2])
+
+
+Step = tuple[str, list[int], int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "enter", "enter", "redrive", "void", "remove", "carry", "renew", "reopen"]),
+        st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True),
+        st.integers(0, 12),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+class Model:
+    """One index that never drops anything: what an entry may be, and where in the monitor it was last written.
+
+    A replay number that has left the monitor is known or not: what it outruns may be taken or left.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, tuple[set[int | None], int]] = {}
+        self.replays: dict[int, tuple[int, int]] = {}
+
+    def enter(self, numbers: list[int], offset: int, replay: int, at: int, low: int) -> None:
+        for number in numbers:
+            highest, noted = self.replays.get(number, (0, at))
+            known, _ = self.entries.get(number, ({None}, at))
+            if highest <= replay:
+                self.entries[number] = ({offset}, at)
+                if replay:
+                    self.replays[number] = (replay, at)
+            elif noted < low:
+                self.entries[number] = ({*known, offset}, at)
+            else:
+                self.entries[number] = (known, at)
+                self.replays[number] = (highest, at)
+
+    def remove(self, numbers: list[int], *, voided: bool) -> None:
+        for number in numbers:
+            self.entries.pop(number, None)
+            if voided:
+                self.replays.pop(number, None)
+
+
+def entered(numbers: list[int], offset: int, replay: int) -> Any:
+    made = page(numbers, replays=bytes([replay]) * len(numbers) if replay else b"")
+    made.offsets[:] = [offset] * len(numbers)
+    return made
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_nothing_that_the_monitor_holds_is_lost_and_nothing_removed_comes_back(tmp_path: Path, steps: list[Step]) -> None:
+    directory = Path(mkdtemp(dir=tmp_path))
+    index, model, low = on_disk(directory), Model(), 0
+    for at, (what, numbers, amount) in enumerate(steps):
+        if what in {"enter", "redrive"}:
+            replay = amount % 3 if what == "redrive" else 0
+            index.add_page(entered(numbers, at, replay))
+            model.enter(numbers, at, replay, at, low)
+        elif what == "void":
+            index.void(page(numbers, proof=Proof.VOID, outcomes=bytes([NOT_DELIVERED]) * len(numbers)))
+            model.remove(numbers, voided=True)
+        elif what == "remove":
+            index.remove([name(number) for number in numbers])
+            model.remove(numbers, voided=False)
+        elif what == "carry":
+            for one in list(index.held([name(number) for number in numbers])):
+                number = int.from_bytes(one.digest, "big")
+                index.add_page(entered([number], one.offset, one.replay))
+                model.enter([number], one.offset, one.replay, at, low)
+        elif what == "renew":
+            low = max(low, at - amount)
+            index.renew(low, at + 1)
+        else:
+            index.close()
+            index = on_disk(directory)
+        found = offsets(index, range(12))
+        for number in range(12):
+            allowed, written = model.entries.get(number, ({None}, at))
+            assert found.get(number) in (allowed if written >= low else {*allowed, None}), (what, number)
+    walked = [chunk[i : i + 16] for chunk in index._store.chunks() for i in range(0, len(chunk), 32)]
+    assert sorted(walked) == [name(number) for number in found] if steps else not walked
+    index.close()
+
+
+class Watched:
+    """Says when the database was changed; a copy of its files at that moment is what a killed process leaves."""
+
+    changed: Callable[[], None]
+
+    def __init__(self, path: str, *given: object) -> None:
+        self._database = Rdict(path, *given)
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self._database[key] = value
+        self.changed()
+
+    def __getattr__(self, called: str) -> Any:
+        value = getattr(self._database, called)
+        if called not in {"write", "create_column_family", "drop_column_family", "compact_range", "delete"}:
+            return value
+
+        def through(*given: Any) -> Any:
+            result = value(*given)
+            self.changed()
+            return result
+
+        return through
+
+    list_cf = staticmethod(Rdict.list_cf)
+    destroy = staticmethod(Rdict.destroy)
+
+
+@contextmanager
+def copies(directory: Path, into: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Copy the directory after each change to a database that is opened inside."""
+    made: list[Path] = []
+
+    def copy(*_: object) -> None:
+        made.append(into / str(len(made)))
+        shutil.copytree(directory, made[-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watched, "changed", copy, raising=False)
+        patch.setattr(rows_on_disk, "Rdict", Watched)
+        yield made
+
+
+def test_killed_at_each_step_it_opens_as_it_was_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "live").mkdir()
+    with copies(tmp_path / "live", tmp_path / "copies", monkeypatch) as made:
+        live = on_disk(tmp_path / "live")
+        live.add_page(page(range(10)))
+        killed: list[tuple[Path, int, range, range]] = []
+        for round_ in range(1, 5):
+            begun, high, low = len(made), round_ * 100, max(0, (round_ - 1) * 100)
+            live.renew(low, high)
+            # What the last round entered lies above the low watermark; all before may be gone or not.
+            needed = range((round_ - 1) * 10, round_ * 10)
+            killed += [(copy, high, needed, range(round_ * 10)) for copy in made[begun:]]
+            live.add_page(page(range(round_ * 10, round_ * 10 + 10)))
+        live.close()
+
+    assert len(killed) == 2 + 4 + 3 + 3, "begin and say the end; empty the first one or drop another before that"
+    for copy, high, needed, all_before in killed:
+        index = on_disk(copy)
+        found = offsets(index, all_before)
+        assert found.items() >= doubled(needed).items()
+        assert found.items() <= doubled(all_before).items()
+        assert index.topics == ["orders"]
+        # It goes on: what comes now is kept, and what was there before goes when the monitor has it no more.
+        come = range(1000, 1010)
+        index.add_page(page(come))
+        for low in (high - 1, high - 1, high + 50, high + 50):
+            index.renew(low, high + 50)
+            index.add_page(page(come))
+            assert low >= high or offsets(index, needed) == doubled(needed)
+        assert offsets(index, come) == doubled(come)
+        assert offsets(index, all_before) == {}
+        assert len(Rdict.list_cf(str(copy / PLACE))) <= 3
+        index.close()
+
+
+def test_a_machine_that_dies_shows_a_state_that_was(tmp_path: Path) -> None:
+    """The log's tail is lost: whatever the facts say is there, is there, and what was removed before them is not."""
+    live = on_disk(tmp_path / "live")
+    live.add_page(page(range(10)))
+    live.renew(0, 100)
+    sizes = []
+    for turn in range(10, 40):
+        live.add_page(page([turn]))
+        live.remove([name(turn - 10)])
+        live.remember(CHECKPOINT_FACT, b"%d" % turn)
+        (written,) = (tmp_path / "live" / PLACE).glob("*.log")
+        sizes.append(written.stat().st_size)
+    shutil.copytree(tmp_path / "live", tmp_path / "whole")
+    live.close()
+
+    opened = 0
+    for cut in range(sizes[0] - 40, sizes[-1], 97):
+        copy = tmp_path / f"cut-{cut}"
+        shutil.copytree(tmp_path / "whole", copy)
+        with (copy / PLACE / written.name).open("r+b") as log:
+            log.truncate(cut)
+        try:
+            index = on_disk(copy)
+        except UnusableStoreError:
+            continue  # it is removed, and the monitor read anew
+        opened += 1
+        said = int(index.recall(CHECKPOINT_FACT) or b"9")
+        assert names_in(index).items() >= doubled(range(said - 9 + 1, said + 1)).items()
+        assert not {i for i in names_in(index) if i <= said - 10}
+        index.close()
+        shutil.rmtree(copy)
+    assert opened > 20
+
+
+def earlier(directory: Path, numbers: range, position: int) -> None:
+    """A folder as the versions before wrote it: everything in one table, with the facts."""
+    facts = {"version": VERSION, "relay": "shop", "route": "copy", "topic_id": TOPIC_ID.hex(), "partition": 0}
+    database = Rdict(str(directory / PLACE), Options(raw_mode=True))
+    rows, changes = pack(page(numbers), 0), WriteBatch(raw_mode=True)
+    for at in range(0, len(rows), 32):
+        changes.put(rows[at : at + 16], rows[at + 16 : at + 32])
+    database.write(changes)
+    database[TOPICS_FACT] = orjson.dumps(["orders"])
+    database[CHECKPOINT_FACT] = orjson.dumps({**facts, "first": position, "position": position})
+    database.close()
+
+
+class Marks:
+    def __init__(self) -> None:
+        self.low, self.high, self.asked = 0, 10**9, 0
+
+    def __call__(self, _partition: int) -> tuple[int, int]:
+        self.asked += 1
+        return self.low, self.high
+
+
+def store(directory: Path, marks: Marks, budget: int = 5) -> CheckpointStore:
+    return CheckpointStore(
+        directory, relay="shop", route="copy", topic_id=TOPIC_ID, budget=Budget(budget), watermarks=marks
+    )
+
+
+def test_an_index_of_an_earlier_version_opens_and_its_entries_go_in_time(tmp_path: Path) -> None:
+    earlier(tmp_path, range(100), 40)
+    marks = Marks()
+    one = store(tmp_path, marks)
+    index, loaded = one.load(0)
+    assert (loaded.position, loaded.first, loaded.reason) == (40, 40, "")
+    assert offsets(index, range(200)) == doubled(range(100))
+
+    marks.high = 100
+    one.save(index, 90)
+    one.renew(index)
+    index.add_page(page(range(100, 110)))
+    assert offsets(index, range(200)) == doubled(range(110))
+    marks.low, marks.high = 100, 200
+    one.renew(index)
+    one.save(index, 190)
+
+    assert offsets(index, range(200)) == doubled(range(100, 110))
+    one.close(index)
+    left = Rdict(str(tmp_path / PLACE), Options(raw_mode=True))
+    assert not [key for key, _ in left.items() if len(key) == DIGEST_BYTES], "nothing is left where the facts are"
+    left.close()
+    index, loaded = store(tmp_path, marks).load(0)
+    assert (loaded.position, loaded.first, loaded.reason) == (190, 200, ""), "nothing is read anew"
+    assert offsets(index, range(200)) == doubled(range(100, 110))
+    facts = orjson.loads(index.recall(CHECKPOINT_FACT) or b"")
+    assert facts["version"] == DISK_VERSION != VERSION, "who knows no generations must not take it for whole"
+    index.close()
+
+
+def test_an_index_that_is_opened_after_a_renewal_is_kept_until_its_older_generation_is_gone(tmp_path: Path) -> None:
+    marks = Marks()
+    one = store(tmp_path, marks)
+    index, _ = one.open(0)
+    index.add_page(page(range(10)))
+    marks.high = 100
+    one.save(index, 40)
+    one.renew(index)
+    index.add_page(page(range(10, 20)))
+    one.save(index, 150)
+    one.close(index)
+
+    marks.low, marks.high = 90, 200
+    index, loaded = store(tmp_path, marks).load(0)
+    assert (loaded.position, loaded.reason, names_in(index)) == (150, "", doubled(range(20)))
+    index.close()
+    marks.low = 101
+    index, loaded = store(tmp_path, marks).load(0)
+    assert "aged out" in loaded.reason
+    assert names_in(index) == {}
+    index.close()
+
+
+def test_the_monitor_is_asked_only_for_an_index_on_disk(tmp_path: Path) -> None:
+    marks = Marks()
+    one = store(tmp_path, marks, budget=100)
+    index, _ = one.open(0)
+    index.add_page(page(range(10)))
+    one.save(index, 40)
+    one.renew(index)
+    assert (index.is_on_disk, marks.asked) == (False, 0)
+
+    index.add_page(page(range(200)))
+    one.save(index, 40)
+    one.renew(index)
+    assert (index.is_on_disk, marks.asked) == (True, 1)
+    one.close(index)
+
+
+def test_a_keeper_has_its_indexes_renewed_now_and_then_behind_a_save() -> None:
+    said: list[tuple[str, float]] = []
+    now = 0.0
+
+    class Seen:
+        def open(self, partition: int) -> tuple[DedupIndex, int]:
+            return memory_index(partition), 0
+
+        def save(self, index: DedupIndex, monitor_offset: int) -> None:
+            said.append(("save", now))
+
+        def renew(self, index: DedupIndex) -> None:
+            said.append(("renew", now))
+
+        def close(self, index: DedupIndex) -> None:
+            index.close()
+
+    keeper = ViewKeeper(Seen(), lambda: now)
+    keeper.take({0})
+    for now in (1.0, SAVE_PERIOD_S, RENEW_PERIOD_S, RENEW_PERIOD_S + 1, 2 * RENEW_PERIOD_S):
+        keeper.tend(now)
+
+    assert said == [
+        ("save", SAVE_PERIOD_S),
+        *[(what, RENEW_PERIOD_S * turn) for turn in (1, 2) for what in ("save", "renew")],
+    ]
+
+
+def test_what_is_opened_again_keeps_its_filters(tmp_path: Path) -> None:
+    index = on_disk(tmp_path)
+    index.renew(0, 1)
+    index.close()
+    on_disk(tmp_path).close()
+
+    newest = max((tmp_path / PLACE).glob("OPTIONS-*"), key=lambda path: path.stat().st_mtime_ns)
+    filters = [line.strip() for line in newest.read_text().splitlines() if "filter_policy=" in line]
+    assert filters == ["filter_policy=bloomfilter"] * 2
+
+
+class LongProcess(TopicProcess):
+    """A worker's process whose index is on disk, and which keeps its partition."""
+
+    def __init__(self, kafka: MemoryKafka, directory: Path) -> None:
+        self.kafka, self.index = kafka, on_disk(directory)
+        super().__init__(kafka, opened=lambda number: view(number, self.index))
+
+    def renew(self) -> bool:
+        return self.index.renew(self.kafka.low.get(MONITOR, 0), len(self.kafka.logs[MONITOR]))
+
+
+def test_what_is_written_again_outlasts_the_generation_that_it_lay_in(tmp_path: Path) -> None:
+    kafka = MemoryKafka()
+    process = LongProcess(kafka, tmp_path)
+    process.delivery.submit(held_back(OVERTAKING))
+    process.delivery.tend(0.0)
+    assert process.renew()
+    left = len(kafka.logs[MONITOR])
+
+    process.delivery.tend(FIRST_LOOK_S)
+    process.delivery.tend(FIRST_LOOK_S + QUARTER)
+    kafka.low[MONITOR] = left
+    assert process.renew(), "the generation in which they were entered is gone"
+
+    before = out(kafka)
+    process.delivery.submit(held_back([plain(0), *OVERTAKING]))
+    assert out(kafka) == [*before, "m-0"]
+    process.index.close()
+
+
+def test_a_repeat_of_what_was_dropped_is_known_by_its_number_and_no_conflict(tmp_path: Path) -> None:
+    kafka = MemoryKafka()
+    process = LongProcess(kafka, tmp_path)
+    process.delivery.submit(batch([captured(n) for n in (1, 2, 3)], 3))
+    process.delivery.tend(1.0)
+    process.delivery.tend(DAY)
+    process.delivery.tend(2 * DAY)
+    process.renew()
+    kafka.low[MONITOR] = len(kafka.logs[MONITOR])
+    assert process.renew()
+    assert not any(process.index.find([captured(n).digest for n in (1, 2, 3)])), "the digests are gone"
+
+    process.delivery.submit(batch([captured(2, offset=70), captured(4)], 80, first=3))
+
+    assert out(kafka) == ["i1-0-1", "i1-0-2", "i1-0-3", "i1-0-4"]
+    assert (process.delivery.counts.duplicates, process.delivery.counts.conflicts) == (1, 0)
+    process.index.close()
+
