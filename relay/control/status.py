@@ -157,13 +157,23 @@ def judge_worker(record: StatusRecord, now_ms: int) -> tuple[State, str | None]:
     stuck = [partition.stuck for partition in record.partitions if partition.stuck]
     if stuck or record.state == "stuck":
         return State.STUCK, stuck[0] if stuck else record.last_error
-    for partition in record.partitions:
-        still_ms = record.at - (partition.last_progress_at or record.started_at)
-        if partition.lag > 0 and still_ms >= STALLED_AFTER_MS:
-            return State.STALLED, _stall(partition, still_ms)
+    stalled = _stalled(record)
+    if stalled is not None:
+        return State.STALLED, stalled
     if record.state in ("recovering", "draining"):
         return State(record.state), None
     return (State.RUNNING if any(partition.lag for partition in record.partitions) else State.IDLE), None
+
+
+def _stalled(record: StatusRecord) -> str | None:
+    for partition in record.partitions:
+        still_ms = record.at - (partition.last_progress_at or record.started_at)
+        if partition.lag > 0 and still_ms >= STALLED_AFTER_MS:
+            return _stall(partition, still_ms)
+    failing_ms = record.at - (record.failing_since or record.at)
+    if record.state == "recovering" and failing_ms >= STALLED_AFTER_MS:
+        return f"it cannot take over, for {failing_ms / 1000:.0f} s: {record.last_error}"
+    return None
 
 
 def _stall(partition: PartitionStatus, still_ms: int) -> str:

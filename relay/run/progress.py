@@ -33,6 +33,7 @@ class Progress:
         self._positions: dict[LogPartition, int] = {}
         self._partition_moved: dict[LogPartition, int] = {}
         self._last_error: str | None = None
+        self._failing_since: int | None = None
         self._last: tuple[Intake, Destination] | None = None
 
     def state(self, name: str) -> None:
@@ -50,6 +51,7 @@ class Progress:
         """Note that an assignment was recovered and is read from here on."""
         self._ends.clear()
         self._stuck.clear()
+        self._failing_since = None
         self._moved_at = now
         self.state("running")
 
@@ -65,6 +67,7 @@ class Progress:
     def failed(self, why: str) -> None:
         """Note the last failure, for people."""
         self._last_error = why[:500]
+        self._failing_since = self._failing_since or clock.wall_ms()
 
     def caught_up(self, partition: LogPartition, end: int) -> None:
         """Note that the reader has seen the end of a partition."""
@@ -118,6 +121,7 @@ class Progress:
             },
             "causes": dict(counts.causes),
             "last_error": self._last_error,
+            "failing_since": self._failing_since,
         }
 
     def _partition(self, partition: LogPartition, intake: Intake, destination: Destination) -> dict[str, Any]:

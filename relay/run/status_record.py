@@ -87,7 +87,8 @@ class Counts(_Value):
 class StatusRecord(_Value):
     """The whole record; ``started_at`` and ``at`` are wall milliseconds of the worker's host, for people.
 
-    ``worker`` is the transactional id. ``causes`` counts dead letters by code.
+    ``worker`` is the transactional id. ``causes`` counts dead letters by code. ``failing_since`` is when the first of the
+    failures came after which it has not taken over again.
     """
 
     relay: Text
@@ -103,6 +104,7 @@ class StatusRecord(_Value):
     counts: Counts = Field(default_factory=Counts)
     causes: dict[str, int] = Field(default_factory=dict)
     last_error: Text | None = None
+    failing_since: int | None = None
     truncated: bool = False
 
 

@@ -127,3 +127,20 @@ def test_what_its_database_does_not_answer_is_not_shown_as_delivered(said: Said)
     made._turn()
     assert said.records[-1].partitions[0].lag == 0
     assert said.judged() is State.IDLE
+
+
+def test_a_worker_that_cannot_take_over_does_not_recover_for_ever(said: Said) -> None:
+    said.beat(at=7)
+    for _ in range(20):  # a database that is away: each try fails
+        said.progress.failed("the database does not answer")
+        said.progress.state("recovering")
+        said.now += PERIOD_S
+
+    said.progress.state("recovering")
+    assert said.judged() is State.STALLED
+    assert judge_worker(said.records[-1], round(said.now * 1000))[1] == (
+        "it cannot take over, for 40 s: the database does not answer"
+    )
+    said.progress.took_over(said.now)
+    said.progress.state("recovering")  # a rebalance
+    assert said.judged() is State.RECOVERING

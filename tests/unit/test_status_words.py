@@ -61,6 +61,10 @@ def shown(
         (record(partition(lag=5, last_progress_at=None), started_at=NOW - 5000), State.RUNNING),
         (record(partition(lag=5, last_progress_at=NOW - 40_000), state="recovering"), State.STALLED),
         (record(state="recovering"), State.RECOVERING),
+        (record(partition(), state="recovering", failing_since=NOW - 1000 - 29_999), State.RECOVERING),
+        (record(partition(), state="recovering", failing_since=NOW - 1000 - 30_000), State.STALLED),
+        # Without partitions of its own it hears of brokers that were away, and nothing ever ends that.
+        (record(failing_since=NOW - 3_600_000), State.IDLE),
         (record(state="draining"), State.DRAINING),
         (record(state="stuck"), State.STUCK),
         (record(partition(stuck="the monitor cannot be read")), State.STUCK),
