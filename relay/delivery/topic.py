@@ -144,6 +144,10 @@ class TopicDelivery:
         except RecordRefused as refusal:
             self._narrow(fresh, refusal)
             raise InDoubt(f"a record was refused ({refusal}); the batch is tried in smaller parts") from refusal
+        except Exception:
+            # In doubt: recovery finds out; what it delivers again may have been too much for one transaction.
+            self._narrowing.failed(len(batch.messages))
+            raise
         self._accept(entered, tried)
         self._narrowing.passed(batch.messages)
         if self._condemned:

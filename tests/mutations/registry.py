@@ -259,7 +259,7 @@ REDRIVE_GUARDS: Final = (
     Guard(
         "taken_back_with_the_outputs",
         "a stray COMMIT shows that a dead letter is taken back, and not the output",
-        Search("topic", range(348, 349)),
+        Search("topic", range(464, 465)),
     ),
     Guard(
         "trimmed_beside_redrives",

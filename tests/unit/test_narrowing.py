@@ -62,3 +62,50 @@ def test_partitions_that_are_gone_do_not_keep_batches_small() -> None:
     assert narrowing.limit == 1
     narrowing.keep([])
     assert narrowing.limit is None
+
+
+def over_a_slow_line(most: int, batches: int) -> tuple[int, int]:
+    """Deliver whole batches, with a small one first after each recovery; return what went through, and the failures."""
+    narrowing, through, failures = Narrowing(), 0, 0
+    for _ in range(batches):
+        batch = [message(0)] * (narrowing.limit or 20_000)
+        if len(batch) <= most:
+            narrowing.passed(batch)
+            through += len(batch)
+        else:
+            failures += 1
+            narrowing.failed(len(batch))
+            small = batch[: min(500, most, narrowing.limit or 500)]
+            narrowing.passed(small)
+            through += len(small)
+    return through, failures
+
+
+@pytest.mark.parametrize("most", [1, 100, 3_000, 19_999])
+def test_what_is_too_much_for_a_transaction_goes_in_smaller_ones(most: int) -> None:
+    through, failures = over_a_slow_line(most, 300)
+
+    assert through > 300 * most / 4
+    assert failures < 300 / 8
+
+
+def test_a_single_failure_makes_no_batch_smaller_and_a_slow_hour_is_over() -> None:
+    narrowing = Narrowing()
+    for _ in range(3):
+        narrowing.failed(1_000)
+        assert narrowing.limit is None
+        narrowing.passed([message(0)] * 1_000)
+
+    narrowing.failed(1_000)
+    narrowing.failed(1_000)
+    assert narrowing.limit == 1_000 // 16
+    for _ in range(1_000):
+        narrowing.passed([message(0)] * (narrowing.limit or 1))
+    assert narrowing.limit is None
+
+
+def test_an_empty_batch_that_fails_says_nothing_of_sizes() -> None:
+    narrowing = Narrowing()
+    for _ in range(5):
+        narrowing.failed(0)
+    assert narrowing.limit is None

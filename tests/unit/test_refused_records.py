@@ -1,6 +1,11 @@
-"""A record that the broker refuses becomes a dead letter, and nothing of it stays in the worker's memory."""
+"""A record that the broker refuses becomes a dead letter, and nothing of it stays in the worker's memory.
+
+What is too much for one transaction goes in smaller ones: tried as it is, it would fail for ever.
+"""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import pytest
 
@@ -31,3 +36,30 @@ def test_a_refused_record_is_forgotten_when_its_dead_letter_is_written() -> None
 
     assert len(process.kafka.visible(DEAD)) == 3
     assert not process.delivery._condemned
+
+
+def test_what_takes_longer_than_a_transaction_may_is_tried_in_smaller_ones() -> None:
+    kafka = MemoryKafka()
+    process = Process(kafka)
+    room: list[int] = []
+
+    def slowly(_: str, place: LogPartition, _key: bytes | None) -> None:
+        room.append(place == OUT)
+        if sum(room) > 10:
+            raise InDoubt("records have no delivery report after 10 s")
+
+    position = 0
+    for _ in range(40):
+        process.recover()
+        kafka.appending = slowly
+        with suppress(InDoubt):
+            while position < 100:
+                room.clear()
+                end = min(100, position + (process.delivery.narrowed_to or 100))
+                messages = [message(offset) for offset in range(position, end)]
+                process.delivery.submit(Batch(1, messages, {LOG: position}, {LOG: end}, {LOG: end}, membership=b"member"))
+                position = end
+        kafka.appending = lambda *_: None
+
+    assert position == 100
+    assert len(kafka.visible(OUT)) == 100
