@@ -194,6 +194,11 @@ class PartitionHolds:
         hold = self._holds.get(capture)
         return hold.resource if hold is not None else None
 
+    def waits_for(self, capture: bytes, resource: ResourceName | None) -> bool:
+        """Do messages of an undecided capture wait here that name this resource?"""
+        hold = self._holds.get(capture)
+        return hold is not None and hold.resource == resource
+
     def forged(self) -> None:
         """Count a marker whose claim is false (a committed one with a wrong nonce)."""
         self.alarms += 1

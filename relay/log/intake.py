@@ -246,15 +246,22 @@ class Intake:
         """Return the captures whose resource must be asked now."""
         return [hold for held in self.partitions.values() for hold in held.due(now)]
 
-    def decide(self, capture: bytes, decision: Decision) -> None:
-        """A resource has answered: the capture ended so, in whatever partition."""
-        for held in self.partitions.values():
+    def decide(self, capture: bytes, resource: ResourceName | None, decision: Decision) -> None:
+        """A resource has answered: the capture ended so, in whatever partition its messages name that resource.
+
+        What names another one waits for that: whoever may write the log could else have a stranger's database say that
+        a capture was aborted.
+        """
+        for held in self._waiting_for(capture, resource):
             held.decide(capture, decision)
 
-    def postpone(self, capture: bytes, waiting: Waiting, now: float) -> None:
+    def postpone(self, capture: bytes, resource: ResourceName | None, waiting: Waiting, now: float) -> None:
         """A resource gave no decision."""
-        for held in self.partitions.values():
+        for held in self._waiting_for(capture, resource):
             held.postpone(capture, waiting, now)
+
+    def _waiting_for(self, capture: bytes, resource: ResourceName | None) -> list[PartitionHolds]:
+        return [held for held in self.partitions.values() if held.waits_for(capture, resource)]
 
     def _identify(
         self, fields: Mapping[str, bytes], topic: bytes, value: bytes | None, name: str, partition: int, offset: int

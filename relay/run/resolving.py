@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final, Protocol
 
 import structlog
@@ -58,7 +59,7 @@ class Resolving:
         self._questions: schedule.Queue[list[tuple[bytes, ResourceName]] | None] = schedule.fifo(maxsize=16)
         self._inquire = inquire
         self._hears_persons = hears_persons
-        self._answers: schedule.Queue[dict[bytes, Resolution]] = schedule.fifo()
+        self._answers: schedule.Queue[list[tuple[bytes, ResourceName, Resolution]]] = schedule.fifo()
         self._thread: schedule.Thread | None = None
         self._closed = False
 
@@ -85,20 +86,19 @@ class Resolving:
         named = []
         for hold in due:
             if hold.resource is None:
-                intake.postpone(hold.capture, Waiting.STUCK, now)
+                intake.postpone(hold.capture, None, Waiting.STUCK, now)
             if hold.resource is not None or self._hears_persons:
                 named.append((hold.capture, hold.resource or UNNAMED))
         if not named:
             return
         if self._thread is None:
             self._thread = schedule.start_thread("relay-resolver", self._work)
-        for first in range(0, len(named), QUESTIONS_MAX):
-            part = named[first : first + QUESTIONS_MAX]
+        for part in _questions(named):
             try:
                 self._questions.put_nowait(part)
             except schedule.Full:
-                for capture, _ in part:
-                    intake.postpone(capture, Waiting.RESOURCE, now)
+                for capture, resource in part:
+                    intake.postpone(capture, _named(resource), Waiting.RESOURCE, now)
 
     def _take_answers(self, intake: Intake, now: float) -> None:
         while True:
@@ -106,22 +106,21 @@ class Resolving:
                 answers = self._answers.get_nowait()
             except schedule.Empty:
                 return
-            for capture, resolution in answers.items():
+            for capture, resource, resolution in answers:
                 decision = _DECISION.get(resolution.state)
                 if decision is None:
-                    intake.postpone(capture, _WAITING[resolution.state], now)
-                    if resolution.state in _ASK_PUBLISHER:
-                        self._ask_publisher(intake, capture, now)
+                    intake.postpone(capture, _named(resource), _WAITING[resolution.state], now)
+                    if resolution.state in _ASK_PUBLISHER and resource != UNNAMED:
+                        self._ask_publisher(intake, capture, resource, now)
                 else:
                     log.info("resolved", capture=capture.hex(), decision=decision.value)
-                    intake.decide(capture, decision)
+                    intake.decide(capture, _named(resource), decision)
 
-    def _ask_publisher(self, intake: Intake, capture: bytes, now: float) -> None:
+    def _ask_publisher(self, intake: Intake, capture: bytes, resource: ResourceName, now: float) -> None:
         """Whoever cannot ask the resource asks the publisher's process; its answer comes as a marker."""
-        named = [(place, held.resource_of(capture)) for place, held in intake.partitions.items()]
-        for resource in {resource for _, resource in named if resource is not None}:
-            if self._inquire is not None:
-                self._inquire(capture, resource, [place for place, name in named if name == resource], now)
+        places = [place for place, held in intake.partitions.items() if held.waits_for(capture, resource)]
+        if self._inquire is not None and places:
+            self._inquire(capture, resource, places, now)
 
     def _work(self) -> None:
         while (asked := self._questions.get()) is not None and not self._closed:
@@ -133,4 +132,18 @@ class Resolving:
                 known = isinstance(failure, RelayError)
                 log.warning("not resolved", reason=str(failure) if known else type(failure).__name__)
                 answers = {capture: Resolution(State.UNREACHABLE) for capture, _ in asked}
-            self._answers.put(answers)
+            self._answers.put([(capture, resource, answers[capture]) for capture, resource in asked])
+
+
+def _questions(named: Sequence[tuple[bytes, ResourceName]]) -> Iterator[list[tuple[bytes, ResourceName]]]:
+    """Yield questions in bounded pieces, a capture once in each: its messages may name several resources."""
+    left = dict.fromkeys(named)
+    while left:
+        part = dict(islice(left, QUESTIONS_MAX))
+        yield list(part.items())
+        for one in part.items():
+            del left[one]
+
+
+def _named(resource: ResourceName) -> ResourceName | None:
+    return None if resource == UNNAMED else resource

@@ -41,7 +41,7 @@ def test_dropped_messages_hand_on_their_numbers_once() -> None:
     made.take([numbered(0, 1), numbered(1, 2)], 0)
     assert taken(made) == ([], []), "nothing is decided"
 
-    made.decide(ID, Decision.ABORTED)
+    made.decide(ID, SHOP, Decision.ABORTED)
     made.take([numbered(2, 3)], 0)
     assert taken(made)[0] == [(Number(SOURCE_NAME, b"i1", n), n - 1) for n in (1, 2, 3)]
     assert taken(made) == ([], [])
@@ -69,7 +69,7 @@ def test_a_marker_of_an_undecided_capture_waits_for_the_resources_word() -> None
         made.take([numbered(0, 4), marker(1, None, 4, 3)], 0)
         assert taken(made) == ([], []), "a marker is only a hint"
 
-        made.decide(ID, decision)
+        made.decide(ID, SHOP, decision)
         assert taken(made)[1] == expected
 
 
@@ -77,7 +77,7 @@ def test_a_marker_after_the_decision_counts_if_it_agrees() -> None:
     for decision, expected in ((Decision.ABORTED, [RUN]), (Decision.COMMITTED, [])):
         made = intake()
         made.take([numbered(0, 4)], 0)
-        made.decide(ID, decision)
+        made.decide(ID, SHOP, decision)
         made.take([marker(1, None, 4, 3)], 0)
         assert taken(made)[1] == expected
 

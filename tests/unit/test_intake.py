@@ -278,7 +278,7 @@ def test_what_comes_behind_too_many_ranges_is_read_again(monkeypatch: pytest.Mon
     assert made.ready() == 0, "nothing overtakes what was not taken in"
     assert not made.go_back()
     for capture in captures[:2]:
-        made.decide(capture, Decision.ABORTED)
+        made.decide(capture, SHOP, Decision.ABORTED)
     assert made.lanes_blocked() == 0
     made.take([Fake(5, [("ce_source", b"/other")])], 0)
     assert made.ready() == 0, "nor when its lanes are free"
@@ -286,7 +286,7 @@ def test_what_comes_behind_too_many_ranges_is_read_again(monkeypatch: pytest.Mon
 
     assert made.go_back()
     assert made.reached() == {PLACE: 2}
-    made.decide(captures[2], Decision.COMMITTED)
+    made.decide(captures[2], SHOP, Decision.COMMITTED)
     made.take([held[2], free], 0)
     assert [message.offset for message in made.take_ready(10)] == [2, 4]
 
@@ -298,6 +298,7 @@ def test_what_is_remembered_of_outcomes_does_not_grow_with_the_partitions(monkey
     made.start({LogPartition("orders", number): 0 for number in range(10)}, {"orders": TOPIC_ID})
 
     for number in range(100):
-        made.decide(number.to_bytes(16, "big"), Decision.COMMITTED)
+        for held in made.partitions.values():
+            held.decide(number.to_bytes(16, "big"), Decision.COMMITTED)
 
     assert sum(len(held._outcomes) for held in made.partitions.values()) == 40

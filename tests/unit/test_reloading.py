@@ -56,7 +56,7 @@ def test_a_piece_is_read_once_for_all_lanes_and_ranges_in_it(lanes: int, limit: 
     intake.start({PLACE: 0}, {"orders": b"i" * 16})
     intake.take(records, 0.0)
     for capture in CAPTURES:
-        intake.decide(capture, Decision.COMMITTED)
+        intake.decide(capture, SHOP, Decision.COMMITTED)
     one = Reloading(lambda: FakeReader(records))
     FakeReader.reads = 0
 
@@ -82,7 +82,7 @@ def test_large_messages_are_read_again_a_few_at_a_time(part: str) -> None:
     intake.start({PLACE: 0}, {"orders": b"i" * 16})
     intake.take(records, 0.0)
     for capture in CAPTURES:
-        intake.decide(capture, Decision.COMMITTED)
+        intake.decide(capture, SHOP, Decision.COMMITTED)
     one = Reloading(lambda: FakeReader(records))
     found: list[LogMessage] = []
 

@@ -17,7 +17,7 @@ from relay.message.record import LogPartition
 from relay.run import resolving
 from relay.run.asking import ASK_AGAIN_S, Inquiring
 from relay.run.resolving import UNNAMED, Resolving
-from tests.unit.test_intake import Fake, captured
+from tests.unit.test_intake import SHOP, Fake, captured
 
 PLACE = LogPartition("orders", 0)
 
@@ -167,3 +167,29 @@ def test_publishers_are_asked_about_many_captures_without_looking_through_all_of
     assert time.monotonic() - began < 10, "the worker's loop stands still meanwhile"
     one.ask(b"x" * 16, ResourceName("shop", "u"), [PLACE], 1000.0)
     assert len(one._asked) == 1
+
+
+@pytest.mark.parametrize("named", [b"other/u-2", b"decisions:q%2F7/run", None])
+def test_nobody_has_a_capture_aborted_by_naming_another_resource_for_it(named: bytes | None) -> None:
+    """Whoever may write the log knows the captures in it, and may publish, not decide."""
+    capture, strange = b"c" * 16, LogPartition("orders", 1)
+    intake = Intake([], "none", budget=HoldBudget(1 << 20), marker_wait_s=1, askable=frozenset({"shop", "other"}))
+    intake.start({PLACE: 0, strange: 0}, {"orders": b"i" * 16})
+    forged = Fake(0, [("ce_relaycapture", capture.hex().encode()), ("ce_relayresource", named)], place=strange)
+    intake.take([forged, captured(0, capture)], 0)
+    answers = {SHOP: State.UNDECIDED}
+
+    class Databases:
+        def resolve(self, captures: Sequence[tuple[bytes, ResourceName]]) -> dict[bytes, Resolution]:
+            return {one: Resolution(answers.get(resource, State.ABORTED)) for one, resource in captures}
+
+    one = Resolving(Databases(), lambda _: 1, hears_persons=True)
+    turn_until(one, intake, 2, lambda: intake.partitions[strange].held == 0)
+    (hold,) = intake.partitions[PLACE].holds()
+    turn_until(one, intake, 2, lambda: hold.waiting is Waiting.RESOURCE)
+    assert intake.partitions[PLACE].held == 1
+
+    answers[SHOP] = State.COMMITTED
+    turn_until(one, intake, 4, lambda: intake.ready() == 1)
+    assert intake.partitions[strange].aborted == 1
+    one.close()
