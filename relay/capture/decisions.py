@@ -7,8 +7,9 @@ of any capture. A committed decision is final; an aborted one closes one run of 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from relay.capture.resolver import Resolution, State
@@ -146,22 +147,39 @@ def standing(known: Iterable[UnitDecision], unit: Unit, run: str) -> UnitDecisio
 
 
 class UnitDecisions:
-    """Every decision read so far, for whoever holds messages. Of each unit only what answers a question is kept."""
+    """Every decision that the topic holds, for whoever holds messages. Of each unit only what answers a question is kept."""
 
     def __init__(self) -> None:
         self._committed: dict[str, bytes] = {}
-        self._closed: set[tuple[str, str]] = set()
+        self._closed: dict[tuple[str, str], int] = {}
+        self._kept: deque[tuple[int, UnitDecision]] = deque()
         self.contradictions = 0
 
-    def add(self, decision: UnitDecision) -> None:
+    def __len__(self) -> int:
+        """How many decisions are kept."""
+        return len(self._kept)
+
+    def add(self, decision: UnitDecision, offset: int = 0) -> None:
         """Take a decision in the order of the topic: the first commit of a unit stands."""
         name = decision.unit.name
         if not decision.committed:
-            self._closed.add((name, decision.run))
+            self._closed[name, decision.run] = offset
         elif name in self._committed or (name, decision.run) in self._closed:
             self.contradictions += 1
+            return
         else:
             self._committed[name] = b"".join(attempt.nonce for attempt in decision.attempts)
+        self._kept.append((offset, replace(decision, attempts=())))
+
+    def forget_below(self, low: int) -> None:
+        """Let go of what has left the topic: it is kept for longer than the messages that anybody may ask about."""
+        while self._kept and self._kept[0][0] < low:
+            offset, decision = self._kept.popleft()
+            closed = decision.unit.name, decision.run
+            if decision.committed:
+                del self._committed[decision.unit.name]
+            elif self._closed.get(closed) == offset:
+                del self._closed[closed]
 
     def has_batches_of(self, query: str) -> bool:
         """Has a batch of this query been committed?"""

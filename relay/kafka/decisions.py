@@ -209,9 +209,10 @@ class DecisionLog:
             for record in records:
                 decision = decode_decision(record.value())
                 if decision is not None:
-                    self._decisions.add(decision)
+                    self._decisions.add(decision, record.offset())
                 self._read_to = record.offset() + 1
         self._read_to = max(self._read_to, high)
+        self._decisions.forget_below(low)
         return self._decisions
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from relay.capture.decisions import (
     Attempt,
@@ -18,6 +19,7 @@ from relay.capture.decisions import (
 )
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.capture.resolver import Resolution, State
+from relay.kafka.decisions import DecisionLog
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.envelope import CAPTURE, RESOURCE, ResourceName
@@ -152,3 +154,45 @@ def test_only_units_are_asked_for_in_the_decisions_and_nothing_is_decided_when_t
     assert [both[capture].state for capture, _ in asked] == [State.COMMITTED, State.COMMITTED]
     assert away[capture_id(MINE)].state is State.UNREACHABLE
     assert database.asked == [b"d" * 16] * 2
+
+
+class Topic:
+    """The topic of decisions, with a reader that is asked for both ends and for what is committed."""
+
+    def __init__(self) -> None:
+        self.records: list[Fake] = []
+        self.low = 0
+
+    def write(self, decision: UnitDecision) -> None:
+        self.records.append(Fake(len(self.records), None, encode_decision(decision)[1]))
+
+    def watermarks(self, _: LogPartition) -> tuple[int, int]:
+        return self.low, len(self.records)
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Fake]]:
+        ((first, end),) = ranges.values()
+        yield self.records[first:end]
+
+
+def test_what_has_left_the_topic_is_forgotten_and_the_rest_stands() -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    for number in range(1000):
+        unit = batch_unit("q", number)
+        topic.write(UnitDecision(unit, "a", committed=False))
+        topic.write(UnitDecision(unit, "b", True, (attempt(MINE),)))
+        topic.write(UnitDecision(unit, "a", committed=False))
+        topic.low = max(0, len(topic.records) - 30)
+        log.decisions()
+
+    known = log.decisions()
+    assert len(known) == 30
+    assert len(list(known.captures())) == 10
+    assert known.resolve(capture_id(MINE), "q/999", "b").state is State.COMMITTED
+    assert known.resolve(capture_id(OTHER), "q/999", "a").state is State.ABORTED
+    topic.low = len(topic.records) - 1
+    left = log.decisions()
+    assert left.resolve(capture_id(OTHER), "q/999", "a").state is State.ABORTED, "its last closing is still there"
+    topic.low = len(topic.records)
+    assert log.decisions().resolve(capture_id(OTHER), "q/999", "a").state is State.UNDECIDED
+    assert len(left) == 0
