@@ -26,12 +26,12 @@ WhoOption = Annotated[str | None, typer.Option("--who", metavar="NAME", help="Wh
 StateOption = Annotated[
     str | None, typer.Option("--state", metavar="STATE", help="The publisher's state, such as REVEALED.")
 ]
-SubscriberOption = Annotated[str | None, typer.Option("--subscriber", metavar="NAME", help="A subscriber.")]
+SubscriberOption = Annotated[str | None, typer.Option("--subscriber", metavar="NAME", help="Only for this subscriber, or member of a pool.")]
 SubscriberStateOption = Annotated[
     str | None, typer.Option("--is", metavar="STATE", help="That subscriber's state, such as AVAILABLE.")
 ]
 UnusableOption = Annotated[bool, typer.Option("--unusable", help="Only what a subscriber found unusable.")]
-PublisherOption = Annotated[str | None, typer.Option("--publisher", metavar="SOURCE", help="A publisher.")]
+PublisherOption = Annotated[str | None, typer.Option("--publisher", metavar="SOURCE", help="Only what this publisher put.")]
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="WHEN", help='Put since then: "2h" ago or a time with its zone.')
 ]

@@ -38,7 +38,7 @@ def up(
         typer.Option(metavar="HOST:PORT", help="Address told to clients: a proxy before the broker."),
     ] = None,
     brokers: Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")] = 1,
-    no_postgres: Annotated[bool, typer.Option("--no-postgres", help="Kafka only.")] = False,
+    no_postgres: Annotated[bool, typer.Option("--no-postgres", help="Start Kafka only.")] = False,
     postgres: Annotated[
         str | None, typer.Option(metavar="URL", help="Use this PostgreSQL instead of starting one.")
     ] = None,

@@ -51,7 +51,7 @@ RATE_MAX: Final = 1_000_000
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="The message's handle in that queue.")]
 HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="Handles in that queue.")]
-ToOption = Annotated[list[str] | None, typer.Option("--to", metavar="SUBSCRIBER", help="Only to these.")]
+ToOption = Annotated[list[str] | None, typer.Option("--to", metavar="SUBSCRIBER", help="Only to these; may be given again.")]
 
 
 @app.command("list")
@@ -242,7 +242,7 @@ def edit_command(
 def redrive_command(
     config: ConfigArgument,
     queue: QueueArgument,
-    handles: Annotated[list[int] | None, typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="Only these.")] = None,
+    handles: Annotated[list[int] | None, typer.Argument(metavar="HANDLE", max=HANDLE_MAX, help="Only these messages.")] = None,
     *,
     subscriber: SubscriberOption = None,
     publisher: PublisherOption = None,

@@ -110,7 +110,7 @@ def purge_command(
     since: SinceOption = None,
     until: UntilOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Really.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: without it nothing is done.")] = False,
     reason: ReasonOption = "",
     who: WhoOption = None,
     as_json: JsonOption = False,

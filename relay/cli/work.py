@@ -34,11 +34,11 @@ def work_command(
     *,
     queue: Annotated[str, typer.Option(help="The queue whose messages are handled.")],
     subscriber: Annotated[str, typer.Option(help="As whom: a subscriber, or a member of a pool.")],
-    config: Annotated[str, typer.Option(metavar="CONFIG", help="The configuration.")] = "relay.toml",
+    config: Annotated[str, typer.Option(metavar="CONFIG", help="The configuration, with the queue in it.")] = "relay.toml",
     concurrency: Annotated[
         int, typer.Option(min=1, max=CONCURRENCY_MAX, help="Handlers at once in each process.")
     ] = 1,
-    processes: Annotated[int, typer.Option(min=1, max=PROCESSES_MAX, help="Processes.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=PROCESSES_MAX, help="Processes that run handlers.")] = 1,
     deadline: Annotated[
         float,
         typer.Option(
