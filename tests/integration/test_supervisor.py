@@ -317,7 +317,7 @@ def test_the_command_of_a_worker() -> None:
     ("words", "sentence"),
     [
         (["--route", "no"], "--route no: there is no such route; there are: a, b"),
-        (["--instance", "two words"], "--instance two words: "),
+        (["--instance", "two words"], "--instance 'two words': not an instance's name"),
         (["--workers", "0"], "--workers"),
         (["--until-idle", "0"], "--until-idle"),
     ],
