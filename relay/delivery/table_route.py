@@ -18,6 +18,7 @@ import structlog
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.deadletter import TAKEN_BACK, dead_letter
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks
+from relay.delivery.inbox_ages import InboxMarks, Rungs
 from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, closings, judged, kept_rows, taken_rows
 from relay.delivery.ports import Group, KafkaPorts, Starts
@@ -41,8 +42,6 @@ READ_AT_ONCE: Final = 20_000
 """Many: a worker that reads little by little makes the cursor's thread wait for the interpreter again and again."""
 TRIM_PERIOD_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 30.0
-RUNGS: Final = 100
-"""Where an inbox is kept for a horizon, rows go in so many steps: what is remembered does not grow with the deliveries."""
 
 
 class Appends(Protocol):
@@ -85,15 +84,6 @@ class Entered:
     pages: list[Page] = field(default_factory=list)
     digests: set[bytes] = field(default_factory=set)
     is_redriven: bool = False
-
-
-@dataclass(slots=True)
-class Rung:
-    """Positions below which the monitor had everything by ``at``; the first of them was noted at ``since``."""
-
-    since: float
-    at: float
-    positions: dict[LogPartition, int]
 
 
 class TableDelivery:
@@ -141,7 +131,8 @@ class TableDelivery:
         self._under_way: deque[Shipment] = deque()
         self._entering: deque[Entered] = deque()
         self._durable: dict[LogPartition, int] = {}
-        self._trimmable: deque[Rung] = deque()
+        self._trimmable = Rungs(keep_inbox_s)
+        self._marks = InboxMarks()
         self._trim_at = 0.0
         self._instance = randomness.uuid_bytes()
         self._n = 0
@@ -158,7 +149,7 @@ class TableDelivery:
         self.abandon()
         self._appends = self._open_appends()
         self._instance, self._n = randomness.uuid_bytes(), 0
-        claims = self._cursor.claim({p: topic_ids[p.topic] for p in assigned})
+        claims = self._marks.take(self._cursor.claim({p: topic_ids[p.topic] for p in assigned}))
         crash_point("recovery.raised")
         self._views = {view.partition: view for view in views}
         with self._ports.reader(committed=False) as scanner:
@@ -180,6 +171,8 @@ class TableDelivery:
         entered = self._enter_inbox(assigned)
         crash_point("recovery.entered")
         self._mark_ranges(views)
+        if self._keep_inbox_s is not None:
+            self._mark_inbox(begin_at, views)
         log.info("recovered", route=self._route, entries_written=entered)
         self.counts.recoveries += 1
         return begin_at
@@ -245,7 +238,7 @@ class TableDelivery:
             assert isinstance(token, Entered)
             self._entering.remove(token)
             self._index(token)
-            self._note(token.positions, now)
+            self._trimmable.note(token.positions, now)
         self._now = now
         for partition, keys in self._upkeep.tend(now, self._views.values(), self._topics).items():
             self._forgotten.setdefault(partition, []).extend(keys)
@@ -285,6 +278,16 @@ class TableDelivery:
         with self._ports.reader(committed=False) as scanner:
             for partition, (_, high) in high_watermarks(scanner, self._monitor, numbered).items():
                 self._views[partition].index.ranges.mark(high, exact=True)
+
+    def _mark_inbox(self, positions: Mapping[LogPartition, int], views: list[MonitorView]) -> None:
+        """All below the positions is entered by now: note that, and have deleted what the monitor has forgotten since."""
+        with self._ports.reader(committed=False) as scanner:
+            ends = high_watermarks(scanner, self._monitor, views)
+        rows = self._marks.note(positions, ends, self._worker)
+        if rows:
+            self._cursor.deliver(positions, self._cursor.prepare([], rows))
+        for partition, below in self._marks.aged(ends).items():
+            self._sending.trim(partition, below)
 
     def _ranges(self) -> dict[int, Ranges]:
         return {partition: view.index.ranges for partition, view in self._views.items()}
@@ -463,14 +466,6 @@ class TableDelivery:
     def _standings(self, rows: Sequence[InboxRow]) -> list[Standing | None]:
         return [self._views[row.partition.partition].index.standings([row.digest])[0] for row in rows]
 
-    def _note(self, positions: dict[LogPartition, int], now: float) -> None:
-        last = self._trimmable[-1] if self._trimmable else None
-        if last is not None and now - last.since < (self._keep_inbox_s or 0.0) / RUNGS:
-            last.at = now
-            last.positions.update(positions)
-        else:
-            self._trimmable.append(Rung(now, now, positions))
-
     def _awaits_redriven(self) -> bool:
         under_way = any(one.batch.replays for one in self._under_way)
         return under_way or any(token.is_redriven for token in self._entering)
@@ -484,10 +479,7 @@ class TableDelivery:
         """
         if self._awaits_redriven():
             return
-        below: dict[LogPartition, int] = {}
-        while self._trimmable and now - self._trimmable[0].at >= (self._keep_inbox_s or 0.0):
-            below.update(self._trimmable.popleft().positions)
-        for partition, offset in below.items():
+        for partition, offset in self._trimmable.take(now).items():
             if partition.topic in self._topics and partition.partition in self._views:
                 self._sending.trim(partition, offset)
 

@@ -38,6 +38,15 @@ class Mark(NamedTuple):
     last: int
 
 
+def thinned(marks: list[Mark]) -> list[Mark]:
+    """Return marks without the one that tells least, if they are too many by one."""
+    if len(marks) <= MARKS_MAX:
+        return marks
+    width = [after.below - before.below for before, after in zip(marks, marks[2:], strict=False)]
+    least = 1 + min(range(len(width)), key=width.__getitem__)
+    return [*marks[:least], *marks[least + 1 :]]
+
+
 class Standing(Enum):
     """What the ranges say of a message whose digest is unknown."""
 
@@ -116,10 +125,7 @@ class _Range:
         self.candidate = self.closed.lowest_run
         if found is None or (self.marks and self.marks[-1][1:] == found):
             return
-        self.marks.append(Mark(monitor_end, *found))
-        if len(self.marks) > MARKS_MAX:
-            width = [after.below - before.below for before, after in zip(self.marks, self.marks[2:], strict=False)]
-            del self.marks[1 + min(range(len(width)), key=width.__getitem__)]
+        self.marks = thinned([*self.marks, Mark(monitor_end, *found)])
 
     def is_aged(self, number: int, complete_from: int) -> bool:
         return any(one.below <= complete_from and one.first <= number <= one.last for one in self.marks)

@@ -14,7 +14,7 @@ from relay.delivery.table_route import TableDelivery
 from relay.delivery.table_sqlite import SqliteCursor
 from relay.message.errors import Unreachable
 from relay.message.record import LogMessage, LogPartition
-from relay.monitor.ranges import RangeLimits, Standing, decode_value
+from relay.monitor.ranges import MARKS_MAX, RangeLimits, Standing, decode_value
 from relay.resources.schema import statements
 from relay.transfer.cursor import TableCursor, Verdict
 from tests.unit.memory_kafka import MemoryKafka
@@ -292,3 +292,92 @@ def test_how_often_a_batch_was_sent_again_is_told_before_it_is_answered(database
     process.delivery.tend(1.0)
 
     assert process.delivery.counts.resent == 3
+
+
+def test_an_inbox_kept_for_the_horizon_is_trimmed_by_processes_that_live_shorter(database: Path) -> None:
+    kafka = MemoryKafka()
+    ends: list[int] = []
+    for life in range(30):
+        process = TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+        for hour in range(48 * life, 48 * (life + 1)):
+            process.submit([captured(hour + 1)], hour + 1, first=hour)
+            process.delivery.tend((hour - 48 * life) * 3600.0)
+            ends.append(len(kafka.logs[MONITOR]))
+            kafka.low[MONITOR] = ends[hour - 7 * 24] if hour >= 7 * 24 else 0
+            with sqlite3.connect(database) as connection:
+                offsets = [row[0] for row in connection.execute("select log_offset from relay_inbox order by 1")]
+            assert offsets == [*range(offsets[0], hour + 1)]
+            assert offsets[0] <= max(0, hour - 7 * 24), "none goes before its time"
+            assert len(offsets) <= (7 + 2 * 2) * 24 + 1, "and none stays for longer than it takes to take over twice"
+
+
+def test_rows_go_once_all_that_was_entered_when_their_position_was_noted_has_left_the_monitor(database: Path) -> None:
+    kafka = MemoryKafka()
+    TableProcess(kafka, database, keep_inbox_s=7 * DAY).submit([captured(n) for n in (1, 2, 3)], 3)
+    second = TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+    noted = len(kafka.logs[MONITOR])
+    second.submit([captured(n) for n in (4, 5)], 5, first=3)
+
+    def kept() -> list[int]:
+        TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+        with sqlite3.connect(database) as connection:
+            return [row[0] for row in connection.execute("select log_offset from relay_inbox order by 1")]
+
+    kafka.low[MONITOR] = noted - 1
+    assert kept() == [0, 1, 2, 3, 4]
+    kafka.low[MONITOR] = noted
+    assert kept() == [3, 4]
+
+
+def inbox_marks(database: Path) -> list[tuple[int, int]]:
+    with sqlite3.connect(database) as connection:
+        states = [decode_value(row[0]) for row in connection.execute("select state from relay_range")]
+    (entry,) = [one for one in states if not one.incarnation]
+    assert (entry.source, entry.closed, entry.closing, entry.claimed) == (b"", [], [], []), "no number of anybody's"
+    return [(entry.marks[i], entry.marks[i + 2]) for i in range(0, len(entry.marks), 3)]
+
+
+def test_what_is_noted_of_an_inbox_is_bounded_and_no_publisher(database: Path) -> None:
+    kafka = MemoryKafka()
+    for life in range(40):
+        process = TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+        assert all(key.incarnation for key in process.view.index.ranges._by_key)
+        process.submit([captured(life + 1)], life + 1, first=life)
+        process.delivery.tend(1.0)
+
+    marks = inbox_marks(database)
+    assert len(marks) == MARKS_MAX
+    assert marks == sorted(marks)
+    assert marks[-1][1] == 38
+
+    # Nobody delivers: nothing new is said, and nothing is written.
+    TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+    before = inbox_marks(database)
+    TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+    assert inbox_marks(database) == before
+    # All of it has left the monitor: one note is enough.
+    kafka.low[MONITOR] = len(kafka.logs[MONITOR])
+    TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+    assert inbox_marks(database) == before[-1:]
+
+
+def test_a_position_that_a_person_puts_back_makes_its_rows_young_again(database: Path) -> None:
+    kafka = MemoryKafka()
+    TableProcess(kafka, database, keep_inbox_s=7 * DAY).submit([captured(n) for n in (1, 2, 3)], 3)
+    TableProcess(kafka, database, keep_inbox_s=7 * DAY).delivery.tend(1.0)
+    assert [last for _, last in inbox_marks(database)] == [2]
+    with sqlite3.connect(database) as connection:
+        connection.execute("update relay_position set position = 1")
+
+    TableProcess(kafka, database, keep_inbox_s=7 * DAY)
+
+    assert [last for _, last in inbox_marks(database)] == [0]
+
+
+def test_an_inbox_that_is_trimmed_at_once_has_nothing_noted(database: Path) -> None:
+    kafka = MemoryKafka()
+    for life in range(2):
+        process = TableProcess(kafka, database)
+        process.submit([captured(life + 1)], life + 1, first=life)
+    with sqlite3.connect(database) as connection:
+        assert all(decode_value(row[0]).incarnation for row in connection.execute("select state from relay_range"))

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from relay.delivery.batch import Batch, Counts
-from relay.delivery.table_route import Entered, Rung, Shipment, TableDelivery
+from relay.delivery.table_route import Entered, Shipment, TableDelivery
 from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, SettleSeal
@@ -268,7 +268,7 @@ def test_nothing_is_trimmed_while_a_redrive_is_not_entered() -> None:
         monitor_topic="m", deadletter_topic="d", deadletter_partitions=1, keep_inbox_s=None,
     )  # fmt: skip
     delivery._topics, delivery._views = {"log"}, {2: MagicMock()}
-    delivery._trimmable.append(Rung(0.0, 0.0, {PLACE: 9}))
+    delivery._trimmable.note({PLACE: 9}, 0.0)
     batch = Batch(1, [], {PLACE: 9}, {PLACE: 9}, {PLACE: 9}, b"", replays={digest(4): 1})
 
     delivery._under_way.append(Shipment(batch, [], None, Counts()))
