@@ -18,11 +18,6 @@ from tests.conftest import MakeTopic
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-TABLES = (
-    "create table orders (id integer primary key, total integer not null)",
-    "create table ledger (id text primary key, total integer not null)",
-    "create table approval (id integer primary key)",
-)
 
 
 def blocks(kind: str) -> list[str]:
@@ -41,8 +36,7 @@ def test_an_order_reaches_ledger_topic_table_and_handler_once(
     (tmp_path / "publish.py").write_text(capture.replace('publish("orders"', f'publish("{own["orders"]}"'))
     (tmp_path / "app.py").write_text(handler)
     with psycopg.connect(postgres, autocommit=True) as database:
-        for statement in TABLES:
-            database.execute(statement.encode())
+        database.execute(blocks("sql")[0].encode())
 
     def run(*words: str) -> None:
         env = {**os.environ, "SHOP_URL": postgres, "HOSTNAME": "here"}
