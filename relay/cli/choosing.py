@@ -10,9 +10,10 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from relay.config.faults import Wrong
-from relay.config.quantities import duration
+from relay.config.quantities import duration, spoken
 from relay.message.errors import ConfigError
 from relay.queue.port import Filter
+from relay.queue.settings import Retention
 from relay.queue.states import PublisherState, SubscriberState
 from relay.run import clock
 
@@ -45,6 +46,14 @@ S = TypeVar("S", PublisherState, SubscriberState)
 def me() -> str:
     """Return who runs the command."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def retained(bounds: Retention) -> str:
+    """Return in words how long a queue keeps what is over."""
+    age = None if bounds.age_ms is None else f"for {spoken(bounds.age_ms / 1000)}"
+    count = None if bounds.count is None else f"{bounds.count} messages"
+    size = None if bounds.bytes is None else f"{bounds.bytes} bytes"
+    return ", at most ".join(one for one in (age, count, size) if one is not None) or "for ever"
 
 
 def needed(reason: str) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli.choosing import AfterOption, LimitOption, QueueArgument, QueueOption, WhoOption, me
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.cli.choosing import AfterOption, LimitOption, QueueArgument, QueueOption, WhoOption, me, retained
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose, when
 from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_views import message_row
@@ -49,7 +49,7 @@ def list_command(
         print_json({"queue": queue, "archived": archived, "messages": rows, "next": following})
         return
     columns = ("handle", "publisher", "id", "state", "journalled_at")
-    print_table(columns, [[row[name] for name in columns] for row in rows])
+    print_table(columns, [[*(row[name] for name in columns[:-1]), when(row[columns[-1]])] for row in rows])
     if following is not None:
         print_line(f"more: --after {following}")
 
@@ -78,7 +78,7 @@ def show_command(config: ConfigArgument, *, queue: QueueOption = None, as_json: 
         print_json({"queues": rows})
         return
     for row in rows:
-        kept = ", ".join(f"{name} {value}" for name, value in row["retain"].items() if value is not None) or "for ever"
+        kept = retained(loaded.queues[row["queue"]].settings().retain)
         print_line(f"{row['queue']}: {row['journalled']} journalled, retained {kept}, archive {row['archive']}")
         print_line(f"  periods: {', '.join(row['periods']) or 'none'} ({row['bytes']} bytes)")
 

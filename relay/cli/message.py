@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -30,7 +29,7 @@ from relay.cli.choosing import (
     me,
     needed,
 )
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
+from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose, when
 from relay.config.loading import load
 from relay.control.pacing import Pace
 from relay.control.queue_desk import QueueDesk
@@ -106,7 +105,7 @@ def show_command(
         return
     for name, found in row.items():
         if name not in ("subscribers", "headers") and found not in (None, []):
-            print_line(f"{name}: {found}")
+            print_line(f"{name}: {when(found) if name.endswith('_at') else found}")
     for one in row["subscribers"]:
         cause = f": {one['cause']}" if one["cause"] else ""
         print_line(f"{one['subscriber']} ({one['group']}): {one['state']}, attempt {one['attempt']}{cause}")
@@ -363,7 +362,6 @@ def _line(row: dict[str, Any]) -> tuple[object, ...]:
 
 def _print_timeline(view: MessageView) -> None:
     for at, who, state in timeline(view):
-        shown = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
-        print_line(f"  {shown}  {who}: {state}")
+        print_line(f"  {when(at)}  {who}: {state}")
 
 

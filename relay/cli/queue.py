@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,15 +19,18 @@ from relay.cli.choosing import (
     described,
     filter_of,
     me,
+    retained,
 )
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.config.loading import load
+from relay.config.quantities import spoken
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_moving import move_queue
 from relay.control.queue_purging import purge
 from relay.control.queue_views import queue_row, settings_row, wish_row
 from relay.message.errors import ConfigError, RelayError
 from relay.queue.desired import Kind, Wanted
+from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
 from relay.run import clock
 
@@ -71,10 +75,11 @@ def show_command(config: ConfigArgument, queue: QueueArgument, *, as_json: JsonO
         ]
         row["wishes"] = [wish_row(wish) for kind in Kind for wish in desk.desired.of(kind, queue)]
         row["audit"] = [one._asdict() for one in desk.desired.audits if one.queue == queue]
+        settings = desk.config.queues[queue].settings()
     if as_json:
         print_json(row)
     else:
-        _print(row)
+        _print(row, settings)
 
 
 @app.command("pause")
@@ -185,11 +190,26 @@ def _lines(row: dict[str, Any]) -> list[tuple[object, ...]]:
     return lines
 
 
-def _print(row: dict[str, Any]) -> None:
+def _in_words(settings: QueueSettings) -> Iterator[str]:
+    """Yield what a queue is configured to be, as the configuration speaks of it."""
+    groups = settings.audience.groups
+    pools = [group.name if group.members == (group.name,) else f"{group.name} ({', '.join(group.members)})" for group in groups]
+    yield f"subscribers: {', '.join(pools)}{', in this order' * settings.audience.in_order}"
+    yield f"order: {settings.order}"
+    yield f"ttl: {'none' if settings.ttl_ms is None else spoken(settings.ttl_ms / 1000)}"
+    if settings.publishers is not None:
+        yield f"publishers: {', '.join(sorted(settings.publishers))}"
+    yield f"bounds: {settings.message_bytes} bytes a message, {settings.waiting_max} waiting, {settings.tries} tries"
+    yield f"retained: {retained(settings.retain)}"
+    if settings.balancing is not None:
+        yield f"balancing: on above {settings.balancing.on_above} waiting, off below {settings.balancing.off_below}"
+
+
+def _print(row: dict[str, Any], settings: QueueSettings) -> None:
     print_table(_COLUMNS, _lines({**row}))
     print_line(f"uuid {row['uuid']}")
-    for name, value in row["settings"].items():
-        print_line(f"{name}: {value}")
+    for line in _in_words(settings):
+        print_line(line)
     print_line("messages: " + ", ".join(f"{count} {state}" for state, count in row["messages"].items()))
     for wish in row["wishes"]:
         name = f" {wish['name']}" if wish["name"] else ""

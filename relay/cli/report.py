@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from inspect import getdoc
 from typing import Annotated, Any, Final
 
@@ -59,6 +60,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)
     console.print(table)
+
+
+def when(value: object) -> object:
+    """Return a time in wall milliseconds as people read it, anything else as it is."""
+    if not isinstance(value, int):
+        return value
+    return datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def print_line(text: str = "", style: str | None = None) -> None:

@@ -1,0 +1,82 @@
+"""What commands of queues say to people: words and times of the configuration, not of the code."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Self
+
+import pytest
+
+from relay.cli import message, queue
+from relay.cli.choosing import retained
+from relay.cli.report import when
+from relay.queue.message import Audience, Group
+from relay.queue.settings import Balancing, QueueSettings, Retention
+from relay.queue.states import PublisherState
+
+AUDIENCE = Audience((Group("approval", ("approval",)), Group("clerks", ("ann", "bob"))), in_order=True)
+ROW: dict[str, Any] = {
+    "queue": "credit", "store": "shop", "wanted": "RUN", "waiting": 0, "subscribers": [], "uuid": "u", "messages": {}, "wishes": [],
+    "audit": [], "settings": {"ttl_ms": 60_000},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        (Retention(), "for ever"),
+        (Retention(age_ms=604_800_000), "for 7d"),
+        (Retention(age_ms=1500, count=10, bytes=2048), "for 1500ms, at most 10 messages, at most 2048 bytes"),
+        (Retention(count=10), "10 messages"),
+    ],
+)
+def test_what_is_retained(bounds: Retention, words: str) -> None:
+    assert retained(bounds) == words
+
+
+def test_a_queues_settings_are_told_as_they_are_configured(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = QueueSettings(
+        "credit", AUDIENCE, ttl_ms=60_000, publishers=frozenset({"/till", "/web"}), retain=Retention(count=3), balancing=Balancing(9, 2)
+    )
+
+    queue._print(ROW, settings)
+
+    out = capsys.readouterr().out
+    for line in (
+        "subscribers: approval, clerks (ann, bob), in this order",
+        "ttl: 1min",
+        "publishers: /till, /web",
+        "bounds: 1048576 bytes a message, 10000000 waiting, 5 tries",
+        "retained: 3 messages",
+        "balancing: on above 9 waiting, off below 2",
+    ):
+        assert f"{line}\n" in out
+    assert not re.search(r"None|False|\{|_ms", out)
+
+
+def test_a_time_is_one_for_people() -> None:
+    assert when(1_795_422_992_025) == "2026-11-23T08:36:32.025+00:00"
+    assert (when(None), when("-")) == (None, "-")
+
+
+def test_a_message_is_shown_with_times_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Desk:
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    seen = {"queue": "credit", "handle": 1, "put_at": 1_795_422_992_025, "revealed_at": None, "subscribers": []}
+    monkeypatch.setattr(message, "load", lambda path: path)
+    monkeypatch.setattr(message, "QueueDesk", Desk)
+    monkeypatch.setattr(message, "_view", lambda *_, **__: None)
+    monkeypatch.setattr(message, "message_row", lambda *_, **__: seen)
+    monkeypatch.setattr(message, "timeline", lambda _: [(1_795_422_992_025, "publisher", PublisherState.PUT.name)])
+
+    message.show_command("relay.toml", "credit", 1)
+
+    assert capsys.readouterr().out == (
+        "queue: credit\nhandle: 1\nput_at: 2026-11-23T08:36:32.025+00:00\n  2026-11-23T08:36:32.025+00:00  publisher: PUT\n"
+    )
