@@ -107,6 +107,7 @@ def test_the_exit_codes_stand_in_the_help() -> None:
 
     assert code == 0
     assert "2 usage or configuration, 3 unreachable" in " ".join(out.split())
+    assert "Durations are seconds, or texts such as 90s and 5min" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
