@@ -62,12 +62,17 @@ def high_watermarks(reader: Reader, topic: str, views: Iterable[MonitorView]) ->
 
 
 def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: dict[int, tuple[int, int]]) -> None:
-    """Read on, read_committed, to the high watermarks and fold what is found."""
+    """Read on, read_committed, to the high watermarks and fold what is found.
+
+    Broken off, it goes on where it stopped when it is called again.
+    """
     by_partition = {view.partition: view for view in views}
     ranges = {view.partition: (max(view.read_to, highs[view.partition][0]), highs[view.partition][1]) for view in views}
     for partition, offset, entry in entries(reader, topic, ranges):
+        view = by_partition[partition]
         if entry is not None:
-            by_partition[partition].evidence.add(offset, entry)
+            view.evidence.add(offset, entry)
+        view.read_to = offset + 1
         crash_point("recovery.reading")
     for view in views:
         low, high = highs[view.partition]

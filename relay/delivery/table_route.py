@@ -141,7 +141,7 @@ class TableDelivery:
         self,
         assigned: Sequence[LogPartition],
         views: list[MonitorView],
-        group: Group,  # noqa: ARG002 - the position is in the database
+        group: Group,
         starts: Starts,
         topic_ids: Mapping[str, bytes],
     ) -> dict[LogPartition, int]:
@@ -154,12 +154,12 @@ class TableDelivery:
         self._views = {view.partition: view for view in views}
         with self._ports.reader(committed=False) as scanner:
             highs = high_watermarks(scanner, self._monitor, views)
-        with self._ports.reader(committed=True) as reader:
+        with self._ports.reader(committed=True, meanwhile=group.stay) as reader:
             fold_committed(reader, self._monitor, views, highs)
         stored = {p: claim.position for p, claim in claims.items()}
         for view in views:
             view.scan_from = view.read_to
-            view.index.keep_below({p: position or 0 for p, position in stored.items()})
+            view.index.keep_below({p: position or 0 for p, position in stored.items()}, group.stay)
             # The database's own rows decide, as with the inbox: a restored one knows less, and is filled again.
             view.index.ranges.clear()
             view.index.ranges.limits = self._limits
@@ -168,7 +168,7 @@ class TableDelivery:
         begin_at = starts(stored, ())
         crash_point("recovery.compared")
         self._cursor.deliver(begin_at, self._cursor.prepare([]))
-        entered = self._enter_inbox(assigned)
+        entered = self._enter_inbox(assigned, group.stay)
         crash_point("recovery.entered")
         self._mark_ranges(views)
         if self._keep_inbox_s is not None:
@@ -395,7 +395,7 @@ class TableDelivery:
             self._views[page.partition].index.add_page(page)
         token.pages = []
 
-    def _enter_inbox(self, assigned: Sequence[LogPartition]) -> int:
+    def _enter_inbox(self, assigned: Sequence[LogPartition], meanwhile: Callable[[], object]) -> int:
         """Write the entries of inbox rows that the monitor lacks: a predecessor died between commit and entry.
 
         They carry this worker's name as the recovery's: rows of several transactions lie in one page, so its numbers
@@ -412,7 +412,7 @@ class TableDelivery:
             known = [(row, one.replay) for row, one in stands if one and _is_redriven(row, one)]
             for row, replay in [*revived, *(known if self._keep_inbox_s is None else ())]:
                 self._append_dead(bundle, as_message(row), TAKEN_BACK, replay)
-            self._repeat_dead_letters(bundle, rows if self._keep_inbox_s is None else missing)
+            self._repeat_dead_letters(bundle, rows if self._keep_inbox_s is None else missing, meanwhile)
             self._letters_first()
             self._enter(bundle, token, [*((row, self._replay(as_message(row))) for row in missing), *revived])
             entered += len(missing) + len(revived)
@@ -420,6 +420,7 @@ class TableDelivery:
             crash_point("recovery.entering")
             self._appends.flush(FLUSH_TIMEOUT_S)
             self._index(token)
+            meanwhile()
         return entered
 
     def _enter(self, bundle: Any, token: Entered, rows: Sequence[tuple[InboxRow, int]]) -> None:
@@ -433,7 +434,7 @@ class TableDelivery:
             for number, page in enumerate(found):
                 self._write(bundle, token, page, number)
 
-    def _repeat_dead_letters(self, bundle: Any, rows: Sequence[InboxRow]) -> None:
+    def _repeat_dead_letters(self, bundle: Any, rows: Sequence[InboxRow], meanwhile: Callable[[], object]) -> None:
         """Append the dead letters of inbox rows again: whether the predecessor's arrived is not known.
 
         A row outlives its dead letter's acknowledgement only until it is trimmed, so repeats are few; readers key
@@ -443,7 +444,7 @@ class TableDelivery:
         if not dead:
             return
         gone = {(row.partition, row.offset): row for row in dead}
-        with self._ports.reader(committed=True) as reader:
+        with self._ports.reader(committed=True, meanwhile=meanwhile) as reader:
             for message in read_again(reader, dead):
                 del gone[LogPartition(message.topic, message.partition), message.offset]
                 self._append_dead(bundle, message, LOST_CAUSE, self._replay(message))

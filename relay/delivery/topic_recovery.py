@@ -86,7 +86,10 @@ class TopicRecovery:
         """Run all steps once; any exception means: unassign, poll, run again."""
         self._persons.read(assigned)
         crash_point("recovery.started")
-        with self._ports.reader(committed=False) as scanner, self._ports.reader(committed=True) as reader:
+        with (
+            self._ports.reader(committed=False, meanwhile=group.stay) as scanner,
+            self._ports.reader(committed=True, meanwhile=group.stay) as reader,
+        ):
             own = self._fence(scanner, views)
             crash_point("recovery.fenced")
             stored = group.committed(assigned)

@@ -12,12 +12,15 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import sentence
+from relay.kafka.failures import is_denied, sentence
 from relay.message.errors import Fenced, Stopped, Unreachable
 from relay.message.record import LogPartition
+from relay.run import clock
 
 _METADATA_PREFIX: Final = b"CGMDv2:"
 COMMITTED_TIMEOUT_S: Final = 10.0
+STAY_PERIOD_S: Final = 1.0
+"""A recovery polls this often: far more often than any max.poll.interval.ms asks, and too seldom to cost anything."""
 
 
 class GroupConsumer:
@@ -28,12 +31,34 @@ class GroupConsumer:
         self.assigned: list[LogPartition] | None = None
         self.fatal: str | None = None
         self._on_revoked = on_revoked
+        self._stayed_at = float("-inf")
+        self._denials: list[Any] = []
         self._consumer = Consumer({**settings, "enable.partition.eof": True, "error_cb": self._on_error})
         self._consumer.subscribe(list(topics), on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke)
 
     def consume(self, count: int, timeout_s: float) -> list[Any]:
         """Return up to ``count`` records and end-of-partition events; serves rebalances."""
-        return self._consumer.consume(count, timeout_s)
+        found = self._consumer.consume(count, timeout_s)
+        if self._denials:
+            found, self._denials = [*self._denials, *found], []
+        return found
+
+    def stay(self) -> None:
+        """Stay a member during a recovery, however long it reads: poll, once a second at most.
+
+        Nothing is assigned to read meanwhile, and whatever else comes is read again from where ``start`` says; only
+        that the group refuses this member is said once, and kept for ``consume``. Raises Fenced once the assignment is
+        another one: what was recovered for the former is of no use.
+        """
+        now = clock.monotonic()
+        if now < self._stayed_at + STAY_PERIOD_S:
+            return
+        self._stayed_at = now
+        generation = self.generation
+        found = self._consumer.consume(1, 0.0)
+        self._denials += [one for one in found if (error := one.error()) is not None and is_denied(error)]
+        if self.generation != generation:
+            raise Fenced("the group gave its partitions out anew while this worker recovered; it begins with those it has now")
 
     def start(self, offsets: Mapping[LogPartition, int]) -> None:
         """Begin to read the assigned partitions at these offsets."""

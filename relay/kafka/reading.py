@@ -22,6 +22,7 @@ class PartitionReader:
     """A consumer that is told what to read; ``committed`` hides aborted and undecided transactions.
 
     A read waits up to POLL_S for ``batch`` records at a time, also at its end: where few are read, 1 spares that wait.
+    It calls ``meanwhile`` between these; whatever that raises ends it behind the records that it has yielded.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class PartitionReader:
         clock: Callable[[], float],
         deadline_s: float,
         batch: int = BATCH_RECORDS,
+        meanwhile: Callable[[], object] = bool,
     ) -> None:
         over = {
             "isolation.level": "read_committed" if committed else "read_uncommitted",
@@ -43,6 +45,7 @@ class PartitionReader:
         self._clock = clock
         self._deadline_s = deadline_s
         self._batch = batch
+        self._meanwhile = meanwhile
 
     def __enter__(self) -> Self:
         return self
@@ -105,6 +108,7 @@ class PartitionReader:
                 elif open_ends and self._clock() > limit:
                     stuck = ", ".join(f"{p.topic}[{p.partition}] before offset {end}" for p, end in open_ends.items())
                     raise Stuck(f"reading is stuck for {self._deadline_s:.0f} s: {stuck}")
+                self._meanwhile()
         finally:
             consumer.unassign()
 

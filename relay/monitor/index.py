@@ -5,7 +5,7 @@ Of two entries of a digest the one with the higher replay number stays, then the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -178,15 +178,19 @@ class DedupIndex:
         """
         return self._replays.get(digest, 0)
 
-    def keep_below(self, stored: Mapping[LogPartition, int]) -> int:
+    def keep_below(self, stored: Mapping[LogPartition, int], meanwhile: Callable[[], object] = bool) -> int:
         """Drop entries at or above the position that the destination's store holds; return how many.
 
         For table routes, once after a restore: there the inbox decides, so that a database restored from backup
         is filled again. An unknown offset is above every position. What came from a topic that ``stored`` does not name
-        stays: the route reads it no more, and another of its topics may bring the same messages.
+        stays: the route reads it no more, and another of its topics may bring the same messages. Calls ``meanwhile``
+        between the pieces of a large index; nothing is dropped if that raises.
         """
         limits = [stored.get(LogPartition(topic, self.partition), ABOVE_ALL) for topic in self.topics]
-        above = [digest for chunk in self._store.chunks() for digest in at_or_above(chunk, limits)]
+        above: list[bytes] = []
+        for chunk in self._store.chunks():
+            above += at_or_above(chunk, limits)
+            meanwhile()
         self.remove(above)
         return len(above)
 

@@ -75,10 +75,12 @@ class RoutePorts:
         made = settings.producer(self._config.kafka, timing, transactional_id)
         return TransactionalInstance(made, transactional_id, timing.transaction_timeout)
 
-    def reader(self, *, committed: bool) -> PartitionReader:
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> PartitionReader:
         """Make a reader by hand; it belongs to no group."""
         made = settings.consumer(self._config.kafka, self._config.timing, f"{self._group}.reader")
-        return PartitionReader(made, committed=committed, clock=clock.monotonic, deadline_s=READ_DEADLINE_S)
+        return PartitionReader(
+            made, committed=committed, clock=clock.monotonic, deadline_s=READ_DEADLINE_S, meanwhile=meanwhile
+        )
 
     def group(self, topics: list[str], on_revoked: Callable[[], None]) -> GroupConsumer:
         """Make the worker's consumer and subscribe it."""

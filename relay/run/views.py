@@ -43,12 +43,14 @@ class ViewKeeper:
         self._save_at = clock() + SAVE_PERIOD_S
         self._renew_at = clock() + RENEW_PERIOD_S
 
-    def take(self, partitions: set[int]) -> list[MonitorView]:
-        """Return the views of exactly these monitor partitions."""
+    def take(self, partitions: set[int], meanwhile: Callable[[], object] = bool) -> list[MonitorView]:
+        """Return the views of exactly these monitor partitions; calls ``meanwhile`` after each that goes or comes."""
         for partition in set(self._views) - partitions:
             self._release(self._views.pop(partition))
+            meanwhile()
         for partition in partitions - set(self._views):
             self._views[partition] = self._open(partition)
+            meanwhile()
         return [self._views[p] for p in sorted(partitions)]
 
     def views(self) -> list[MonitorView]:

@@ -268,7 +268,7 @@ class RouteWorker:
         self._check_topics()
         topic_ids = self._topic_ids()
         self._progress.state("recovering")
-        views = self._views.take({p.partition for p in assigned})
+        views = self._views.take({p.partition for p in assigned}, self._group.stay)
         if not assigned:
             starts: dict[LogPartition, int] = {}
         else:

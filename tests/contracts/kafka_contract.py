@@ -102,9 +102,11 @@ class KafkaContract:
         """Return when no transaction is open in the partition."""
         until(lambda: len(set(self.ends(place))) == 1, f"end of the transactions in {place}")
 
-    def join(self, name: str, topic: str, others: Sequence[GroupConsumer] = ()) -> GroupConsumer:
+    def join(
+        self, name: str, topic: str, others: Sequence[GroupConsumer] = (), polls_within_s: float = 300.0
+    ) -> GroupConsumer:
         """Make a member that has its assignment, while the others are polled."""
-        made = self.system.group(name, topic)
+        made = self.system.group(name, topic, polls_within_s)
         self.members.append(made)
         self.poll_until(lambda: made.assigned, made, *others)
         return made

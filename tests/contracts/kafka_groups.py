@@ -12,8 +12,9 @@ from confluent_kafka import KafkaError
 from relay.kafka.group import GroupConsumer
 from relay.message.errors import Fenced, Unreachable
 from relay.message.record import LogPartition
+from relay.run import clock
 from tests.contracts.kafka_contract import PREFIX, KafkaContract, failing, member_of
-from tests.contracts.kafka_systems import KafkaSystem, until
+from tests.contracts.kafka_systems import TIMING, KafkaSystem, until
 
 NOTE = "topic id"
 
@@ -96,6 +97,35 @@ class GroupContract(KafkaContract):
         self.poll_until(lambda: member.generation == 3 and member.assigned, member)
         assert member.membership() != membership
         assert self.settled(member, log) is None
+
+    def test_whoever_stays_may_read_for_longer_than_the_group_waits_for_a_poll(self, log: LogPartition, name: str) -> None:
+        self.append(log, *"abcdefgh")
+        member = self.join(name, log.topic, polls_within_s=TIMING.session_timeout)
+        membership = member.membership()
+        found: list[str] = []
+        with self.system.reader(committed=True, batch=1, meanwhile=member.stay) as reader:
+            for records in reader.read({log: (0, 8)}):
+                found += [record.value().decode() for record in records]
+                clock.sleep(1.2)
+        assert found == list("abcdefgh")
+        assert (member.generation, member.membership()) == (1, membership)
+        member.start({log: 0})
+        taken: list[Any] = []
+        until(lambda: taken.extend(member.consume(10, 0.05)) or len(taken) >= 8, "records")
+        assert [one.value().decode() for one in taken if one.error() is None] == list("abcdefgh"), "none was swallowed"
+
+    def test_whoever_stays_hears_that_others_have_come(self, log: LogPartition, name: str) -> None:
+        member = self.join(name, log.topic)
+        other = self.system.group(name, log.topic)
+        self.members.append(other)
+
+        def look() -> None:
+            other.consume(1, 0.05)
+            member.stay()
+
+        with pytest.raises(Fenced, match="anew"):
+            until(look, "rebalance")
+        assert member.assigned is None
 
     def test_offsets_of_nobody_are_accepted_which_is_why_we_refuse_them(self, log: LogPartition, name: str) -> None:
         member = self.join(name, log.topic)

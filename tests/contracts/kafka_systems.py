@@ -20,7 +20,7 @@ from relay.kafka import settings
 from relay.kafka.appender import Appender
 from relay.kafka.control import ControlTopic
 from relay.kafka.group import GroupConsumer
-from relay.kafka.reading import PartitionReader
+from relay.kafka.reading import BATCH_RECORDS, PartitionReader
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.record import LogPartition
 from relay.run import clock
@@ -74,14 +74,20 @@ class KafkaSystem(ABC):
         made = settings.producer(self.kafka, timing, transactional_id, log_level=0)
         return TransactionalInstance(made, transactional_id, timing.transaction_timeout)
 
-    def reader(self, *, committed: bool, deadline_s: float = 10.0) -> PartitionReader:
+    def reader(
+        self, *, committed: bool, deadline_s: float = 10.0, batch: int = BATCH_RECORDS,
+        meanwhile: Callable[[], object] = bool,
+    ) -> PartitionReader:  # fmt: skip
         """Make a reader by hand."""
         made = settings.consumer(self.kafka, TIMING, "contract.reader")
-        return PartitionReader(made, committed=committed, clock=clock.monotonic, deadline_s=deadline_s)
+        return PartitionReader(
+            made, committed=committed, clock=clock.monotonic, deadline_s=deadline_s, batch=batch, meanwhile=meanwhile
+        )
 
-    def group(self, name: str, topic: str) -> GroupConsumer:
-        """Make a member, which joins when it is polled."""
-        return GroupConsumer(settings.consumer(self.kafka, TIMING, name), [topic], lambda: None)
+    def group(self, name: str, topic: str, polls_within_s: float = 300.0) -> GroupConsumer:
+        """Make a member, which joins when it is polled, and is expelled when it is not for so long."""
+        over = {"max.poll.interval.ms": round(polls_within_s * 1000)}
+        return GroupConsumer(settings.consumer(self.kafka, TIMING, name, **over), [topic], lambda: None)
 
     def appender(self) -> Appender:
         """Make a publisher's producer."""

@@ -82,7 +82,7 @@ def older_copy_trusted() -> list[Change]:
 
 def index_trusted_above_position() -> list[Change]:
     """Monitor entries at and above the stored position suppress messages that a restored database lacks."""
-    return [(DedupIndex, "keep_below", lambda self, _: None)]
+    return [(DedupIndex, "keep_below", lambda self, *_: None)]
 
 
 def no_sift_for_table() -> list[Change]:
@@ -92,7 +92,7 @@ def no_sift_for_table() -> list[Change]:
 
 def inbox_not_entered() -> list[Change]:
     """A recovery leaves inbox rows without their monitor entries, and they are trimmed later."""
-    return [(TableDelivery, "_enter_inbox", lambda self, _: 0)]
+    return [(TableDelivery, "_enter_inbox", lambda self, *_: 0)]
 
 
 def dead_letters_not_repeated() -> list[Change]:

@@ -94,9 +94,9 @@ class Worker:
         """As production's port."""
         return self._stage.system.instance(transactional_id)
 
-    def reader(self, *, committed: bool) -> PartitionReader:
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> PartitionReader:
         """As production's port."""
-        return self._stage.system.reader(committed=committed)
+        return self._stage.system.reader(committed=committed, meanwhile=meanwhile)
 
     def recover(self) -> None:
         """Recover once."""

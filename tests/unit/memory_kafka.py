@@ -61,12 +61,15 @@ class MemoryKafka:
         self.group: dict[LogPartition, tuple[int, str]] = {}
         self.member = b"member"
         self.former: set[bytes] = set()
+        self.batch = 1_000_000
+        self.stays = 0
+        self.lost_at: int | None = None
 
     def transaction(self, transactional_id: str) -> MemoryTransaction:
         return MemoryTransaction(self, transactional_id)
 
-    def reader(self, *, committed: bool) -> MemoryReader:
-        return MemoryReader(self, committed)
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return MemoryReader(self, committed, meanwhile)
 
     def end(self, transactional_id: str, *, commit: bool) -> None:
         """Whoever sends it: an EndTxn ends what is open under the id."""
@@ -83,6 +86,12 @@ class MemoryKafka:
 
     def membership(self) -> bytes:
         return self.member
+
+    def stay(self) -> None:
+        """A poll of the group's; at the one that ``lost_at`` names the group gives its partitions out anew."""
+        self.stays += 1
+        if self.stays == self.lost_at:
+            raise Fenced("another assignment")
 
     def rebalance(self) -> None:
         """The group goes on to another generation, with the same member in it."""
@@ -159,9 +168,10 @@ class MemoryTransaction:
 
 
 class MemoryReader:
-    def __init__(self, kafka: MemoryKafka, committed: bool) -> None:
+    def __init__(self, kafka: MemoryKafka, committed: bool, meanwhile: Callable[[], object] = bool) -> None:
         self._kafka = kafka
         self._committed = committed
+        self._meanwhile = meanwhile
 
     def __enter__(self) -> Self:
         return self
@@ -179,4 +189,7 @@ class MemoryReader:
             records = self._kafka.logs.get(place, [])[first:end]
             if self._committed and any(one.unit.committed is None for one in records):
                 raise Stuck(f"{place} has an open transaction")
-            yield [one for one in records if one.unit.committed or not self._committed]
+            seen = [one for one in records if one.unit.committed or not self._committed]
+            for start in range(0, max(len(seen), 1), self._kafka.batch):
+                yield seen[start : start + self._kafka.batch]
+                self._meanwhile()

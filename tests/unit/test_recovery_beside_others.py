@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -16,8 +16,8 @@ from tests.unit.test_recovery_again import COUNT, LOG, MONITOR, OUT, Process, af
 class Isolated(MemoryKafka):
     """Answers with the last stable offset where a read_committed reader asks for the end, as brokers do."""
 
-    def reader(self, *, committed: bool) -> MemoryReader:
-        return StableReader(self, committed)
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return StableReader(self, committed, meanwhile)
 
 
 class StableReader(MemoryReader):

@@ -184,6 +184,18 @@ def test_a_destination_that_makes_it_wait_does_not_fill_its_memory(size: int, pa
     assert len(delivered) > 500
 
 
+def test_whoever_loses_its_partitions_while_it_opens_their_indexes_recovers_nothing() -> None:
+    made, parts = worker()
+    parts.group.assigned = [LogPartition("orders", 2)]
+    parts.group.stay.side_effect = Fenced("another assignment")
+    parts.views.take.side_effect = lambda _partitions, meanwhile: meanwhile()
+
+    with pytest.raises(Fenced):
+        made._take_over()
+
+    parts.destination.recover.assert_not_called()
+
+
 def test_a_drain_that_cannot_end_what_is_under_way_leaves_the_group() -> None:
     made, parts = worker()
     parts.destination.close.side_effect = Unreachable("the monitor does not answer")
