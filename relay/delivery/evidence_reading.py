@@ -23,12 +23,34 @@ from relay.run.crash import crash_point
 
 
 @dataclass(slots=True)
+class BeginScan:
+    """What a recovery has seen begun in one monitor partition, up to ``read_to``, read_uncommitted.
+
+    Of begins it keeps the last one of each instance, by its offset, and ``named_to``, the ends of what any of them names.
+    """
+
+    read_to: int
+    evidence: Evidence = field(default_factory=Evidence)
+    last: dict[bytes, tuple[int, Begin]] = field(default_factory=dict)
+    named_to: dict[LogPartition, int] = field(default_factory=dict)
+
+    def begun(self, offset: int, begin: Begin) -> None:
+        """Take a begin."""
+        self.last[begin.instance] = (offset, begin)
+        for one in begin.inputs:
+            place = LogPartition(one.topic, one.partition)
+            self.named_to[place] = max(one.next, self.named_to.get(place, 0))
+
+
+@dataclass(slots=True)
 class MonitorView:
     """What a worker knows of one monitor partition.
 
     ``read_to`` is the monitor offset up to which committed records were folded into ``evidence`` and ``index``.
     ``scan_from`` is an offset at or below the last begin of the last claimant: scans for open transactions start
-    there. ``own_begin`` is the offset of the last begin this process wrote there.
+    there. Below it the index has all that counts, and nothing is open: this process wrote that begin, or a checkpoint
+    says so. ``scan`` is there while a recovery is under way, or is to go on. ``own_begin`` is the offset of the last
+    begin this process wrote there.
     """
 
     partition: int
@@ -38,7 +60,12 @@ class MonitorView:
     scan_from: int
     own_begin: int | None = None
     broken: int = 0
-    begins: list[tuple[int, Begin]] = field(default_factory=list)
+    scan: BeginScan | None = None
+
+    def read_on_from(self, offset: int) -> None:
+        """What lies between was settled, and is in the index: what the fold knew to be open was ended there."""
+        self.evidence = self.evidence.anew()
+        self.read_to = offset
 
 
 def entries(reader: Reader, topic: str, ranges: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int, Entry | None]]:
@@ -67,6 +94,9 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
     Broken off, it goes on where it stopped when it is called again.
     """
     by_partition = {view.partition: view for view in views}
+    for view in views:
+        if view.scan_from > view.read_to:
+            view.read_on_from(view.scan_from)
     ranges = {view.partition: (max(view.read_to, highs[view.partition][0]), highs[view.partition][1]) for view in views}
     for partition, offset, entry in entries(reader, topic, ranges):
         view = by_partition[partition]
@@ -83,30 +113,29 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
 def scan_begins(
     reader: Reader, topic: str, views: list[MonitorView], highs: dict[int, tuple[int, int]]
 ) -> dict[int, Evidence]:
-    """Read, read_uncommitted, what was begun since the last claim; remember the begins in the views.
+    """Read, read_uncommitted, what was begun since the last claim, and keep it in the views; a later look reads on.
 
     Of pages only the keys are looked at: they are nearly all of a monitor's bytes, and begin nothing.
     """
-    scans: dict[int, Evidence] = {view.partition: Evidence() for view in views}
-    by_partition = {view.partition: view for view in views}
+    scans: dict[int, BeginScan] = {}
     for view in views:
-        view.begins = []
-    wanted = {
-        LogPartition(topic, v.partition): (max(v.scan_from, highs[v.partition][0]), highs[v.partition][1]) for v in views
-    }
+        low = highs[view.partition][0]
+        if view.scan is None or view.scan.read_to < low:
+            view.scan = BeginScan(max(view.scan_from, low))
+        scans[view.partition] = view.scan
+    wanted = {LogPartition(topic, p): (scan.read_to, highs[p][1]) for p, scan in scans.items()}
     for records in reader.read(wanted):
         for record in records:
-            partition, offset = record.partition() or 0, record.offset() or 0
+            scan, offset = scans[record.partition() or 0], record.offset() or 0
             page = transaction_of_page(record.key())
             if page is not None:
-                scans[partition].add_unread(offset, *page)
-                continue
-            entry = _decoded(record)
-            if entry is not None:
-                scans[partition].add(offset, entry)
+                scan.evidence.add_unread(offset, *page)
+            elif (entry := _decoded(record)) is not None:
+                scan.evidence.add(offset, entry)
                 if isinstance(entry, Begin):
-                    by_partition[partition].begins.append((offset, entry))
-    return scans
+                    scan.begun(offset, entry)
+            scan.read_to = offset + 1
+    return {partition: scan.evidence for partition, scan in scans.items()}
 
 
 class ProvenOffsets:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import structlog
@@ -140,7 +141,8 @@ class TopicRecovery:
 
     def _check_twin(self, views: list[MonitorView]) -> None:
         for view in views:
-            for offset, begin in view.begins:
+            last = view.scan.last.values() if view.scan is not None else ()
+            for offset, begin in sorted(last, key=itemgetter(0)):
                 mine = begin.transactional_id == self._worker and begin.instance in self._made
                 if mine:
                     view.own_begin = offset
@@ -255,14 +257,16 @@ class TopicRecovery:
                 view.scan_from = view.own_begin
 
     def _in_doubt(self, views: list[MonitorView], starts: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
-        """From the committed position to the end of what any begin names: these were attempted before."""
+        """From the committed position to the end of what any begin names: these were attempted before.
+
+        That is the last that is asked of the begins, and they are let go.
+        """
         ends: dict[LogPartition, int] = {}
         for view in views:
-            for _, begin in view.begins:
-                for one in begin.inputs:
-                    partition = LogPartition(one.topic, one.partition)
-                    if one.next > starts.get(partition, one.next):
-                        ends[partition] = max(ends.get(partition, 0), one.next)
+            for partition, end in view.scan.named_to.items() if view.scan is not None else ():
+                if end > starts.get(partition, end):
+                    ends[partition] = max(ends.get(partition, 0), end)
+            view.scan = None
         return ends
 
 

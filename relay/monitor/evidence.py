@@ -66,9 +66,16 @@ class Evidence:
         self.on_range = on_range
         self.on_closing = on_closing
         self.alarms: list[str] = []
+        self._has_begun = False
         self._instances: dict[bytes, _Instance] = {}
         self._latest: dict[str, tuple[int, bytes]] = {}
         self._next = 0
+
+    def anew(self) -> Evidence:
+        """Return a fold with the same callbacks that knows nothing to be open: it goes on where nothing is."""
+        made = Evidence(self.on_rows, self.on_void, self.on_range, self.on_closing)
+        made._has_begun = True
+        return made
 
     def add(self, offset: int, entry: Entry) -> None:
         """Fold the entry at ``offset``; offsets only grow, but a range may be folded again."""
@@ -127,8 +134,8 @@ class Evidence:
 
     @property
     def has_begun(self) -> bool:
-        """Was anything of any instance folded?"""
-        return bool(self._instances)
+        """Was anything of any instance folded, here or before ``anew``?"""
+        return self._has_begun or bool(self._instances)
 
     @property
     def decided_offset(self) -> int:
