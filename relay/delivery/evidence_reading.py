@@ -62,10 +62,18 @@ class MonitorView:
     broken: int = 0
     scan: BeginScan | None = None
 
-    def read_on_from(self, offset: int) -> None:
-        """What lies between was settled, and is in the index: what the fold knew to be open was ended there."""
-        self.evidence = self.evidence.anew()
-        self.read_to = offset
+    def read_on(self, low: int) -> None:
+        """Set ``read_to`` to where there is something to read, in a monitor that begins at ``low``.
+
+        What lies between was settled, and is in the index, or has left the monitor unread: either way what the fold
+        knew to be open was ended there. With a gap the index knows no more of what it lacks than one filled from ``low``
+        on; what it does hold happened.
+        """
+        known = max(self.read_to, self.scan_from)
+        self.index.ranges.is_complete_from(low, has_gap=known < low)
+        if max(known, low) > self.read_to:
+            self.evidence = self.evidence.anew()
+            self.read_to = max(known, low)
 
 
 def entries(reader: Reader, topic: str, ranges: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int, Entry | None]]:
@@ -95,9 +103,8 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
     """
     by_partition = {view.partition: view for view in views}
     for view in views:
-        if view.scan_from > view.read_to:
-            view.read_on_from(view.scan_from)
-    ranges = {view.partition: (max(view.read_to, highs[view.partition][0]), highs[view.partition][1]) for view in views}
+        view.read_on(highs[view.partition][0])
+    ranges = {view.partition: (view.read_to, highs[view.partition][1]) for view in views}
     for partition, offset, entry in entries(reader, topic, ranges):
         view = by_partition[partition]
         if entry is not None:
@@ -105,9 +112,7 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
         view.read_to = offset + 1
         crash_point("recovery.reading")
     for view in views:
-        low, high = highs[view.partition]
-        view.read_to = max(view.read_to, high)
-        view.index.ranges.is_complete_from(low)
+        view.read_to = max(view.read_to, highs[view.partition][1])
 
 
 def scan_begins(

@@ -166,10 +166,13 @@ class Ranges:
         known = self._by_key.get(key)
         return known is not None and number in known.closed
 
-    def is_complete_from(self, monitor_low: int) -> None:
-        """The index was filled from this monitor offset on; it keeps what ages out of the monitor afterwards."""
+    def is_complete_from(self, monitor_low: int, *, has_gap: bool = False) -> None:
+        """The index is filled from this monitor offset on; it keeps what ages out of the monitor afterwards.
+
+        ``has_gap``: some of what lay below was never read, and has left the monitor.
+        """
         known = self.complete_from
-        self.complete_from = monitor_low if known is None else min(known, monitor_low)
+        self.complete_from = monitor_low if known is None or has_gap else min(known, monitor_low)
 
     def is_complete_only_from(self, monitor_offset: int) -> None:
         """Entries below this monitor offset, which have left the monitor, were let go of."""

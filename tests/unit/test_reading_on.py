@@ -93,11 +93,7 @@ def test_what_another_owner_delivered_meanwhile_is_read() -> None:
     kafka = Counting()
     process = TopicProcess(kafka)
     deliver(process, 0, 3)
-    other = Process(kafka)
-    other.view = view()
-    names: Any = other.delivery._recovery
-    names._worker = other.delivery._worker = "another"
-    other.recover()
+    other = TopicProcess(kafka, worker="another")
     other.delivery.submit(batch([captured(n) for n in (4, 5)], 5, first=3))
 
     recover(process, kafka)
