@@ -25,6 +25,7 @@ from relay.message.errors import TwinDetected
 from relay.monitor.entries import Entry, Page, Proof, Seal, encode
 from relay.monitor.evidence import Evidence
 from relay.monitor.rows_on_disk import DiskRows
+from relay.run import randomness
 from relay.run.twins import Twins
 from relay.run.worker import RouteWorker
 from tests.simulation.broker_transactions import Transactions
@@ -292,7 +293,7 @@ def outputs_to_stable_end() -> list[Change]:
 
 def recoveries_in_step() -> list[Change]:
     """The pause before a recovery is not spread."""
-    return [(World, "jitter", lambda self: 0.5)]
+    return [(World, "jitter", lambda self: 0.5), (randomness, "jitter", lambda: 0.5)]
 
 
 def overtaken_is_lost() -> list[Change]:
@@ -325,6 +326,16 @@ def positions_said_once() -> list[Change]:
     return [(worker_module, "POSITIONS_REPEATED_AFTER_S", float("inf"))]
 
 
+def silent_recovery() -> list[Change]:
+    """A recovery does not poll its group while it reads."""
+    return [(GroupConsumer, "stay", lambda self: None)]
+
+
+def settled_not_forgotten() -> list[Change]:
+    """What was open when the monitor was read last stays open, though the claim settled it since."""
+    return [(Evidence, "anew", lambda self: self)]
+
+
 REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
@@ -332,7 +343,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         offsets_before_flush, instance_kept, not_fenced, stable_end_read, no_sift, offsets_skipped, stale_membership,
         no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step, overtaken_is_lost,
         last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
-        entries_not_carried, carried_not_entered, dropped_without_an_end,
+        entries_not_carried, carried_not_entered, dropped_without_an_end, silent_recovery, settled_not_forgotten,
     )
 }  # fmt: skip
 

@@ -24,23 +24,16 @@ LESSONS: Final = (
         "another worker's open transaction hid the outputs of a torn one from its settlement, and they were delivered "
         "twice (seeds 300, 546, 640 and 1436 at d7f7e34)",
     ),
-    Lesson(
-        58,
-        "recoveries_in_step",
-        "two workers that fence each other in step do so for ever (seeds 28, 47 and 50 at 5f5c56a)",
-    ),
-    Lesson(
-        7798,
-        "overtaken_is_lost",
-        "a worker that stood still within recovery took another owner's news for a lost position and stopped for a "
-        "person (seeds 1385 and 4164 at 2a2c61c)",
-    ),
 )
 """Found as well: a dead process's announcement that arrives after its successor's made that one stop as a twin (seeds
 1949 and 3449 at 2a2c61c, ``tests/unit/test_twins.py``); a late TxnOffsetCommit put a position back for good (seed 3854
 at 652c1b3, ``tests/unit/test_worker_events.py``); a backup restored under running workers went unnoticed where others had
 brought the row numbers up again (seed 2005648 at 8934a1e, the removal ``older_copy_trusted``).
 
+Two workers that fence each other in step did so for ever (seeds 28, 47 and 50 at 5f5c56a, ``test_worker_events.py``), and
+one that stood still within recovery took another owner's news for a lost position and stopped for a person (seeds 1385
+and 4164 at 2a2c61c, ``tests/unit/test_recovery_beside_others.py``). A recovery reads the monitor once by now, and hears of
+another assignment at once: none of 2,000 seeds meets either.
 Two workers recorded a first start at once, and compaction kept the second's word, past what
 retention had taken meanwhile (4464 at ecbed77, ``tests/unit/test_starts.py``).
 

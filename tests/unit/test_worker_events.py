@@ -12,6 +12,7 @@ from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.errors import Fenced, RelayError, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
+from relay.run import clock
 from relay.run import worker as worker_module
 from relay.run.worker import Bounds, RouteWorker
 from tests.unit.test_intake import Fake
@@ -127,6 +128,30 @@ def test_what_only_a_person_decides_is_shown_and_waits_for_the_word(monkeypatch:
     parts.progress.stuck.assert_called_once_with([mine], "nobody can tell")
     assert list(words) == [], "it waited for the word"
     parts.group.stand_by.assert_called_once_with()
+
+
+def test_two_workers_that_fence_each_other_do_not_recover_in_step_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+
+    def pauses() -> list[float]:
+        made, parts = worker()
+
+        def consume(*_: Any) -> list[Any]:
+            now[0] += 0.005
+            return []
+
+        parts.group.consume = consume
+        found = []
+        for _ in range(4):
+            before = now[0]
+            made._recover_next(Fenced("another worker took over"))
+            found.append(round(now[0] - before, 3))
+        return found
+
+    one, other = pauses(), pauses()
+    assert one != other
+    assert max(one[0], other[0]) <= 0.16 < max(one[-1], other[-1]), "spread round what grows with the failures"
 
 
 def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
