@@ -99,11 +99,13 @@ class PostgresqlDesk:
         self._connection = connection
         self.stores = bind(connection)
         self.outcomes: ForgettableOutcomes = PostgresqlAttempts(name, connection)
+        # A queue's states are written by what others have committed until then; an older snapshot leaves a message open for ever.
+        self._begin = b"begin isolation level read committed" if self.stores else b"begin"
 
     def begin(self) -> None:
         """Begin a transaction."""
         try:
-            self._connection.execute("begin")
+            self._connection.execute(self._begin)
         except psycopg.Error as error:
             raise DatabaseAway("the handler's database does not answer") from error
 

@@ -16,7 +16,7 @@ from relay.message.errors import Stopped
 from relay.queue.message import Audience, Group, NewMessage, Taken
 from relay.queue.port import Holder, QueueStore, Retired
 from relay.queue.settings import QueueSettings
-from relay.queue.states import SubscriberState
+from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
 from relay.run import schedule
@@ -130,6 +130,40 @@ def test_a_commit_that_others_rely_on_is_on_the_servers_disk_whatever_the_databa
     assert table.end(handle).outcome is Outcome.WRITTEN
     assert table.run("select setting from at_commit") == [("on",)]
     table.close()
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_subscribers_that_end_at_once_close_their_message_whatever_isolation_the_database_has_by_default(
+    level: str, postgres: str
+) -> None:
+    """The last of them must see the others: an older snapshot would leave the message open for ever."""
+    settings = QueueSettings("q", Audience((Group("s", ("s",)), Group("t", ("t",)))))
+    with psycopg.connect(postgres) as connection:
+        create(connection)
+        connection.execute(f"alter database {connection.info.dbname} set default_transaction_isolation = '{level}'".encode())
+    store = open_store(settings, postgres)
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    (taken,), (other,) = store.take("s", HOLDER, 1, 1), store.take("t", HOLDER, 1, 1)
+
+    def bind(connection: Any) -> dict[str, QueueStore]:
+        return {"q": bind_store(settings, postgres, connection)}
+
+    desks = Desks(lambda: PostgresqlDesk("shop", psycopg.connect(postgres, autocommit=True), bind), 1)
+
+    def handle(_: Message, db: Database) -> None:
+        db.execute("select 1")
+        assert store.finish("t", [other.ticket], 2) == [True]
+
+    place = Place("q", "s", "queue:q", {"q": store}, {"q": schedule.lock()})
+    (ended,) = Runner(Handler("q", handle, "shop", 0, "queue"), place, desks)(Work((taken,)))
+
+    assert ended.outcome is Outcome.WRITTEN
+    view = store.view(taken.ticket.handle)
+    assert view is not None
+    assert view.state is PublisherState.JOURNALLED
+    desks.close()
+    store.close()
 
 
 def test_whoever_lost_the_message_meanwhile_leaves_no_effect(table: Table) -> None:
