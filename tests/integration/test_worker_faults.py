@@ -149,6 +149,25 @@ def test_a_topic_created_again_under_a_running_worker_stops_it(
     assert_once_in_order(route, 300)
 
 
+def test_an_output_created_again_under_a_running_worker_stops_it_and_the_next_start_goes_on(
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
+) -> None:
+    route = make_route(partitions=PARTITIONS)
+    publish(route.kafka, route.log, messages(300))
+    worker = route.start()
+    wait_for(lambda: len(route.outputs()) == 300, what="the deliveries")
+
+    recreate(kafka_admin, route.out, PARTITIONS)
+    publish(route.kafka, route.log, messages(100, first=300))
+
+    wait_for(lambda: worker.poll() is not None, what="the worker's end")
+    assert worker.returncode == ExitCode.PERSON, route.said()
+    assert "which the route delivers to, was deleted and created again" in route.said()
+    assert route.outputs() == []
+    assert route.finish() == 0, route.said()
+    assert len(route.outputs()) == 100
+
+
 def test_a_topic_created_again_while_nothing_ran_stops_the_next_start(
     make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
 ) -> None:
