@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
 from relay.delivery.ports import Reader
 from relay.message.record import LogPartition, Record
 from relay.message.schemas import UnknownRecord
@@ -20,6 +22,8 @@ from relay.monitor.entries import (
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex
 from relay.run.crash import crash_point
+
+log = structlog.get_logger("relay.evidence")
 
 
 @dataclass(slots=True)
@@ -113,6 +117,9 @@ def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: 
         crash_point("recovery.reading")
     for view in views:
         view.read_to = max(view.read_to, highs[view.partition][1])
+        for alarm in view.evidence.alarms:
+            log.error("a transaction is missing", partition=view.partition, reason=alarm)
+        view.evidence.alarms.clear()
 
 
 def scan_begins(

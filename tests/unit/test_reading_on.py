@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin
@@ -151,3 +152,18 @@ def test_what_an_earlier_begin_of_an_instance_named_is_in_doubt_as_well() -> Non
         process.delivery.submit(replace(batch([captured(reached)], 0), reached={LOG: reached}))
 
     assert TopicProcess(kafka).delivery.in_doubt == {LOG: 8}
+
+
+def test_a_transaction_that_is_missing_in_the_monitor_alarms_once() -> None:
+    kafka = MemoryKafka()
+    deliver(TopicProcess(kafka), 0, 3)
+    units = {id(one.unit): one.unit for one in kafka.visible(MONITOR) if one.unit.committed}
+    list(units.values())[1].committed = False  # what a stray EndTxn does behind its producer's back
+
+    with capture_logs() as said:
+        process = TopicProcess(kafka, worker="another")
+        recover(process, kafka)
+    missing = [one for one in said if one["event"] == "a transaction is missing"]
+
+    assert [(one["log_level"], one["partition"]) for one in missing] == [("error", 0)]
+    assert "1 is the last that this monitor partition shows" in missing[0]["reason"]
