@@ -5,6 +5,7 @@ Source: document 003, paragraphs [22], [25], [35] to [38], [53], [55] and [90].
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -163,8 +164,11 @@ class QueueConfig(_Section):
 
 
 def in_folder(store: str, folder: Path) -> str:
-    """Return a store with the path of an embedded one made absolute."""
+    """Return a store with the path of an embedded one made absolute, and the same for every way of writing it.
+
+    What lies in one file is put into one transaction: that a queue and a resource are one is known by their address.
+    """
     for prefix in _EMBEDDED:
         if store.startswith(prefix) and len(store) > len(prefix):
-            return f"{prefix}{folder / store.removeprefix(prefix)}"
+            return f"{prefix}{os.path.realpath(folder / store.removeprefix(prefix))}"
     return store

@@ -110,6 +110,17 @@ def test_an_absolute_sqlite_path_stays(tmp_path: Path) -> None:
     assert config.resources["shop"].url.get_secret_value() == "sqlite:////var/shop.db"
 
 
+@pytest.mark.parametrize("written", ["./shop.db", "other/../shop.db", "link/shop.db", "link.db"])
+def test_every_way_of_writing_one_file_is_one_address(tmp_path: Path, written: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "link.db").symlink_to(tmp_path / "shop.db")
+    queue = f'[queues.q]\nstore = "sqlite:///{written}"\nsubscribers = {{ one = {{}} }}\n'
+    config = good(BASE + queue, tmp_path)
+
+    assert config.queues["q"].store == config.resources["shop"].url.get_secret_value()
+
+
 def test_references(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("s3cret\n")
     (tmp_path / "password").chmod(0o600)
