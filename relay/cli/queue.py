@@ -94,7 +94,7 @@ def pause_command(
 def drain_command(
     config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let nothing new in; subscribers go on until it is empty. Routes wait at their positions."""
+    """Let no route put anything in; subscribers go on until it is empty. Routes wait at their positions; children of handlers still come."""
     _wish(config, queue, Wanted.DRAIN, reason, who, as_json=as_json)
 
 

@@ -31,7 +31,7 @@ class Kind(Enum):
 
 
 class Wanted(Enum):
-    """RUN; PAUSE: of a queue or subscriber nothing is taken, of a publisher nothing is revealed; DRAIN: nothing new is put."""
+    """RUN; PAUSE: of a queue or subscriber nothing is taken, of a publisher nothing is revealed; DRAIN: routes put nothing new."""
 
     RUN = "RUN"
     PAUSE = "PAUSE"
@@ -138,7 +138,7 @@ class Desired:
         return all(self.wanted(subject) is not Wanted.PAUSE for subject in subjects)
 
     def may_put(self, queue: str) -> bool:
-        """May publishers put messages into this queue?"""
+        """May routes put messages into this queue? Children are not asked: refused, their parents would run again and again."""
         if queue in self.moves and self.moves[queue].step is Step.RETIRING:
             return False
         return self.wanted(Subject(Kind.QUEUE, queue)) is not Wanted.DRAIN
