@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from capture_log import BOUND_COMMIT, DatabaseProxy, messages, read_log, shown, until
+from capture_log import DECIDING_COMMIT, DatabaseProxy, messages, read_log, shown, until
 
 from relay import Capture
 from relay.capture import publisher
@@ -82,7 +82,7 @@ def test_a_lost_commit_answer_is_found_out(
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.silent, proxy.lose_answer_to = silent, BOUND_COMMIT
+        proxy.silent, proxy.lose_answer_to = silent, DECIDING_COMMIT
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker")
 
@@ -99,7 +99,7 @@ def test_a_lost_answer_with_the_database_away_is_in_doubt_and_found_out_later(
     with pytest.raises(CaptureInDoubt, match="answer was lost"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.lose_answer_to, proxy.refuse = BOUND_COMMIT, True
+        proxy.lose_answer_to, proxy.refuse = DECIDING_COMMIT, True
     assert capture.in_doubt == 1
     assert [read.marker for read in read_log(kafka, topic)] == [None], "nobody may guess meanwhile"
     proxy.refuse = False
