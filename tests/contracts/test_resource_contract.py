@@ -188,9 +188,10 @@ class TestPostgresql(ResourceContract):
     def url(self, postgres: str) -> str:
         return postgres
 
-    def test_the_decision_is_durable_whatever_the_block_set(self, session: Session) -> None:
+    @pytest.mark.parametrize(("said", "holds"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")])
+    def test_the_decision_is_durable_whatever_the_block_set(self, session: Session, said: str, holds: str) -> None:
         capture = self.begin(session)
-        session.execute("set local synchronous_commit = off")
+        session.execute(f"set local synchronous_commit = {said}")
         session.execute(
             "create function watch() returns trigger language plpgsql as $$ begin "
             "insert into orders values (1, current_setting('synchronous_commit')); return null; end $$"
@@ -200,7 +201,21 @@ class TestPostgresql(ResourceContract):
             "for each row execute function watch()"
         )
         session.decide(capture, PLACED)
-        assert self.rows(session) == [(1, "on")]
+        assert self.rows(session) == [(1, holds)]
+
+    @pytest.mark.parametrize("strings", ["on", "off"])
+    def test_a_setting_about_backslashes_changes_no_value(
+        self, session: Session, decisions: Decisions, strings: str
+    ) -> None:
+        session.execute(f"set standard_conforming_strings = {strings}")
+        capture = self.begin(session)
+        session.execute(f"set local standard_conforming_strings = {strings}")
+
+        session.decide(capture, PLACED)
+
+        assert decisions.read([capture])[capture].committed
+        (row,) = decisions.unmarked(-1.0, 10)
+        assert (row.capture, row.partitions) == (capture, PLACED)
 
     def test_a_block_may_look_for_its_tables_in_another_schema(self, session: Session, decisions: Decisions) -> None:
         session.execute("create schema elsewhere")
