@@ -86,20 +86,15 @@ def _run(name: str, arguments: list[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _answered(name, arguments)
-    except SystemExit as ended:
-        # The library that draws tables and help ends the process so, as if a check had failed.
-        if not isinstance(ended.__context__, BrokenPipeError):
-            raise
     except BrokenPipeError:
-        pass
+        _silence()
+        return UNREAD
     except OSError as error:
         if error.errno != ENOSPC:
             raise
         typer.echo(f"relay {name}: {error.strerror}: what it wrote is not whole", err=True)
         _silence()
         return 1
-    _silence()
-    return UNREAD
 
 
 def _silence() -> None:
@@ -156,5 +151,17 @@ for _name, _text in COMMANDS.items():
     _register(_name, _text)
 
 
+def main() -> None:
+    """Run what the command line asks for; always ends by SystemExit."""
+    try:
+        app()
+    except SystemExit as ended:
+        # The library that draws tables and help ends the process so, as if a check had failed.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        _silence()
+        sys.exit(UNREAD)
+
+
 if __name__ == "__main__":
-    app()
+    main()

@@ -139,12 +139,16 @@ class PostgresqlResource:
                     prepared = connection.pgconn.prepare(name, text, (_BYTEA, _BYTEA))
                     if prepared.status != ExecStatus.COMMAND_OK:
                         raise psycopg.errors.error_from_result(prepared)
+            if not self._patience.is_here:
+                self._patience = Patience()
+            return PostgresqlSession(self.name, uuid, connection, self._patience)
+        except OSError as error:
+            # Retry: this process has no descriptor left to look after the connection with.
+            connection.close()
+            raise Unreachable(f"resources.{self.name}: {error.strerror}; close files, or raise `ulimit -n`") from error
         except BaseException:
             connection.close()
             raise
-        if not self._patience.is_here:
-            self._patience = Patience()
-        return PostgresqlSession(self.name, uuid, connection, self._patience)
 
     def decisions(self) -> PostgresqlDecisions:
         """Open a connection for decisions."""

@@ -247,6 +247,8 @@ def test_a_table_in_a_pipe_shows_every_cell_whole(capsys: pytest.CaptureFixture[
         (["check", "relay.toml"], "stdout"),
         (["check", "relay.toml", "--json"], "stdout"),
         (["message", "list", "--help"], "stdout"),
+        (["--help"], "stdout"),
+        (["--version"], "stdout"),
         (["check", "none.toml"], "stderr"),
     ],
 )
