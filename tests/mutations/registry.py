@@ -177,7 +177,7 @@ TABLE_GUARDS: Final = (
     Guard(
         "no_sift_for_table",
         "a repeat older than the inbox has a second row",
-        Search("route", range(20, 60), "duplicate"),
+        Search("route", range(130, 140), "duplicate"),
     ),
     Guard(
         "inbox_not_entered",
