@@ -1,12 +1,12 @@
 """PostgreSQL as a resource manager: the capture's COMMIT cannot happen unless it proves which transaction it ends.
 
-Sessions speak to libpq directly for the statements of their own, since each capture pays for them: prepared, one
-round trip to begin and one to decide, each of them one blocking call. Values travel in hexadecimal, so that there is
-nothing to quote.
+Sessions speak to libpq directly for the statements of their own, since each capture pays for them: prepared, and
+pipelined into one round trip to begin and one to decide.
 """
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
@@ -19,7 +19,6 @@ from psycopg.pq.abc import PGresult
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.resources import schema
-from relay.resources.patience import Patience
 from relay.resources.port import (
     AgedRow,
     AnswerLost,
@@ -42,34 +41,44 @@ _SCAN_TIMEOUT_S: Final = 120
 _DECISIONS_TIMEOUT_S: Final = 8
 
 _UNIQUE_VIOLATION: Final = b"23505"
+_DIVISION_BY_ZERO: Final = b"22012"
 _NO_SUCH_PREPARED: Final = b"26000"
 _NO_RIGHT: Final = b"42501"
 _REMEDIES: Final = {
     _NO_RIGHT: "; if the block sets a role, let it set its own back before it ends (`reset role`), or grant that role the relay's tables"
 }
 
-_BEGIN: Final = rb"begin; execute relay_enter(E'\\x%s', E'\\x%s')"
-_DECIDE: Final = rb"execute relay_decide(E'\\x%s', E'\\x%s'); commit"
-"""The server skips what follows a statement that failed, COMMIT among it. E: without it, a setting says what a backslash is."""
-_NOT_BEGUN: Final = "relay: not the transaction begun"
+_BEGIN: Final = b"relay_begin"
+_ENTER: Final = b"relay_enter"
+_DECIDE: Final = b"relay_decide"
+_COMMIT: Final = b"relay_commit"
 _SUCCEEDED: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _BYTEA: Final = 17
+_TEXT: Final = 25
+_BINARY: Final = 1
 _TABLE: Final = sql.SQL("""select n.nspname, c.relname from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('relay_capture')""")
 _PREPARED: Final = (
-    (b"relay_enter", sql.SQL("insert into {table} (capture, nonce, outcome) values ($1, $2, 'committed')")),
-    # Another transaction than the one begun finds no row of its own: the cast fails, COMMIT is not reached.
+    (_BEGIN, sql.SQL("begin"), ()),
+    (
+        _ENTER,
+        sql.SQL("insert into {table} (capture, nonce, outcome) values ($1, $2, 'committed')"),
+        (_BYTEA, _BYTEA),
+    ),
+    # Another transaction than the one begun finds no row of its own: the division fails, COMMIT is not reached.
     # What a statement of the application said about `synchronous_commit` is over then: this comes after all of them.
     (
-        b"relay_decide",
+        _DECIDE,
         sql.SQL("""with decided as (
-    update {table} set partitions = convert_from($2, 'UTF8')
+    update {table} set partitions = $2
     where capture = $1 and outcome = 'committed' and xmin = pg_current_xact_id()::xid
     returning 1
-) select (case count(*) when 1 then '1' else {not_begun} end)::integer,
+) select 1 / count(*),
     case when current_setting('synchronous_commit') in ('off', 'local') then set_config('synchronous_commit', 'on', true) end
 from decided"""),
+        (_BYTEA, _TEXT),
     ),
+    (_COMMIT, sql.SQL("commit"), ()),
 )
 """With the table's schema, since a block may set a search path of its own."""
 
@@ -106,7 +115,6 @@ class PostgresqlResource:
         self.name = name
         self._url = url
         self._lock_timeout_s = lock_timeout_s
-        self._patience = Patience()
 
     def connect(self, **settings: float) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection in autocommit with server ``settings`` in seconds; Unreachable if there is none."""
@@ -134,21 +142,15 @@ class PostgresqlResource:
             uuid = _uuid(connection, self.name)
             with reaching(self.name):
                 table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
-                for name, statement in _PREPARED:
-                    text = statement.format(table=table, not_begun=sql.Literal(_NOT_BEGUN)).as_bytes(connection)
-                    prepared = connection.pgconn.prepare(name, text, (_BYTEA, _BYTEA))
+                for name, statement, types in _PREPARED:
+                    text = statement.format(table=table).as_bytes(connection)
+                    prepared = connection.pgconn.prepare(name, text, types)
                     if prepared.status != ExecStatus.COMMAND_OK:
                         raise psycopg.errors.error_from_result(prepared)
-            if not self._patience.is_here:
-                self._patience = Patience()
-            return PostgresqlSession(self.name, uuid, connection, self._patience)
-        except OSError as error:
-            # Retry: this process has no descriptor left to look after the connection with.
-            connection.close()
-            raise Unreachable(f"resources.{self.name}: {error.strerror}; close files, or raise `ulimit -n`") from error
         except BaseException:
             connection.close()
             raise
+        return PostgresqlSession(self.name, uuid, connection)
 
     def decisions(self) -> PostgresqlDecisions:
         """Open a connection for decisions."""
@@ -187,21 +189,22 @@ class PostgresqlResource:
 class PostgresqlSession:
     """One connection for captures."""
 
-    def __init__(
-        self, name: str, uuid: str, connection: psycopg.Connection[tuple[Any, ...]], patience: Patience
-    ) -> None:
+    def __init__(self, name: str, uuid: str, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self.uuid = uuid
         self._name = name
         self._connection = connection
         self._pgconn = connection.pgconn
-        self._awaited = patience.await_on(self._pgconn.socket)
+        self._readable = select.poll()
+        self._readable.register(self._pgconn.socket, select.POLLIN)
+        self._movable = select.poll()
+        self._movable.register(self._pgconn.socket, select.POLLIN | select.POLLOUT)
         self._dead = False
         self._spoke_at = 0.0
 
     def begin(self, capture: bytes, nonce: bytes) -> None:
         """Begin, with the decision as the first statement, in one round trip."""
         try:
-            failure = self._exchange(_BEGIN % (_hexadecimal(capture), _hexadecimal(nonce)))
+            _, failure = self._pipelined((_BEGIN, []), (_ENTER, [capture, nonce]))
         except _ConnectionLost as error:
             # Retry: nothing was decided, and the server rolls back what it may have begun.
             raise Unreachable(
@@ -258,7 +261,7 @@ class PostgresqlSession:
         """
         silent_s = clock.monotonic() - self._spoke_at
         try:
-            failure = self._exchange(_DECIDE % (_hexadecimal(capture), _hexadecimal(partitions)))
+            proven, failure = self._pipelined((_DECIDE, [capture, partitions]), (_COMMIT, []))
         except _ConnectionLost as error:
             # In doubt: the server may have committed before the connection went.
             # The server's own word is gone with the connection.
@@ -275,7 +278,7 @@ class PostgresqlSession:
             self._dead = True
             raise AnswerLost(f"resources.{self._name}: the database ended the connection during COMMIT")
         self.rollback()
-        if _NOT_BEGUN in _sentence(failure):
+        if state == _DIVISION_BY_ZERO and not proven:
             raise NotTheTransactionBegun(
                 f"resources.{self._name}: the block's transaction is not the one begun"
             )
@@ -303,7 +306,6 @@ class PostgresqlSession:
     def close(self) -> None:
         """Close the connection."""
         self._dead = True
-        self._awaited.close()
         self._connection.close()
 
     def _savepoint(self, command: bytes, number: int) -> None:
@@ -316,20 +318,67 @@ class PostgresqlSession:
         if failure is not None:
             raise psycopg.errors.error_from_result(failure)
 
-    def _exchange(self, commands: bytes) -> PGresult | None:
-        """Run statements in one round trip and return the failure that ended them, or None. Raises _ConnectionLost."""
-        self._awaited.overdue_at = clock.monotonic() + ANSWER_TIMEOUT_S
+    def _pipelined(self, *commands: tuple[bytes, list[bytes]]) -> tuple[int, PGresult | None]:
+        """Run prepared statements in one round trip; return how many succeeded, and the first that failed or None.
+
+        After a failure the server skips the rest, COMMIT among them. Raises _ConnectionLost.
+        """
+        pgconn = self._pgconn
         try:
-            result = self._pgconn.exec_(commands)
+            pgconn.enter_pipeline_mode()
+            for name, values in commands:
+                pgconn.send_query_prepared(name, values, [_BINARY] * len(values))
+            pgconn.pipeline_sync()
+            answer = self._answers(until_sync=True)
+            pgconn.exit_pipeline_mode()
         except psycopg.OperationalError as error:
             self._lost(error)
-        finally:
-            self._awaited.answered()
-        if result.status in _SUCCEEDED:
-            return None
-        if self._pgconn.transaction_status == TransactionStatus.UNKNOWN:
+        return answer
+
+    def _exchange(self, command: bytes) -> PGresult | None:
+        """Send a command and return its failure, or None. Raises _ConnectionLost.
+
+        Not PQexec: its wait has no end when a proxy or a host in between falls silent.
+        """
+        try:
+            self._pgconn.send_query(command)
+            _, failure = self._answers(until_sync=False)
+        except psycopg.OperationalError as error:
+            self._lost(error)
+        return failure
+
+    def _answers(self, *, until_sync: bool) -> tuple[int, PGresult | None]:
+        """Read all answers; return how many succeeded, and the first failure. Raises _ConnectionLost, OperationalError."""
+        pgconn = self._pgconn
+        succeeded = 0
+        failure: PGresult | None = None
+        deadline = clock.monotonic() + ANSWER_TIMEOUT_S
+        while pgconn.flush():
+            # Also read: a server that waits for its own answers to be taken takes nothing either.
+            self._wait(self._movable, deadline)
+            pgconn.consume_input()
+        while True:
+            while pgconn.is_busy():
+                self._wait(self._readable, deadline)
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:
+                is_lost = pgconn.transaction_status == TransactionStatus.UNKNOWN
+                if is_lost and failure is None:
+                    self._lost(None)
+                if is_lost or not until_sync:
+                    return succeeded, failure
+            elif result.status == ExecStatus.PIPELINE_SYNC:
+                return succeeded, failure
+            elif result.status in _SUCCEEDED:
+                succeeded += 1
+            elif failure is None and result.status == ExecStatus.FATAL_ERROR:
+                failure = result
+
+    def _wait(self, until: select.poll, deadline: float) -> None:
+        left = deadline - clock.monotonic()
+        if left <= 0 or not until.poll(left * 1000):
             self._lost(None)
-        return result
 
     def _lost(self, cause: Exception | None) -> NoReturn:
         self.close()
@@ -442,10 +491,6 @@ def _uuid(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> str:
     if row is None:
         raise ConfigError(f"resources.{name}: the database has no identity; run `relay migrate`")
     return str(row[0])
-
-
-def _hexadecimal(value: bytes) -> bytes:
-    return value.hex().encode()
 
 
 def _sentence(failure: PGresult) -> str:

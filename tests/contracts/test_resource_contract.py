@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import socket
@@ -15,7 +14,7 @@ from psycopg import sql
 
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
-from relay.resources import open_resource, patience
+from relay.resources import open_resource
 from relay.resources.port import (
     CommitRefused,
     Decisions,
@@ -203,16 +202,6 @@ class TestPostgresql(ResourceContract):
         )
         session.decide(capture, PLACED)
         assert self.rows(session) == [(1, holds)]
-
-    def test_a_session_without_a_descriptor_to_look_after_it_says_so(
-        self, resource: Resource, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(_descriptor: int) -> int:
-            raise OSError(errno.EMFILE, "Too many open files")
-
-        monkeypatch.setattr(patience.os, "dup", full)
-        with pytest.raises(Unreachable, match=r"resources\.shop: Too many open files; close files"):
-            resource.session()
 
     @pytest.mark.parametrize("strings", ["on", "off"])
     def test_a_setting_about_backslashes_changes_no_value(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from capture_log import DECIDING_COMMIT, DatabaseProxy, messages, read_log, shown, until
+from capture_log import BOUND_COMMIT, DatabaseProxy, messages, read_log, shown, until
 
 from relay import Capture
 from relay.capture import publisher
@@ -82,7 +82,7 @@ def test_a_lost_commit_answer_is_found_out(
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.silent, proxy.lose_answer_to = silent, DECIDING_COMMIT
+        proxy.silent, proxy.lose_answer_to = silent, BOUND_COMMIT
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker")
 
@@ -99,7 +99,7 @@ def test_a_lost_answer_with_the_database_away_is_in_doubt_and_found_out_later(
     with pytest.raises(CaptureInDoubt, match="answer was lost"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.lose_answer_to, proxy.refuse = DECIDING_COMMIT, True
+        proxy.lose_answer_to, proxy.refuse = BOUND_COMMIT, True
     assert capture.in_doubt == 1
     assert [read.marker for read in read_log(kafka, topic)] == [None], "nobody may guess meanwhile"
     proxy.refuse = False
@@ -298,3 +298,16 @@ def test_commit_after_begin_inside_one_statement_is_caught_by_the_row(
         tx.execute("insert into orders values (2)")
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
+
+
+def test_a_stream_that_is_still_open_holds_up_no_later_block(capture: Capture, topic: str) -> None:
+    streams = []
+    with pytest.raises(ValueError, match="enough"), capture.transaction() as tx:
+        tx.publish(topic, 1)
+        streams.append(tx.execute("select 1").connection.cursor().stream("select generate_series(1, 1000000)"))
+        next(streams[0])
+        raise ValueError("enough")
+    begun = time.monotonic()
+    with capture.transaction() as tx:
+        tx.execute("select 1")
+    assert time.monotonic() - begun < 5
