@@ -294,8 +294,12 @@ class CaptureBlock:
         if self._phase is not _Phase.OPEN:
             return
         self._phase = _Phase.FAILED
-        self._session.rollback()
-        self._mark_aborted()
+        try:
+            self._session.rollback()
+        finally:
+            if self._placed:
+                # In doubt for the log, though COMMIT was not sent: a block that sent its own has committed the row.
+                self._publisher.doubt(self._capture, self._nonce, self._placed)
 
     def _mark_aborted(self) -> None:
         if self._placed:

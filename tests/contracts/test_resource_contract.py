@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -23,7 +24,7 @@ from relay.resources.port import (
     RowLocked,
     Session,
 )
-from relay.resources.postgresql import PostgresqlSession
+from relay.resources.postgresql_session import PostgresqlSession
 
 LOCK_TIMEOUT_S = 0.2
 PLACED = b'[["orders",1,7,2]]'
@@ -241,6 +242,79 @@ class TestPostgresql(ResourceContract):
             session.execute(sql.SQL("drop role {}").format(role))
         assert decisions.read([capture]) == {}
         assert session.usable
+
+    @pytest.mark.parametrize(
+        "then",
+        ["begin read only", "begin; deallocate all", "begin; set local role {role}", "set role {role}; begin"],
+    )
+    def test_a_proof_that_is_refused_is_no_refusal_of_what_the_block_committed_itself(
+        self, session: Session, decisions: Decisions, then: str
+    ) -> None:
+        role = sql.Identifier(f"clerk_{secrets.token_hex(4)}")
+        session.execute(sql.SQL("create role {}").format(role))
+        try:
+            capture = self.begin(session)
+            session.execute("commit")
+            for statement in then.split(";"):
+                session.execute(sql.SQL(statement).format(role=role))
+
+            with pytest.raises(NotTheTransactionBegun):
+                session.decide(capture, PLACED)
+        finally:
+            session.execute("reset role")
+            session.execute(sql.SQL("drop role {}").format(role))
+        assert decisions.read([capture])[capture].committed
+
+    def test_a_block_that_drops_a_table_commits_whatever_the_driver_forgets_with_it(
+        self, session: Session, decisions: Decisions
+    ) -> None:
+        session.execute("create table lines (id integer)")
+        for number in range(10):
+            session.execute("insert into lines values (%s)", (number,))
+        first = self.begin(session)
+        session.execute("drop table lines")
+        session.decide(first, PLACED)
+        second = self.begin(session)
+        session.decide(second, PLACED)
+
+        assert [row.committed for row in decisions.read([first, second]).values()] == [True, True]
+        assert session.usable
+
+    def test_a_table_dropped_behind_the_session_is_named_as_what_took_the_statements_away(
+        self, session: Session, decisions: Decisions
+    ) -> None:
+        session.execute("create table lines (id integer)")
+        for number in range(10):
+            session.execute("insert into lines values (%s)", (number,))
+        capture = self.begin(session)
+        session.execute("select 1").execute("drop table lines")
+
+        with pytest.raises(CommitRefused, match="one statement at a time"):
+            session.decide(capture, PLACED)
+
+        assert decisions.read([capture]) == {}
+        again = self.begin(session)
+        session.decide(again, PLACED)
+        assert decisions.read([again])[again].committed
+
+    def test_a_database_that_says_nothing_about_characters(self, url: str) -> None:
+        database = f"ascii_{secrets.token_hex(4)}"
+        name = sql.Identifier(database)
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute(sql.SQL("create database {} encoding 'SQL_ASCII' locale 'C' template template0").format(name))
+            try:
+                resource = self.opened(url.rpartition("/")[0] + f"/{database}")
+                resource.create_tables()
+                session, decisions = resource.session(), resource.decisions()
+                capture = self.begin(session)
+                session.decide(capture, PLACED)
+                assert decisions.read([capture])[capture].committed
+                assert [(row.capture, row.partitions) for row in decisions.unmarked(-1.0, 10)] == [(capture, PLACED)]
+                assert len(resource.identity().uuid) == 36
+                session.close()
+                decisions.close()
+            finally:
+                admin.execute(sql.SQL("drop database {} with (force)").format(name))
 
     def test_a_division_by_zero_on_commit_is_the_applications_own(self, session: Session, decisions: Decisions) -> None:
         session.execute(

@@ -14,12 +14,13 @@ from capture_log import BOUND_COMMIT, DatabaseProxy, messages, read_log, shown, 
 
 from relay import Capture
 from relay.capture import publisher
-from relay.capture.outcomes import encode_marker, marker_headers
+from relay.capture.message import Buffered
+from relay.capture.outcomes import Placed, encode_marker, marker_headers
 from relay.capture.resolver import Resolver, State
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, Unreachable
 from relay.message.identity import capture_id
-from relay.resources import open_resource, postgresql
+from relay.resources import open_resource, postgresql_session
 from relay.resources.port import Resource
 
 
@@ -78,7 +79,7 @@ def test_a_lost_commit_answer_is_found_out(
     silent: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgresql, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(postgresql_session, "ANSWER_TIMEOUT_S", 1.0)
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
@@ -126,7 +127,7 @@ def test_a_connection_lost_before_commit_is_aborted_by_whoever_asks(
 def test_a_block_that_says_nothing_for_too_long_is_told_so(
     kafka: str, direct: Resource, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgresql, "IDLE_LIMIT_S", 0.2)
+    monkeypatch.setattr(postgresql_session, "IDLE_LIMIT_S", 0.2)
     with (
         Capture(kafka={"bootstrap.servers": kafka}, resource=direct, source="/s") as capture,
         pytest.raises(CaptureError, match=r"run the block again.*silent for 1 s"),
@@ -298,6 +299,38 @@ def test_commit_after_begin_inside_one_statement_is_caught_by_the_row(
         tx.execute("insert into orders values (2)")
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
+
+
+def test_a_decision_refused_after_the_block_committed_is_no_abort(
+    capture: Capture, postgres: str, kafka: str, topic: str
+) -> None:
+    with pytest.raises(CaptureInDoubt, match="follow what they committed"), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        tx.execute("commit; begin read only")
+    assert orders(postgres) == [1]
+    until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["as it is", "after a COMMIT of the block's own"])
+def test_messages_whose_reports_did_not_come_follow_the_row(
+    capture: Capture, postgres: str, kafka: str, topic: str, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = capture.append
+
+    def append_without_report(messages: list[Buffered], placed: list[Placed]) -> None:
+        append(messages, placed)
+        raise CaptureError("no delivery report came")
+
+    monkeypatch.setattr(capture, "append", append_without_report)
+    with pytest.raises(CaptureError, match="no delivery report"), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        if ended:
+            tx.execute("commit; begin")
+    until(lambda: [read for read in read_log(kafka, topic) if read.marker], "the marker")
+    assert len(orders(postgres)) == len(shown(kafka, topic)) == int(ended)
+    assert capture.in_doubt == 0
 
 
 def test_a_stream_that_is_still_open_holds_up_no_later_block(capture: Capture, topic: str) -> None:
