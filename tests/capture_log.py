@@ -117,8 +117,8 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any
         time.sleep(0.02)
 
 
-BOUND_COMMIT = b"\x00relay_commit\x00"
-"""What the request that decides a capture holds: the unnamed portal bound to the prepared COMMIT."""
+DECIDING_COMMIT = b"'); commit\x00"
+"""How the request ends that decides a capture."""
 
 
 class DatabaseProxy:

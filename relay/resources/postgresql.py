@@ -12,6 +12,7 @@ from psycopg import conninfo, sql
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources import postgresql_session, schema
+from relay.resources.patience import Patience
 from relay.resources.port import AgedRow, DecisionRow, RowLocked, UnmarkedRow, identity_of
 from relay.resources.postgresql_session import PostgresqlSession
 
@@ -54,6 +55,7 @@ class PostgresqlResource:
         self.name = name
         self._url = url
         self._lock_timeout_s = lock_timeout_s
+        self._patience = Patience()
 
     def connect(self, **settings: float) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection in autocommit with server ``settings`` in seconds; Unreachable if there is none."""
@@ -81,7 +83,13 @@ class PostgresqlResource:
             uuid = _uuid(connection, self.name)
             with reaching(self.name):
                 table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
-                return PostgresqlSession(self.name, uuid, connection, table)
+                if not self._patience.is_here:
+                    self._patience = Patience()
+                return PostgresqlSession(self.name, uuid, connection, table, self._patience)
+        except OSError as error:
+            # Retry: this process has no descriptor left to look after the connection with.
+            connection.close()
+            raise Unreachable(f"resources.{self.name}: {error.strerror}; close files, or raise `ulimit -n`") from error
         except BaseException:
             connection.close()
             raise

@@ -1,20 +1,22 @@
 """Captures on a connection to PostgreSQL: COMMIT cannot happen unless it proves which transaction it ends.
 
-The statements of a session's own go to libpq directly, since each capture pays for them: prepared, and pipelined into
-one round trip to begin and one to decide.
+A session's own statements are blocking calls of libpq: each lets go of the interpreter once, where waiting in Python
+does so at every step, and threads that share an interpreter pay for every handover. Their end is watched from outside
+(`patience.py`).
 """
 
 from __future__ import annotations
 
-import select
-from typing import Any, Final, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
+from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from relay.message.errors import CaptureFenced, Unreachable
+from relay.resources.patience import Patience
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
 from relay.run import clock
 
@@ -24,7 +26,6 @@ IDLE_LIMIT_S: Final = 30
 """The server ends a capture whose publisher says nothing for this long (design section 4)."""
 
 _UNIQUE_VIOLATION: Final = b"23505"
-_DIVISION_BY_ZERO: Final = b"22012"
 _NO_SUCH_PREPARED: Final = b"26000"
 _NO_RIGHT: Final = b"42501"
 _REMEDIES: Final = {
@@ -34,47 +35,24 @@ _REMEDIES: Final = {
 
 _SUCCEEDED: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _BYTEA: Final = 17
-_TEXT: Final = 25
 _BINARY: Final = 1
 _TAKES_PREPARED_AWAY: Final = ("DROP", "ALTER", "ROLLBACK", "DEALLOCATE", "DISCARD")
 """After these, psycopg has the server forget all that is prepared on the connection, once it has prepared any itself."""
 
-
-class _Statement(NamedTuple):
-    """``{table}`` comes with its schema, since a block may set a search path of its own."""
-
-    name: bytes
-    text: bytes
-    types: tuple[int, ...] = ()
-
-    def on(self, table: bytes) -> _Statement:
-        """Return it for this table."""
-        return self._replace(text=self.text.replace(b"{table}", table))
-
-
-_BEGIN: Final = _Statement(b"relay_begin", b"begin")
-_ENTER: Final = _Statement(
-    b"relay_enter",
-    b"insert into {table} (capture, nonce, outcome) values ($1, $2, 'committed')",
-    (_BYTEA, _BYTEA),
-)
-# Another transaction than the one begun finds no row of its own: the division fails, COMMIT is not reached.
+_ENTER: Final = sql.SQL("insert into {table} (capture, nonce, outcome) values ($1, $2, 'committed')")
+_NOT_BEGUN: Final = "relay: not the transaction begun"
+# Another transaction than the one begun finds no row of its own: the cast fails, COMMIT is not reached.
 # What a statement of the application said about `synchronous_commit` is over then: this comes after all of them.
-_DECIDE: Final = _Statement(
-    b"relay_decide",
-    b"""with decided as (
-    update {table} set partitions = $2
-    where capture = $1 and outcome = 'committed' and xmin = pg_current_xact_id()::xid
+_PROVE: Final = sql.SQL("""with decided as (
+    update {table} set partitions = convert_from({partitions}, 'UTF8')
+    where capture = {capture} and outcome = 'committed' and xmin = pg_current_xact_id()::xid
     returning 1
-) select 1 / count(*),
+) select (case count(*) when 1 then '1' else {not_begun} end)::integer,
     case when current_setting('synchronous_commit') in ('off', 'local') then set_config('synchronous_commit', 'on', true) end
-from decided""",
-    (_BYTEA, _TEXT),
-)
-_COMMIT: Final = _Statement(b"relay_commit", b"commit")
-_COMMITTED: Final = _Statement(
-    b"", b"select 1 / count(*) from {table} where capture = $1 and outcome = 'committed'", (_BYTEA,)
-)
+from decided""")
+_COMMITTED: Final = sql.SQL("select 1 from {table} where capture = $1 and outcome = 'committed'")
+_PREPARED_ENTER: Final = b"relay_enter"
+_PREPARED_PROOF: Final = b"relay_prove"
 
 
 class _ConnectionLost(Exception):
@@ -82,44 +60,52 @@ class _ConnectionLost(Exception):
 
 
 class PostgresqlSession:
-    """One connection for captures, in autocommit; ``table`` is that of the decisions. Raises psycopg.Error."""
+    """One connection for captures, in autocommit; ``table`` is that of the decisions. Raises psycopg.Error, OSError."""
 
     def __init__(
-        self, name: str, uuid: str, connection: psycopg.Connection[tuple[Any, ...]], table: sql.Identifier
+        self,
+        name: str,
+        uuid: str,
+        connection: psycopg.Connection[tuple[Any, ...]],
+        table: sql.Identifier,
+        patience: Patience,
     ) -> None:
         self.uuid = uuid
         self._name = name
         self._connection = connection
         self._pgconn = connection.pgconn
-        self._readable = select.poll()
-        self._readable.register(self._pgconn.socket, select.POLLIN)
-        self._movable = select.poll()
-        self._movable.register(self._pgconn.socket, select.POLLIN | select.POLLOUT)
         self._dead = False
         self._spoke_at = 0.0
-        named = table.as_bytes(connection)
-        self._enter, self._proof, self._committed = (one.on(named) for one in (_ENTER, _DECIDE, _COMMITTED))
-        self._is_prepared = False
-        self._prepare(_BEGIN, self._enter, self._proof, _COMMIT)
+        # With the table's schema, since a block may set a search path of its own.
+        self._enter = _ENTER.format(table=table).as_bytes(connection)
+        self._committed = _COMMITTED.format(table=table).as_bytes(connection)
+        self._table = table
+        self._prepare(_PREPARED_ENTER, self._enter)
+        self._prepare(_PREPARED_PROOF, self._proof(sql.SQL("$1"), sql.SQL("$2")))
+        self._is_prepared = True
+        self._awaited = patience.await_on(self._pgconn.socket)
 
     def begin(self, capture: bytes, nonce: bytes) -> None:
-        """Begin, with the decision as the first statement, in one round trip."""
+        """Begin, with the decision as the first statement."""
         try:
-            _, failure = self._pipelined((_BEGIN, []), (self._enter, [capture, nonce]))
+            result = self._ask(self._pgconn.exec_, b"begin")
+            if result.status in _SUCCEEDED:
+                # The nonce is bound: in the text, whoever may look at the server's activity would read it before COMMIT.
+                result = self._ask_with(_PREPARED_ENTER, self._enter, capture, nonce)
         except _ConnectionLost as error:
             # Retry: nothing was decided, and the server rolls back what it may have begun.
             raise Unreachable(
                 f"resources.{self._name}: the connection was lost; the database may be away"
             ) from error
-        if failure is None:
+        if result.status in _SUCCEEDED:
             self._spoke_at = clock.monotonic()
             return
-        state = failure.error_field(DiagnosticField.SQLSTATE)
+        state = result.error_field(DiagnosticField.SQLSTATE)
         self.rollback()
         if state == _UNIQUE_VIOLATION:
             raise CaptureFenced(f"capture {capture.hex()} was decided before it began; run the block again")
         self._dead = self._dead or state == _NO_SUCH_PREPARED
-        raise Unreachable(f"resources.{self._name}: a capture cannot begin: {_sentence(failure)}")
+        raise Unreachable(f"resources.{self._name}: a capture cannot begin: {_sentence(result)}")
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement of the application; placeholders are psycopg's ``%s`` and ``%(name)s``."""
@@ -145,8 +131,8 @@ class PostgresqlSession:
         self._savepoint(b"release savepoint relay_%d", number)
 
     def is_intact(self, capture: bytes) -> bool:  # noqa: ARG002 - another medium needs it
-        """Does the client side know of an open transaction? The row's xmin says the rest on deciding."""
-        return self._pgconn.transaction_status == TransactionStatus.INTRANS
+        """Does the client side know of an open transaction, and of nothing unread? The row's xmin says the rest on deciding."""
+        return self._pgconn.transaction_status == TransactionStatus.INTRANS and not self._is_unread
 
     @property
     def in_transaction(self) -> bool:
@@ -156,7 +142,7 @@ class PostgresqlSession:
     @property
     def failed(self) -> bool:
         """Is the transaction aborted, busy with a statement that never ended, or its connection gone?"""
-        return self._pgconn.transaction_status not in (TransactionStatus.INTRANS, TransactionStatus.IDLE)
+        return self._is_unread or self._pgconn.transaction_status not in (TransactionStatus.INTRANS, TransactionStatus.IDLE)
 
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Prove the transaction and COMMIT it durably, in one round trip.
@@ -165,7 +151,7 @@ class PostgresqlSession:
         """
         silent_s = clock.monotonic() - self._spoke_at
         try:
-            proven, failure = self._pipelined((self._proof, [capture, partitions]), (_COMMIT, []))
+            result = self._ask(self._pgconn.exec_, self._decision(capture, partitions))
         except _ConnectionLost as error:
             # In doubt: the server may have committed before the connection went.
             # The server's own word is gone with the connection.
@@ -173,31 +159,30 @@ class PostgresqlSession:
             raise AnswerLost(
                 f"resources.{self._name}: the answer to COMMIT was lost{why if silent_s >= IDLE_LIMIT_S else ''}"
             ) from error
-        if failure is None:
+        if result.command_status == b"COMMIT":
             return
-        state = failure.error_field(DiagnosticField.SQLSTATE)
-        severity = failure.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
-        if severity in (b"FATAL", b"PANIC") or state is None:
-            # In doubt: the server went away, which it can also do after the commit record.
-            self._dead = True
-            raise AnswerLost(f"resources.{self._name}: the database ended the connection during COMMIT")
+        state = result.error_field(DiagnosticField.SQLSTATE)
+        if state is None:
+            # In doubt: whatever this is, it is no word of the server's about the transaction.
+            self.close()
+            raise AnswerLost(f"resources.{self._name}: COMMIT was not answered by the database ({_sentence(result)})")
         self._is_prepared = self._is_prepared and state != _NO_SUCH_PREPARED
         self.rollback()
-        if not proven and (state == _DIVISION_BY_ZERO or self._may_have_committed(capture)):
+        if _NOT_BEGUN in _sentence(result) or self._may_have_committed(capture):
             raise NotTheTransactionBegun(
                 f"resources.{self._name}: the block's transaction is not the one begun"
             )
         # Abort: an error answer of the server means that the transaction is rolled back, and the one begun is not over.
         raise CommitRefused(
-            f"resources.{self._name}: COMMIT was refused: {_sentence(failure)}{_REMEDIES.get(state, '')}"
-        ) from psycopg.errors.error_from_result(failure)
+            f"resources.{self._name}: COMMIT was refused: {_sentence(result)}{_REMEDIES.get(state, '')}"
+        ) from psycopg.errors.error_from_result(result)
 
     def rollback(self) -> None:
         """Roll back; a connection that does not answer is closed, which rolls back too."""
         if self._dead or self._pgconn.transaction_status == TransactionStatus.IDLE:
             return
         try:
-            if self._exchange(b"rollback") is not None:
+            if self._ask(self._pgconn.exec_, b"rollback").status not in _SUCCEEDED:
                 self._dead = True
         except _ConnectionLost:
             # Abort: COMMIT was not sent, so the server can only roll back.
@@ -211,101 +196,79 @@ class PostgresqlSession:
     def close(self) -> None:
         """Close the connection."""
         self._dead = True
+        self._awaited.close()
         self._connection.close()
 
-    def _prepare(self, *statements: _Statement) -> None:
-        for statement in statements:
-            prepared = self._pgconn.prepare(statement.name, statement.text, statement.types)
-            if prepared.status != ExecStatus.COMMAND_OK:
-                raise psycopg.errors.error_from_result(prepared)
-        self._is_prepared = True
+    def _prepare(self, name: bytes, statement: bytes) -> None:
+        prepared = self._pgconn.prepare(name, statement, (_BYTEA, _BYTEA))
+        if prepared.status != ExecStatus.COMMAND_OK:
+            raise psycopg.errors.error_from_result(prepared)
+
+    def _proof(self, capture: sql.Composable, partitions: sql.Composable) -> bytes:
+        return _PROVE.format(
+            table=self._table, not_begun=sql.Literal(_NOT_BEGUN), capture=capture, partitions=partitions
+        ).as_bytes(self._connection)
+
+    def _decision(self, capture: bytes, partitions: bytes) -> bytes:
+        """Return the proof and COMMIT, which the server skips if the proof fails.
+
+        Nothing in it is secret, and nothing has to be quoted. E: without it, a setting says what a backslash is.
+        """
+        values = [b"E'\\\\x%s'" % value.hex().encode() for value in (capture, partitions)]
+        if self._is_prepared:
+            return b"execute %s(%s, %s); commit" % (_PREPARED_PROOF, *values)
+        proof = self._proof(*(sql.SQL(value.decode() + "::bytea") for value in values))
+        return proof + b"; commit"
 
     def _may_have_committed(self, capture: bytes) -> bool:
         """Has the block committed the decision itself, before the statement that was refused? True if this cannot be read."""
         if not self.usable:
             return True
         try:
-            _, failure = self._pipelined((self._committed, [capture]))
+            result = self._ask_with(b"", self._committed, capture)
         except _ConnectionLost:
             # In doubt: the row is read on another connection.
             return True
-        return failure is None or failure.error_field(DiagnosticField.SQLSTATE) != _DIVISION_BY_ZERO
+        return result.status != ExecStatus.TUPLES_OK or result.ntuples > 0
 
     def _savepoint(self, command: bytes, number: int) -> None:
         try:
-            failure = self._exchange(command % number)
+            result = self._ask(self._pgconn.exec_, command % number)
         except _ConnectionLost as error:
             raise Unreachable(
                 f"resources.{self._name}: the connection was lost; run the block again"
             ) from error
-        if failure is not None:
-            raise psycopg.errors.error_from_result(failure)
+        if result.status not in _SUCCEEDED:
+            raise psycopg.errors.error_from_result(result)
 
-    def _pipelined(self, *commands: tuple[_Statement, list[bytes]]) -> tuple[int, PGresult | None]:
-        """Run statements in one round trip; return how many succeeded, and the first that failed or None.
+    def _ask_with(self, prepared: bytes, statement: bytes, *values: bytes) -> PGresult:
+        """Ask with bound values, by the prepared statement if it still is. Raises _ConnectionLost."""
+        formats = [_BINARY] * len(values)
+        if prepared and self._is_prepared:
+            return self._ask(self._pgconn.exec_prepared, prepared, list(values), formats)
+        return self._ask(self._pgconn.exec_params, statement, list(values), [_BYTEA] * len(values), formats)
 
-        After a failure the server skips the rest, COMMIT among them. Raises _ConnectionLost.
-        """
-        pgconn = self._pgconn
-        try:
-            pgconn.enter_pipeline_mode()
-            for (name, text, types), values in commands:
-                formats = [_BINARY] * len(values)
-                if name and self._is_prepared:
-                    pgconn.send_query_prepared(name, values, formats)
-                else:
-                    pgconn.send_query_params(text, values, types, formats)
-            pgconn.pipeline_sync()
-            answer = self._answers(until_sync=True)
-            pgconn.exit_pipeline_mode()
-        except psycopg.OperationalError as error:
-            self._lost(error)
-        return answer
-
-    def _exchange(self, command: bytes) -> PGresult | None:
-        """Send a command and return its failure, or None. Raises _ConnectionLost.
-
-        Not PQexec: its wait has no end when a proxy or a host in between falls silent.
-        """
-        try:
-            self._pgconn.send_query(command)
-            _, failure = self._answers(until_sync=False)
-        except psycopg.OperationalError as error:
-            self._lost(error)
-        return failure
-
-    def _answers(self, *, until_sync: bool) -> tuple[int, PGresult | None]:
-        """Read all answers; return how many succeeded, and the first failure. Raises _ConnectionLost, OperationalError."""
-        pgconn = self._pgconn
-        succeeded = 0
-        failure: PGresult | None = None
-        deadline = clock.monotonic() + ANSWER_TIMEOUT_S
-        while pgconn.flush():
-            # Also read: a server that waits for its own answers to be taken takes nothing either.
-            self._wait(self._movable, deadline)
-            pgconn.consume_input()
-        while True:
-            while pgconn.is_busy():
-                self._wait(self._readable, deadline)
-                pgconn.consume_input()
-            result = pgconn.get_result()
-            if result is None:
-                is_lost = pgconn.transaction_status == TransactionStatus.UNKNOWN
-                if is_lost and failure is None:
-                    self._lost(None)
-                if is_lost or not until_sync:
-                    return succeeded, failure
-            elif result.status == ExecStatus.PIPELINE_SYNC:
-                return succeeded, failure
-            elif result.status in _SUCCEEDED:
-                succeeded += 1
-            elif failure is None and result.status == ExecStatus.FATAL_ERROR:
-                failure = result
-
-    def _wait(self, until: select.poll, deadline: float) -> None:
-        left = deadline - clock.monotonic()
-        if left <= 0 or not until.poll(left * 1000):
+    def _ask(self, ask: Callable[..., PGresult], *what: Any) -> PGresult:
+        """Wait for an answer, which may be a refusal. Raises _ConnectionLost."""
+        if self._is_unread:
+            # libpq would read it to its end first, and psycopg still holds the connection for it.
             self._lost(None)
+        self._awaited.overdue_at = clock.monotonic() + ANSWER_TIMEOUT_S
+        try:
+            result = ask(*what)
+        except psycopg.OperationalError as error:
+            self._lost(error)
+        finally:
+            self._awaited.answered()
+        if self._pgconn.transaction_status == TransactionStatus.UNKNOWN:
+            self._lost(None)
+        return result
+
+    @property
+    def _is_unread(self) -> bool:
+        """Has the block left a stream, a COPY or a pipeline open?"""
+        pgconn = self._pgconn
+        return pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
 
     def _lost(self, cause: Exception | None) -> NoReturn:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -15,7 +16,7 @@ from psycopg import sql
 
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
-from relay.resources import open_resource
+from relay.resources import open_resource, patience
 from relay.resources.port import (
     CommitRefused,
     Decisions,
@@ -203,6 +204,34 @@ class TestPostgresql(ResourceContract):
         )
         session.decide(capture, PLACED)
         assert self.rows(session) == [(1, holds)]
+
+    def test_a_session_without_a_descriptor_to_look_after_it_says_so(
+        self, resource: Resource, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_descriptor: int) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(patience.os, "dup", full)
+        with pytest.raises(Unreachable, match=r"resources\.shop: Too many open files; close files"):
+            resource.session()
+
+    def test_nobody_who_watches_the_server_reads_a_nonce(self, url: str, session: PostgresqlSession) -> None:
+        nonce = secrets.token_bytes(16)
+        backend = session._pgconn.backend_pid
+        with psycopg.connect(url, autocommit=True) as watcher:
+
+            def seen() -> str:
+                rows = watcher.execute("select query from pg_stat_activity where pid = %s", (backend,)).fetchall()
+                return str(rows[0][0])
+
+            session.begin(capture_id(nonce), nonce)
+            begun = seen()
+            session.decide(capture_id(nonce), PLACED)
+            decided = seen()
+        assert "relay_capture" in begun
+        assert "commit" in decided
+        for spelt in (nonce.hex(), repr(nonce), str(int.from_bytes(nonce, "big"))):
+            assert spelt not in begun + decided
 
     @pytest.mark.parametrize("strings", ["on", "off"])
     def test_a_setting_about_backslashes_changes_no_value(

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
-from capture_log import BOUND_COMMIT, DatabaseProxy, messages, read_log, shown, until
+from capture_log import DECIDING_COMMIT, DatabaseProxy, messages, read_log, shown, until
 
 from relay import Capture
 from relay.capture import publisher
@@ -83,7 +84,7 @@ def test_a_lost_commit_answer_is_found_out(
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.silent, proxy.lose_answer_to = silent, BOUND_COMMIT
+        proxy.silent, proxy.lose_answer_to = silent, DECIDING_COMMIT
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker")
 
@@ -100,7 +101,7 @@ def test_a_lost_answer_with_the_database_away_is_in_doubt_and_found_out_later(
     with pytest.raises(CaptureInDoubt, match="answer was lost"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        proxy.lose_answer_to, proxy.refuse = BOUND_COMMIT, True
+        proxy.lose_answer_to, proxy.refuse = DECIDING_COMMIT, True
     assert capture.in_doubt == 1
     assert [read.marker for read in read_log(kafka, topic)] == [None], "nobody may guess meanwhile"
     proxy.refuse = False
@@ -333,14 +334,39 @@ def test_messages_whose_reports_did_not_come_follow_the_row(
     assert capture.in_doubt == 0
 
 
-def test_a_stream_that_is_still_open_holds_up_no_later_block(capture: Capture, topic: str) -> None:
-    streams = []
-    with pytest.raises(ValueError, match="enough"), capture.transaction() as tx:
-        tx.publish(topic, 1)
-        streams.append(tx.execute("select 1").connection.cursor().stream("select generate_series(1, 1000000)"))
-        next(streams[0])
-        raise ValueError("enough")
+def open_stream(cursor: psycopg.Cursor[Any]) -> object:
+    stream = cursor.stream("select generate_series(1, 1000000)")
+    next(stream)
+    return stream
+
+
+def open_copy(cursor: psycopg.Cursor[Any]) -> object:
+    unread = cursor.copy("copy (select generate_series(1, 100000000)) to stdout")
+    unread.__enter__()
+    return unread
+
+
+def open_pipeline(cursor: psycopg.Cursor[Any]) -> object:
+    pipeline = cursor.connection.pipeline()
+    pipeline.__enter__()
+    cursor.execute("select 1")
+    return pipeline
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["goes on", "raises"])
+@pytest.mark.parametrize("leave_open", [open_stream, open_copy, open_pipeline])
+def test_what_a_block_leaves_unread_holds_up_no_later_block(
+    capture: Capture, topic: str, postgres: str, leave_open: Callable[[psycopg.Cursor[Any]], object], raises: bool
+) -> None:
+    left = []
     begun = time.monotonic()
+    with pytest.raises((ValueError, CaptureError), match=r"enough|read to its end"), capture.transaction() as tx:
+        tx.publish(topic, 1)
+        tx.execute("insert into orders values (1)")
+        left.append(leave_open(tx.execute("select 1").connection.cursor()))
+        if raises:
+            raise ValueError("enough")
     with capture.transaction() as tx:
-        tx.execute("select 1")
+        tx.execute("insert into orders values (2)")
     assert time.monotonic() - begun < 5
+    assert orders(postgres) == [2]

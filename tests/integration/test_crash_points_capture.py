@@ -19,7 +19,7 @@ import pytest
 from relay.config.loading import load
 from relay.resources import open_resource
 from relay.run.crash import EXIT_STATUS, VARIABLE
-from tests.capture_log import BOUND_COMMIT, DatabaseProxy
+from tests.capture_log import DECIDING_COMMIT, DatabaseProxy
 from tests.integration.crash_site import PARTITIONS, assert_audited, in_order
 from tests.routes import TopicRoute, wait_for
 
@@ -167,7 +167,7 @@ def test_a_publisher_killed_while_the_answer_to_commit_is_under_way(shop: Shop) 
     with DatabaseProxy(shop.url) as proxy:
         publisher = shop.start(total=100_000, url=proxy.url)
         wait_for(lambda: len(shop.orders()) > 3, what="some orders")
-        proxy.silent, proxy.lose_answer_to = True, BOUND_COMMIT
+        proxy.silent, proxy.lose_answer_to = True, DECIDING_COMMIT
         wait_for(lambda: publisher_stands(shop), what="a commit without an answer")
         publisher.kill()
         _, said = publisher.communicate(timeout=10)
