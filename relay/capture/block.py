@@ -93,10 +93,7 @@ class CaptureBlock:
             if kind is not None:
                 self._roll_back()
             elif self._phase is _Phase.FAILED:
-                raise CaptureError(
-                    "a statement of the block failed and the block went on; the capture is rolled back: "
-                    "let the error leave the block, or use tx.savepoint()"
-                )
+                self._refuse_to_decide()
             else:
                 self._end()
         except BaseException:
@@ -214,9 +211,10 @@ class CaptureBlock:
 
     def _refuse_to_decide(self) -> NoReturn:
         """Say whether the block's statements ended the transaction, or it failed under one that `execute` did not run."""
-        if self._session.failed:
+        if self._phase is _Phase.FAILED or self._session.failed:
             # The row tells: a block that sent COMMIT itself before its failure has committed it.
-            found = self._find_out()
+            self._session.rollback()
+            found = self._outcome()
             if found is None:
                 raise CaptureInDoubt(
                     f"capture {self._name}: the connection was lost and the decision cannot be read now; nothing was "
@@ -238,18 +236,14 @@ class CaptureBlock:
         try:
             self._session.decide(self._capture, partitions)
         except CommitRefused as error:
-            # Abort: the database said so, and has rolled back.
-            self._mark_aborted()
-            raise CaptureError(f"capture {self._name}: {error}") from error.__cause__
+            found = self._outcome()
+            if found is not None and not found[0]:
+                # Abort: the database said so, and has rolled back.
+                self._mark_aborted()
+                raise CaptureError(f"capture {self._name}: {error}") from error.__cause__
+            self._ended_by_itself(found, error)
         except NotTheTransactionBegun as error:
-            # In doubt for the caller; for the messages the row tells, as it does to everyone.
-            found = self._find_out()
-            if found is not None and self._placed:
-                self._publisher.mark(self._capture, self._nonce if found[0] else None, self._placed)
-            raise CaptureInDoubt(
-                f"capture {self._name}: the block's statements ended the database transaction themselves; the "
-                "messages follow what they committed, later statements are rolled back"
-            ) from error
+            self._ended_by_itself(self._find_out(), error)
         except AnswerLost as error:
             # In doubt until the row is read on a new connection; never assumed to be aborted.
             self._answer_lost(error)
@@ -258,6 +252,15 @@ class CaptureBlock:
             self._session.close()
             self._publisher.doubt(self._capture, self._nonce, self._placed)
             raise
+
+    def _ended_by_itself(self, found: tuple[bool, bool] | None, error: Exception) -> NoReturn:
+        """In doubt for the caller; for the messages the row tells, as it does to everyone."""
+        if found is not None and self._placed:
+            self._publisher.mark(self._capture, self._nonce if found[0] else None, self._placed)
+        raise CaptureInDoubt(
+            f"capture {self._name}: the block's statements ended the database transaction themselves; the "
+            "messages follow what they committed, later statements are rolled back"
+        ) from error
 
     def _answer_lost(self, error: AnswerLost) -> None:
         found = self._find_out()
@@ -279,6 +282,10 @@ class CaptureBlock:
             f"capture {self._name}: the connection was lost before the commit took effect; run the block again ({error})"
         ) from error
 
+    def _outcome(self) -> tuple[bool, bool] | None:
+        """Return what `_find_out` does, once the session has rolled back; mostly its own connection knows."""
+        return (False, False) if self._session.is_undone(self._capture) else self._find_out()
+
     def _find_out(self) -> tuple[bool, bool] | None:
         """Return (committed, decided by another), or None if it cannot be found out in time."""
         self._session.close()
@@ -294,10 +301,14 @@ class CaptureBlock:
         if self._phase is not _Phase.OPEN:
             return
         self._phase = _Phase.FAILED
+        is_undone = False
         try:
             self._session.rollback()
+            is_undone = not self._placed or self._session.is_undone(self._capture)
         finally:
-            if self._placed:
+            if is_undone:
+                self._mark_aborted()
+            else:
                 # In doubt for the log, though COMMIT was not sent: a block that sent its own has committed the row.
                 self._publisher.doubt(self._capture, self._nonce, self._placed)
 

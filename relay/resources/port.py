@@ -22,7 +22,10 @@ class NotTheTransactionBegun(InDoubt):
 
 
 class CommitRefused(RelayError):
-    """The database answered that the transaction did not commit; the cause is the driver's error."""
+    """The database answered that this transaction did not commit; the cause is the driver's error.
+
+    ``Session.is_undone`` tells whether an earlier one, which the block ended itself, can have.
+    """
 
 
 class DecisionRow(NamedTuple):
@@ -88,7 +91,13 @@ class Session(Protocol):
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Write the partitions into the row, which proves that this is the transaction begun, and COMMIT.
 
-        Raises NotTheTransactionBegun, CommitRefused (surely not committed) or AnswerLost (unknown).
+        Raises NotTheTransactionBegun, CommitRefused (rolled back) or AnswerLost (unknown).
+        """
+
+    def is_undone(self, capture: bytes) -> bool:
+        """After a rollback: is the decision surely not committed, by a statement of the block's own neither?
+
+        False also if that cannot be read on this connection: then only the row tells, read on another.
         """
 
     def rollback(self) -> None:

@@ -50,7 +50,9 @@ _PROVE: Final = sql.SQL("""with decided as (
 ) select (case count(*) when 1 then '1' else {not_begun} end)::integer,
     case when current_setting('synchronous_commit') in ('off', 'local') then set_config('synchronous_commit', 'on', true) end
 from decided""")
-_COMMITTED: Final = sql.SQL("select 1 from {table} where capture = $1 and outcome = 'committed'")
+# A transaction that the block has prepared shows its row to nobody, and somebody may commit it.
+_DONE: Final = sql.SQL("""select 1 from {table} where capture = $1
+union all select 1 from pg_catalog.pg_prepared_xacts where database = current_database()""")
 _PREPARED_ENTER: Final = b"relay_enter"
 _PREPARED_PROOF: Final = b"relay_prove"
 
@@ -78,7 +80,7 @@ class PostgresqlSession:
         self._spoke_at = 0.0
         # With the table's schema, since a block may set a search path of its own.
         self._enter = _ENTER.format(table=table).as_bytes(connection)
-        self._committed = _COMMITTED.format(table=table).as_bytes(connection)
+        self._done = _DONE.format(table=table).as_bytes(connection)
         self._table = table
         self._prepare(_PREPARED_ENTER, self._enter)
         self._prepare(_PREPARED_PROOF, self._proof(sql.SQL("$1"), sql.SQL("$2")))
@@ -168,14 +170,25 @@ class PostgresqlSession:
             raise AnswerLost(f"resources.{self._name}: COMMIT was not answered by the database ({_sentence(result)})")
         self._is_prepared = self._is_prepared and state != _NO_SUCH_PREPARED
         self.rollback()
-        if _NOT_BEGUN in _sentence(result) or self._may_have_committed(capture):
+        if _NOT_BEGUN in _sentence(result):
             raise NotTheTransactionBegun(
                 f"resources.{self._name}: the block's transaction is not the one begun"
             )
-        # Abort: an error answer of the server means that the transaction is rolled back, and the one begun is not over.
+        # Abort: an error answer of the server means that the transaction is rolled back.
         raise CommitRefused(
             f"resources.{self._name}: COMMIT was refused: {_sentence(result)}{_REMEDIES.get(state, '')}"
         ) from psycopg.errors.error_from_result(result)
+
+    def is_undone(self, capture: bytes) -> bool:
+        """After a rollback: is the decision surely not committed, by a statement of the block's own neither?"""
+        if not self.usable:
+            return False
+        try:
+            result = self._ask_with(b"", self._done, capture)
+        except _ConnectionLost:
+            # In doubt: the row is read on another connection.
+            return False
+        return result.status == ExecStatus.TUPLES_OK and result.ntuples == 0
 
     def rollback(self) -> None:
         """Roll back; a connection that does not answer is closed, which rolls back too."""
@@ -219,17 +232,6 @@ class PostgresqlSession:
             return b"execute %s(%s, %s); commit" % (_PREPARED_PROOF, *values)
         proof = self._proof(*(sql.SQL(value.decode() + "::bytea") for value in values))
         return proof + b"; commit"
-
-    def _may_have_committed(self, capture: bytes) -> bool:
-        """Has the block committed the decision itself, before the statement that was refused? True if this cannot be read."""
-        if not self.usable:
-            return True
-        try:
-            result = self._ask_with(b"", self._committed, capture)
-        except _ConnectionLost:
-            # In doubt: the row is read on another connection.
-            return True
-        return result.status != ExecStatus.TUPLES_OK or result.ntuples > 0
 
     def _savepoint(self, command: bytes, number: int) -> None:
         try:

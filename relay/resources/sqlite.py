@@ -228,6 +228,17 @@ class SqliteSession:
             raise AnswerLost(f"resources.{self._name}: COMMIT failed in the middle: {error}") from error
         self._release_writer()
 
+    def is_undone(self, capture: bytes) -> bool:
+        """After a rollback: is the decision surely not committed, by a statement of the block's own neither?"""
+        if not self.usable:
+            return False
+        try:
+            found = self._outside.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
+        except sqlite3.Error:
+            # In doubt: the row is read on another connection.
+            return False
+        return found is None
+
     def rollback(self) -> None:
         """Roll back; a connection that fails is closed, which rolls back too."""
         try:

@@ -137,6 +137,20 @@ class ResourceContract:
         if again:
             assert (2, "after") not in self.rows(session)
 
+    @pytest.mark.parametrize(("ending", "undone"), [(None, True), ("rollback", True), ("commit", False)])
+    def test_after_a_rollback_a_session_knows_whether_the_block_committed_before(
+        self, session: Session, ending: str | None, undone: bool
+    ) -> None:
+        capture = self.begin(session)
+        if ending is not None:
+            session.execute(ending)
+            session.execute("begin")
+        session.rollback()
+
+        assert session.is_undone(capture) is undone
+        session.close()
+        assert not session.is_undone(capture), "a closed one cannot know"
+
     def test_a_savepoint_undoes_what_came_after_it(self, session: Session, decisions: Decisions) -> None:
         capture = self.begin(session)
         session.savepoint(1)
@@ -272,10 +286,7 @@ class TestPostgresql(ResourceContract):
         assert decisions.read([capture]) == {}
         assert session.usable
 
-    @pytest.mark.parametrize(
-        "then",
-        ["begin read only", "begin; deallocate all", "begin; set local role {role}", "set role {role}; begin"],
-    )
+    @pytest.mark.parametrize("then", ["begin read only", "begin; deallocate all", "begin; set local role {role}"])
     def test_a_proof_that_is_refused_is_no_refusal_of_what_the_block_committed_itself(
         self, session: Session, decisions: Decisions, then: str
     ) -> None:
@@ -287,11 +298,21 @@ class TestPostgresql(ResourceContract):
             for statement in then.split(";"):
                 session.execute(sql.SQL(statement).format(role=role))
 
-            with pytest.raises(NotTheTransactionBegun):
+            with pytest.raises((CommitRefused, NotTheTransactionBegun)):
                 session.decide(capture, PLACED)
         finally:
-            session.execute("reset role")
             session.execute(sql.SQL("drop role {}").format(role))
+        assert not session.is_undone(capture)
+        assert decisions.read([capture])[capture].committed
+
+    def test_a_transaction_that_the_block_prepared_may_be_committed_yet(
+        self, session: Session, decisions: Decisions
+    ) -> None:
+        capture = self.begin(session)
+        prepared = sql.Literal(capture.hex())
+        session.execute(sql.SQL("prepare transaction {}").format(prepared))
+        assert not session.is_undone(capture)
+        session.execute(sql.SQL("commit prepared {}").format(prepared))
         assert decisions.read([capture])[capture].committed
 
     def test_a_block_that_drops_a_table_commits_whatever_the_driver_forgets_with_it(

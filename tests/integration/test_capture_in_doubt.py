@@ -313,6 +313,32 @@ def test_a_decision_refused_after_the_block_committed_is_no_abort(
     until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
 
 
+def test_a_block_that_committed_before_a_failure_it_swallowed_is_in_doubt(
+    capture: Capture, postgres: str, kafka: str, topic: str
+) -> None:
+    with pytest.raises(CaptureInDoubt, match="what they committed stays"), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        tx.execute("commit; begin")
+        with pytest.raises(psycopg.Error):
+            tx.execute("insert into orders values (1)")
+    assert (orders(postgres), read_log(kafka, topic)) == ([1], [])
+
+
+def test_what_a_block_prepared_and_somebody_commits_later_is_followed(
+    capture: Capture, postgres: str, kafka: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "FIND_OUT_S", 0.3)
+    with pytest.raises(CaptureInDoubt), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        tx.execute("prepare transaction 'later'; begin read only")
+    with psycopg.connect(postgres, autocommit=True) as somebody:
+        somebody.execute("commit prepared 'later'")
+    assert orders(postgres) == [1]
+    until(lambda: shown(kafka, topic), "the marker of what was committed later")
+
+
 @pytest.mark.parametrize("ended", [False, True], ids=["as it is", "after a COMMIT of the block's own"])
 def test_messages_whose_reports_did_not_come_follow_the_row(
     capture: Capture, postgres: str, kafka: str, topic: str, ended: bool, monkeypatch: pytest.MonkeyPatch

@@ -175,6 +175,15 @@ class SimulatedSession:
             raise NotTheTransactionBegun(f"resources.{self._name}: the block's transaction is not the one begun")
         self._connection.in_transaction = False
 
+    def is_undone(self, capture: bytes) -> bool:
+        """After a rollback: is the decision surely not committed?"""
+        if not self.usable:
+            return False
+        try:
+            return self._connection.call(lambda backend: backend.get(CAPTURES, (capture,)), what="select") is None
+        except ConnectionLost:
+            return False
+
     def rollback(self) -> None:
         """Roll back; a connection that does not answer is closed."""
         if self._connection.broken or not self._connection.in_transaction:

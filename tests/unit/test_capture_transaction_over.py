@@ -87,6 +87,21 @@ def test_nor_one_after_the_block_has_ended_its_transaction_itself(capture: Captu
     assert orders(path) == ([1] if ending == "commit" else [])
 
 
+def test_a_failure_that_the_block_swallowed_takes_back_nothing_that_it_committed_before(
+    capture: Capture, path: Path
+) -> None:
+    def block(tx: CaptureBlock) -> None:
+        tx.execute("insert into orders values (1)")
+        tx.execute("commit")
+        tx._session.execute("begin")
+        with suppress(sqlite3.Error):
+            tx.execute("insert into orders values (1)")
+
+    fails_in_doubt(capture, block)
+
+    assert orders(path) == [1]
+
+
 def test_a_block_that_went_on_in_a_fork_leaves_the_parents_transaction_alone(
     capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
