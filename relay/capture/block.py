@@ -108,7 +108,8 @@ class CaptureBlock:
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one SQL statement with the driver's own placeholders and return its cursor.
 
-        Raises the driver's errors; outside a savepoint they end the block. CaptureInDoubt if an earlier statement has
+        What it sets for the session stays with a connection that later blocks use: prefer ``set local``. Raises the
+        driver's errors; outside a savepoint they end the block. CaptureInDoubt if an earlier statement has
         ended the transaction: this one would take effect by itself, and no message would ever tell of it.
         """
         self._refuse_unless_in_transaction()
@@ -181,8 +182,11 @@ class CaptureBlock:
         try:
             self._session.savepoint(number)
             yield
+            self._publisher.check_process()
             self._session.release(number)
         except BaseException:
+            if not self._publisher.is_here:
+                raise  # a fork: the transaction and its savepoints are the parent's
             del self._messages[kept:]
             self._bytes = kept_bytes
             if self._phase is _Phase.OPEN and not self._session.in_transaction:

@@ -6,13 +6,18 @@ threads that share one interpreter pay for every handover.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
+from weakref import WeakSet
 
 from relay.run import clock, schedule
 
+ANSWER_TIMEOUT_S: Final = 10.0
+"""How long an answer is waited for; then its connection is given up."""
 CHECK_S: Final = 0.25
 _NEVER: Final = float("inf")
 
@@ -20,7 +25,7 @@ _NEVER: Final = float("inf")
 class Awaited:
     """One connection. ``overdue_at`` is when its answer is, on the monotonic clock; infinite while nothing is asked."""
 
-    __slots__ = ("_patience", "_socket", "overdue_at")
+    __slots__ = ("__weakref__", "_patience", "_socket", "overdue_at")
 
     def __init__(self, patience: Patience, descriptor: int) -> None:
         self.overdue_at = _NEVER
@@ -28,9 +33,22 @@ class Awaited:
         # A descriptor of its own: the client may have closed its one, and the number be another file by then.
         self._socket = socket.socket(fileno=os.dup(descriptor))
 
+    def asked(self, more_s: float = 0.0) -> None:
+        """An answer is due, so many seconds later than others."""
+        self.overdue_at = clock.monotonic() + ANSWER_TIMEOUT_S + more_s
+
     def answered(self) -> None:
         """Nothing is asked any more."""
         self.overdue_at = _NEVER
+
+    @contextmanager
+    def asking(self, more_s: float = 0.0) -> Iterator[None]:
+        """Have what runs in the block find the connection lost when its answer is overdue."""
+        self.asked(more_s)
+        try:
+            yield
+        finally:
+            self.answered()
 
     def cut(self) -> None:
         """Have the thread that waits find the connection lost."""
@@ -42,13 +60,18 @@ class Awaited:
         self._patience.forget(self)
         self._socket.close()
 
+    def __del__(self) -> None:
+        # Of a connection that somebody dropped or was interrupted with; without the lock, which its thread may hold.
+        with suppress(AttributeError):
+            self._socket.close()
+
 
 class Patience:
     """Looks after connections, in one thread that lives as long as there are any."""
 
     def __init__(self) -> None:
         self._lock = schedule.lock()
-        self._awaited: set[Awaited] = set()
+        self._awaited: WeakSet[Awaited] = WeakSet()
         self._is_watched = False
         self._process = os.getpid()
 
@@ -58,12 +81,15 @@ class Patience:
         return self._process == os.getpid()
 
     def await_on(self, descriptor: int) -> Awaited:
-        """Look after a connection until it is closed."""
+        """Look after a connection until it is closed, or dropped. Raises OSError when the process is at its limits."""
         awaited = Awaited(self, descriptor)
         with self._lock:
             self._awaited.add(awaited)
             if not self._is_watched:
-                schedule.start_thread("relay-database-patience", self._watch)
+                try:
+                    schedule.start_thread("relay-database-patience", self._watch)
+                except RuntimeError as error:
+                    raise OSError(errno.EAGAIN, "no further thread can be started") from error
                 self._is_watched = True
         return awaited
 
@@ -79,7 +105,10 @@ class Patience:
                 if not self._awaited:
                     self._is_watched = False
                     return
-                now = clock.monotonic()
-                for awaited in self._awaited:
-                    if awaited.overdue_at <= now:
-                        awaited.cut()
+                self._cut_overdue(clock.monotonic())
+
+    def _cut_overdue(self, now: float) -> None:
+        # Apart, so that nothing holds on to a connection that was dropped until the next look.
+        for awaited in list(self._awaited):
+            if awaited.overdue_at <= now:
+                awaited.cut()

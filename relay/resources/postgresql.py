@@ -12,7 +12,7 @@ from psycopg import conninfo, sql
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources import postgresql_session, schema
-from relay.resources.patience import Patience
+from relay.resources.patience import Awaited, Patience
 from relay.resources.port import AgedRow, DecisionRow, RowLocked, UnmarkedRow, identity_of
 from relay.resources.postgresql_session import PostgresqlSession
 
@@ -63,10 +63,11 @@ class PostgresqlResource:
         with reaching(self.name):
             connection = psycopg.connect(autocommit=True, **given)
             try:
-                connection.execute(durable(local=False).encode())
-                for setting, seconds in settings.items():
-                    value = sql.Literal(f"{round(seconds * 1000)}ms")
-                    connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))
+                with self._await_on(connection).asking():
+                    connection.execute(durable(local=False).encode())
+                    for setting, seconds in settings.items():
+                        value = sql.Literal(f"{round(seconds * 1000)}ms")
+                        connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))
             except BaseException:
                 connection.close()
                 raise
@@ -80,16 +81,12 @@ class PostgresqlResource:
         """Open a connection for captures."""
         connection = self.connect(idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S)
         try:
-            uuid = _uuid(connection, self.name)
             with reaching(self.name):
-                table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
-                if not self._patience.is_here:
-                    self._patience = Patience()
-                return PostgresqlSession(self.name, uuid, connection, table, self._patience)
-        except OSError as error:
-            # Retry: this process has no descriptor left to look after the connection with.
-            connection.close()
-            raise Unreachable(f"resources.{self.name}: {error.strerror}; close files, or raise `ulimit -n`") from error
+                awaited = self._await_on(connection)
+                with awaited.asking():
+                    uuid = _uuid(connection, self.name)
+                    table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
+                    return PostgresqlSession(self.name, uuid, connection, table, awaited)
         except BaseException:
             connection.close()
             raise
@@ -103,11 +100,13 @@ class PostgresqlResource:
         )
         try:
             with reaching(self.name):
-                connection.execute("set default_transaction_isolation = 'read committed'")
+                awaited = self._await_on(connection)
+                with awaited.asking():
+                    connection.execute("set default_transaction_isolation = 'read committed'")
         except BaseException:
             connection.close()
             raise
-        return PostgresqlDecisions(self.name, connection)
+        return PostgresqlDecisions(self.name, connection, awaited)
 
     def create_tables(self) -> None:
         """Create what is missing of the relay's tables."""
@@ -127,21 +126,28 @@ class PostgresqlResource:
         """Return None: writers block each other by row, and the server ends an idle one."""
         return None
 
+    def _await_on(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Awaited:
+        if not self._patience.is_here:
+            self._patience = Patience()
+        return self._patience.await_on(connection.fileno())
+
 
 class PostgresqlDecisions:
     """The decision rows, on a connection of its own in autocommit and READ COMMITTED."""
 
-    def __init__(self, name: str, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+    def __init__(self, name: str, connection: psycopg.Connection[tuple[Any, ...]], awaited: Awaited) -> None:
         self._name = name
         self._connection = connection
+        self._awaited = awaited
 
     def uuid(self) -> str:
         """Return the database's own uuid, read now."""
-        return _uuid(self._connection, self._name)
+        with self._asking():
+            return _uuid(self._connection, self._name)
 
     def abort_if_undecided(self, capture: bytes) -> None:
         """Insert (capture, aborted) unless there is a row."""
-        with reaching(self._name):
+        with self._asking():
             self._connection.execute(
                 "insert into relay_capture (capture, outcome) values (%s, 'aborted') on conflict do nothing",
                 (capture,),
@@ -149,7 +155,7 @@ class PostgresqlDecisions:
 
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist."""
-        with reaching(self._name):
+        with self._asking():
             rows = self._connection.execute(
                 "select capture, outcome, nonce from relay_capture where capture = any(%s)", (list(captures),)
             ).fetchall()
@@ -167,7 +173,7 @@ class PostgresqlDecisions:
 
     def mark(self, captures: Sequence[bytes]) -> None:
         """Note that the markers of these captures are acknowledged."""
-        with reaching(self._name):
+        with self._asking():
             self._connection.execute(
                 "update relay_capture set marked = true where capture = any(%s) and not marked",
                 (list(captures),),
@@ -189,17 +195,24 @@ class PostgresqlDecisions:
 
     def trim(self, captures: Sequence[bytes]) -> None:
         """Delete rows whose time is over."""
-        with reaching(self._name):
+        with self._asking():
             self._connection.execute("delete from relay_capture where capture = any(%s)", (list(captures),))
 
     def close(self) -> None:
         """Close the connection."""
+        self._awaited.close()
         self._connection.close()
+
+    @contextmanager
+    def _asking(self, more_s: float = 0.0) -> Iterator[None]:
+        """The server bounds its statements itself, but it may have fallen silent."""
+        with reaching(self._name), self._awaited.asking(more_s):
+            yield
 
     @contextmanager
     def _scanning(self) -> Iterator[None]:
         """Run a statement that reads as much as there is."""
-        with reaching(self._name), self._connection.transaction():
+        with self._asking(_SCAN_TIMEOUT_S), self._connection.transaction():
             self._connection.execute(
                 sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{_SCAN_TIMEOUT_S}s"))
             )
@@ -222,6 +235,10 @@ def reaching(name: str) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(
             f"resources.{name}: the role has no right to the relay's tables ({_first_line(error)}); grant it"
+        ) from error
+    except OSError as error:
+        raise Unreachable(
+            f"resources.{name}: {error.strerror or error}; this process is at one of its limits (`ulimit -a`)"
         ) from error
     except psycopg.Error as error:
         # Whatever else it says (read-only after a failover, out of memory): ask again later.

@@ -16,12 +16,10 @@ from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionS
 from psycopg.pq.abc import PGresult
 
 from relay.message.errors import CaptureFenced, Unreachable
-from relay.resources.patience import Patience
+from relay.resources.patience import Awaited
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
 from relay.run import clock
 
-ANSWER_TIMEOUT_S: Final = 10.0
-"""How long a session waits for the answer to a statement of its own; then its connection is given up."""
 IDLE_LIMIT_S: Final = 30
 """The server ends a capture whose publisher says nothing for this long (design section 4)."""
 
@@ -30,7 +28,7 @@ _NO_SUCH_PREPARED: Final = b"26000"
 _NO_RIGHT: Final = b"42501"
 _REMEDIES: Final = {
     _NO_RIGHT: "; if the block sets a role, let it set its own back before it ends (`reset role`), or grant that role the relay's tables",
-    _NO_SUCH_PREPARED: "; the block had the server forget prepared statements: let it change tables by tx.execute, one statement at a time",
+    _NO_SUCH_PREPARED: "; the block had the server forget prepared statements: let it change tables by tx.execute, one statement at a time, and use tx.savepoint() instead of the driver's",
 }
 
 _SUCCEEDED: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
@@ -50,8 +48,11 @@ _PROVE: Final = sql.SQL("""with decided as (
 ) select (case count(*) when 1 then '1' else {not_begun} end)::integer,
     case when current_setting('synchronous_commit') in ('off', 'local') then set_config('synchronous_commit', 'on', true) end
 from decided""")
+_IS_DONE: Final = sql.SQL(
+    "select 1 from {table} where capture = $1 and outcome = 'committed' and partitions = convert_from($2, 'UTF8')"
+)
 # A transaction that the block has prepared shows its row to nobody, and somebody may commit it.
-_DONE: Final = sql.SQL("""select 1 from {table} where capture = $1
+_MAY_BE_DONE: Final = sql.SQL("""select 1 from {table} where capture = $1
 union all select 1 from pg_catalog.pg_prepared_xacts where database = current_database()""")
 _PREPARED_ENTER: Final = b"relay_enter"
 _PREPARED_PROOF: Final = b"relay_prove"
@@ -62,7 +63,7 @@ class _ConnectionLost(Exception):
 
 
 class PostgresqlSession:
-    """One connection for captures, in autocommit; ``table`` is that of the decisions. Raises psycopg.Error, OSError."""
+    """One connection for captures, in autocommit; ``table`` is that of the decisions. Raises psycopg.Error."""
 
     def __init__(
         self,
@@ -70,22 +71,23 @@ class PostgresqlSession:
         uuid: str,
         connection: psycopg.Connection[tuple[Any, ...]],
         table: sql.Identifier,
-        patience: Patience,
+        awaited: Awaited,
     ) -> None:
         self.uuid = uuid
         self._name = name
         self._connection = connection
         self._pgconn = connection.pgconn
+        self._awaited = awaited
         self._dead = False
         self._spoke_at = 0.0
         # With the table's schema, since a block may set a search path of its own.
         self._enter = _ENTER.format(table=table).as_bytes(connection)
-        self._done = _DONE.format(table=table).as_bytes(connection)
+        self._is_done = _IS_DONE.format(table=table).as_bytes(connection)
+        self._may_be_done = _MAY_BE_DONE.format(table=table).as_bytes(connection)
         self._table = table
         self._prepare(_PREPARED_ENTER, self._enter)
         self._prepare(_PREPARED_PROOF, self._proof(sql.SQL("$1"), sql.SQL("$2")))
         self._is_prepared = True
-        self._awaited = patience.await_on(self._pgconn.socket)
 
     def begin(self, capture: bytes, nonce: bytes) -> None:
         """Begin, with the decision as the first statement."""
@@ -174,26 +176,24 @@ class PostgresqlSession:
             raise NotTheTransactionBegun(
                 f"resources.{self._name}: the block's transaction is not the one begun"
             )
-        # Abort: an error answer of the server means that the transaction is rolled back.
+        if self._finds(self._is_done, capture, partitions):
+            # No abort: the server was told to cancel when the commit was on its disk already.
+            return
+        # Abort, unless the row, which the block asks for next, says that the block has committed before.
         raise CommitRefused(
             f"resources.{self._name}: COMMIT was refused: {_sentence(result)}{_REMEDIES.get(state, '')}"
         ) from psycopg.errors.error_from_result(result)
 
     def is_undone(self, capture: bytes) -> bool:
         """After a rollback: is the decision surely not committed, by a statement of the block's own neither?"""
-        if not self.usable:
-            return False
-        try:
-            result = self._ask_with(b"", self._done, capture)
-        except _ConnectionLost:
-            # In doubt: the row is read on another connection.
-            return False
-        return result.status == ExecStatus.TUPLES_OK and result.ntuples == 0
+        return self._finds(self._may_be_done, capture) is False
 
     def rollback(self) -> None:
         """Roll back; a connection that does not answer is closed, which rolls back too."""
         if self._dead or self._pgconn.transaction_status == TransactionStatus.IDLE:
             return
+        # psycopg knows nothing of this rollback, and what it has prepared for a table may not fit any more.
+        self._dead = not self._is_prepared
         try:
             if self._ask(self._pgconn.exec_, b"rollback").status not in _SUCCEEDED:
                 self._dead = True
@@ -204,7 +204,9 @@ class PostgresqlSession:
     @property
     def usable(self) -> bool:
         """May another capture begin on it?"""
-        return not self._dead and self._pgconn.transaction_status == TransactionStatus.IDLE
+        # What psycopg's lock is still held for (a suspended generator of notifications) would hold up every statement.
+        is_free = not self._connection.lock.locked()
+        return not self._dead and is_free and self._pgconn.transaction_status == TransactionStatus.IDLE
 
     def close(self) -> None:
         """Close the connection."""
@@ -233,6 +235,16 @@ class PostgresqlSession:
         proof = self._proof(*(sql.SQL(value.decode() + "::bytea") for value in values))
         return proof + b"; commit"
 
+    def _finds(self, rows: bytes, *values: bytes) -> bool | None:
+        """Are there such rows? None if that cannot be read on this connection."""
+        if self._pgconn.transaction_status != TransactionStatus.IDLE:
+            return None
+        try:
+            result = self._ask_with(b"", rows, *values)
+        except _ConnectionLost:
+            return None
+        return result.ntuples > 0 if result.status == ExecStatus.TUPLES_OK else None
+
     def _savepoint(self, command: bytes, number: int) -> None:
         try:
             result = self._ask(self._pgconn.exec_, command % number)
@@ -255,7 +267,7 @@ class PostgresqlSession:
         if self._is_unread:
             # libpq would read it to its end first, and psycopg still holds the connection for it.
             self._lost(None)
-        self._awaited.overdue_at = clock.monotonic() + ANSWER_TIMEOUT_S
+        self._awaited.asked()
         try:
             result = ask(*what)
         except psycopg.OperationalError as error:

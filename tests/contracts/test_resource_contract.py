@@ -6,13 +6,15 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.pq.abc import PGresult
 
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
@@ -226,7 +228,7 @@ class TestPostgresql(ResourceContract):
             raise OSError(errno.EMFILE, "Too many open files")
 
         monkeypatch.setattr(patience.os, "dup", full)
-        with pytest.raises(Unreachable, match=r"resources\.shop: Too many open files; close files"):
+        with pytest.raises(Unreachable, match=r"resources\.shop: Too many open files; this process is at one of its limits"):
             resource.session()
 
     def test_nobody_who_watches_the_server_reads_a_nonce(self, url: str, session: PostgresqlSession) -> None:
@@ -304,6 +306,48 @@ class TestPostgresql(ResourceContract):
             session.execute(sql.SQL("drop role {}").format(role))
         assert not session.is_undone(capture)
         assert decisions.read([capture])[capture].committed
+
+    def test_a_session_whose_tables_went_back_to_what_they_were_is_replaced(self, session: Session) -> None:
+        capture = self.begin(session)
+        session.execute("alter table orders add column note text")
+        for _ in range(7):
+            session.execute("select * from orders where id > %s", (0,))
+        session.rollback()
+
+        assert not session.usable, "the driver's prepared statement returns a column that there is no more"
+        assert session.is_undone(capture)
+
+    def test_a_session_that_the_driver_is_still_busy_with_is_replaced(self, session: PostgresqlSession) -> None:
+        session.execute("listen news")
+        capture = self.begin(session)
+        for _ in range(3):
+            session.execute("notify news")
+        session.decide(capture, PLACED)
+        second = self.begin(session)
+        session.execute("select 1")
+        suspended = session._connection.notifies(timeout=2)
+        next(suspended)
+        session.decide(second, PLACED)
+
+        assert not session.usable
+
+    def test_a_commit_that_is_cancelled_when_it_is_on_the_disk_is_a_commit(
+        self, session: PostgresqlSession, decisions: Decisions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ask = session._ask
+
+        def cancelled(call: Callable[..., PGresult], *what: Any) -> PGresult:
+            result = ask(call, *what)
+            # What a server answers that was told to cancel while it waited for its disk, and looked only after that.
+            return session._pgconn.exec_(b"select 1 / 0") if what[0].endswith(b"; commit") else result
+
+        monkeypatch.setattr(session, "_ask", cancelled)
+        capture = self.begin(session)
+
+        session.decide(capture, PLACED)
+
+        assert decisions.read([capture])[capture].committed
+        assert session.usable
 
     def test_a_transaction_that_the_block_prepared_may_be_committed_yet(
         self, session: Session, decisions: Decisions

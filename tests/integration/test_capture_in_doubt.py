@@ -21,7 +21,7 @@ from relay.capture.resolver import Resolver, State
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, Unreachable
 from relay.message.identity import capture_id
-from relay.resources import open_resource, postgresql_session
+from relay.resources import open_resource, patience, postgresql_session
 from relay.resources.port import Resource
 
 
@@ -80,7 +80,7 @@ def test_a_lost_commit_answer_is_found_out(
     silent: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgresql_session, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 1.0)
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
@@ -358,6 +358,76 @@ def test_messages_whose_reports_did_not_come_follow_the_row(
     until(lambda: [read for read in read_log(kafka, topic) if read.marker], "the marker")
     assert len(orders(postgres)) == len(shown(kafka, topic)) == int(ended)
     assert capture.in_doubt == 0
+
+
+@pytest.mark.parametrize("at", [b"synchronous_commit", b"relay_resource", b"to_regclass", b"relay_enter"])
+def test_a_database_that_falls_silent_while_a_session_is_made_is_away(
+    proxy: DatabaseProxy, direct: Resource, at: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 0.5)
+    proxy.silent, proxy.lose_answer_to = True, at
+    begun = time.monotonic()
+    with pytest.raises(Unreachable):
+        open_resource("shop", proxy.url, 0.2).session()
+    assert time.monotonic() - begun < 5
+
+
+def test_a_decision_is_not_waited_for_for_ever(
+    proxy: DatabaseProxy, direct: Resource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions = open_resource("shop", proxy.url, 0.2).decisions()
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 0.5)
+    proxy.silent, proxy.lose_answer_to = True, b"from relay_capture"
+    begun = time.monotonic()
+    with pytest.raises(Unreachable):
+        decisions.read([bytes(16)])
+    assert time.monotonic() - begun < 5
+    decisions.close()
+
+
+def test_markers_go_on_after_an_answer_that_somebody_swallowed(
+    capture: Capture, proxy: DatabaseProxy, postgres: str, kafka: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 0.5)
+    proxy.silent, proxy.lose_answer_to = True, b"set marked"
+    with capture.transaction() as tx:
+        tx.publish(topic, 1)
+    time.sleep(2)
+    proxy.lose_answer_to = None
+    with capture.transaction() as tx:
+        tx.publish(topic, 2)
+    until(lambda: len(shown(kafka, topic)) == 2, "both markers")
+    until(lambda: unmarked(postgres) == 0, "the notes that they are written")
+
+
+def unmarked(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute("select count(*) from relay_capture where not marked").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_connections_that_are_silent_together_are_not_tried_one_after_the_other(
+    capture: Capture, proxy: DatabaseProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(8)
+
+    def block() -> None:
+        with capture.transaction() as tx:
+            tx.execute("select 1")
+            together.wait(10)
+
+    threads = [threading.Thread(target=block) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 1.0)
+    proxy.silent, proxy.lose_answer_to = True, b"begin"
+    begun = time.monotonic()
+    with pytest.raises(Unreachable), capture.transaction():
+        pass
+    assert time.monotonic() - begun < 5
 
 
 def open_stream(cursor: psycopg.Cursor[Any]) -> object:

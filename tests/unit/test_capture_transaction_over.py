@@ -120,6 +120,21 @@ def test_a_block_that_went_on_in_a_fork_leaves_the_parents_transaction_alone(
     assert orders(path) == [1, 3]
 
 
+def test_a_savepoint_that_went_on_in_a_fork_leaves_the_parents_alone(
+    capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with capture.transaction() as tx:
+        savepoint = tx.savepoint()
+        savepoint.__enter__()
+        tx.execute("insert into orders values (1)")
+        with monkeypatch.context() as in_the_fork:
+            in_the_fork.setattr(os, "getpid", lambda: -1)
+            assert not savepoint.__exit__(ValueError, ValueError("of the child's"), None)
+        tx.execute("insert into orders values (2)")
+
+    assert orders(path) == [1, 2]
+
+
 def test_an_interrupt_while_a_block_is_entered_leaves_no_transaction_open(
     capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +96,38 @@ def test_the_thread_lives_as_long_as_there_are_connections(pair: tuple[socket.so
     again = patient.await_on(pair[0].fileno())
     assert len(watching()) == 1
     again.close()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_connection_that_somebody_dropped_costs_neither_a_descriptor_nor_the_thread(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    patient = Patience()
+    before = descriptors()
+    dropped = patient.await_on(pair[0].fileno())
+    assert descriptors() == before + 1
+    time.sleep(0.1)
+    del dropped
+    gc.collect()
+    assert descriptors() == before
+    nobody_watches()
+
+
+def test_a_process_without_a_thread_left_says_so_and_keeps_nothing(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(patience.schedule, "start_thread", full)
+    before = descriptors()
+    with pytest.raises(OSError, match="no further thread"):
+        Patience().await_on(pair[0].fileno())
+    gc.collect()
+    assert descriptors() == before
 
 
 def test_a_fork_knows_that_nobody_watches_for_it() -> None:
