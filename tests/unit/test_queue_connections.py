@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
 import psycopg
@@ -24,6 +25,10 @@ class Made:
         self.said: list[object] = []
         self.closed = False
         self._left = fails
+        self._socket = socket.socket()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def connect(self, url: str = "", **asked: Any) -> Made:
         given = psycopg.conninfo.conninfo_to_dict(url) if url else {}
@@ -38,13 +43,15 @@ class Made:
 
     def close(self) -> None:
         self.closed = True
+        self._socket.close()
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     found = Made()
     monkeypatch.setattr(psycopg, "connect", found.connect)
-    return found
+    yield found
+    found.close()
 
 
 @pytest.mark.parametrize(
