@@ -164,9 +164,19 @@ class DatabaseProxy:
                 continue
             server = socket.create_connection(self._server)
             self._open += [client, server]
-            lost = threading.Event()
-            threading.Thread(target=self._forward, args=(client, server, lost), daemon=True).start()
-            threading.Thread(target=self._answer, args=(server, client, lost), daemon=True).start()
+            threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
+
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        lost = threading.Event()
+        forward = threading.Thread(target=self._forward, args=(client, server, lost), daemon=True)
+        forward.start()
+        try:
+            self._answer(server, client, lost)
+        finally:
+            forward.join()
+            # Only shut, a socket takes what is sent until its buffer is full: a server with much to say would wait for ever.
+            client.close()
+            server.close()
 
     def _forward(self, client: socket.socket, server: socket.socket, lost: threading.Event) -> None:
         try:
@@ -186,11 +196,11 @@ class DatabaseProxy:
                         continue
                     if self.refuse:
                         self.cut()  # the database is away: also for the process's other threads
-                    self._shut(server)
                     break
                 client.sendall(data)
         except OSError:
             pass
+        self._shut(server)
         self._shut(client)
 
     def _shut(self, end: socket.socket) -> None:

@@ -433,6 +433,7 @@ def test_connections_that_are_silent_together_are_not_tried_one_after_the_other(
 def open_stream(cursor: psycopg.Cursor[Any]) -> object:
     stream = cursor.stream("select generate_series(1, 1000000)")
     next(stream)
+    time.sleep(0.3)  # until the server waits for its reader, everything between them being full
     return stream
 
 
