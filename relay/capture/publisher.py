@@ -249,7 +249,7 @@ class Capture:
                     raise
                 # Retry on a new connection: this one died while it was idle, and nothing was begun. The others are as old,
                 # and each would be waited for as long.
-                self._close_idle(clock.monotonic())
+                self._close_idle(kept_s=0.0)
                 continue
             except BaseException:
                 session.close()
@@ -353,9 +353,9 @@ class Capture:
             )
             return drawn[:NONCE_BYTES]
 
-    def _close_idle(self, since_before: float | None = None) -> None:
-        """Close the connections that were idle for too long, or since before then; all of them once this is closed."""
-        before = float("inf") if self._closed else since_before or clock.monotonic() - IDLE_KEPT_S
+    def _close_idle(self, kept_s: float = IDLE_KEPT_S) -> None:
+        """Close the connections that have been idle for so long; all of them once this is closed."""
+        before = float("inf") if self._closed else clock.monotonic() - kept_s
         while self._idle and self._idle[0][0] <= before:
             try:
                 since, session = self._idle.popleft()

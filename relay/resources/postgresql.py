@@ -59,19 +59,8 @@ class PostgresqlResource:
 
     def connect(self, **settings: float) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection in autocommit with server ``settings`` in seconds; Unreachable if there is none."""
-        given = address(self._url)
-        with reaching(self.name):
-            connection = psycopg.connect(autocommit=True, **given)
-            try:
-                with self._await_on(connection).asking():
-                    connection.execute(durable(local=False).encode())
-                    for setting, seconds in settings.items():
-                        value = sql.Literal(f"{round(seconds * 1000)}ms")
-                        connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))
-            except BaseException:
-                connection.close()
-                raise
-        return connection
+        with self._connecting(**settings) as (connection, _):
+            return connection
 
     def identity(self) -> ResourceName:
         """Return name and uuid, read now."""
@@ -79,34 +68,20 @@ class PostgresqlResource:
 
     def session(self) -> PostgresqlSession:
         """Open a connection for captures."""
-        connection = self.connect(idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S)
-        try:
-            with reaching(self.name):
-                awaited = self._await_on(connection)
-                with awaited.asking():
-                    uuid = _uuid(connection, self.name)
-                    table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
-                    return PostgresqlSession(self.name, uuid, connection, table, awaited)
-        except BaseException:
-            connection.close()
-            raise
+        with self._connecting(idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S) as (connection, awaited):
+            uuid = _uuid(connection, self.name)
+            table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
+            return PostgresqlSession(self.name, uuid, connection, table, awaited)
 
     def decisions(self) -> PostgresqlDecisions:
         """Open a connection for decisions."""
-        connection = self.connect(
+        with self._connecting(
             lock_timeout=self._lock_timeout_s,
             statement_timeout=_DECISIONS_TIMEOUT_S,
             idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S,
-        )
-        try:
-            with reaching(self.name):
-                awaited = self._await_on(connection)
-                with awaited.asking():
-                    connection.execute("set default_transaction_isolation = 'read committed'")
-        except BaseException:
-            connection.close()
-            raise
-        return PostgresqlDecisions(self.name, connection, awaited)
+        ) as (connection, awaited):
+            connection.execute("set default_transaction_isolation = 'read committed'")
+            return PostgresqlDecisions(self.name, connection, awaited)
 
     def create_tables(self) -> None:
         """Create what is missing of the relay's tables."""
@@ -126,10 +101,26 @@ class PostgresqlResource:
         """Return None: writers block each other by row, and the server ends an idle one."""
         return None
 
-    def _await_on(self, connection: psycopg.Connection[tuple[Any, ...]]) -> Awaited:
+    @contextmanager
+    def _connecting(self, **settings: float) -> Iterator[tuple[psycopg.Connection[tuple[Any, ...]], Awaited]]:
+        """Connect; what the block asks of the connection has an end, and an error of it closes the connection."""
+        given = address(self._url)
         if not self._patience.is_here:
             self._patience = Patience()
-        return self._patience.await_on(connection.fileno())
+        with reaching(self.name):
+            connection = psycopg.connect(autocommit=True, **given)
+            try:
+                awaited = self._patience.await_on(connection.fileno())
+                with awaited.asking():
+                    connection.execute(durable(local=False).encode())
+                    for setting, seconds in settings.items():
+                        value = sql.Literal(f"{round(seconds * 1000)}ms")
+                        connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))
+                with awaited.asking():
+                    yield connection, awaited
+            except BaseException:
+                connection.close()
+                raise
 
 
 class PostgresqlDecisions:

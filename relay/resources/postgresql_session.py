@@ -80,7 +80,7 @@ class PostgresqlSession:
         self._awaited = awaited
         self._dead = False
         self._spoke_at = 0.0
-        # With the table's schema, since a block may set a search path of its own.
+        # Now, and with the table's schema: a block may set a search path, and an encoding that Python does not know.
         self._enter = _ENTER.format(table=table).as_bytes(connection)
         self._is_done = _IS_DONE.format(table=table).as_bytes(connection)
         self._may_be_done = _MAY_BE_DONE.format(table=table).as_bytes(connection)

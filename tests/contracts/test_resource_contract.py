@@ -359,12 +359,15 @@ class TestPostgresql(ResourceContract):
         session.execute(sql.SQL("commit prepared {}").format(prepared))
         assert decisions.read([capture])[capture].committed
 
-    def test_a_block_that_drops_a_table_commits_whatever_the_driver_forgets_with_it(
-        self, session: Session, decisions: Decisions
-    ) -> None:
+    def have_the_driver_prepare(self, session: Session) -> None:
         session.execute("create table lines (id integer)")
         for number in range(10):
             session.execute("insert into lines values (%s)", (number,))
+
+    def test_a_block_that_drops_a_table_commits_whatever_the_driver_forgets_with_it(
+        self, session: Session, decisions: Decisions
+    ) -> None:
+        self.have_the_driver_prepare(session)
         first = self.begin(session)
         session.execute("drop table lines")
         session.decide(first, PLACED)
@@ -377,9 +380,7 @@ class TestPostgresql(ResourceContract):
     def test_a_table_dropped_behind_the_session_is_named_as_what_took_the_statements_away(
         self, session: Session, decisions: Decisions
     ) -> None:
-        session.execute("create table lines (id integer)")
-        for number in range(10):
-            session.execute("insert into lines values (%s)", (number,))
+        self.have_the_driver_prepare(session)
         capture = self.begin(session)
         session.execute("select 1").execute("drop table lines")
 

@@ -290,25 +290,19 @@ def test_a_forged_marker_shows_nothing(kafka: str, direct: Resource, topic: str)
     assert Resolver({"shop": direct}).resolve([asked])[capture].state is State.ABORTED
 
 
-def test_commit_after_begin_inside_one_statement_is_caught_by_the_row(
-    capture: Capture, postgres: str, kafka: str, topic: str
+@pytest.mark.parametrize(
+    "then",
+    [["commit; begin", "insert into orders values (2)"], ["commit; begin read only"]],
+    ids=["the row is no one's", "the proof is refused"],
+)
+def test_commit_and_begin_inside_one_statement_are_caught_by_the_row(
+    capture: Capture, postgres: str, kafka: str, topic: str, then: list[str]
 ) -> None:
     with pytest.raises(CaptureInDoubt, match="follow what they committed"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        tx.execute("commit; begin")
-        tx.execute("insert into orders values (2)")
-    assert orders(postgres) == [1]
-    until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
-
-
-def test_a_decision_refused_after_the_block_committed_is_no_abort(
-    capture: Capture, postgres: str, kafka: str, topic: str
-) -> None:
-    with pytest.raises(CaptureInDoubt, match="follow what they committed"), capture.transaction() as tx:
-        tx.execute("insert into orders values (1)")
-        tx.publish(topic, 1)
-        tx.execute("commit; begin read only")
+        for statement in then:
+            tx.execute(statement)
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
 

@@ -97,17 +97,21 @@ def test_the_thread_lives_as_long_as_there_are_connections(pair: tuple[socket.so
     again.close()
 
 
+def nobody_has_it(other_end: socket.socket) -> None:
+    other_end.settimeout(5)
+    gc.collect()
+    assert other_end.recv(1) == b"", "a descriptor of the connection is still open"
+
+
 def test_a_connection_that_somebody_dropped_costs_neither_a_descriptor_nor_the_thread(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair
-    theirs.settimeout(5)
     dropped = Patience().await_on(ours.fileno())
     time.sleep(0.1)
     ours.close()
     del dropped
-    gc.collect()
-    assert theirs.recv(1) == b"", "nobody has a descriptor of the other end"
+    nobody_has_it(theirs)
     nobody_watches()
 
 
@@ -119,12 +123,10 @@ def test_a_process_without_a_thread_left_says_so_and_keeps_nothing(
 
     monkeypatch.setattr(patience.schedule, "start_thread", full)
     ours, theirs = pair
-    theirs.settimeout(5)
     with pytest.raises(OSError, match="no further thread"):
         Patience().await_on(ours.fileno())
     ours.close()
-    gc.collect()
-    assert theirs.recv(1) == b"", "nobody has a descriptor of the other end"
+    nobody_has_it(theirs)
 
 
 def test_a_fork_knows_that_nobody_watches_for_it() -> None:
