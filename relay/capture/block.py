@@ -18,6 +18,7 @@ import orjson
 from relay.capture import message
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
+from relay.capture.upkeep import Decided
 from relay.message import envelope
 from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import GivenHeaders
@@ -224,7 +225,7 @@ class CaptureBlock:
                     f"capture {self._name}: the connection was lost and the decision cannot be read now; nothing was "
                     "published, and relay_capture will tell whether the block's statements committed anything themselves"
                 )
-            if not found[0]:
+            if found in (Decided.ABORTED, Decided.FENCED):
                 raise CaptureError(
                     f"capture {self._name}: a statement of the block failed, or was not read to its end, and the block went "
                     "on; the capture is rolled back: let the error leave the block, or use tx.savepoint()"
@@ -239,45 +240,44 @@ class CaptureBlock:
         self._phase = _Phase.ENDED
         try:
             self._session.decide(self._capture, partitions)
-        except CommitRefused as error:
-            found = self._outcome()
-            if found is not None and not found[0]:
-                # Abort: the database said so, and has rolled back.
-                self._mark_aborted()
-                raise CaptureError(f"capture {self._name}: {error}") from error.__cause__
-            self._ended_by_itself(found, error)
         except NotTheTransactionBegun as error:
             self._ended_by_itself(self._find_out(), error)
-        except AnswerLost as error:
-            # In doubt until the row is read on a new connection; never assumed to be aborted.
-            self._answer_lost(error)
+        except (CommitRefused, AnswerLost) as error:
+            # In doubt until the row is read: neither a lost answer nor an error is a rollback.
+            self._follow_the_row(error)
         except BaseException:
             # In doubt: interrupted between sending and receiving.
             self._session.close()
             self._publisher.doubt(self._capture, self._nonce, self._placed)
             raise
 
-    def _ended_by_itself(self, found: tuple[bool, bool] | None, error: Exception) -> NoReturn:
+    def _ended_by_itself(self, found: Decided | None, error: Exception) -> NoReturn:
         """In doubt for the caller; for the messages the row tells, as it does to everyone."""
         if found is not None and self._placed:
-            self._publisher.mark(self._capture, self._nonce if found[0] else None, self._placed)
+            is_aborted = found in (Decided.ABORTED, Decided.FENCED)
+            self._publisher.mark(self._capture, None if is_aborted else self._nonce, self._placed)
         raise CaptureInDoubt(
             f"capture {self._name}: the block's statements ended the database transaction themselves; the "
             "messages follow what they committed, later statements are rolled back"
         ) from error
 
-    def _answer_lost(self, error: AnswerLost) -> None:
-        found = self._find_out()
+    def _follow_the_row(self, error: CommitRefused | AnswerLost) -> None:
+        """Return if the row says that the capture is committed, as its end was to make it."""
+        found = self._outcome()
+        is_refused = isinstance(error, CommitRefused)
         if found is None:
             raise CaptureInDoubt(
-                f"capture {self._name}: COMMIT was sent, its answer was lost and the decision cannot be read now; "
-                "relay_capture will tell, and the messages follow it"
+                f"capture {self._name}: COMMIT was sent, its answer was {'an error' if is_refused else 'lost'} and the decision "
+                "cannot be read now; relay_capture will tell, and the messages follow it"
             ) from error
-        committed, fenced = found
-        if committed:
+        if found is Decided.COMMITTED:
             return
+        if found is Decided.COMMITTED_EARLY:
+            self._ended_by_itself(found, error)
         self._mark_aborted()
-        if fenced:
+        if is_refused:
+            raise CaptureError(f"capture {self._name}: {error}") from error.__cause__
+        if found is Decided.FENCED:
             raise CaptureFenced(
                 f"capture {self._name}: the connection was lost and a resolver decided that it is aborted; "
                 "run the block again"
@@ -286,12 +286,12 @@ class CaptureBlock:
             f"capture {self._name}: the connection was lost before the commit took effect; run the block again ({error})"
         ) from error
 
-    def _outcome(self) -> tuple[bool, bool] | None:
+    def _outcome(self) -> Decided | None:
         """Return what `_find_out` does, once the session has rolled back; mostly its own connection knows."""
-        return (False, False) if self._session.is_undone(self._capture) else self._find_out()
+        return Decided.ABORTED if self._session.is_undone(self._capture) else self._find_out()
 
-    def _find_out(self) -> tuple[bool, bool] | None:
-        """Return (committed, decided by another), or None if it cannot be found out in time."""
+    def _find_out(self) -> Decided | None:
+        """Ask on another connection; None if it cannot be found out in time."""
         self._session.close()
         found = None
         try:

@@ -16,7 +16,7 @@ from relay.capture.inquiries import Answering
 from relay.capture.marking import Ended, Marking
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
-from relay.capture.upkeep import Upkeep, find_out
+from relay.capture.upkeep import Decided, Upkeep, find_out
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.inquiries import InquiryReader
 from relay.kafka.registry import Registry, RegistryLike
@@ -319,8 +319,8 @@ class Capture:
         """Have the outcome of a capture found out in the background."""
         self._upkeep.doubt(Ended(capture, nonce, placed, self.incarnation))
 
-    def find_out(self, capture: bytes) -> tuple[bool, bool] | None:
-        """Ask for a decision whose answer was lost: (committed, decided by another), None if unknown in time."""
+    def find_out(self, capture: bytes) -> Decided | None:
+        """Ask for a decision whose answer was lost; None if unknown in time."""
         return find_out(self._resource.decisions, self.name.uuid, capture, clock.monotonic() + FIND_OUT_S)
 
     def _numbered(self, messages: list[Buffered], placed: list[Placed]) -> list[Record]:

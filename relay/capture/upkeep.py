@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import Final
 
 import orjson
@@ -239,10 +240,21 @@ class Upkeep:
             self._decisions = None
 
 
+class Decided(Enum):
+    """What the row says of a block whose own connection cannot tell."""
+
+    COMMITTED = auto()
+    COMMITTED_EARLY = auto()
+    """By a COMMIT among the block's statements: what came after it is rolled back, or stands for itself."""
+    ABORTED = auto()
+    FENCED = auto()
+    """Aborted, by a resolver, who was first."""
+
+
 def find_out(
     open_decisions: Callable[[], Decisions], uuid: str, capture: bytes, deadline: float
-) -> tuple[bool, bool] | None:
-    """Return (committed, decided by another resolver) for a capture whose answer was lost; None if unknown.
+) -> Decided | None:
+    """Return how a capture ended whose answer was lost; None if unknown.
 
     Asks on new connections until ``deadline`` (monotonic). None too if another database answers: its empty table
     says nothing.
@@ -256,10 +268,10 @@ def find_out(
                     return None
                 row: DecisionRow | None = decisions.read([capture]).get(capture)
                 if row is not None:
-                    return row.committed, not row.committed
+                    return _decided(row, Decided.FENCED)
                 row = settle(decisions, capture)
                 if row is not None:
-                    return row.committed, False
+                    return _decided(row, Decided.ABORTED)
             finally:
                 decisions.close()
         except RelayError:
@@ -269,6 +281,12 @@ def find_out(
             return None
         clock.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _ASK_AGAIN_MAX_S)
+
+
+def _decided(row: DecisionRow, aborted: Decided) -> Decided:
+    if not row.committed:
+        return aborted
+    return Decided.COMMITTED if row.proved else Decided.COMMITTED_EARLY
 
 
 def _placed(partitions: bytes | None) -> list[Placed]:

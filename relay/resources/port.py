@@ -29,10 +29,14 @@ class CommitRefused(RelayError):
 
 
 class DecisionRow(NamedTuple):
-    """How a capture ended; a committed one has its nonce."""
+    """How a capture ended; a committed one has its nonce.
+
+    One that was committed without being ``proved`` was so by a COMMIT of the block's own, before the end of the block.
+    """
 
     committed: bool
     nonce: bytes | None
+    proved: bool
 
 
 class UnmarkedRow(NamedTuple):

@@ -148,9 +148,10 @@ class PostgresqlDecisions:
         """Return the rows that exist."""
         with self._asking():
             rows = self._connection.execute(
-                "select capture, outcome, nonce from relay_capture where capture = any(%s)", (list(captures),)
+                "select capture, outcome, nonce, partitions is not null from relay_capture where capture = any(%s)",
+                (list(captures),),
             ).fetchall()
-        return {bytes(row[0]): DecisionRow(row[1] == "committed", row[2]) for row in rows}
+        return {bytes(row[0]): DecisionRow(row[1] == "committed", row[2], row[3]) for row in rows}
 
     def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
         """Return committed captures of that age that are not marked; it may read the whole table."""

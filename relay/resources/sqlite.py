@@ -299,10 +299,10 @@ class SqliteDecisions:
         with reaching(self._name):
             for capture in captures:
                 row = self._connection.execute(
-                    "select outcome, nonce from relay_capture where capture = ?", (capture,)
+                    "select outcome, nonce, partitions is not null from relay_capture where capture = ?", (capture,)
                 ).fetchone()
                 if row is not None:
-                    found[capture] = DecisionRow(row[0] == "committed", row[1])
+                    found[capture] = DecisionRow(row[0] == "committed", row[1], bool(row[2]))
         return found
 
     def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:

@@ -307,6 +307,19 @@ def test_commit_and_begin_inside_one_statement_are_caught_by_the_row(
     until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
 
 
+def test_a_block_that_committed_before_its_end_is_no_success_whose_answer_was_lost(
+    capture: Capture, proxy: DatabaseProxy, postgres: str, kafka: str, topic: str
+) -> None:
+    with pytest.raises(CaptureInDoubt, match="follow what they committed"), capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        tx.publish(topic, 1)
+        tx.execute("commit; begin")
+        tx.execute("insert into orders values (2)")
+        proxy.lose_answer_to = DECIDING_COMMIT
+    assert orders(postgres) == [1]
+    until(lambda: shown(kafka, topic), "the marker of what the block committed itself")
+
+
 def test_a_block_that_committed_before_a_failure_it_swallowed_is_in_doubt(
     capture: Capture, postgres: str, kafka: str, topic: str
 ) -> None:

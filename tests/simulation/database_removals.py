@@ -18,7 +18,7 @@ from relay.kafka.appender import Receipt
 from relay.message.errors import CaptureError, InDoubt, RelayError, Retriable, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.index import DedupIndex
-from relay.resources.port import AnswerLost, DecisionRow, Decisions
+from relay.resources.port import AnswerLost, CommitRefused, DecisionRow, Decisions
 from relay.transfer.sending import Sending
 from tests.simulation.database_cursor import POSITIONS, SimulatedCursor
 from tests.simulation.databases import Backend, Row
@@ -104,7 +104,7 @@ def resolver_without_insert() -> list[Change]:
     """No row is taken for aborted, instead of making it so."""
 
     def settle(decisions: Decisions, capture: bytes) -> DecisionRow | None:
-        return decisions.read([capture]).get(capture) or DecisionRow(False, None)
+        return decisions.read([capture]).get(capture) or DecisionRow(False, None, proved=False)
 
     return [(relay.capture.resolver, "settle", settle), (relay.capture.upkeep, "settle", settle)]
 
@@ -112,11 +112,11 @@ def resolver_without_insert() -> list[Change]:
 def lost_answer_is_aborted() -> list[Change]:
     """COMMIT without an answer counts as not committed."""
 
-    def answer_lost(self: CaptureBlock, error: AnswerLost) -> None:
+    def follow(self: CaptureBlock, error: CommitRefused | AnswerLost) -> None:
         self._mark_aborted()
         raise CaptureError("the connection was lost") from error
 
-    return [(CaptureBlock, "_answer_lost", answer_lost)]
+    return [(CaptureBlock, "_follow_the_row", follow)]
 
 
 def reports_not_awaited() -> list[Change]:

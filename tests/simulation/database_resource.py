@@ -226,7 +226,11 @@ class SimulatedDecisions:
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist and are committed."""
         rows = self._run("read", lambda backend: [backend.get(CAPTURES, (capture,)) for capture in captures])
-        return {row["capture"]: DecisionRow(row["outcome"] == "committed", row["nonce"]) for row in rows if row}
+        return {
+            row["capture"]: DecisionRow(row["outcome"] == "committed", row["nonce"], row["partitions"] is not None)
+            for row in rows
+            if row
+        }
 
     def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
         """Return committed captures of that age that are not marked."""

@@ -52,7 +52,7 @@ class Log:
 
 class Table:
     def read(self, captures: list[bytes]) -> dict[bytes, DecisionRow]:
-        return {capture: DecisionRow(False, None) for capture in captures}
+        return {capture: DecisionRow(False, None, proved=False) for capture in captures}
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ class Held:
 
     def read(self, captures: list[bytes]) -> dict[bytes, DecisionRow]:
         """Nothing is decided; after ``abort_if_undecided`` one is asked for alone, and aborted by then."""
-        return {} if len(captures) > 1 else {capture: DecisionRow(False, None) for capture in captures}
+        return {} if len(captures) > 1 else {capture: DecisionRow(False, None, proved=False) for capture in captures}
 
     def abort_if_undecided(self, capture: bytes) -> None:
         if capture in self.held:

@@ -14,7 +14,7 @@ from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt
 from relay.resources import open_resource
-from relay.resources.port import AnswerLost
+from relay.resources.port import AnswerLost, CommitRefused
 from relay.run import clock
 
 UNDONE_WHOLE = """create trigger never before insert on orders when new.id < 0
@@ -148,6 +148,23 @@ def test_an_interrupt_while_a_block_is_entered_leaves_no_transaction_open(
 
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
+    assert orders(path) == [1]
+
+
+def test_an_error_for_an_answer_is_held_against_the_row(
+    capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+        session = tx._session
+        decide = session.decide
+
+        def committed_and_refused(*given: bytes) -> None:
+            decide(*given)
+            session.close()
+            raise CommitRefused("cancelled, when the commit was on the disk already")
+
+        monkeypatch.setattr(session, "decide", committed_and_refused)
     assert orders(path) == [1]
 
 

@@ -20,7 +20,7 @@ class Database:
 
     def __init__(self, held: Sequence[bytes], rows: Sequence[bytes] = ()) -> None:
         self.held = set(held)
-        self.rows = {capture: DecisionRow(committed=True, nonce=b"n") for capture in rows}
+        self.rows = {capture: DecisionRow(committed=True, nonce=b"n", proved=True) for capture in rows}
         self.waits = 0
 
     def decisions(self) -> Database:
@@ -36,7 +36,7 @@ class Database:
         if capture in self.held:
             self.waits += 1
             raise RowLocked("a publisher holds it")
-        self.rows.setdefault(capture, DecisionRow(committed=False, nonce=None))
+        self.rows.setdefault(capture, DecisionRow(committed=False, nonce=None, proved=False))
 
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         return {capture: self.rows[capture] for capture in captures if capture in self.rows}
