@@ -12,13 +12,27 @@ from relay.message.errors import Unreachable
 from relay.run import clock
 
 _ATTEMPT_S = 0.2
+_LONGEST_ATTEMPT_S = 2.0
+_BETWEEN_S = 0.05
 _quiet = logging.getLogger("relay.kafka.probe")
 _quiet.setLevel(logging.CRITICAL + 1)  # refused connections are what is being waited out
 
 
 def brokers_named(bootstrap: str, timeout_s: float = 2.0) -> int:
     """Return how many brokers the metadata at ``bootstrap`` names; 0 when nothing answers in time."""
-    return _named(_client(bootstrap), timeout_s)
+    client = AdminClient(
+        {
+            "bootstrap.servers": bootstrap,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 100,
+            "log_level": 0,
+        },
+        logger=_quiet,
+    )
+    try:
+        return len(client.list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        return 0  # retry: not answering yet is the state being waited out
 
 
 def wait_for_brokers(
@@ -30,33 +44,17 @@ def wait_for_brokers(
     does not run yet) are not connected to. ``check`` is called between attempts and may raise.
     Raises Unreachable after ``timeout_s`` seconds.
     """
-    client = _client(bootstrap)
     deadline = clock.monotonic() + timeout_s
-    named = 0
+    named, attempt_s = 0, _ATTEMPT_S
     while clock.monotonic() < deadline:
-        named = _named(client, _ATTEMPT_S)
+        # Each attempt by a client of its own: one that learned the advertised addresses after its attempt had ended
+        # has forgotten ``bootstrap``. Ever longer ones, as a broker under load may need more than the first.
+        named = brokers_named(bootstrap, attempt_s)
         if named >= count:
             return
         check()
+        clock.sleep(_BETWEEN_S)
+        attempt_s = min(attempt_s * 1.5, _LONGEST_ATTEMPT_S)
     raise Unreachable(
         f"Kafka at {bootstrap} named {named} of {count} brokers after {timeout_s:g} s: look into its log."
     )
-
-
-def _client(bootstrap: str) -> AdminClient:
-    return AdminClient(
-        {
-            "bootstrap.servers": bootstrap,
-            "reconnect.backoff.ms": 50,
-            "reconnect.backoff.max.ms": 100,
-            "log_level": 0,
-        },
-        logger=_quiet,
-    )
-
-
-def _named(client: AdminClient, timeout_s: float) -> int:
-    try:
-        return len(client.list_topics(timeout=timeout_s).brokers)
-    except KafkaException:
-        return 0  # retry: not answering yet is the state being waited out

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
+from relay.chaos.frame_proxy import API_VERSIONS, FrameProxy
 from relay.cli.dev import app
+from relay.kafka.probe import wait_for_brokers
 from relay.local.java import JavaMissingError, find_java
 from relay.local.kafka import BrokerSettings, KafkaCluster
 from relay.local.ports import free_ports
@@ -167,6 +170,11 @@ def test_broker_is_ready_before_the_proxy_it_advertises_exists(directory: Path) 
         LocalServices.up(directory, advertise="127.0.0.1:1", postgres=False)
     with pytest.raises(ConfigError, match=r"set up with 1 broker"):
         LocalServices.up(directory, brokers=3, postgres=False)
+    # What a client learns between two attempts names the proxy only, and it forgets the address that it was given.
+    with FrameProxy(f"127.0.0.1:{own}") as slow:
+        late = slow.before(lambda request: request.api_key == API_VERSIONS, lambda _: time.sleep(0.5))
+        wait_for_brokers(slow.address, 1, timeout_s=10, check=lambda: time.sleep(2))
+        assert late.is_caught
 
 
 def test_taken_port_is_named(directory: Path) -> None:
