@@ -37,7 +37,7 @@ from relay.delivery.table import (
 from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.resources.postgresql import PostgresqlResource
+from relay.resources.postgresql import PostgresqlResource, leaves_commit_open
 from relay.run import randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
@@ -410,7 +410,8 @@ class PostgresqlCursor:
     def _session(self) -> Iterator[Connection]:
         """Lend the connection; whatever goes wrong, no transaction of ours is left open on it.
 
-        A connection lost after COMMIT was sent is in doubt; any other error means that nothing was written.
+        A connection lost after COMMIT was sent is in doubt, as is an error that is no word about it; any other means that
+        nothing was written.
         """
         connection = self._connected()
         self._committing = False
@@ -419,9 +420,9 @@ class PostgresqlCursor:
         except psycopg.Error as error:
             lost = connection.closed or connection.broken
             self._roll_back(connection)
-            if lost and self._committing:
+            if self._committing and (lost or leaves_commit_open(error)):
                 # In doubt: found out by delivering again, when the inbox decides.
-                raise InDoubt(f"{self._plan.where}: the connection was lost at COMMIT; its outcome is unknown") from None
+                raise InDoubt(f"{self._plan.where}: COMMIT was not answered ({type(error).__name__}); its outcome is unknown") from None
             if lost:
                 raise Retriable(f"{self._plan.where}: the connection was lost before COMMIT; nothing was written") from None
             raise judge(error, self._plan) from None

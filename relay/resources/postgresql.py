@@ -20,6 +20,8 @@ CONNECT_TIMEOUT_S: Final = 5
 TCP_TIMEOUT_MS: Final = 10_000
 _SCAN_TIMEOUT_S: Final = 120
 _DECISIONS_TIMEOUT_S: Final = 8
+_SAYS_NOTHING: Final = frozenset({"08", "57", "58"})
+"""Classes of SQLSTATE that are no word about the transaction: connection, operator intervention, system error."""
 
 _TABLE: Final = sql.SQL("""select n.nspname, c.relname from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('relay_capture')""")
@@ -44,6 +46,14 @@ def durable(*, local: bool) -> str:
     """Return the statement that raises `synchronous_commit` where a commit would be answered before it is on the server's disk."""
     # A database may ask for more than its own disk (remote_apply); only less is raised.
     return f"select set_config('synchronous_commit', 'on', {local}) where current_setting('synchronous_commit') in ('off', 'local')"
+
+
+def leaves_commit_open(error: psycopg.Error) -> bool:
+    """Does an error that COMMIT met leave open whether it took effect?
+
+    So does one of the connection, and of the server as a whole: one that is told to cancel while it flushes has committed.
+    """
+    return error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
 
 
 class PostgresqlResource:

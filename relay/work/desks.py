@@ -15,7 +15,7 @@ from relay.message.errors import InDoubt, RelayError, Retriable
 from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
-from relay.resources.postgresql import durable
+from relay.resources.postgresql import durable, leaves_commit_open
 from relay.run import schedule
 from relay.work.away import is_postgresqls, is_sqlites
 
@@ -141,9 +141,9 @@ class PostgresqlDesk:
                 pass
             answer = cursor.statusmessage
         except psycopg.OperationalError as error:
-            if not self._connection.closed and error.sqlstate:
-                raise DatabaseAway("the handler's database refused the commit") from error
-            raise EffectsInDoubt("the answer to the handler's COMMIT was lost") from error
+            if self._connection.closed or leaves_commit_open(error):
+                raise EffectsInDoubt("the answer to the handler's COMMIT was lost, or says nothing of it") from error
+            raise DatabaseAway("the handler's database refused the commit") from error
         except psycopg.Error as error:
             if self._connection.closed:
                 raise EffectsInDoubt("the answer to the handler's COMMIT was lost") from error

@@ -122,6 +122,29 @@ def test_a_commit_whose_answer_is_lost_is_in_doubt_and_found_delivered(database:
     assert database.one("select count(*) from ledger") == 2
 
 
+def test_a_commit_that_was_cancelled_when_it_was_durable_is_in_doubt_and_found_delivered(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = database.cursor()
+    cursor.claim({P0: TOPIC_ID})
+    batch = cursor.prepare([message(0), message(1, -1), message(2)])
+    execute = psycopg.Connection.execute
+
+    def cancelled(connection: psycopg.Connection[Any], query: Any, *arguments: Any, **options: Any) -> Any:
+        found = execute(connection, query, *arguments, **options)
+        if query == "commit":
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return found
+
+    monkeypatch.setattr(psycopg.Connection, "execute", cancelled)
+    with pytest.raises(InDoubt):
+        cursor.deliver({P0: 3}, batch)
+    monkeypatch.undo()
+
+    assert outcomes(cursor.deliver({P0: 3}, batch)) == [DELIVERED, DEAD, DELIVERED]
+    assert database.one("select count(*) from ledger") == 2
+
+
 def test_a_commit_that_never_arrived_is_in_doubt_and_delivered_again(database: Database, eater: CommitEater) -> None:
     cursor = through(eater, database)
     batch = cursor.prepare([message(0), message(1)])

@@ -19,6 +19,7 @@ from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
+from relay.resources import open_resource
 from relay.run import schedule
 from relay.work.desks import CallOver, Database, Desk, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.dispatch import Ended, Outcome, Work
@@ -340,6 +341,53 @@ def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(tabl
     assert table.end(cut_off).outcome is Outcome.BACK
     # The worker's next write frees it, which the database refuses if the commit had held.
     assert table.store.free("s", [table.taken.ticket], 2) == [table.effects() == 0]
+
+
+class OnceCancelledBehindItsCommit(psycopg.Connection[Any]):
+    """What a server answers that is told to cancel while it flushes: the commit is on its disk already."""
+
+    has_answered = False
+
+    def execute(self, query: Any, *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
+        """Run it; the first COMMIT is answered with an error."""
+        cursor = super().execute(query, *arguments, **options)
+        if isinstance(query, bytes) and query.endswith(b"commit") and not self.has_answered:
+            self.has_answered = True
+            raise psycopg.errors.QueryCanceled("canceling statement due to user request")
+        return cursor
+
+
+def test_a_commit_that_was_cancelled_when_it_was_durable_is_found_to_hold(postgres: str, tmp_path: Path) -> None:
+    """Taken for a rollback, the message would have its effect a second time, and its child would be thrown away."""
+    shop = psycopg.connect(postgres, autocommit=True)
+    shop.execute("create table effect (number integer)")
+    open_resource("shop", postgres).create_tables()
+    queue, audit = (
+        open_store(QueueSettings(name, SETTINGS.audience), f"sqlite:///{tmp_path}/queues.db") for name in ("q", "audit")
+    )
+    queue.enter(Holder(HOLDER, "s", 0, "resource:shop"))
+    queue.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = queue.take("s", HOLDER, 1, 1)
+
+    def handle(message: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        message.publish("audit", b"child")
+
+    place = Place(
+        "q", "s", "resource:shop", {"q": queue, "audit": audit}, {"q": schedule.lock(), "audit": schedule.lock()}
+    )
+    connection = OnceCancelledBehindItsCommit.connect(postgres, autocommit=True)
+    desks = Desks(lambda: PostgresqlDesk("shop", connection, lambda _: {}), 1)
+
+    (ended,) = Runner(Handler("q", handle, "shop", 0, "queue"), place, desks)(Work((taken,)))
+
+    assert shop.execute("select count(*) from effect").fetchall() == [(1,)]
+    assert ended.outcome is Outcome.DONE
+    assert len(audit.children(10)) == 1, "recovery shows it"
+    desks.close()
+    queue.close()
+    audit.close()
+    shop.close()
 
 
 def test_an_error_after_the_decision_is_no_failure_of_the_message(

@@ -22,7 +22,7 @@ from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 from relay.queue.stores.sql_values import arrivals
-from relay.resources.postgresql import address
+from relay.resources.postgresql import address, leaves_commit_open
 
 Connection = psycopg.Connection[Any]
 IDLE_LIMIT_S: Final = 30
@@ -32,8 +32,6 @@ TALLY_ROWS_MAX: Final = 256
 _COLLISIONS: Final = frozenset({"40001", "40P01"})
 _FULL: Final = frozenset({"53100"})
 _LISTS: Final = (list, range)
-_LOST: Final = frozenset({"08", "57"})
-"""Classes of SQLSTATE that end the connection."""
 _MISSING: Final = frozenset({"42P01", "42703"})
 _NO_RIGHT: Final = "42501"
 _NOT_NOW: Final = frozenset({"25006", "25P03", "25P04"})
@@ -239,8 +237,8 @@ def _judged(*, committing: bool) -> Iterator[None]:
         if state in _NOT_NOW:
             raise StoreAway(f"the queue's database does not write now ({type(error).__name__})") from error
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            if committing and (state is None or state[:2] in _LOST):
-                # The answer is lost, the commit may have been heard: in doubt.
+            if committing and leaves_commit_open(error):
+                # The answer is lost or says nothing of the commit, which may have been heard: in doubt.
                 raise InDoubt("the answer to the commit of a queue's states was lost: read them again") from error
             # A client's own sentence, without a state, tells why there is no connection; it holds no password.
             why = type(error).__name__ if state else (str(error).splitlines() or [type(error).__name__])[0]
