@@ -135,11 +135,17 @@ class PostgresqlAlerts:
     def _listen(self) -> psycopg.Connection[Any]:
         import psycopg  # noqa: PLC0415 - only who waits for PostgreSQL loads its driver
 
+        from relay.resources.patience import await_on  # noqa: PLC0415
         from relay.resources.postgresql import address  # noqa: PLC0415
 
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(autocommit=True, **address(self._url))
-            self._connection.execute(f"listen {CHANNEL}".encode())
+            awaited = await_on(self._connection.fileno())
+            try:
+                with awaited.asking():
+                    self._connection.execute(f"listen {CHANNEL}".encode())
+            finally:
+                awaited.close()
         return self._connection
 
     @contextmanager
@@ -149,7 +155,7 @@ class PostgresqlAlerts:
 
         try:
             yield
-        except psycopg.OperationalError:
+        except (psycopg.OperationalError, OSError):
             if self._connection is not None:
                 with suppress(psycopg.Error):
                     self._connection.close()

@@ -67,7 +67,7 @@ class Awaited:
 
 
 class Patience:
-    """Looks after connections, in one thread that lives as long as there are any."""
+    """Looks after connections, in one thread that lives as long as there are any. One serves a process (`await_on`)."""
 
     def __init__(self) -> None:
         self._lock = schedule.lock()
@@ -112,3 +112,14 @@ class Patience:
         for awaited in list(self._awaited):
             if awaited.overdue_at <= now:
                 awaited.cut()
+
+
+_patience = Patience()
+
+
+def await_on(descriptor: int) -> Awaited:
+    """Look after a connection until it is closed, or dropped. Raises OSError when the process is at its limits."""
+    global _patience  # noqa: PLW0603 - a thread for each who connects would do the same work
+    if not _patience.is_here:
+        _patience = Patience()
+    return _patience.await_on(descriptor)

@@ -12,7 +12,7 @@ from psycopg import conninfo, sql
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources import postgresql_session, schema
-from relay.resources.patience import Awaited, Patience
+from relay.resources.patience import Awaited, await_on
 from relay.resources.port import AgedRow, DecisionRow, RowLocked, UnmarkedRow, identity_of
 from relay.resources.postgresql_session import PostgresqlSession
 
@@ -65,7 +65,6 @@ class PostgresqlResource:
         self.name = name
         self._url = url
         self._lock_timeout_s = lock_timeout_s
-        self._patience = Patience()
 
     def connect(self, **settings: float) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection in autocommit with server ``settings`` in seconds; Unreachable if there is none."""
@@ -115,12 +114,10 @@ class PostgresqlResource:
     def _connecting(self, **settings: float) -> Iterator[tuple[psycopg.Connection[tuple[Any, ...]], Awaited]]:
         """Connect; what the block asks of the connection has an end, and an error of it closes the connection."""
         given = address(self._url)
-        if not self._patience.is_here:
-            self._patience = Patience()
         with reaching(self.name):
             connection = psycopg.connect(autocommit=True, **given)
             try:
-                awaited = self._patience.await_on(connection.fileno())
+                awaited = await_on(connection.fileno())
                 with awaited.asking():
                     connection.execute(durable(local=False).encode())
                     for setting, seconds in settings.items():

@@ -19,9 +19,11 @@ from relay.queue.port import Filter, Holder, QueueStore, Retired, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import open_store, sql_text
+from relay.queue.stores import postgresql as stores_postgresql
 from relay.queue.stores.postgresql import bind_postgresql
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sqlite import bind_sqlite
+from relay.resources import patience
 from tests.capture_log import DatabaseProxy, until
 from tests.contracts.queue_media import NOW, message, put, settings
 
@@ -245,6 +247,40 @@ def test_a_connection_that_was_lost_before_the_commit_changed_nothing(postgres: 
 
         assert store.waiting() == 0
         assert put(store, "m")
+
+
+@pytest.mark.parametrize(
+    ("at", "told"), [(b"begin isolation", StoreAway), (b"relay_queue_open", StoreAway), (b"copy ", StoreAway), (b"commit\0", InDoubt)]
+)
+def test_an_answer_that_somebody_swallows_is_not_waited_for_for_ever(
+    postgres: str, opened: Opened, at: bytes, told: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(stores_postgresql, "LOOKING_S", 0.5)
+    with DatabaseProxy(postgres) as proxy:
+        store = opened(settings(), proxy.url)
+        proxy.silent, proxy.lose_answer_to = True, at
+        begun = time.monotonic()
+        with pytest.raises(told):
+            put(store, "a")
+        assert time.monotonic() - begun < 10
+        proxy.lose_answer_to = None
+        assert put(store, "b"), "by another connection"
+
+
+def test_who_listens_does_not_wait_for_ever_for_a_server_that_swallows_it(
+    postgres: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 0.5)
+    opened(settings())
+    with DatabaseProxy(postgres) as proxy:
+        proxy.silent, proxy.lose_answer_to = True, b"listen "
+        begun = time.monotonic()
+        alerts = open_alerts("q", proxy.url)
+        assert time.monotonic() - begun < 10
+        proxy.lose_answer_to = None
+        assert alerts.wait("s", 0.1), "what came meanwhile was not heard"
+        alerts.close()
 
 
 def test_a_database_that_only_reads_after_a_failover_is_away(

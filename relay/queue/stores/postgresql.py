@@ -6,7 +6,7 @@ A commit that was answered is on the server's disk (``synchronous_commit`` is ra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import psycopg
@@ -22,11 +22,14 @@ from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 from relay.queue.stores.sql_values import arrivals
+from relay.resources.patience import Awaited, await_on
 from relay.resources.postgresql import address, leaves_commit_open
 
 Connection = psycopg.Connection[Any]
 IDLE_LIMIT_S: Final = 30
 """The server ends a unit whose worker says nothing for so long: frozen inside it, it would hold up all others with its locks."""
+LOOKING_S: Final = 50.0
+"""What a statement that looks through millions of messages may take longer than others, before its connection is given up."""
 TALLY_ROWS_MAX: Final = 256
 """So many rows are summed up into one by whoever asks how many wait."""
 _COLLISIONS: Final = frozenset({"40001", "40P01"})
@@ -65,6 +68,7 @@ class PostgresqlSession:
     def __init__(self, opened: str | Connection) -> None:
         self._url = opened if isinstance(opened, str) else None
         self._connection = None if isinstance(opened, str) else opened
+        self._awaited: Awaited | None = None
         self._depth = 0
         self._text: dict[str, bytes] = {}
 
@@ -73,15 +77,25 @@ class PostgresqlSession:
             assert self._url is not None
             assert self._depth == 0, "a connection that was lost inside a unit is not replaced inside it"
             with _judged(committing=False):
+                self.close()
                 connection = psycopg.connect(autocommit=True, prepare_threshold=None, **address(self._url))
                 try:
-                    connection.execute(_SETTINGS)
-                    connection.execute(_END_IDLE, (f"{IDLE_LIMIT_S}s",))
+                    self._awaited = await_on(connection.fileno())
+                    with self._awaited.asking():
+                        connection.execute(_SETTINGS)
+                        connection.execute(_END_IDLE, (f"{IDLE_LIMIT_S}s",))
+                except OSError as error:
+                    connection.close()
+                    raise StoreAway("no further connection can be watched: this process is at one of its limits (`ulimit -a`)") from error
                 except BaseException:
                     connection.close()
                     raise
                 self._connection = connection
         return self._connection
+
+    def _asking(self) -> AbstractContextManager[None]:
+        """Somebody's connection is theirs to watch."""
+        return nullcontext() if self._awaited is None else self._awaited.asking(LOOKING_S)
 
     @property
     def inside(self) -> bool:
@@ -95,7 +109,7 @@ class PostgresqlSession:
         """Begin, and commit durably; inside another transaction a savepoint."""
         name = f"relay_queue_{self._depth}".encode() if self.inside else None
         connection = self._connected()
-        with _judged(committing=False):
+        with _judged(committing=False), self._asking():
             if name is not None:
                 connection.execute(b"savepoint " + name)
             elif connection.autocommit:
@@ -105,11 +119,11 @@ class PostgresqlSession:
             with _judged(committing=False):
                 yield
         except BaseException:
-            with suppress(psycopg.Error):  # a lost connection has taken it back already
+            with suppress(psycopg.Error), self._asking():  # a lost connection has taken it back already
                 connection.execute(b"rollback" if name is None else b"rollback to " + name + b"; release " + name)
             raise
         else:
-            with _judged(committing=name is None):
+            with _judged(committing=name is None), self._asking():
                 connection.execute(b"commit" if name is None else b"release " + name)
         finally:
             self._depth -= 1
@@ -122,13 +136,14 @@ class PostgresqlSession:
             return
         connection = self._connected()
         with _judged(committing=False):
-            connection.execute(b"begin isolation level repeatable read read only")
+            with self._asking():
+                connection.execute(b"begin isolation level repeatable read read only")
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
-                with suppress(psycopg.Error):
+                with suppress(psycopg.Error), self._asking():
                     connection.execute(b"rollback")
 
     def run(self, text: str, parameters: Mapping[str, Any]) -> list[Row]:
@@ -146,15 +161,14 @@ class PostgresqlSession:
         given = {name: _array(name, v) if type(v) in _LISTS else v for name, v in parameters.items()}
         # The owner of a connection may have it return something else than tuples.
         cursor = self._connected().cursor(binary=True, row_factory=tuple_row)
-        if self._depth:
-            return cursor.execute(prepared, given)
-        with _judged(committing=False):
+        judged = nullcontext() if self._depth else _judged(committing=False)
+        with judged, self._asking():
             return cursor.execute(prepared, given)
 
     def many(self, text: str, rows: Sequence[Row]) -> None:
         """Run one statement for each row."""
         connection = self._connected()
-        with connection.cursor() as cursor:
+        with self._asking(), connection.cursor() as cursor:
             cursor.executemany(text.replace("?", "%s").encode(), rows)
 
     def arrive(self, arriving: Arriving) -> None:
@@ -169,7 +183,8 @@ class PostgresqlSession:
 
     def _copy(self, columns: Columns, rows: Sequence[Row]) -> None:
         needed, fitted = columns.fitted(rows)
-        with self._connected().cursor() as cursor, cursor.copy(copy(columns.table, needed)) as copying:
+        connection = self._connected()
+        with self._asking(), connection.cursor() as cursor, cursor.copy(copy(columns.table, needed)) as copying:
             for row in fitted:
                 copying.write_row(row)
 
@@ -190,23 +205,30 @@ class PostgresqlSession:
     def tally(self, queue: int, waiting: int, over: int) -> None:
         """Add to how many messages wait, and how many are over: nobody waits for another who counts."""
         statement = b"insert into relay_queue_tally (queue, waiting, over) values (%s, %s, %s)"
-        self._connected().execute(statement, (queue, waiting, over))
+        self._say(statement, (queue, waiting, over))
 
     def tallied(self, queue: int) -> tuple[int, int]:
         """Return how many messages wait, and how many are over."""
         ((waiting, over, rows, reading),) = self.run(sql_text.TALLIED, {"queue": queue})
         if rows > TALLY_ROWS_MAX and reading == "off":
-            self._connected().execute(_SUM_UP, {"queue": queue})
+            self._say(_SUM_UP, {"queue": queue})
         return waiting, over
 
     def tell(self, queue: str) -> None:
         """Wake who listens, when the unit is committed."""
-        self._connected().execute(b"select pg_notify(%s, %s)", (CHANNEL, queue))
+        self._say(b"select pg_notify(%s, %s)", (CHANNEL, queue))
+
+    def _say(self, statement: bytes, parameters: Sequence[Any] | Mapping[str, Any]) -> None:
+        connection = self._connected()
+        with self._asking():
+            connection.execute(statement, parameters)
 
     def close(self) -> None:
         """Close the connection if it was opened here."""
         if self._url is not None and self._connection is not None:
             self._connection.close()
+        if self._awaited is not None:
+            self._awaited.close()
 
 
 def _array(name: str, values: Sequence[Any]) -> Any:
