@@ -1,14 +1,16 @@
-"""Mark: outcome records follow their capture in the background, in batches, as often as it takes; nobody waits.
+"""Mark: outcome records follow their capture in the background, as often as it takes; nobody waits.
 
-A committed capture is `marked` in its database only after its markers are acknowledged in every partition; until
-then every start of a publisher writes them again.
+A marker travels with the next messages that are appended to its partition: a request costs the broker more than a record
+in it. Where none come soon, markers go by themselves, in batches. A committed capture is `marked` in its database only
+after its markers are acknowledged in every partition; until then every start of a publisher writes them again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from relay.capture.outcomes import Placed, encode_marker, marker_headers
@@ -22,7 +24,7 @@ from relay.run.crash import crash_point
 _log = logging.getLogger("relay.capture")
 
 GATHER_S: Final = 0.006
-"""How long markers wait for company: the price is latency until the messages show."""
+"""How long markers wait for messages to travel with: the price is latency until theirs show."""
 RETRY_S: Final = 0.5
 TRIES: Final = 5
 """After so many the upkeep, which reads the database, brings the capture again; an aborted marker is only a hint."""
@@ -31,6 +33,8 @@ NOTE_AT: Final = 1000
 NOTED_AT_ONCE: Final = 2000
 """What gathered while no connection was to be had may be more than one statement has time for."""
 _BATCH: Final = 500
+TRAVELLERS_MAX: Final = 50
+"""What an earlier process left may be thousands of markers: a capture does not wait for them."""
 
 
 class Ended(NamedTuple):
@@ -43,9 +47,20 @@ class Ended(NamedTuple):
     tries: int = 0
 
 
+Place = tuple[str, int]
+"""A topic and a partition of it."""
+
+
 class _Sent(NamedTuple):
     ended: list[Ended]
     receipt: Receipt
+
+
+class _Travellers(NamedTuple):
+    """Captures whose messages all lie in one partition, to which their markers go; the first since when."""
+
+    since: float
+    ended: list[Ended]
 
 
 class Marking:
@@ -65,6 +80,7 @@ class Marking:
         self._resource = resource
         self._append_timeout_s = append_timeout_s
         self._waiting: deque[Ended] = deque()
+        self._travellers: dict[Place, _Travellers] = {}
         self._sent: deque[_Sent] = deque()
         self._acknowledged: list[bytes] = []
         self._noted_at = clock.monotonic()
@@ -81,11 +97,34 @@ class Marking:
 
     def submit(self, ended: Ended) -> None:
         """Take a capture whose decision is known."""
+        places = {(placed.topic, placed.partition) for placed in ended.placed}
         with self._count:
             self._submitted += 1
-        self._waiting.append(ended)
+            if len(places) == 1:
+                now = clock.monotonic()
+                self._travellers.setdefault(places.pop(), _Travellers(now, [])).ended.append(ended)
+            else:
+                self._waiting.append(ended)
         if not self._work.is_set():
             self._work.set()
+
+    def send_with(self, places: Iterable[Place]) -> None:
+        """Send what travels with the messages that the calling thread appends to these partitions next.
+
+        Never raises, and waits for nothing: the caller holds the lock of all appends.
+        """
+        if not self._travellers:
+            return
+        for place in places:
+            with self._count:
+                found = self._travellers.pop(place, None)
+                if found is None:
+                    continue
+                if len(found.ended) > TRAVELLERS_MAX:
+                    self._waiting += found.ended
+                    continue
+            with self._going_on():
+                self._send(found.ended, wait_s=0.0)
 
     @property
     def backlog(self) -> int:
@@ -112,24 +151,30 @@ class Marking:
 
     def _run(self) -> None:
         while not self._stop:
-            self._work.wait(RETRY_S if not self._sent else GATHER_S)
+            self._work.wait(GATHER_S if self._sent or self._travellers else RETRY_S)
             self._work.clear()
             clock.sleep(GATHER_S)
-            try:
+            with self._going_on():
                 self.run_once()
-            except Exception as error:  # noqa: BLE001 - whatever it is, later captures are marked
-                # Retry, loudly: the upkeep brings again what this round has lost.
-                self.given_up = True
-                _log.error("marking of captures failed; it goes on: %s", whence(error))
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, later captures are marked
+            # Retry, loudly: the upkeep brings again what this round has lost.
+            self.given_up = True
+            _log.error("marking of captures failed; it goes on: %s", whence(error))
 
     def run_once(self) -> None:
         """Send what waits, gather what is acknowledged, note it when it is enough or old enough."""
         now = clock.monotonic()
+        self._leave_behind(now)
         while self._waiting:
-            self._send([self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))])
+            self._send([self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))], self._append_timeout_s)
         for retry in [retry for retry in self._retries if retry[0] <= now]:
             self._retries.remove(retry)
-            self._send([retry[1]])
+            self._send([retry[1]], self._append_timeout_s)
         while self._sent and self._sent[0].receipt.is_complete:
             sent = self._sent.popleft()
             if sent.receipt.failure is None:
@@ -143,11 +188,18 @@ class Marking:
         if self._acknowledged and due:
             self._note()
 
-    def _send(self, batch: list[Ended]) -> None:
+    def _leave_behind(self, now: float) -> None:
+        """Have those go by themselves that no messages took along in time."""
+        with self._count:
+            before = now if self._closing else now - GATHER_S
+            for place in [place for place, found in self._travellers.items() if found.since <= before]:
+                self._waiting += self._travellers.pop(place).ended
+
+    def _send(self, batch: list[Ended], wait_s: float) -> None:
         records = [record for ended in batch for record in self._records(ended)]
         receipt = Receipt(len(records))
         try:
-            self._appender.append(records, receipt, clock.monotonic() + self._append_timeout_s)
+            self._appender.append(records, receipt, clock.monotonic() + wait_s)
         except CaptureError:
             # Retry: those of the batch that were handed over are merely written twice.
             self._again(batch)

@@ -299,7 +299,9 @@ class Capture:
             )
         try:
             receipt = Receipt(len(messages))
-            self._appender.append(self._numbered(messages, placed), receipt, deadline)
+            numbered = self._numbered(messages, placed)
+            self._marking.send_with((topic, partition) for topic, partition, _, _ in placed)
+            self._appender.append(numbered, receipt, deadline)
         finally:
             self._append_lock.release()
         crash_point("capture.appending")

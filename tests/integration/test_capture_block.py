@@ -18,6 +18,7 @@ from capture_log import messages, read_log, shown, until
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay import Capture
+from relay.capture import marking
 from relay.capture.publisher import DefaultTiming
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
@@ -330,6 +331,20 @@ def test_opening_by_a_configuration_file(
     assert len(shown(kafka, topic)) == 1
     with pytest.raises(ConfigError, match="stock"):
         Capture.open(path, resource="stock", source="/checkout")
+
+
+def test_a_marker_lies_before_the_messages_that_it_travelled_with(
+    kafka: str, resource: Resource, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marking, "GATHER_S", 0.2)
+    with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/checkout") as capture:
+        ids = []
+        for number in range(3):
+            with capture.transaction() as tx:
+                tx.publish(topic, number, partition=0)
+            ids.append(tx.id)
+    expected = [(ids[0], False), (ids[0], True), (ids[1], False), (ids[1], True), (ids[2], False), (ids[2], True)]
+    assert [(read.capture, read.marker is not None) for read in read_log(kafka, topic)] == expected
 
 
 def test_closing_writes_the_markers_and_notes_them(

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from relay.capture.marking import Ended, Marking
+from relay.capture.marking import GATHER_S, TRAVELLERS_MAX, Ended, Marking
 from relay.capture.outcomes import Placed
 from relay.kafka.appender import Receipt, Record
 from relay.message.envelope import ResourceName
-from relay.message.errors import Unreachable
-from relay.run import schedule
+from relay.message.errors import CaptureError, Unreachable
+from relay.run import clock, schedule
 
 CANARY = "a canary"
 
@@ -92,3 +92,107 @@ def test_captures_that_gathered_while_the_database_was_away_are_noted_in_parts(m
 
     assert sorted(database.marked) == [ended(number).capture for number in range(20_000)]
     assert marking.backlog == 0
+
+
+class Noting:
+    """An appender that notes which captures' markers it was given, in which calls, and how long each might wait."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self.calls: list[list[bytes]] = []
+        self.waits: list[float] = []
+
+    def append(self, records: Sequence[Record], _receipt: Receipt, deadline: float) -> None:
+        self.calls.append([record.key for record in records if record.key])
+        self.waits.append(deadline - clock.monotonic())
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def noting() -> Noting:
+    return Noting()
+
+
+class Now:
+    """The monotonic clock, standing still."""
+
+    seconds = 1000.0
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Now:
+    standing = Now()
+    monkeypatch.setattr(clock, "monotonic", lambda: standing.seconds)
+    return standing
+
+
+@pytest.fixture
+def marking(noting: Noting, now: Now, monkeypatch: pytest.MonkeyPatch) -> Marking:
+    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace())
+    return Marking(cast("Any", noting), lambda: cast("Any", None), b"/shop", ResourceName("shop", "u"), 1.0)
+
+
+def test_a_marker_travels_with_the_next_messages_to_its_partition(marking: Marking, noting: Noting) -> None:
+    marking.submit(ended(1))
+    marking.submit(ended(2)._replace(placed=[Placed("orders", 7, 2, 1)]))
+
+    marking.send_with([("orders", 1), ("payments", 0)])
+    assert noting.calls == []
+    marking.send_with([("orders", 0)])
+    assert noting.calls == [[ended(1).capture]]
+    assert noting.waits == [0.0], "the lock of all appends is held meanwhile"
+    marking.send_with([("orders", 0)])
+    assert len(noting.calls) == 1
+
+
+def test_a_marker_that_no_messages_take_along_goes_by_itself(marking: Marking, noting: Noting, now: Now) -> None:
+    marking.submit(ended(1))
+    now.seconds += GATHER_S / 2
+    marking.submit(ended(2)._replace(placed=[Placed("orders", 7, 2, 1)]))
+    marking.run_once()
+    assert noting.calls == []
+
+    now.seconds += GATHER_S / 2
+    marking.run_once()
+    assert noting.calls == [[ended(1).capture]]
+    marking._closing = True
+    marking.run_once()
+    assert noting.calls == [[ended(1).capture], [ended(2).capture]]
+
+
+def test_a_capture_in_several_partitions_is_marked_in_one_go(marking: Marking, noting: Noting) -> None:
+    marking.submit(ended(1)._replace(placed=[Placed("orders", 0, 1, 1), Placed("orders", 1, 1, 1)]))
+
+    marking.send_with([("orders", 0), ("orders", 1)])
+    marking.run_once()
+
+    assert noting.calls == [[ended(1).capture] * 2]
+
+
+def test_what_an_earlier_process_left_does_not_travel(marking: Marking, noting: Noting) -> None:
+    left = [ended(number) for number in range(TRAVELLERS_MAX + 1)]
+    for one in left:
+        marking.submit(one)
+
+    marking.send_with([("orders", 0)])
+    assert noting.calls == [], "a capture would wait for all of them"
+    marking.run_once()
+    assert noting.calls == [[one.capture for one in left]]
+
+
+@pytest.mark.parametrize(
+    ("failure", "sent"), [(CaptureError("the producer's queue stays full"), 2), (ZeroDivisionError(CANARY), 1)]
+)
+def test_a_marker_that_cannot_travel_fails_no_capture(
+    marking: Marking, noting: Noting, failure: Exception, sent: int
+) -> None:
+    noting.failure = failure
+    marking.submit(ended(1))
+
+    marking.send_with([("orders", 0)])
+
+    noting.failure = None
+    marking.run_once()
+    assert noting.calls == [[ended(1).capture]] * sent
+    assert marking.given_up == (sent == 1), "what nobody foresaw is brought again by the upkeep"
