@@ -449,6 +449,8 @@ class PostgresqlCursor:
             statement_timeout=limits.statement_timeout_s,
             idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
         )
+        with self._replacing:
+            self._connection = connection  # before it is set up: what never answers then is abandoned, too
         try:
             connection.execute("select set_config('application_name', %s, false)", [f"relay:{plan.route}"])
             connection.execute("set client_encoding = 'UTF8'")
@@ -459,14 +461,12 @@ class PostgresqlCursor:
             }
             self._effect = self._effects(connection)
         except psycopg.Error as error:
-            connection.close()
+            self._drop()
             failure = judge(error, plan)
             raise (Retriable(str(failure)) if isinstance(failure, RowFault) else failure) from None
         except BaseException:
-            connection.close()
+            self._drop()
             raise
-        with self._replacing:
-            self._connection = connection
         return connection
 
     def _drop(self) -> None:

@@ -21,6 +21,7 @@ from relay.transfer.timers import ResendTimers
 log = structlog.get_logger("relay.sending")
 LET_GO_S: Final = 10.0
 """A closed connection fails its call at once; longer than this something else hangs."""
+LET_GO_TRIES: Final = 10
 TRIM_ANSWER_S: Final = 60.0
 """A trim without an answer for so long, beyond what a database lets its statements take, holds up what waits behind it."""
 
@@ -41,6 +42,7 @@ class Sending:
         self._pause = schedule.event()
         self._cursor_in_use = schedule.lock()
         self._series = 0
+        self._failed_series = -1
         self._open = 0
         self._trimming = False
         self._expires: float | None = None
@@ -84,7 +86,8 @@ class Sending:
         """The timer: a batch without an answer in time loses its connection and is sent again by its thread."""
         expires = self._expires
         if expires is not None and now >= expires:
-            self._expires = None
+            # Once more after that: there may be no connection yet that could be closed.
+            self._expires = now + LET_GO_S
             log.warning("no answer in time; sending again on a new connection")
             self._cursor.abandon()
 
@@ -103,13 +106,19 @@ class Sending:
         """
         self._series += 1
         self._pause.set()
-        if self._open or self._trimming:
-            self._open = 0
-            self._cursor.abandon()
-        if not self._cursor_in_use.acquire(timeout=LET_GO_S):
-            raise InDoubt("the cursor's connection was closed and its thread still waits; nothing is known of its batch")
+        self._open = 0
+        if not self._cursor_in_use.acquire(blocking=False):
+            self._end_use()
         self._cursor_in_use.release()
         self._pause.clear()
+
+    def _end_use(self) -> None:
+        """Close the connection until the thread lets go: one that is just being made cannot be closed yet."""
+        for _ in range(LET_GO_TRIES):
+            self._cursor.abandon()
+            if self._cursor_in_use.acquire(timeout=LET_GO_S / LET_GO_TRIES):
+                return
+        raise InDoubt("the cursor's connection was closed and its thread still waits; nothing is known of its batch")
 
     def close(self) -> None:
         """End the thread after what is under way."""
@@ -128,9 +137,18 @@ class Sending:
     def _one(self, series: int, positions: Mapping[LogPartition, int], prepared: Any) -> None:
         with self._cursor_in_use:
             if series == self._series:
-                self._answers.put((series, self._until_answered(series, positions, prepared)))
+                answer = self._answered(series, positions, prepared)
+                if isinstance(answer, BaseException):
+                    self._failed_series = series
+                self._answers.put((series, answer))
                 self._wake.set()
             self._run_trims(series)
+
+    def _answered(self, series: int, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict] | BaseException:
+        if series == self._failed_series:
+            # It would move the position past the messages of the batch that has failed before it.
+            return Fenced("a batch before it has failed")
+        return self._until_answered(series, positions, prepared)
 
     def _until_answered(
         self, series: int, positions: Mapping[LogPartition, int], prepared: Any

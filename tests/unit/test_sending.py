@@ -1,4 +1,4 @@
-"""Trims share the cursor's thread with batches: neither a long series of them nor a silent one holds batches up."""
+"""What the cursor's thread does beside answering one batch: trims, letting go, and what lies behind a batch that failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.message.errors import Retriable
+from relay.message.errors import InDoubt, Retriable, Stopped
 from relay.message.record import LogPartition
 from relay.transfer import sending as sending_module
 from relay.transfer.cursor import Verdict
@@ -87,4 +87,97 @@ def test_a_trim_that_works_is_let_go_on_and_is_no_batch() -> None:
     assert not cursor._broken.is_set()
     assert sending._timers.next_due() is None
     cursor.abandon()
+    sending.close()
+
+
+class Failing:
+    """A cursor whose first batch fails for good, once the second one waits behind it."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.progressed: Callable[[], object] = bool
+        self.second_waits = threading.Event()
+        self.delivered: list[Any] = []
+        self._failure = failure
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        self.delivered.append(prepared)
+        if len(self.delivered) == 1:
+            assert self.second_waits.wait(10)
+            raise self._failure
+        return [Verdict(0, 1)]
+
+    def abandon(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("failure", [Stopped("refused"), ZeroDivisionError("unforeseen")])
+def test_what_lies_behind_a_batch_that_failed_does_not_move_the_position_past_it(failure: Exception) -> None:
+    cursor = Failing(failure)
+    sending = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending.send({PLACE: 7}, "first")
+    sending.send({PLACE: 9}, "second")
+    cursor.second_waits.set()
+
+    limit = time.monotonic() + 5
+    while not sending.is_idle() and time.monotonic() < limit:
+        sending.wait(0.1)
+    assert sending.is_idle(), "both are answered"
+    with pytest.raises(type(failure)):
+        sending.answers()
+    assert cursor.delivered == ["first"]
+
+    sending.abandon()
+    sending.send({PLACE: 9}, "again")
+    while not (answered := sending.answers()) and time.monotonic() < limit:
+        sending.wait(0.1)
+    assert answered == [[Verdict(0, 1)]]
+    sending.close()
+
+
+class Connecting(Cursor):
+    """A cursor that is making its connection, which cannot be closed before it is there."""
+
+    def __init__(self) -> None:
+        super().__init__(silent=False)
+        self.made, self.abandoned = threading.Event(), 0
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        self.made.wait(10)
+        if not self._broken.wait(10):
+            raise AssertionError("the connection that was made meanwhile is not closed")
+        raise InDoubt("closed")
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+        if self.made.is_set():
+            self._broken.set()
+        self.made.set()
+
+
+def test_a_connection_that_is_made_while_it_is_let_go_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending_module, "LET_GO_S", 1.0)
+    cursor = Connecting()
+    sending = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending.send({PLACE: 7}, None)
+    while not sending._cursor_in_use.locked():
+        time.sleep(0.01)
+
+    sending.abandon()
+
+    assert cursor.abandoned == 2
+    sending.close()
+
+
+def test_a_connection_that_is_made_when_the_timer_ends_is_ended_by_the_next_one() -> None:
+    cursor = Connecting()
+    sending = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending.send({PLACE: 7}, None)
+    while sending._expires is None:
+        time.sleep(0.01)
+
+    sending.tend(1000.0)
+    sending.tend(1000.0 + sending_module.LET_GO_S)
+
+    assert cursor.abandoned == 2
+    sending.abandon()
     sending.close()
