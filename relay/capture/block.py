@@ -73,13 +73,13 @@ class CaptureBlock:
             self._common = [*self._publisher.common_headers, (envelope.CAPTURE, name.encode())]
             self._time = clock.wall_iso().encode()
             self._phase = _Phase.OPEN
+            crash_point("capture.begun")
         except BaseException:
             # Abort: interrupted, it would never be left, and its transaction would hold up every other writer.
             if session is not None:
                 session.close()
             self._publisher.leave(self._entered)
             raise
-        crash_point("capture.begun")
         return self
 
     def __exit__(
@@ -195,8 +195,8 @@ class CaptureBlock:
             elif self._phase is _Phase.OPEN:
                 try:
                     self._session.rollback_to(number)
-                except Exception:
-                    # Abort: the connection or the savepoint is gone; the caller sees the first error.
+                except BaseException:
+                    # Abort: the connection or the savepoint is gone, or an interrupt came: its statements may still stand.
                     self._roll_back()
                     raise
             raise

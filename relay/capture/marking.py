@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from relay.capture.outcomes import Placed, encode_marker, marker_headers
@@ -87,7 +87,9 @@ class Marking:
         self._retries: list[tuple[float, Ended]] = []
         self.given_up = False
         self._decisions: Decisions | None = None
-        self._work = schedule.event()
+        # Held while there is nothing to do. No event: an interrupt inside its `set` leaves its own lock held for ever.
+        self._work = schedule.lock()
+        self._work.acquire()
         self._count = schedule.lock()
         self._submitted = 0
         self._finished = 0
@@ -105,8 +107,7 @@ class Marking:
                 self._travellers.setdefault(places.pop(), _Travellers(now, [])).ended.append(ended)
             else:
                 self._waiting.append(ended)
-        if not self._work.is_set():
-            self._work.set()
+        self._wake()
 
     def send_with(self, places: Iterable[Place]) -> None:
         """Send what travels with the messages that the calling thread appends to these partitions next.
@@ -126,6 +127,11 @@ class Marking:
             with self._going_on():
                 self._send(found.ended, wait_s=0.0)
 
+    def _wake(self) -> None:
+        if self._work.locked():
+            with suppress(RuntimeError):  # another thread was faster
+                self._work.release()
+
     @property
     def backlog(self) -> int:
         """How many captures are not yet marked, as far as this process knows."""
@@ -136,23 +142,22 @@ class Marking:
         deadline = clock.monotonic() + seconds
         self._closing = True
         while self.backlog > len(self._retries) and clock.monotonic() < deadline:
-            self._work.set()
+            self._wake()
             self._thread.join(GATHER_S)
             if not self._thread.is_alive():
                 break
         self._append_timeout_s = 0.0
         self._noted_at = -1.0
         self._stop = True
-        self._work.set()
+        self._wake()
         self._thread.join(seconds)
-        if self._decisions is not None:
+        if self._decisions is not None and not self._thread.is_alive():
             self._decisions.close()
         return self.backlog
 
     def _run(self) -> None:
         while not self._stop:
-            self._work.wait(GATHER_S if self._sent or self._travellers else RETRY_S)
-            self._work.clear()
+            self._work.acquire(timeout=GATHER_S if self._sent or self._travellers else RETRY_S)
             clock.sleep(GATHER_S)
             with self._going_on():
                 self.run_once()

@@ -83,6 +83,8 @@ class Upkeep:
         """Stop; what is still in doubt is found out at the next start, or by a resolver."""
         self._stop.set()
         self._thread.join(seconds)
+        if self._thread.is_alive():
+            return  # it uses what would be closed: under its statement, a connection of SQLite ends the whole process
         if self._answering is not None:
             self._answering.close()
         if self._decisions is not None:
@@ -108,7 +110,8 @@ class Upkeep:
                 if self._answering is not None:
                     self._answering.turn(self._connection)
             except RowLocked:
-                pass  # Retry at the next tick: another writer holds the file.
+                # Retry at the next tick, and a round soon: another writer holds the file.
+                next_round = min(next_round, now + REFRESH_S)
             except (Unreachable, ConfigError):
                 # Retry at the next tick, on a new connection: upkeep never fails a capture.
                 self._disconnect()
@@ -135,6 +138,8 @@ class Upkeep:
         with self._lock:
             asked = list(self._doubtful)
         for ended in asked:
+            if self._stop.is_set():
+                return
             try:
                 row = settle(self._connection(), ended.capture)
             except RowLocked:

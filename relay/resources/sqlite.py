@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -53,6 +52,8 @@ class SqliteResource:
             connection = sqlite3.connect(
                 address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
             )
+            # Of several files SQLite commits one after the other: the decision's could be durable, and another one's lost.
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
             connection.execute("pragma foreign_keys = on")
@@ -64,12 +65,14 @@ class SqliteResource:
 
     def session(self) -> SqliteSession:
         """Open a connection for captures, and one that sees what others see."""
+        file = _OpenFile(self.name, self.path)
         outside = self.connect()
-        return SqliteSession(self.name, _uuid(outside, self.name), self.connect(), outside, self._writer)
+        return SqliteSession(self.name, _uuid(outside, self.name), self.connect(), outside, self._writer, file)
 
     def decisions(self) -> SqliteDecisions:
         """Open a connection for decisions."""
-        return SqliteDecisions(self.name, self.connect(self._lock_timeout_s))
+        file = _OpenFile(self.name, self.path)
+        return SqliteDecisions(self.name, self.connect(self._lock_timeout_s), self._writer, file, self._lock_timeout_s)
 
     def create_tables(self) -> None:
         """Create the file, if need be, and what is missing of the relay's tables."""
@@ -94,7 +97,8 @@ class SqliteResource:
         Read from the kernel's list: opening the lock file itself would, on closing, drop this process's own locks.
         """
         try:
-            inode = os.stat(f"{self.path}-shm").st_ino  # noqa: PTH116 - one call, no Path to build
+            # Beside the file itself, where a link leads to it.
+            inode = Path(f"{self.path.resolve()}-shm").stat().st_ino
             lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         except OSError:
             return None
@@ -115,12 +119,14 @@ class SqliteSession:
         connection: sqlite3.Connection,
         outside: sqlite3.Connection,
         writer: schedule.Lock,
+        file: _OpenFile,
     ) -> None:
         self.uuid = uuid
         self._name = name
         self._connection = connection
         self._outside = outside
         self._writer = writer
+        self._file = file
         self._writing = False
         self._dead = False
 
@@ -133,6 +139,7 @@ class SqliteSession:
             )
         self._writing = True
         try:
+            self._file.check()
             with reaching(self._name):
                 self._connection.execute("begin immediate")
                 self._connection.execute(
@@ -277,16 +284,23 @@ class SqliteSession:
 class SqliteDecisions:
     """The decision rows, on a connection of its own in autocommit."""
 
-    def __init__(self, name: str, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self, name: str, connection: sqlite3.Connection, writer: schedule.Lock, file: _OpenFile, lock_timeout_s: float
+    ) -> None:
         self._name = name
         self._connection = connection
+        self._writer = writer
+        self._file = file
+        self._lock_timeout_s = lock_timeout_s
 
     def uuid(self) -> str:
         """Return the database's own uuid, read now."""
+        self._file.check()
         return _uuid(self._connection, self._name)
 
     def abort_if_undecided(self, capture: bytes) -> None:
         """Insert (capture, aborted) unless there is a row."""
+        self._file.check()
         with reaching(self._name):
             self._connection.execute(
                 "insert into relay_capture (capture, outcome) values (?, 'aborted') on conflict do nothing",
@@ -296,6 +310,7 @@ class SqliteDecisions:
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist."""
         found = {}
+        self._file.check()
         with reaching(self._name):
             for capture in captures:
                 row = self._connection.execute(
@@ -341,6 +356,15 @@ class SqliteDecisions:
         self._connection.close()
 
     def _each(self, statement: str, captures: Sequence[bytes]) -> None:
+        """Run a statement for each, in the queue of this process's captures: polling would meet a busy file's gaps too seldom."""
+        if not self._writer.acquire(timeout=self._lock_timeout_s):
+            raise RowLocked(f"resources.{self._name}: captures of this process hold the file; ask again later")
+        try:
+            self._write(statement, captures)
+        finally:
+            self._writer.release()
+
+    def _write(self, statement: str, captures: Sequence[bytes]) -> None:
         with reaching(self._name):
             self._connection.execute("begin immediate")
             try:
@@ -349,6 +373,30 @@ class SqliteDecisions:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("rollback")
+
+
+class _OpenFile:
+    """Which file is opened by its path: SQLite does not notice that another one was put there (VACUUM INTO and mv, a restore).
+
+    A decision written into a file that has no name any more would be nobody's.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name = name
+        self._path = path
+        self._opened = self._found()
+
+    def check(self) -> None:
+        """Raise Unreachable if the path leads to another file by now: who asked connects again."""
+        if self._found() != self._opened:
+            raise Unreachable(f"resources.{self._name}: the database file was replaced by another one")
+
+    def _found(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise Unreachable(f"resources.{self._name}: the database file cannot be used ({error.strerror})") from error
+        return found.st_dev, found.st_ino
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -196,3 +197,17 @@ def test_a_marker_that_cannot_travel_fails_no_capture(
     marking.run_once()
     assert noting.calls == [[ended(1).capture]] * sent
     assert marking.given_up == (sent == 1), "what nobody foresaw is brought again by the upkeep"
+
+
+def test_taking_a_capture_runs_no_code_that_an_interrupt_would_leave_locked(marking: Marking) -> None:
+    """An event's lock, given back in Python, stays held for ever when a signal's handler raises just before."""
+    entered: set[str] = set()
+    sys.settrace(lambda frame, _event, _argument: entered.add(frame.f_code.co_filename))
+    try:
+        marking.submit(ended(1))
+        marking._wake()
+    finally:
+        sys.settrace(None)
+
+    assert not [name for name in entered if name.endswith("threading.py")]
+    assert any(name.endswith("marking.py") for name in entered)

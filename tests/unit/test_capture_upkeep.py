@@ -19,7 +19,7 @@ from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
-from relay.resources.port import AgedRow, Decisions, Resource, UnmarkedRow
+from relay.resources.port import AgedRow, Decisions, Resource, RowLocked, UnmarkedRow
 from relay.run import clock, schedule
 
 CANARY = "a canary"
@@ -79,7 +79,7 @@ class BusyDatabase:
 
 @pytest.fixture(autouse=True)
 def turned_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace(join=lambda _: None))
+    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace(join=lambda _: None, is_alive=lambda: False))
 
 
 def upkeep_of(decisions: Any, marking: Marking, name: ResourceName) -> Upkeep:
@@ -246,3 +246,39 @@ def test_a_database_that_comes_back_is_not_met_by_hundreds_of_connections_for_ea
     assert opened[1] <= 0.1, "the server is mostly back at once"
     assert opened[-1] >= 9.0
     assert len(opened) <= 20
+
+
+def test_a_file_that_is_held_at_the_hour_of_trimming_is_trimmed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = SlowDatabase(1_500, 10)
+    waited: list[float] = []
+
+    def unmarked(_older_than_s: float, _limit: int) -> list[UnmarkedRow]:
+        if sum(waited) < REFRESH_S / 2:
+            raise RowLocked("another writer holds the file")
+        return []
+
+    monkeypatch.setattr(held, "unmarked", unmarked)
+    upkeep = upkeep_of(lambda: held, Marking(), ResourceName("shop", "u"))
+    monkeypatch.setattr(clock, "monotonic", lambda: sum(waited))
+    monkeypatch.setattr(upkeep._appender, "refresh", lambda: None, raising=False)
+    monkeypatch.setattr(upkeep._stop, "wait", lambda seconds: waited.append(seconds) or sum(waited) > 2 * REFRESH_S)
+
+    upkeep._run()
+
+    assert held.left == []
+
+
+def test_closing_leaves_the_connection_to_a_thread_that_still_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    busy = BusyDatabase()
+    monkeypatch.setattr(busy, "close", lambda: closed.append(True), raising=False)
+    upkeep = upkeep_of(lambda: busy, Marking(), ResourceName("shop", "u"))
+    upkeep._decisions = busy
+    alive = [True]
+    upkeep._thread = SimpleNamespace(join=lambda _: None, is_alive=lambda: alive[0])
+
+    upkeep.close(0.0)
+    assert closed == [], "under its statement SQLite would end the process"
+    alive[0] = False
+    upkeep.close(0.0)
+    assert closed == [True]

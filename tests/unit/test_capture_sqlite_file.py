@@ -1,0 +1,152 @@
+"""Capture on an SQLite file that is replaced, attached to, busy or left in the middle of a block by an interrupt."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from relay.capture import block as block_module
+from relay.capture.publisher import Capture
+from relay.message.errors import Unreachable
+from relay.message.identity import capture_id
+from relay.resources import open_resource
+from relay.resources.port import RowLocked
+from relay.resources.sqlite import SqliteResource, SqliteSession
+
+NONCE = b"n" * 16
+LOCK_TIMEOUT_S = 0.2
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shop.db"
+
+
+@pytest.fixture
+def resource(path: Path) -> SqliteResource:
+    opened = open_resource("shop", f"sqlite:///{path}", LOCK_TIMEOUT_S)
+    assert isinstance(opened, SqliteResource)
+    opened.create_tables()
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table orders (id integer primary key)")
+    return opened
+
+
+@pytest.fixture
+def capture(resource: SqliteResource) -> Iterator[Capture]:
+    with Capture(kafka={"bootstrap.servers": "127.0.0.1:1"}, resource=resource, source="/s") as made:
+        yield made
+
+
+def orders(path: Path) -> list[int]:
+    with sqlite3.connect(path) as connection:
+        return [row[0] for row in connection.execute("select id from orders order by id")]
+
+
+def replace(path: Path) -> None:
+    """As an operator compacts a file: the copy has the same identity."""
+    connection = sqlite3.connect(path)
+    connection.execute("pragma wal_checkpoint(truncate)")  # or the old file's log would be taken for the new one's
+    connection.execute(f"vacuum into '{path}.new'")
+    connection.close()
+    Path(f"{path}.new").replace(path)
+
+
+def test_no_decision_is_written_into_a_file_that_was_replaced(resource: SqliteResource, path: Path) -> None:
+    decisions, session = resource.decisions(), resource.session()
+    replace(path)
+
+    for ask in (
+        decisions.uuid,
+        lambda: decisions.abort_if_undecided(capture_id(NONCE)),
+        lambda: decisions.read([capture_id(NONCE)]),
+        lambda: session.begin(capture_id(NONCE), NONCE),
+    ):
+        with pytest.raises(Unreachable, match="replaced"):
+            ask()
+    session.close()
+    again = resource.session()
+    again.begin(capture_id(NONCE), NONCE)
+    again.rollback()
+
+
+def test_a_block_after_the_file_was_replaced_is_in_the_one_that_is_there(
+    capture: Capture, resource: SqliteResource, path: Path
+) -> None:
+    with capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+    replace(path)
+    with capture.transaction() as tx:
+        tx.execute("insert into orders values (2)")
+
+    assert orders(path) == [1, 2]
+
+
+def test_a_second_file_cannot_be_part_of_a_block(capture: Capture, path: Path) -> None:
+    with capture.transaction() as tx:
+        tx.execute("select 1")
+        with pytest.raises(sqlite3.OperationalError, match="attached"):
+            tx._session.execute(f"attach '{path}.other' as other")  # beside the block, which an error would end
+
+
+def test_noting_waits_in_the_queue_of_this_processs_captures(resource: SqliteResource) -> None:
+    decisions, session = resource.decisions(), resource.session()
+    session.begin(capture_id(NONCE), NONCE)
+    with pytest.raises(RowLocked, match="of this process"):
+        decisions.mark([capture_id(NONCE)])
+    session.decide(capture_id(NONCE), b"[]")
+
+    decisions.mark([capture_id(NONCE)])
+
+    assert decisions.unmarked(0.0, 10) == []
+    session.close()
+
+
+def test_the_writer_is_found_through_a_link_to_the_file(resource: SqliteResource, path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    linked = open_resource("shop", f"sqlite:///{link}", LOCK_TIMEOUT_S)
+    session = resource.session()
+    session.begin(capture_id(NONCE), NONCE)
+
+    assert linked.frozen_writer() == os.getpid()
+    session.close()
+
+
+def test_an_interrupt_at_the_beginning_of_a_block_gives_the_file_back(
+    capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(block_module, "crash_point", interrupt)
+        with pytest.raises(KeyboardInterrupt), capture.transaction():
+            pass
+
+    with capture.transaction() as tx:
+        tx.execute("insert into orders values (1)")
+    assert orders(path) == [1]
+
+
+def test_an_interrupt_while_a_savepoint_is_undone_ends_the_block(
+    capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteSession, "rollback_to", interrupt)
+
+    def go_on_after_an_interrupt() -> None:
+        with capture.transaction() as tx:
+            with suppress(KeyboardInterrupt), tx.savepoint():
+                tx.execute("insert into orders values (1)")
+                raise ValueError("undo this")
+            tx.execute("insert into orders values (2)")
+
+    with pytest.raises(Exception, match="the block is failed"):
+        go_on_after_an_interrupt()
+    assert orders(path) == [], "what was to be undone would be committed, its messages dropped"
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
