@@ -31,7 +31,7 @@ from relay.delivery.table_ranges import read_sqlite, with_ranges, write_sqlite
 from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.resources.sqlite import SqliteResource
+from relay.resources.sqlite import OpenFile, SqliteResource
 from relay.run import randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
@@ -113,6 +113,7 @@ class SqliteCursor:
         self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
         self._connection: sqlite3.Connection | None = None
+        self._file: OpenFile | None = None
         self._replacing = schedule.lock()
         self.progressed: Callable[[], object] = bool
         self._effect: RowEffect | None = None
@@ -336,7 +337,10 @@ class SqliteCursor:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is not None:
-            return self._connection
+            if self._file is not None and self._file.is_there:
+                return self._connection
+            self.close()
+        self._file = OpenFile(self._plan.resource, self._resource.path)
         connection = self._resource.connect(self._limits.lock_timeout_s)
         connection.set_progress_handler(self._goes_on, _STEPS_TOLD)
         try:

@@ -65,13 +65,13 @@ class SqliteResource:
 
     def session(self) -> SqliteSession:
         """Open a connection for captures, and one that sees what others see."""
-        file = _OpenFile(self.name, self.path)
+        file = OpenFile(self.name, self.path)
         outside = self.connect()
         return SqliteSession(self.name, _uuid(outside, self.name), self.connect(), outside, self._writer, file)
 
     def decisions(self) -> SqliteDecisions:
         """Open a connection for decisions."""
-        file = _OpenFile(self.name, self.path)
+        file = OpenFile(self.name, self.path)
         return SqliteDecisions(self.name, self.connect(self._lock_timeout_s), self._writer, file, self._lock_timeout_s)
 
     def create_tables(self) -> None:
@@ -119,7 +119,7 @@ class SqliteSession:
         connection: sqlite3.Connection,
         outside: sqlite3.Connection,
         writer: schedule.Lock,
-        file: _OpenFile,
+        file: OpenFile,
     ) -> None:
         self.uuid = uuid
         self._name = name
@@ -285,7 +285,7 @@ class SqliteDecisions:
     """The decision rows, on a connection of its own in autocommit."""
 
     def __init__(
-        self, name: str, connection: sqlite3.Connection, writer: schedule.Lock, file: _OpenFile, lock_timeout_s: float
+        self, name: str, connection: sqlite3.Connection, writer: schedule.Lock, file: OpenFile, lock_timeout_s: float
     ) -> None:
         self._name = name
         self._connection = connection
@@ -375,7 +375,7 @@ class SqliteDecisions:
                     self._connection.execute("rollback")
 
 
-class _OpenFile:
+class OpenFile:
     """Which file is opened by its path: SQLite does not notice that another one was put there (VACUUM INTO and mv, a restore).
 
     A decision written into a file that has no name any more would be nobody's.
@@ -386,9 +386,14 @@ class _OpenFile:
         self._path = path
         self._opened = self._found()
 
+    @property
+    def is_there(self) -> bool:
+        """Does the path still lead to it? Raises Unreachable if it leads nowhere."""
+        return self._found() == self._opened
+
     def check(self) -> None:
         """Raise Unreachable if the path leads to another file by now: who asked connects again."""
-        if self._found() != self._opened:
+        if not self.is_there:
             raise Unreachable(f"resources.{self._name}: the database file was replaced by another one")
 
     def _found(self) -> tuple[int, int]:

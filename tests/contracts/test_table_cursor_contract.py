@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
@@ -420,6 +421,21 @@ class TestSqliteCursor(DatabaseCursorContract):
         for cursor in store.cursors:
             cursor.close()
         store.connection.close()
+
+    def test_a_file_that_was_replaced_by_its_copy_is_written_to(self, store: Store, tmp_path: Path) -> None:
+        cursor = store.cursor()
+        cursor.claim({P0: TOPIC_ID})
+        cursor.deliver({P0: 1}, cursor.prepare([message(0)]))
+        path, copy = tmp_path / "shop.db", tmp_path / "copy.db"
+        # Or the old file's log would be taken for the copy's.
+        store.all("pragma wal_checkpoint(truncate)")
+        store.all(f"vacuum into '{copy}'")
+        copy.replace(path)
+
+        assert outcomes(cursor.deliver({P0: 2}, cursor.prepare([message(1)]))) == [DELIVERED]
+
+        with sqlite3.connect(path) as there:
+            assert there.execute("select count(*) from ledger").fetchall() == [(2,)]
 
     def test_a_batch_that_takes_longer_than_its_timer_gets_through(self, store: Store) -> None:
         counting = "(with recursive c (n) as (select 1 union all select n + 1 from c where n < 200000) select max(n) from c)"
