@@ -75,6 +75,11 @@ def timer_never_resends() -> list[Change]:
     return [(Sending, "tend", lambda self, _: None)]
 
 
+def failed_batch_overtaken() -> list[Change]:
+    """What waits behind a batch that failed for good is sent all the same, before the worker has seen the failure."""
+    return [(Sending, "_answered", Sending._until_answered)]
+
+
 def older_copy_trusted() -> list[Change]:
     """A database that knows less than it acknowledged is written to all the same."""
     return [(Acknowledged, "floor", lambda self, _: -1)]
@@ -132,7 +137,7 @@ def capture_headers_left() -> list[Change]:
 DATABASE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
-        no_epoch_guard, trimmed_when_fenced, two_batches_in_flight, timer_never_resends, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
+        no_epoch_guard, trimmed_when_fenced, two_batches_in_flight, timer_never_resends, failed_batch_overtaken, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
         dead_letters_not_repeated, resolver_without_insert, lost_answer_is_aborted, reports_not_awaited,
         capture_headers_left,
     )
