@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RelayError,
         Unreachable,
     )
+    from relay.resources.port import RowLocked
     from relay.work.coroutines import AwaitedDatabase
     from relay.work.desks import CallOver, Database
     from relay.work.further import FurtherDatabase
@@ -41,6 +42,7 @@ __all__ = [
     "InDoubt",
     "Message",
     "RelayError",
+    "RowLocked",
     "Unreachable",
     "Unusable",
     "__version__",
@@ -52,6 +54,7 @@ _PLACES: Final = {
     "message.errors": (
         "CaptureError", "CaptureFenced", "CaptureInDoubt", "ConfigError", "HeadersRefused", "InDoubt", "RelayError", "Unreachable",
     ),
+    "resources.port": ("RowLocked",),
     "work.coroutines": ("AwaitedDatabase",),
     "work.desks": ("CallOver", "Database"),
     "work.further": ("FurtherDatabase",),

@@ -70,7 +70,8 @@ class Capture:
     ``inquiries`` is the topic in which relays ask that cannot ask the database themselves; None leaves them waiting.
     ``registry`` is the section of a configuration that names a schema registry; it is asked by ``avro`` alone.
     A process that hangs up connections in PgBouncer's transaction mode cannot use it: a capture is a session.
-    For the process that opened it: a fork has none of its threads, and its connections are the parent's.
+    For the process that opened it: a fork has none of its threads, and its connections are the parent's. One that was made
+    inside a block must end by ``os._exit``: SQLite's connection, let go of on a normal end, rolls the parent's block back.
     """
 
     def __init__(
@@ -151,7 +152,8 @@ class Capture:
         """Return a block for a ``with`` statement: it decides on leaving.
 
         Raises from the block: CaptureError (rolled back, run it again), CaptureFenced (so decided by a resolver),
-        CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun), and what the block raises.
+        CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun), RowLocked (nothing either: others hold
+        the SQLite file), and what the block raises.
         """
         return CaptureBlock(self)
 
