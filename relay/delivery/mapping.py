@@ -22,12 +22,13 @@ JSON_DEPTH_MAX: Final = 200
 """Fewer levels than the JSON writer takes (254), so that whatever is decoded can be written into a column again."""
 
 DOUBLE_CHARACTERS: Final = 16
-"""A double whose shortest form is longer may have been cut when it was decoded."""
+"""A number that is written in fewer is its double, unless that is nearly zero."""
 
 INTEGER_BITS: Final = 63
 """A whole number beyond them may be decoded as a double, whatever its length."""
 
-_LONG_NUMBER: Final = re.compile(rb"[0-9.]{16}")
+_LONG_NUMBER: Final = re.compile(rb"[0-9.]{16}|[0-9][eE]-[0-9]{3}")
+"""In a value without one no number was cut: one of many digits, or one below the doubles that have all theirs."""
 
 Decode = Callable[[Sequence[LogMessage]], list[Any]]
 """The documents in the values of a run of messages; MessageRejected if one of them is none."""
@@ -236,8 +237,10 @@ def _uncut(pointer: str, opened: _Opened) -> list[Any]:
     for i, value in enumerate(values):
         kind = type(value)
         if kind is float:
-            if len(repr(value)) > DOUBLE_CHARACTERS or abs(value) >= 1 << INTEGER_BITS:
-                values[i] = _as_written(value, opened.messages[i].value or b"", pointer)
+            # The double's own form does not tell: the double of 1.000000000000000001 is 1.0.
+            raw = opened.messages[i].value or b""
+            if abs(value) >= 1 << INTEGER_BITS or _LONG_NUMBER.search(raw):
+                values[i] = _as_written(value, raw, pointer)
         elif (kind is dict or kind is list) and _LONG_NUMBER.search(raw := opened.messages[i].value or b""):
             values[i] = resolve_pointer(json.loads(raw, parse_float=orjson.Fragment, parse_int=_whole), pointer)
     return values

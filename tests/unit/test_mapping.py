@@ -101,6 +101,25 @@ def test_a_whole_number_beyond_64_bits_is_written_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
+    "number",
+    [
+        "1.000000000000000001", "0.30000000000000000001", "-0.50000000000000000001", "1.0000000000000001e5",
+        "1234567890123456.01", "9007199254740993.0", "1e-400", "-2.5E-0400", "4.9406564584124654e-324", "1.25e-320",
+    ],
+)
+def test_a_number_keeps_its_digits_also_where_its_double_is_short(number: str) -> None:
+    """The double of the first is 1.0: its own form does not tell that something was cut."""
+    (field,) = render([one("json:/n", message(b'{"n": %s}' % number.encode()))], "x", Taking.PLAIN)
+    assert Decimal(field) == Decimal(number)
+
+
+@pytest.mark.parametrize("number", ["0.0", "-0.0", "0e-400", "0.00000000000000000000", "1.50", "2e3", "1e22", "0.1"])
+def test_what_a_double_holds_stays_one(number: str) -> None:
+    found = one("json:/n", message(b'{"n": %s, "at": 1234567890123456789}' % number.encode()))
+    assert (type(found), repr(found)) == (float, repr(float(number)))
+
+
+@pytest.mark.parametrize(
     ("source", "expected"),
     [
         ("ce:id", "7"), ("ce:source", None), ("ce:datacontenttype", "application/json"), ("header:trace", b"\xff"),
