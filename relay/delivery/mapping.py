@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -16,19 +15,14 @@ from relay.message.avro_values import VALUE_BYTES_MAX, AvroDecoder, WriterSchema
 from relay.message.envelope import CONTENT_TYPE
 from relay.message.errors import ConfigError, MessageRejected
 from relay.message.identity import resolve_pointer
+from relay.message.json_digits import DOUBLE_CHARACTERS, LONG_NUMBER, is_cut
 from relay.message.record import LogMessage
 
 JSON_DEPTH_MAX: Final = 200
 """Fewer levels than the JSON writer takes (254), so that whatever is decoded can be written into a column again."""
 
-DOUBLE_CHARACTERS: Final = 16
-"""A number that is written in fewer is its double, unless that is nearly zero."""
-
 INTEGER_BITS: Final = 63
 """A whole number beyond them may be decoded as a double, whatever its length."""
-
-_LONG_NUMBER: Final = re.compile(rb"[0-9.]{16}|[0-9][eE]-[0-9]{3}")
-"""In a value without one no number was cut: one of many digits, or one below the doubles that have all theirs."""
 
 Decode = Callable[[Sequence[LogMessage]], list[Any]]
 """The documents in the values of a run of messages; MessageRejected if one of them is none."""
@@ -239,17 +233,19 @@ def _uncut(pointer: str, opened: _Opened) -> list[Any]:
         if kind is float:
             # The double's own form does not tell: the double of 1.000000000000000001 is 1.0.
             raw = opened.messages[i].value or b""
-            if abs(value) >= 1 << INTEGER_BITS or _LONG_NUMBER.search(raw):
+            if abs(value) >= 1 << INTEGER_BITS or LONG_NUMBER.search(raw):
                 values[i] = _as_written(value, raw, pointer)
-        elif (kind is dict or kind is list) and _LONG_NUMBER.search(raw := opened.messages[i].value or b""):
+        elif (kind is dict or kind is list) and LONG_NUMBER.search(raw := opened.messages[i].value or b""):
             values[i] = resolve_pointer(json.loads(raw, parse_float=orjson.Fragment, parse_int=_whole), pointer)
     return values
 
 
 def _as_written(value: float, raw: bytes, pointer: str) -> float | int | Decimal:
     try:
-        found = resolve_pointer(json.loads(raw, parse_float=Decimal), pointer)
-        return found if isinstance(found, int) or found != Decimal(repr(value)) else value
+        found = resolve_pointer(json.loads(raw, parse_float=str), pointer)
+        if isinstance(found, int):
+            return found
+        return Decimal(found) if is_cut(found, value) else value
     except (ValueError, ArithmeticError):
         return value  # thousands of digits: more than any column takes
 

@@ -8,8 +8,10 @@ Kinds: ``c`` CloudEvents (source, id), ``h`` a header, ``j`` a JSON pointer, ``a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from hashlib import blake2b
 from struct import Struct
 from typing import Any, Final
@@ -19,10 +21,15 @@ import orjson
 
 from relay.message.envelope import ID, SOURCE
 from relay.message.errors import UNKNOWN_SCHEMA, ConfigError, MessageRejected
+from relay.message.json_digits import LONG_NUMBER, is_cut
 
 DIGEST_BYTES: Final = 16
 CONTENT_BYTES: Final = 8
 _CONTENT: Final = Struct(">II")
+
+_MAYBE_CUT: Final = frozenset({float, dict, list})
+_HUGE_NUMBER: Final = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{100}")
+"""Beyond all doubles, perhaps: for such a number orjson refuses the whole value."""
 
 HeaderMap = Mapping[str, bytes]
 AvroReader = Callable[[bytes, Iterable[tuple[str, bytes]]], Mapping[str, Any]]
@@ -125,26 +132,47 @@ def _json_rule(pointer: str) -> Rule:
 
     def by_json(headers: HeaderMap, topic: bytes, value: bytes | None) -> bytes | None:
         try:
-            found = resolve_pointer(orjson.loads(value or b"null"), pointer)
-            if found is None:
-                return None
-            part = orjson.dumps(found, option=orjson.OPT_SORT_KEYS)
-        except (orjson.JSONDecodeError, orjson.JSONEncodeError, KeyError):
+            part = _json_part(value or b"null", pointer)
+        except (ValueError, orjson.JSONEncodeError, RecursionError, KeyError):
             return None  # no JSON, nothing there, or nested deeper than can be written
-        if type(found) is float:
-            part = _digits(value or b"", pointer) or part
-        return digest(b"j", name, headers.get(SOURCE) or topic, part)
+        return None if part is None else digest(b"j", name, headers.get(SOURCE) or topic, part)
 
     return by_json
 
 
-def _digits(value: bytes, pointer: str) -> bytes | None:
-    """Return an integer beyond 64 bits as it is written: as a double, numbers that share 17 digits would be one."""
+def _json_part(raw: bytes, pointer: str) -> bytes | None:
     try:
-        found = resolve_pointer(json.loads(value, parse_int=str), pointer)
-    except (ValueError, RecursionError):
-        return None
-    return found.encode() if isinstance(found, str) else None
+        found = resolve_pointer(orjson.loads(raw), pointer)
+    except orjson.JSONDecodeError:
+        if not _HUGE_NUMBER.search(raw):
+            raise
+        found = _as_written(raw, pointer)
+    else:
+        if type(found) in _MAYBE_CUT and LONG_NUMBER.search(raw):
+            with suppress(RecursionError):  # brackets beside it, deeper than this reader goes
+                found = _as_written(raw, pointer)
+    return None if found is None else orjson.dumps(found, option=orjson.OPT_SORT_KEYS)
+
+
+def _as_written(raw: bytes, pointer: str) -> Any:
+    """Follow a pointer to what a double would cut, as it is written: as doubles, different messages would be one.
+
+    Everything else stays as orjson decodes it, since digests of it lie in monitors and inboxes.
+    """
+    text = raw.decode()  # strictly, and without a byte order mark, as orjson reads it
+    read = partial(json.loads, text, parse_float=_number, parse_constant=orjson.loads)  # which refuses NaN and its like
+    found = resolve_pointer(read(parse_int=_number), pointer)
+    if type(found) is float:  # alone, a whole number beyond 64 bits was always taken as it is written
+        found = resolve_pointer(read(parse_int=orjson.Fragment), pointer)
+    return found
+
+
+def _number(written: str) -> int | float | orjson.Fragment:
+    try:
+        value: int | float = orjson.loads(written)
+    except orjson.JSONDecodeError:
+        return orjson.Fragment(written)  # beyond all doubles
+    return orjson.Fragment(written) if type(value) is float and is_cut(written, value) else value
 
 
 def _avro_rule(field: str, read: AvroReader) -> Rule:
