@@ -14,6 +14,9 @@ from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
 # Classes of SQLSTATE (PostgreSQL documentation, appendix A) whose cause is the row: its data, a constraint that it
 # breaks, a trigger that raises, a check option, two rows of one key, an index entry or value that is too large.
 _ROW_CLASSES: Final = frozenset({"21", "22", "23", "27", "44", "54", "P0"})
+_SEQUENCE_ENDED: Final = "2200H"
+"""Of such a class, and yet the table's: all rows are refused until somebody gives the sequence more numbers."""
+_DATA_CLASS: Final = "22"
 # Connection, transaction rollback (deadlock, serialization), resources, operator intervention, system error.
 _RETRY_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
 _RETRY_STATES: Final = frozenset({
@@ -51,17 +54,29 @@ def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
         return RowFault(MessageRejected("apply", "value_refused", sentence))
     if state is None or is_servers(state):
         return Retriable(f"{plan.where}: {_word(error)}; nothing was written, and it is tried again")
-    if state[:2] in _ROW_CLASSES or (plan.mode == "sql" and state in _TYPE_STATES) or _refuses_value(error, plan):
+    if _refuses_row(error, state, plan):
         where = _place(error, plan)
         sentence = f"{plan.where} refuses the row: {state} ({_word(error)}){where}"
         return RowFault(MessageRejected("apply", state, sentence))
     # In these states the text quotes either the statement, and points there, or a value.
     says_value = state in _SYNTAX_STATES | _NAME_STATES and error.diag.statement_position is None
-    reason = error.diag.message_primary if state[:2] == "42" and not says_value else None
+    says_statement = (state[:2] == "42" and not says_value) or _refuses_constant(error, state, plan)
+    reason = error.diag.message_primary if says_statement else None
     return Stopped(
         f"route {plan.route!r}: {plan.where} cannot be written: {state} ({_word(error)})"
         f"{': ' + reason if reason else ''}; correct the table, its rights or the route, and start again"
     )
+
+
+def _refuses_row(error: psycopg.Error, state: str, plan: TablePlan) -> bool:
+    if state == _SEQUENCE_ENDED or _refuses_constant(error, state, plan):
+        return False
+    return state[:2] in _ROW_CLASSES or (plan.mode == "sql" and state in _TYPE_STATES) or _refuses_value(error, plan)
+
+
+def _refuses_constant(error: psycopg.Error, state: str, plan: TablePlan) -> bool:
+    """Is it a constant in an own statement that its type refuses? A value of a row has no place in the statement."""
+    return plan.mode == "sql" and state[:2] == _DATA_CLASS and error.diag.statement_position is not None
 
 
 def _refuses_value(error: psycopg.Error, plan: TablePlan) -> bool:

@@ -156,6 +156,44 @@ def test_a_trigger_that_raises_condemns_its_row_only(database: Database) -> None
     assert "canary" not in str(verdicts[1].cause)
 
 
+@pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
+def test_a_sequence_without_further_numbers_stops_the_route(database: Database, mode: str) -> None:
+    """It is no row's doing, and every message until somebody mends it would be a dead letter."""
+    database.do("create sequence few maxvalue 2")
+    database.do("create table numbered (id text primary key, n bigint default nextval('few'))")
+    own = {"sql": "insert into numbered values (%(id)s)"} if mode == "sql" else {}
+    key = ("id",) if mode == "upsert" else ()
+    cursor = database.cursor(table="numbered", columns={"id": "ce:id"}, mode=mode, key=key, **own)
+    cursor.claim({P0: TOPIC_ID})
+    with pytest.raises(Stopped, match="2200H"):
+        cursor.deliver({P0: 3}, cursor.prepare([*map(message, range(3))]))
+    assert database.one("select count(*) from numbered") == database.one("select count(*) from relay_inbox") == 0
+    database.do("alter sequence few maxvalue 100")
+    assert outcomes(cursor.deliver({P0: 3}, cursor.prepare([*map(message, range(3))]))) == [DELIVERED] * 3
+
+
+@pytest.mark.parametrize("constant", ["'12a'::int", "date '2026-02-30'"])
+def test_a_constant_of_an_own_statement_that_its_type_refuses_stops_the_route(database: Database, constant: str) -> None:
+    database.do("create table dated (id text primary key, note text)")
+    own = f"insert into dated values (%(id)s, ({constant})::text)"
+    cursor = database.cursor(table="dated", columns={"id": "ce:id"}, mode="sql", sql=own)
+    cursor.claim({P0: TOPIC_ID})
+    with pytest.raises(Stopped, match=r"cannot be written: 22.*(12a|2026-02-30)"):
+        cursor.deliver({P0: 1}, cursor.prepare([message(0)]))
+    assert database.one("select count(*) from relay_inbox") == 0
+
+
+def test_a_value_that_a_cast_of_an_own_statement_refuses_condemns_its_row_only(database: Database) -> None:
+    database.do("create table cast_to (id text primary key, n int)")
+    own = "insert into cast_to values (%(id)s, %(n)s::text::int)"
+    cursor = database.cursor(table="cast_to", columns={"id": "ce:id", "n": "json:/n"}, mode="sql", sql=own)
+    cursor.claim({P0: TOPIC_ID})
+    batch = [message(i, value=b'{"n": "%s"}' % n) for i, n in enumerate([b"1", b"canary", b"3"])]
+    verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
+    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+    assert "canary" not in str(verdicts[1].cause)
+
+
 @pytest.mark.parametrize(
     "ddl",
     [
