@@ -12,10 +12,14 @@ from relay.delivery.table import RowFault, TablePlan
 from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
 
 # Classes of SQLSTATE (PostgreSQL documentation, appendix A) whose cause is the row: its data, a constraint that it
-# breaks, a trigger that raises, a check option, two rows of one key, an index entry or value that is too large.
-_ROW_CLASSES: Final = frozenset({"21", "22", "23", "27", "44", "54", "P0"})
-_SEQUENCE_ENDED: Final = "2200H"
-"""Of such a class, and yet the table's: all rows are refused until somebody gives the sequence more numbers."""
+# breaks, a trigger that raises, a check option, two rows of one key, an index entry or value that is too large, a
+# function or trigger that ends without a result for it or, in whatever language, raises.
+_ROW_CLASSES: Final = frozenset({"20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
+_TABLE_STATES: Final = frozenset({
+    "2200H",  # sequence_generator_limit_exceeded: all rows are refused until somebody gives it more numbers
+    "39P01", "39P02", "39P03",  # a trigger or a function is no such thing, whatever the row
+})
+"""Of such a class, and yet the table's."""
 _DATA_CLASS: Final = "22"
 # Connection, transaction rollback (deadlock, serialization), resources, operator intervention, system error.
 _RETRY_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
@@ -33,6 +37,8 @@ _NAME_STATES: Final = frozenset({"42704", "42725", "42883", "42P01"})
 """Of a value: what regtype, regproc, regclass and the like do not find."""
 _ROW_CHECK: Final = "ExecWithCheckOptions"
 """Where the server raises that a policy refuses a new row, under the state of every missing right."""
+_RAISED: Final = "exec_stmt_raise"
+"""Where the server raises what a trigger in PL/pgSQL says of a row, under whatever state its author chose."""
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
 
 
@@ -69,7 +75,9 @@ def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
 
 
 def _refuses_row(error: psycopg.Error, state: str, plan: TablePlan) -> bool:
-    if state == _SEQUENCE_ENDED or _refuses_constant(error, state, plan):
+    if error.diag.source_function == _RAISED:
+        return True
+    if state in _TABLE_STATES or _refuses_constant(error, state, plan):
         return False
     return state[:2] in _ROW_CLASSES or (plan.mode == "sql" and state in _TYPE_STATES) or _refuses_value(error, plan)
 

@@ -156,6 +156,57 @@ def test_a_trigger_that_raises_condemns_its_row_only(database: Database) -> None
     assert "canary" not in str(verdicts[1].cause)
 
 
+IN_A_TRIGGER = {
+    "20000": "case new.x when 'a' then null; when 'b' then null; end case",
+    "2F005": "perform 1 where answered(new.x)",
+    "38001": "if new.x = 'z' then raise exception 'canary' using errcode = '38001'; end if",
+    "39004": "if new.x = 'z' then raise exception 'canary' using errcode = '39004'; end if",
+    "UA001": "if new.x = 'z' then raise exception 'canary' using errcode = 'UA001'; end if",
+    "2200H": "if new.x = 'z' then raise sequence_generator_limit_exceeded; end if",
+    "42501": "if new.x = 'z' then raise insufficient_privilege; end if",
+    "42P01": "if new.x = 'z' then raise undefined_table; end if",
+}
+"""What a trigger says of one row only, under whatever state its author or the language chose."""
+
+
+@pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
+@pytest.mark.parametrize("state", IN_A_TRIGGER)
+def test_what_a_trigger_refuses_in_a_state_of_its_own_condemns_its_row_only(
+    database: Database, state: str, mode: str
+) -> None:
+    database.do("create table judged (id text primary key, x text)")
+    database.do(
+        "create function answered(x text) returns bool language plpgsql as"
+        " $$begin if x <> 'z' then return true; end if; end$$"
+    )
+    database.do(
+        f"create function refuse() returns trigger language plpgsql as $$begin {IN_A_TRIGGER[state]}; return new; end$$"
+    )
+    database.do("create trigger refuse before insert on judged for each row execute function refuse()")
+    own = {"sql": "insert into judged values (%(id)s, %(x)s)"} if mode == "sql" else {}
+    key = ("id",) if mode == "upsert" else ()
+    cursor = database.cursor(table="judged", columns={"id": "ce:id", "x": "json:/x"}, mode=mode, key=key, **own)
+    cursor.claim({P0: TOPIC_ID})
+    batch = [message(i, value=b'{"x": "%s"}' % x) for i, x in enumerate([b"a", b"z", b"b"])]
+    verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
+    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+    assert verdicts[1].cause is not None
+    assert verdicts[1].cause.code == state
+    assert "canary" not in str(verdicts[1].cause)
+
+
+def test_a_trigger_whose_own_statement_is_wrong_stops_the_route(database: Database) -> None:
+    database.do(
+        "create function note_it() returns trigger language plpgsql as"
+        " $$begin insert into not_there values (new.id); return new; end$$"
+    )
+    database.do("create trigger note_it before insert on ledger for each row execute function note_it()")
+    cursor = database.cursor()
+    cursor.claim({P0: TOPIC_ID})
+    with pytest.raises(Stopped, match="42P01"):
+        cursor.deliver({P0: 1}, cursor.prepare([message(0)]))
+
+
 @pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
 def test_a_sequence_without_further_numbers_stops_the_route(database: Database, mode: str) -> None:
     """It is no row's doing, and every message until somebody mends it would be a dead letter."""
