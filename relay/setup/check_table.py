@@ -45,6 +45,12 @@ select array_agg(a.attname::text) from pg_index i join pg_attribute a
   on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
 where i.indrelid = %s::oid and i.indisunique and i.indpred is null and i.indexprs is null group by i.indexrelid
 """
+_ELSEWHERE: Final = """
+select c.oid::regclass::text, c.relkind = 'f' from pg_class c
+where (c.oid = %(oid)s::oid or c.oid in (select relid from pg_partition_tree(%(oid)s::oid)))
+  and (c.relkind = 'f' or c.relpersistence <> 'p') order by 1
+"""
+"""A table and its partitions, as far as their rows do not last as the inbox does, which says they were delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """A table as the worker's role sees it; ``unique`` are the column sets of its unique indexes."""
+    """A table as the worker's role sees it; ``unique`` are the column sets of its unique indexes.
+
+    ``unlogged`` and ``foreign`` name it, or partitions of it, if a crash empties them or another database holds them.
+    """
 
     columns: dict[str, Column]
     unique: list[frozenset[str]]
+    unlogged: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
 
 
 def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findings: Findings) -> None:
@@ -71,6 +82,7 @@ def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findin
         remedy = "create it, correct the name or write schema.table; and let the role see its schema"
         findings.fault(f"{key}.table", repr(to.table), f"resource {to.resource} has no such table", remedy)
         return
+    _judge_lasting(to, facts, key, findings)
     for name in to.columns:
         column = facts.columns.get(name)
         if column is None:
@@ -96,6 +108,17 @@ def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findin
     if to.mode == "upsert" and frozenset(to.key) not in facts.unique:
         remedy = f"create a unique index on exactly ({', '.join(to.key)})"
         findings.fault(f"{key}.key", repr(to.key), f"{to.table} has no unique index on it", remedy)
+
+
+def _judge_lasting(to: TableDestination, facts: TableFacts, key: str, findings: Findings) -> None:
+    """The inbox outlives a crash and says that its messages were delivered: their rows must outlive it, too."""
+    for name in facts.unlogged:
+        problem = f"{name} is unlogged: a crash of the server empties it, and nothing is delivered again"
+        findings.fault(f"{key}.table", repr(to.table), problem, f"alter table {name} set logged")
+    for name in facts.foreign:
+        problem = f"{name} is a foreign table: its rows are not committed together with the inbox"
+        remedy = "deliver into a table of this database, or make the other database a resource of its own"
+        findings.fault(f"{key}.table", repr(to.table), problem, remedy)
 
 
 def look_at(name: str, resource: ResourceConfig, table: str) -> TableFacts | None:
@@ -188,7 +211,10 @@ def _postgres_table(connection: psycopg.Connection, table: str) -> TableFacts | 
         return None
     oid = found[0]
     columns = {row[0]: Column(*row[1:]) for row in connection.execute(_COLUMNS, [oid])}
-    return TableFacts(columns, [frozenset(row[0]) for row in connection.execute(_UNIQUE, [oid])])
+    unique = [frozenset(row[0]) for row in connection.execute(_UNIQUE, [oid])]
+    elsewhere = connection.execute(_ELSEWHERE, {"oid": oid}).fetchall()
+    unlogged, foreign = (tuple(name for name, far in elsewhere if far is kind) for kind in (False, True))
+    return TableFacts(columns, unique, unlogged, foreign)
 
 
 def _quoted(table: str) -> str:

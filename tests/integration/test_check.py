@@ -124,6 +124,40 @@ def test_tables_that_do_not_take_what_the_route_writes(
     assert keys(gone) == {"routes.t.to.table"}
 
 
+@pytest.mark.parametrize(
+    ("ddl", "name", "remedy"),
+    [
+        ("create unlogged table ledger (id text, total int)", "ledger", "alter table ledger set logged"),
+        (("create table ledger (id text, total int) partition by hash (id);"
+         "create table half partition of ledger for values with (modulus 2, remainder 0);"
+         'create unlogged table "Other" partition of ledger for values with (modulus 2, remainder 1)'),
+         '"Other"', 'alter table "Other" set logged'),
+        (("create foreign data wrapper far; create server far foreign data wrapper far;"
+         "create foreign table ledger (id text, total int) server far"), "ledger", "a table of this database"),
+    ],
+    ids=["unlogged", "partition", "foreign"],
+)
+def test_a_table_whose_rows_may_be_gone_when_the_inbox_is_not(
+    postgres: str, make_topic: MakeTopic, write: Callable[[str], str], ddl: str, name: str, remedy: str
+) -> None:
+    log = make_topic(1)
+    with psycopg.connect(postgres) as connection:
+        connection.execute(ddl.encode())
+    route = (
+        f'[routes.t]\nfrom = ["{log}"]\nto = {{ table = "ledger", resource = "shop", '
+        'columns = { id = "ce:id", total = "json:/total" } }\n'
+    )
+    config = write(f'[resources.shop]\nurl = "{postgres}"\n{route}')
+    assert runner.invoke(app, ["migrate", config]).exit_code == 0
+
+    code, report = check(config)
+
+    assert (code, keys(report)) == (1, {"routes.t.to.table"})
+    (fault,) = report["faults"]
+    assert name in fault["problem"]
+    assert remedy in fault["remedy"]
+
+
 def test_sqlite(make_topic: MakeTopic, write: Callable[[str], str], tmp_path: Path) -> None:
     log = make_topic(1)
     route = (
