@@ -20,6 +20,8 @@ _VALUE_FAULTS: Final = (
     "LIKE or GLOB pattern", "ESCAPE expression",
 )
 """SQLITE_ERROR says nothing more; these are found when a row runs, in a generated column, an index or an own statement."""
+_INTEGERS_END: Final = 1 << 63
+"""SQLite's integers have 64 bits, one of them the sign; beyond them a number goes as text."""
 _RETRY: Final = (
     "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_PROTOCOL",
     "SQLITE_SCHEMA", "SQLITE_ABORT",
@@ -120,7 +122,7 @@ def _binary(value: Any, name: str) -> bytes | None:
 
 def _plain(value: Any, name: str) -> Any:
     kind = type(value)
-    if kind is int and abs(value) >> 64:
+    if kind is int and not -_INTEGERS_END <= value < _INTEGERS_END:
         return str(value)
     if kind is str or kind is int or kind is float or value is None:
         return value

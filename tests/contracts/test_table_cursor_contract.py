@@ -481,6 +481,20 @@ class TestSqliteCursor(DatabaseCursorContract):
         assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
         assert store.all("select id from docs order by id") == [("m-0-0",), ("m-0-2",)]
 
+    @pytest.mark.parametrize("mode", ["insert", "sql"])
+    def test_whole_numbers_beyond_its_integers_are_written_as_text(self, store: Store, mode: str) -> None:
+        store.all("create table wide (id text primary key, n text, free any) strict")
+        own = {"sql": "insert into wide values (%(id)s, %(n)s, %(free)s)"} if mode == "sql" else {}
+        columns = {"id": "ce:id", "n": "json:/n", "free": "json:/n"}
+        cursor = store.cursor(table="wide", mode=mode, columns=columns, **own)
+        cursor.claim({P0: TOPIC_ID})
+        numbers = [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, -(2**64)]
+        batch = [message(i, value=b'{"n": %d}' % number) for i, number in enumerate(numbers)]
+        assert outcomes(cursor.deliver({P0: 7}, cursor.prepare(batch))) == [DELIVERED] * 7
+        free = [n if -(2**63) <= n < 2**63 else str(n) for n in numbers]
+        expected = [(str(n), other) for n, other in zip(numbers, free, strict=True)]
+        assert store.all("select n, free from wide order by id") == expected
+
     def test_a_function_of_an_own_statement_that_refuses_a_value_condemns_its_row_only(self, store: Store) -> None:
         own = "insert into ledger values (%(id)s, json_extract('{\"a\": \"ann\"}', %(path)s), 1)"
         cursor = store.cursor(mode="sql", sql=own, columns={"id": "ce:id", "path": "json:/path"})
