@@ -38,6 +38,7 @@ class Outcome(Enum):
     AWAY = "away"
     BACK = "back"
     SPLIT = "split"
+    APART = "apart"
     LOST = "lost"
 
 
@@ -46,7 +47,8 @@ class Ended(NamedTuple):
 
     DONE is yet to be written; WRITTEN was, in the handler's own transaction. AWAY: its database did not let it, so it is
     tried again later and no failure is counted. BACK: nothing happened, or nobody knows, and the guarded write tells.
-    SPLIT: one of the batch failed and nobody knows which: each runs again by itself. LOST: this worker was taken for dead.
+    SPLIT: one of the batch failed and nobody knows which: each runs again by itself. APART: so does each of this batch, but
+    as another attempt, since something may lie elsewhere under this one's name. LOST: this worker was taken for dead.
     """
 
     taken: Taken
@@ -297,10 +299,20 @@ class Dispatch:
         elif end.outcome is Outcome.AWAY:
             self._return_lane(lane)
             self._writes.failed.append(Failure(ticket, end.taken.failures, counted=False))
+        elif end.outcome is Outcome.APART:
+            self._return_lane(lane)
+            self._run_apart(ticket.handle)
+            self._writes.back.append(ticket)
         elif end.outcome in {Outcome.BACK, Outcome.LOST}:
             # Also what was LOST: whoever took this worker for dead may have died before giving the message away.
             self._return_lane(lane)
             self._writes.back.append(ticket)
+
+    def _run_apart(self, handle: int) -> None:
+        """Let a message run by itself when it comes again; another worker may get it, so this is not kept of all for ever."""
+        if len(self._single) >= EXPLAINED_MAX:
+            self._single.clear()
+        self._single.add(handle)
 
     def _go_on(self, lane: Lane) -> None:
         """Let the lane's next message start: at once, or after the other lanes when it had many turns."""

@@ -114,7 +114,16 @@ class Call:
     def left_nothing(self) -> bool:
         """Has it neither written nor published, so that only DONE is left to be written?"""
         is_written = self.further.is_begun or (self.database is not None and self.database.desk is not None)
-        return not is_written and not any(message.children for message in self.messages)
+        return not is_written and not self._has_children
+
+    @property
+    def reaches_elsewhere(self) -> bool:
+        """May something lie in another store under the attempt's name once it is decided about?"""
+        return self.further.is_begun or self._has_children
+
+    @property
+    def _has_children(self) -> bool:
+        return any(message.children for message in self.messages)
 
 
 class Runner:
@@ -176,8 +185,10 @@ class Runner:
             return all_ended(call.work, Outcome.AWAY)
         return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler))
 
-    def _all_failed(self, work: Work, outcome: Outcome, cause: str) -> list[Ended]:
-        return all_ended(work, outcome if len(work.messages) == 1 else Outcome.SPLIT, _storable(cause))
+    def _all_failed(
+        self, work: Work, outcome: Outcome, cause: str, together: Outcome = Outcome.SPLIT
+    ) -> list[Ended]:
+        return all_ended(work, outcome if len(work.messages) == 1 else together, _storable(cause))
 
     def decide(self, call: Call) -> Sequence[Ended]:
         """Commit what the handler did, with its messages' DONE; raises InDoubt only if nobody answers what became of it."""
@@ -185,6 +196,8 @@ class Runner:
         work, messages, database, further = call.work, call.messages, call.database, call.further
         if call.left_nothing:
             return all_ended(work, Outcome.DONE)
+        # Before anything is given up, after which it has no further database any more.
+        together = Outcome.APART if call.reaches_elsewhere else Outcome.SPLIT
         try:
             if database is not None:
                 return self._decide_in_database(work, messages, database, further)
@@ -193,14 +206,18 @@ class Runner:
             further.leave()
             return self._find_out(work)
         except Exception as error:  # noqa: BLE001 - also a child that is refused, a constraint checked at COMMIT
-            return self._undecided(work, error)
+            return self._undecided(work, error, together)
         finally:
             _take_back(database)
 
-    def _undecided(self, work: Work, error: Exception) -> Sequence[Ended]:
+    def _undecided(self, work: Work, error: Exception, together: Outcome) -> Sequence[Ended]:
+        """Return how a work ends that was not decided; a batch ends ``together``.
+
+        What it could not take back of what it had put or prepared must not be decided by the run of one message alone.
+        """
         if isinstance(error, AttemptAborted):
             # Somebody took this worker for dead: everything was taken back.
-            return self._all_failed(work, Outcome.LOST, "")
+            return self._all_failed(work, Outcome.LOST, "", together)
         if isinstance(error, InDoubt):
             # The queue's own answer: the guarded write that gives the message back tells.
             return all_ended(work, Outcome.BACK)
@@ -212,7 +229,7 @@ class Runner:
             structlog.get_logger("relay.work").warning("message waits", reason=str(error))
         if isinstance(error, Retriable | Unreachable | Stopped | ConfigError):
             return all_ended(work, Outcome.AWAY)
-        return self._all_failed(work, Outcome.FAILED, _cause(error, self._handler))
+        return self._all_failed(work, Outcome.FAILED, _cause(error, self._handler), together)
 
     def _decide_in_database(
         self, work: Work, messages: list[Message], database: Database, further: Further
@@ -222,7 +239,7 @@ class Runner:
             desk = database.begun()
             desk.check()
             near, far = _sorted(messages, desk.stores)
-            put = self._put_far(far)
+            self._put_far(far, put)
             further.prepare()
             now = clock.wall_ms()
             for message, children in near:
@@ -304,9 +321,10 @@ class Runner:
 
     def _decide_in_queue(self, work: Work, messages: list[Message]) -> Sequence[Ended]:
         _, far = _sorted(messages, {})
-        put = self._put_far(far)
+        put: list[PutChildren] = []
         place, now = self._place, clock.wall_ms()
         try:
+            self._put_far(far, put)
             with place.locks[place.queue], place.store.transaction():
                 if not all(place.store.finish(place.subscriber, [one.ticket for one in work.messages], now)):
                     raise AttemptAborted("another worker has the message")
@@ -352,8 +370,9 @@ class Runner:
             else:
                 return stands
 
-    def _put_far(self, far: list[tuple[Message, Children]]) -> list[PutChildren]:
-        place, put = self._place, []
+    def _put_far(self, far: list[tuple[Message, Children]], put: list[PutChildren]) -> None:
+        """Put children, and add them to ``put`` one by one: whoever is refused the next one takes these back."""
+        place = self._place
         for message, children in far:
             for queue, new in self._named(message, children).items():
                 if queue not in place.stores:
@@ -361,7 +380,6 @@ class Runner:
                 with place.locks[queue]:
                     parents, attempt = place.parents(message), place.attempt(message.taken)
                     put += put_children(attempt, parents, {queue: new}, place.stores, clock.wall_ms())
-        return put
 
     def _named(self, message: Message, children: Children) -> Children:
         """Give the children publisher and id, the same in every attempt at their parent."""

@@ -200,6 +200,21 @@ def test_what_was_to_run_by_itself_and_went_back_runs_in_a_batch_when_it_comes_a
     assert handles(dispatch.next()) == [2, 3], "nothing is remembered of what others may have now"
 
 
+def test_a_batch_that_may_have_left_something_under_its_name_goes_back_and_each_runs_as_another_attempt() -> None:
+    dispatch = Dispatch(4, 5, batch=10)
+    dispatch.add([message(1), message(2), message(3, b"b")])
+    end(dispatch, dispatch.next(), Outcome.APART)
+    assert dispatch.next() is None, "a ticket that comes again is the same attempt"
+
+    writes = dispatch.writes()
+    assert [ticket.handle for ticket in writes.back] == [1, 2, 3]
+    assert not writes.failed, "it is nobody's failure yet"
+    dispatch.written(writes)
+    dispatch.add([message(1, attempt=2), message(2, attempt=2), message(3, b"b", attempt=2), message(4, b"c")])
+
+    assert sorted(handles(dispatch.next()) for _ in range(3)) == [[1], [3], [4]]
+
+
 def test_giving_back_keeps_what_runs() -> None:
     dispatch = Dispatch(1, 5)
     dispatch.add([message(1), message(2), message(3, b"b")])
@@ -259,7 +274,7 @@ class Model:
 
 
 LANES = st.lists(st.sampled_from([b"a", b"b", b"c", None]), max_size=30)
-ENDS = st.sampled_from([Outcome.DONE] * 4 + [Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK, Outcome.SPLIT])
+ENDS = st.sampled_from([Outcome.DONE] * 4 + [Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK, Outcome.SPLIT, Outcome.APART])
 
 
 STEPS = st.lists(st.sampled_from(["cycle", "next", "next", "end", "end inside", "due"]), max_size=60)
@@ -302,7 +317,7 @@ def test_every_message_ends_once_and_each_lane_in_its_order(
 
 def _finish(dispatch: Dispatch, work: Work, ends: list[Outcome], finished: list[int]) -> None:
     outcome = ends.pop() if ends else Outcome.DONE
-    if outcome is Outcome.SPLIT and len(work.messages) == 1:
+    if outcome in {Outcome.SPLIT, Outcome.APART} and len(work.messages) == 1:
         outcome = Outcome.DONE
     if len(work.messages) > 1 and outcome in {Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK}:
         outcome = Outcome.SPLIT
