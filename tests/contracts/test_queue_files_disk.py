@@ -285,6 +285,32 @@ def test_what_a_disk_did_not_confirm_is_written_anew_before_anything_is_believed
     store.close()
 
 
+def test_while_the_files_are_read_back_the_queue_is_the_one_it_was(
+    queue: QueueSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that decides then names its attempt by it: under another name recovery would not find the outcome."""
+    store = open_files(queue, tmp_path)
+    enter(store, "ann", b"ann")
+    before, seen = store.uuid, list[str]()
+
+    def fail(*_: object) -> None:
+        seen.append(store.uuid)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(InDoubt):
+            put(store, "a")
+        patch.setattr(files_base, "LogFiles", fail)
+        with pytest.raises(StoreAway, match="opened again"):
+            store.view(1)
+    assert set(seen) == {before}
+    assert store.uuid == before
+    put(store, "b")
+    assert store.uuid == before
+    store.close()
+
+
 @pytest.mark.parametrize("lost", ["*.journal", "000000000001.log"])
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_file_that_is_missing_or_was_cut_is_named_at_opening(

@@ -67,6 +67,8 @@ class FilesBase:
 
     def __init__(self, settings: QueueSettings, directory: Path) -> None:
         self.settings = settings
+        self.uuid = randomness.uuid_bytes().hex()
+        """Of a queue that is made now; else its files say it. It stays while they are read back: others ask at any time."""
         self._directory = directory
         self._lock = -1
         self._pending: Pending | None = None
@@ -99,7 +101,6 @@ class FilesBase:
     # Reading the log back ---------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        self.uuid = randomness.uuid_bytes().hex()
         self._index = Index()
         self._holders: dict[bytes, Holder] = {}
         self._outcomes: dict[str, bool] = {}
@@ -131,9 +132,11 @@ class FilesBase:
         messages: dict[int, Kept] = {}
         journals: dict[int, Sequence[int]] = {}
         newest = self._log.newest
+        uuid = self.uuid
         with _no_cycles():
             for frame in newest.frames():
-                self._apply(frame, messages, journals, str(newest.path))
+                uuid = self._apply(frame, messages, journals, str(newest.path))
+            self.uuid = uuid
             # What a process wrote and died over may be in the kernel only, and is believed from now on.
             newest.sync()
             self._journal.own(journals)
@@ -143,14 +146,15 @@ class FilesBase:
 
     def _apply(
         self, frame: Frame, messages: dict[int, Kept], journals: dict[int, Sequence[int]], path: str
-    ) -> None:
+    ) -> str:
+        """Take a unit in and return the uuid that the queue had then."""
         try:
             unit = decode_unit(frame.record)
         except UnknownRecord as error:
             raise Stopped(
                 f"{path} was written by another version ({error}): open the queue with that one"
             ) from error
-        self.uuid, self._last, self._retired = unit["uuid"], unit["last"], unit["retired"]
+        self._last, self._retired = unit["last"], unit["retired"]
         arrived = {found["handle"]: found for found in unit["arrived"]}
         for stand in unit["stands"]:
             if stand["handle"] in arrived:
@@ -166,6 +170,8 @@ class FilesBase:
         for holder in unit["left"]:
             self._holders.pop(holder, None)
         self._outcomes.update({found["attempt"]: found["committed"] for found in unit["outcomes"]})
+        uuid: str = unit["uuid"]
+        return uuid
 
     # Units of writing -------------------------------------------------------------------------------------------------
 
