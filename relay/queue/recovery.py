@@ -116,7 +116,7 @@ class Recovery:
             crash_point("recovery.outcome")
             try:
                 finished = effects.finish(attempt, committed=committed)
-            except Unreachable as refused:
+            except SILENT as refused:
                 # Retry later: one that cannot be finished now must not keep the others, which hold locks.
                 done.stuck.append(f"attempt {attempt} cannot be finished in resources.{resource}: {refused}")
                 continue

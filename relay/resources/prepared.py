@@ -117,6 +117,8 @@ class EffectTransaction:
         crash_point("prepared.preparing")
         try:
             with reaching(self._resource):
+                # Nobody but its owner may finish it: let that be the connection's own role, not one that the handler has set.
+                self.connection.execute("reset role")
                 self.connection.tpc_prepare()
         except Unreachable as refused:
             if isinstance(refused.__cause__, _UNFIT):

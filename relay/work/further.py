@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from relay.message.errors import Unreachable
+from relay.message.errors import RelayError
 from relay.resources.prepared import EffectTransaction
 from relay.run import schedule
 from relay.work.away import is_postgresqls
@@ -97,7 +97,8 @@ class FurtherDatabase:
             return True
         try:
             self._effect.finish()
-        except Unreachable:
+        except RelayError:
+            # Decided already, so whatever is in the way: recovery finishes it, and says what that is.
             return False
         finally:
             self._done()

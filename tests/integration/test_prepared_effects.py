@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from relay.message.errors import ConfigError
 from relay.queue.attempts import AttemptAborted, AttemptName, commit_here
-from relay.queue.message import Audience, Group, NewMessage
+from relay.queue.message import Audience, Group, NewMessage, Ticket
 from relay.queue.port import Holder
 from relay.queue.recovery import Recovered, Recovery
 from relay.queue.settings import QueueSettings
@@ -147,3 +149,71 @@ def test_what_was_not_prepared_leaves_nothing(site: Site) -> None:
 def test_a_name_that_postgresql_would_cut_or_refuse_is_refused_before(site: Site) -> None:
     with pytest.raises(ConfigError, match="199 bytes"):
         prepared_name("r" * 64, "s" * 64, site.attempt + "x" * 20)
+
+
+class Roles:
+    """An application's role, and a tenant's that it may take on; both may write into the ledger."""
+
+    def __init__(self, admin: psycopg.Connection[tuple[object, ...]]) -> None:
+        self._admin = admin
+        end = secrets.token_hex(4)
+        self.app, self.tenant = sql.Identifier(f"app_{end}"), sql.Identifier(f"tenant_{end}")
+        for text in (
+            "create role {app}",
+            "create role {tenant}",
+            "grant {tenant} to {app}",
+            "grant all on ledger to {app}, {tenant}",
+        ):
+            self._run(text)
+
+    def _run(self, text: str) -> None:
+        self._admin.execute(sql.SQL(text).format(app=self.app, tenant=self.tenant))
+
+    def become_app(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        connection.execute(sql.SQL("set session authorization {}").format(self.app))
+        if not connection.autocommit:
+            connection.commit()
+
+    def drop(self) -> None:
+        self._run("drop owned by {app}, {tenant}")
+        self._run("drop role {app}, {tenant}")
+
+
+@pytest.fixture
+def roles(site: Site) -> Iterator[Roles]:
+    made = Roles(site.direct)
+    yield made
+    made.drop()
+
+
+def test_a_role_that_the_handler_has_set_owns_nothing_that_is_prepared(site: Site, roles: Roles) -> None:
+    """It alone could finish it, and what is prepared keeps its locks until then."""
+    with closing(psycopg.connect(site.url)) as connection:
+        roles.become_app(connection)
+        effect = EffectTransaction("shop", "ledger", site.attempt, connection)
+        effect.connection.execute(sql.SQL("set local role {}").format(roles.tenant))
+        effect.connection.execute("insert into ledger values (1)")
+        effect.prepare()
+        commit_here(site.outcomes, site.attempt, NOW)
+        effect.finish()
+
+    assert site.ledger() == [1]
+
+
+def test_one_that_nobody_here_may_finish_keeps_no_other_waiting(site: Site, roles: Roles) -> None:
+    site.prepare(1)
+    other = AttemptName("resource:shop", "sales", site.queue.uuid, "book", Ticket(999, 1)).encode()
+    with closing(psycopg.connect(site.url)) as connection, closing(psycopg.connect(site.url, autocommit=True)) as finishing:
+        roles.become_app(connection)
+        roles.become_app(finishing)
+        effect = EffectTransaction("shop", "ledger", other, connection)
+        effect.connection.execute("insert into ledger values (2)")
+        effect.prepare()
+        site.effects = PreparedEffects("shop", "ledger", finishing)
+
+        done = site.recover()
+
+    assert done.discarded == 1
+    assert len(done.stuck) == 1
+    assert "cannot be finished" in done.stuck[0]
+    assert PreparedEffects("shop", "ledger", site.direct).pending() == [site.attempt]
