@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from typing import Final
 
 from relay.message.errors import Unreachable
 from relay.queue.attempts import Outcomes
 from relay.queue.port import QueueStore
 from relay.run import schedule
 from relay.work.locked import locked
+
+BESIDE_S: Final = 2.0
+"""So long whoever holds one queue's lock waits for another's: who has that may be waiting for the first, and goes before."""
 
 
 class Stores(Mapping[str, QueueStore]):
@@ -62,7 +66,7 @@ class _Beside(Mapping[str, QueueStore]):
     def __getitem__(self, name: str) -> QueueStore:
         store = self._stores[name]
         lock = self._stores.locks[name]
-        return store if lock is self._stores.locks[self._own] else locked(store, lock)
+        return store if lock is self._stores.locks[self._own] else locked(store, lock, BESIDE_S)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stores)
