@@ -165,7 +165,8 @@ class Assembled:
                 PreparedEffects(self._config.relay.name, resource, connection).check()
             finally:
                 connection.close()
-        limit = min(concurrency, CONNECTIONS_MAX)
+        # One for each handler: who has one may wait for a desk, so nobody who has a desk may have to wait for one.
+        limit = concurrency
         self._further = [
             Connections(resource, partial(self._connect_further, resource), limit)
             for resource in self._job.handler.also
