@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import psycopg
+from psycopg.rows import tuple_row
 
 from relay.resources.postgresql import reaching as reaching_postgresql
 from relay.resources.sqlite import reaching as reaching_sqlite
@@ -34,9 +35,9 @@ class PostgresqlAttempts:
                 (attempt, committed),
             )
             # A statement of its own: one statement's snapshot does not see a row whose writer it has waited for.
-            row = self._connection.execute(
-                "select committed from relay_attempt where attempt = %s", (attempt,)
-            ).fetchone()
+            # The connection is the handler's too, which may have given it a row factory of its own.
+            cursor = self._connection.cursor(row_factory=tuple_row)
+            row = cursor.execute("select committed from relay_attempt where attempt = %s", (attempt,)).fetchone()
         assert row is not None, "the row was just inserted, or stood in its way"
         return bool(row[0])
 

@@ -9,6 +9,7 @@ from contextlib import closing
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.rows import dict_row
 
 from relay.message.errors import ConfigError
 from relay.queue.attempts import AttemptAborted, AttemptName, commit_here
@@ -217,3 +218,10 @@ def test_one_that_nobody_here_may_finish_keeps_no_other_waiting(site: Site, role
     assert len(done.stuck) == 1
     assert "cannot be finished" in done.stuck[0]
     assert PreparedEffects("shop", "ledger", site.direct).pending() == [site.attempt]
+
+
+def test_an_outcome_is_written_whatever_rows_the_handler_has_asked_its_connection_for(site: Site) -> None:
+    with psycopg.connect(site.url, row_factory=dict_row) as connection:
+        commit_here(PostgresqlAttempts("shop", connection), site.attempt, NOW)
+
+    assert site.outcomes.settle(site.attempt, committed=False, now=NOW) is True
