@@ -47,9 +47,7 @@ def read_log(kafka: str, topic: str) -> list[Read]:
     )
     try:
         partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
-        ends = {
-            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in partitions
-        }
+        ends = {p: _end(consumer, TopicPartition(topic, p)) for p in partitions}
         consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
         found: list[Read] = []
         deadline = time.monotonic() + 20
