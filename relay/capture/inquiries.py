@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from relay.capture.outcomes import encode_marker, marker_headers
+from relay.capture.outcomes import resolved_marker
 from relay.capture.resolver import settle
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.message.envelope import ResourceName
@@ -145,9 +145,7 @@ class Answering:
             receipt.wait(deadline - clock.monotonic())
 
     def _markers(self, inquiry: Inquiry, nonce: bytes | None) -> Sequence[Record]:
-        """The numbers that the marker closes are left out: only the publisher's own marker names them."""
-        headers = marker_headers(inquiry.capture, self._source, self._resource)
-        value = encode_marker(inquiry.capture, nonce, None, [])
+        value, headers = resolved_marker(inquiry.capture, nonce, self._source, self._resource)
         return [
             Record(place.topic, place.partition, inquiry.capture, value, headers)
             for place in inquiry.places

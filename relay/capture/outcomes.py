@@ -88,6 +88,16 @@ def marker_headers(capture: bytes, source: bytes, resource: ResourceName) -> Hea
     ]
 
 
+def resolved_marker(
+    capture: bytes, nonce: bytes | None, source: bytes, resource: ResourceName
+) -> tuple[bytes, Headers]:
+    """Return value and headers of the marker that a resolver adds; committed if the nonce is given.
+
+    It leaves out the numbers that the capture closes: only the publisher's own marker knows them.
+    """
+    return encode_marker(capture, nonce, None, []), marker_headers(capture, source, resource)
+
+
 def is_marker(key: bytes | None, fields: Mapping[str, bytes]) -> bool:
     """Is a record meant as the marker of a capture, true or false? Its key is the capture that its headers name.
 

@@ -32,11 +32,15 @@ class State(Enum):
 
 
 class Resolution(NamedTuple):
-    """The answer for one capture; ``nonce`` only for COMMITTED, ``detail`` is for people."""
+    """The answer for one capture; ``nonce`` only for COMMITTED, ``detail`` is for people.
+
+    ``of_row``: the decision row says so, and nobody has to believe anybody; anyone may then tell the log.
+    """
 
     state: State
     nonce: bytes | None = None
     detail: str = ""
+    of_row: bool = False
 
 
 def settle(decisions: Decisions, capture: bytes) -> DecisionRow | None:
@@ -147,4 +151,6 @@ class Resolver:
 
 
 def _resolution(row: DecisionRow) -> Resolution:
-    return Resolution(State.COMMITTED, row.nonce) if row.committed else Resolution(State.ABORTED)
+    if row.committed:
+        return Resolution(State.COMMITTED, row.nonce, of_row=True)
+    return Resolution(State.ABORTED, of_row=True)

@@ -1,40 +1,19 @@
-"""The topic of inquiries: relays append questions, publishers' processes read all that it still holds."""
+"""The topic of inquiries: publishers' processes read all the questions of relays that it still holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
-from relay.kafka.settings import TimingLike, consumer, producer
+from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import Unreachable
 from relay.run import clock
 
 _RECORDS_AT_ONCE: Final = 1000
 _LOOK_AGAIN_S: Final = 30.0
 _METADATA_S: Final = 5.0
-
-
-class InquiryTopic:
-    """Appends questions without waiting: one that does not arrive is asked again later."""
-
-    def __init__(self, kafka: Mapping[str, str], timing: TimingLike, topic: str) -> None:
-        self._settings = producer(kafka, timing, log_level=0)
-        self._topic = topic
-        self._producer: Producer | None = None
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Hand a question over."""
-        if self._producer is None:
-            self._producer = Producer(self._settings)
-        try:
-            self._producer.produce(self._topic, value, key)
-            self._producer.poll(0)
-        except BufferError:
-            return  # Retry: the asker comes again.
-        except KafkaException:
-            self._producer = None  # Retry, with another producer: one that has failed for good takes nothing any more.
 
 
 class InquiryReader:

@@ -199,6 +199,11 @@ class PartitionHolds:
         hold = self._holds.get(capture)
         return hold is not None and hold.resource == resource
 
+    def lacks_marker(self, capture: bytes, resource: ResourceName | None) -> bool:
+        """Does it wait for this resource without having seen a marker, not even one that is only a hint?"""
+        hold = self._holds.get(capture)
+        return hold is not None and hold.resource == resource and not hold.hinted_abort
+
     def forged(self) -> None:
         """Count a marker whose claim is false (a committed one with a wrong nonce)."""
         self.alarms += 1

@@ -12,8 +12,9 @@ from typing import Final
 import structlog
 
 from relay.capture.inquiries import Inquiry, encode_inquiry
+from relay.capture.outcomes import resolved_marker
 from relay.capture.resolver import Resolution, State
-from relay.message.envelope import ResourceName
+from relay.message.envelope import Headers, ResourceName
 from relay.message.errors import RelayError
 from relay.message.record import LogPartition
 from relay.monitor import resolution as decided
@@ -23,6 +24,9 @@ from relay.run.resolving import Asks
 
 log = structlog.get_logger("relay.asking")
 ASK_AGAIN_S: Final = 30.0
+
+Put = Callable[[LogPartition, bytes, bytes, Headers], None]
+"""Given a partition, key, value and headers: append, and wait for nothing."""
 _TOLD: Final = {Told.COMMIT: State.COMMITTED, Told.ABORT: State.ABORTED}
 
 
@@ -82,3 +86,22 @@ class Inquiring:
             self._asked = {one: at for one, at in self._asked.items() if now - at < ASK_AGAIN_S}
         self._asked[capture] = now
         self._put(*encode_inquiry(Inquiry(capture, resource, list(places), self._asked_by)))
+
+
+class AddingMarkers:
+    """Adds the markers of captures that their decision rows have ended, for those who cannot ask (design section 4)."""
+
+    def __init__(self, put: Put, source: str) -> None:
+        self._put = put
+        self._source = source.encode()
+
+    def add(
+        self, capture: bytes, resource: ResourceName, nonce: bytes | None, places: Iterable[LogPartition]
+    ) -> None:
+        """Append the marker to these partitions; committed if the nonce is given.
+
+        One that does not arrive, as where the relay may not write to the log, is merely missing.
+        """
+        value, headers = resolved_marker(capture, nonce, self._source, resource)
+        for place in places:
+            self._put(place, capture, value, headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from relay.capture.resolver import Resolver
@@ -21,11 +22,11 @@ from relay.kafka.appending import Appending
 from relay.kafka.control import ControlTopic
 from relay.kafka.decisions import DecisionLog
 from relay.kafka.group import GroupConsumer
-from relay.kafka.inquiries import InquiryTopic
 from relay.kafka.reading import PartitionReader
 from relay.kafka.registry import Registry
 from relay.kafka.topics import Topics
 from relay.kafka.transactions import TransactionalInstance
+from relay.kafka.unawaited import UnawaitedAppender
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.avro_values import AvroDecoder
@@ -38,7 +39,7 @@ from relay.monitor.ranges import RangeLimits
 from relay.resources import open_resource
 from relay.resources.port import Resource
 from relay.run import clock, randomness, status_record
-from relay.run.asking import AskingWithBook, Inquiring
+from relay.run.asking import AddingMarkers, AskingWithBook, Inquiring
 from relay.run.book import ControlBook
 from relay.run.following import control_records, follow
 from relay.run.progress import Progress
@@ -211,8 +212,10 @@ def _resolving(
         Resolver(resources), lambda: DecisionLog(lambda committed: ports.reader(committed=committed), config.relay.name)
     )
     asks = AskingWithBook(units, ControlBook(ports.control, worker_id))
-    inquiring = Inquiring(InquiryTopic(config.kafka, config.timing, config.inquiries_topic).put, worker_id)
-    return Resolving(asks, watermark, inquiring.ask, hears_persons=True)
+    unawaited = UnawaitedAppender(config.kafka, config.timing)
+    inquiring = Inquiring(partial(unawaited.put_by_key, config.inquiries_topic), worker_id)
+    adding = AddingMarkers(unawaited.put, f"/relay/{worker_id}")
+    return Resolving(asks, watermark, inquiring.ask, add_marker=adding.add, hears_persons=True, close=unawaited.close)
 
 
 def _identity_rules(route: RouteConfig, registry: Registry | None) -> list[Rule]:

@@ -35,6 +35,9 @@ UNNAMED: Final = ResourceName("", "")
 Inquire = Callable[[bytes, ResourceName, list[LogPartition], float], None]
 """Given a capture, its resource, the partitions that wait for a marker, and the time: ask its publisher's process."""
 
+AddMarker = Callable[[bytes, ResourceName, bytes | None, list[LogPartition]], None]
+"""Given a capture, its resource, the nonce if it is committed, and the partitions that lack a marker: append it there."""
+
 
 class Asks(Protocol):
     """Finds out how captures ended; may block."""
@@ -52,13 +55,17 @@ class Resolving:
         watermark: Callable[[LogPartition], int],
         inquire: Inquire | None = None,
         *,
+        add_marker: AddMarker | None = None,
         hears_persons: bool = False,
+        close: Callable[[], object] = bool,
     ) -> None:
         self._resolver = resolver
         self._watermark = watermark
         self._questions: schedule.Queue[list[tuple[bytes, ResourceName]] | None] = schedule.fifo(maxsize=16)
         self._inquire = inquire
+        self._add_marker = add_marker
         self._hears_persons = hears_persons
+        self._close = close
         self._answers: schedule.Queue[list[tuple[bytes, ResourceName, Resolution]]] = schedule.fifo()
         self._thread: schedule.Thread | None = None
         self._closed = False
@@ -81,6 +88,7 @@ class Resolving:
         if self._thread is not None:
             with suppress(schedule.Full):  # it finds that it is closed before its next question
                 self._questions.put_nowait(None)
+        self._close()
 
     def _ask(self, intake: Intake, due: list[Hold], now: float) -> None:
         named = []
@@ -114,6 +122,8 @@ class Resolving:
                         self._ask_publisher(intake, capture, resource, now)
                 else:
                     log.info("resolved", capture=capture.hex(), decision=decision.value)
+                    if resolution.of_row:
+                        self._tell_the_log(intake, capture, resource, resolution.nonce)
                     intake.decide(capture, _named(resource), decision)
 
     def _ask_publisher(self, intake: Intake, capture: bytes, resource: ResourceName, now: float) -> None:
@@ -121,6 +131,15 @@ class Resolving:
         places = [place for place, held in intake.partitions.items() if held.waits_for(capture, resource)]
         if self._inquire is not None and places:
             self._inquire(capture, resource, places, now)
+
+    def _tell_the_log(self, intake: Intake, capture: bytes, resource: ResourceName, nonce: bytes | None) -> None:
+        """Whoever cannot ask the resource (another relay, a stream of Spark) would wait for the publisher for ever.
+
+        Not where a marker is known to be: each worker that such a hint has ask would add another.
+        """
+        places = [place for place, held in intake.partitions.items() if held.lacks_marker(capture, resource)]
+        if self._add_marker is not None and places:
+            self._add_marker(capture, resource, nonce, places)
 
     def _work(self) -> None:
         while (asked := self._questions.get()) is not None and not self._closed:

@@ -17,7 +17,7 @@ from relay.config.loading import load
 from relay.kafka.inquiries import InquiryReader
 from relay.resources import open_resource
 from relay.resources.port import Resource
-from tests.routes import TopicRoute, ids, read_all, wait_for
+from tests.routes import Route, TopicRoute, ids, read_all, wait_for
 
 
 class Undone(Exception):
@@ -77,6 +77,32 @@ def test_a_publishers_process_answers_also_after_its_own_restart(
     worker.terminate()
     assert worker.wait(30) == 0, route.said()
     assert len(ids(route.outputs())) == 1
+
+
+def test_a_relay_with_the_database_ends_captures_in_the_log_for_those_without(
+    make_route: Callable[..., TopicRoute], shop: Resource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = make_route()
+    leave_without_markers(without, shop, monkeypatch)
+    worker = without.start()
+    wait_for(lambda: "the resource is unknown" in status(without), what="both captures undecided")
+    knowing = Route(
+        tmp_path, without.kafka, without.log, f'{{ topic = "{without.out}" }}',
+        extra=f'[resources.shop]\nurl = "sqlite:///{tmp_path}/shop.db"',
+    )  # fmt: skip
+    knowing.migrate()
+    try:
+        assert knowing.finish() == 0, knowing.said()
+    finally:
+        knowing.stop()
+
+    wait_for(lambda: not held(without), what="the end of both captures")
+    wait_for(lambda: len(without.outputs()) == 2, what="the committed message, once by each relay")
+    records = read_all(without.kafka, without.log, 1)
+    markers = [one for one in records if decode_marker(one.key(), one.value(), one.headers())]
+    assert len(markers) == 2
+    worker.terminate()
+    assert worker.wait(30) == 0, without.said()
 
 
 def test_a_copy_of_the_database_does_not_answer(

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from relay.capture.publisher import DefaultTiming
-from relay.kafka import appender, control, inquiries
+from relay.kafka import appender, control, unawaited
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.control import ControlTopic
-from relay.kafka.inquiries import InquiryTopic
 from relay.kafka.settings import TimingLike
+from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.errors import CaptureError
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order", fatal=True)
@@ -56,7 +56,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Failing]:
     Failing.all = []
     monkeypatch.setattr(appender, "Producer", Failing)
     monkeypatch.setattr(control, "Producer", Failing)
-    monkeypatch.setattr(inquiries, "Producer", Failing)
+    monkeypatch.setattr(unawaited, "Producer", Failing)
     return Failing.all
 
 
@@ -70,11 +70,11 @@ def test_the_control_topic_is_written_on_with_another(made: list[Failing]) -> No
 
 
 def test_a_question_after_the_failure_goes_out(made: list[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiries, "producer", lambda *_, **__: {})
+    monkeypatch.setattr(unawaited, "producer", lambda *_, **__: {})
     timing: TimingLike = None  # type: ignore[assignment]
-    topic = InquiryTopic({}, timing, "shop.inquiries")
+    topic = UnawaitedAppender({}, timing)
     for key in (b"1", b"2", b"3"):
-        topic.put(key, b"v")
+        topic.put_by_key("shop.inquiries", key, b"v")
 
     assert [one.taken for one in made] == [[b"1"], [b"3"]]
 

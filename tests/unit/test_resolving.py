@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from relay.capture.resolver import Resolution, State
-from relay.log.holds import HoldBudget, Waiting
+from relay.log.holds import Decision, HoldBudget, Waiting
 from relay.log.intake import Intake
 from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
@@ -127,6 +127,47 @@ def test_the_publishers_process_is_asked_where_its_database_cannot_be(state: Sta
     turn_until(one, intake, 2, lambda: intake.held() == 0 or hold.waiting is not Waiting.MARKER)
 
     assert inquiries == ([(hold.capture, hold.resource, [PLACE], 2)] if asked else [])
+    one.close()
+
+
+@pytest.mark.parametrize("nonce", [b"n" * 16, None])
+def test_what_a_decision_row_says_is_told_to_the_log_where_a_marker_is_missing(nonce: bytes | None) -> None:
+    intake = waiting(1)
+    (hold,) = intake.partitions[PLACE].holds()
+    added: list[object] = []
+    state = State.ABORTED if nonce is None else State.COMMITTED
+    found = Resolution(state, nonce, of_row=True)
+    one = Resolving(Answering(lambda _: found), lambda _: 1, add_marker=lambda *marker: added.append(marker))
+
+    turn_until(one, intake, 2, lambda: intake.held() == 0)
+
+    assert added == [(hold.capture, hold.resource, nonce, [PLACE])]
+    one.close()
+
+
+def test_what_a_person_or_a_topic_of_decisions_says_is_not_told_to_the_log() -> None:
+    intake = waiting(1)
+    added: list[object] = []
+    said = Answering(lambda _: Resolution(State.COMMITTED, b"n" * 16))
+    one = Resolving(said, lambda _: 1, add_marker=lambda *marker: added.append(marker))
+
+    turn_until(one, intake, 2, lambda: intake.held() == 0)
+
+    assert added == []
+    one.close()
+
+
+def test_an_aborted_marker_that_has_the_row_asked_does_not_bring_forth_another() -> None:
+    intake = waiting(1)
+    (hold,) = intake.partitions[PLACE].holds()
+    intake.partitions[PLACE].mark(hold.capture, Decision.ABORTED, trusted=False, now=0)
+    added: list[object] = []
+    found = Resolution(State.ABORTED, of_row=True)
+    one = Resolving(Answering(lambda _: found), lambda _: 1, add_marker=lambda *marker: added.append(marker))
+
+    turn_until(one, intake, 2, lambda: intake.held() == 0)
+
+    assert added == []
     one.close()
 
 

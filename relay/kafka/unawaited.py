@@ -1,0 +1,46 @@
+"""Appends without waiting or looking back: what does not arrive is appended again, or merely missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from confluent_kafka import KafkaException, Producer
+
+from relay.kafka.settings import TimingLike, producer
+from relay.message.envelope import Headers
+from relay.message.record import LogPartition
+
+_CLOSE_S: Final = 1.0
+
+
+class UnawaitedAppender:
+    """For inquiries, which are asked again, and for markers, which only hasten. For one thread."""
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike) -> None:
+        self._settings = producer(kafka, timing, log_level=0)
+        self._producer: Producer | None = None
+
+    def put(self, place: LogPartition, key: bytes, value: bytes, headers: Headers | None = None) -> None:
+        """Hand a record over."""
+        self._produce(place.topic, key, value, headers, partition=place.partition)
+
+    def put_by_key(self, topic: str, key: bytes, value: bytes) -> None:
+        """Hand a record over, for the partition that its key decides."""
+        self._produce(topic, key, value, None)
+
+    def close(self) -> None:
+        """Give what is under way a moment: the process may end right after."""
+        if self._producer is not None:
+            self._producer.flush(_CLOSE_S)
+
+    def _produce(self, topic: str, key: bytes, value: bytes, headers: Headers | None, **partition: int) -> None:
+        if self._producer is None:
+            self._producer = Producer(self._settings)
+        try:
+            self._producer.produce(topic, value, key, headers=headers, **partition)  # type: ignore[arg-type]
+            self._producer.poll(0)
+        except BufferError:
+            return
+        except KafkaException:
+            self._producer = None  # With another producer next time: one that has failed for good takes nothing any more.
