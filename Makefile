@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it, or give PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: give PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,serve,dev]'
 	@touch $(STAMP)
 
 setup: $(STAMP) ## Install everything into .venv

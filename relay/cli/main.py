@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "run": "Run the workers of a configuration.",
     "work": "Run an application's handlers for one subscriber of a queue.",
     "status": "Show what every route does now.",
+    "serve": "Answer probes and scrapes over HTTP: health, metrics, a page; it changes nothing.",
     "queue": "See every queue; pause, drain, resume, purge and move it.",
     "publisher": "List the publishers of queues, hold and resume them.",
     "subscriber": "List the subscribers of queues, pause and resume them.",
@@ -129,7 +130,7 @@ def _answered(name: str, arguments: list[str]) -> int:
             return 2
         typer.echo(
             f"relay {name}: the package {error.name} is not installed; "
-            "install it, or everything with: pip install '.[local]' in the relay's sources",
+            "install it, or everything with: pip install '.[local,serve]' in the relay's sources",
             err=True,
         )
         return 2

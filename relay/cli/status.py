@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
 from relay.config.loading import load
 from relay.config.model import RelayConfig
-from relay.control.status import PartitionView, RouteView, State, WorkerView, exit_code
+from relay.control.status import PartitionView, RouteView, State, WorkerView, document, exit_code
 from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable
 from relay.run import clock
@@ -62,24 +61,13 @@ def show_once(config: RelayConfig, reader: StatusReader, *, as_json: bool, more:
     views = reader.read()
     code = exit_code(views)
     if as_json:
-        print_json(document(config, views, reader.notes), one_line=more)
+        print_json(document(config.relay.name, clock.wall_ms(), views, reader.notes), one_line=more)
         return code
     for route in views:
         _print_route(route)
     for note in reader.notes:
         print_line(f"note: {text(note)}", style="yellow")
     return code
-
-
-def document(config: RelayConfig, views: Sequence[RouteView], notes: Sequence[str]) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
-    return {
-        "relay": config.relay.name,
-        "at": clock.wall_ms(),
-        "ok": exit_code(views) == 0,
-        "routes": {route.name: route.document() for route in views},
-        "notes": list(notes),
-    }
 
 
 def _print_route(route: RouteView) -> None:

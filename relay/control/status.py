@@ -216,6 +216,17 @@ def exit_code(views: Iterable[RouteView]) -> int:
     return 1 if any(route.state.is_wrong for route in views) else 0
 
 
+def document(relay: str, at_ms: int, views: Sequence[RouteView], notes: Sequence[str]) -> dict[str, Any]:
+    """Return what programs are told of all routes at once, at ``at_ms`` (wall milliseconds)."""
+    return {
+        "relay": relay,
+        "at": at_ms,
+        "ok": exit_code(views) == 0,
+        "routes": {route.name: route.document() for route in views},
+        "notes": list(notes),
+    }
+
+
 def _lives(state: State) -> bool:
     return state not in (State.GONE, State.STOPPED)
 

@@ -20,7 +20,7 @@ LAYERS: Final = (
     {"run"},
     {"setup"},
     {"control"},
-    {"work", "spark", "jobs", "cli", "audit", "bench", "chaos", "demo", "local"},
+    {"work", "spark", "jobs", "cli", "audit", "bench", "chaos", "demo", "local", "serve"},
 )
 """Each layer imports itself and the ones before it."""
 LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.randomness", "relay.run.schedule"}

@@ -1,0 +1,251 @@
+"""What is told over HTTP: every fact once, nothing that a stranger wrote as markup, and only to whom it may be told."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from relay.config.routes import RouteConfig, TopicDestination
+from relay.control.status import DeadLetters, RouteFacts, view
+from relay.message.errors import Unreachable
+from relay.message.record import LogPartition
+from relay.run.status_record import Counts, PartitionStatus, StatusRecord, Waiting
+from relay.serve.http import Door, application
+from relay.serve.metrics import CODES_MAX, OTHER, metrics
+from relay.serve.page import page
+from relay.serve.watching import Sight, Watching
+from tests.routes import wait_for
+
+ALERTS = Path(__file__).parents[2] / "docker" / "prometheus-alerts.yaml"
+NOW = 1_000_000
+HOSTILE = "<script>alert(1)</script>"
+TOKEN = "0123456789abcdef"
+QUEUE = {
+    "waiting": 3,
+    "messages": {"REVEALED": 3, "JOURNALLED": 9},
+    "subscribers": [{"subscriber": "ann", "workers": 1, "states": {"AVAILABLE": 2, "IN_PROCESS": 1}}],
+}
+
+
+def sight(causes: dict[str, int] | None = None, error: str | None = None) -> Sight:
+    route = RouteConfig(name="main", from_=["orders"], to=TopicDestination(topic="out"))
+    held = PartitionStatus(
+        topic="orders", partition=0, position=4, end=10, lag=6, held=2, in_doubt=1, stuck=error,
+        waiting=(Waiting(capture="c", why="slow", since_ms=90_000),), last_progress_at=NOW - 1000,
+    )  # fmt: skip
+    record = StatusRecord(
+        relay="shop", route="main", worker="shop.main.a.0", started_at=NOW - 9000, at=NOW, state="running",
+        partitions=(held,), counts=Counts(delivered=7, duplicates=2, lost=1, recoveries=3), last_error=error,
+    )  # fmt: skip
+    ends = {LogPartition("orders", 0): 10, LogPartition("orders", 1): 5}
+    dead = DeadLetters(sum((causes or {}).values()), causes or {})
+    shown = view(RouteFacts(route, [record], ends, {LogPartition("orders", 0): 4}, dead), NOW)
+    notes = (error,) if error else ()
+    return Sight(NOW, (shown,), (record,), {"credit": QUEUE, "mail": None}, notes)
+
+
+def samples(seen: Sight | None, *, ready: bool = True) -> dict[tuple[str, ...], float]:
+    class All(Collector):
+        def collect(self) -> Any:
+            return metrics(seen, version="1", age_s=2.5, ready=ready)
+
+    registry = CollectorRegistry()
+    registry.register(All())
+    told = generate_latest(registry).decode()
+    return {
+        (one.name, *one.labels.values()): one.value
+        for family in text_string_to_metric_families(told)
+        for one in family.samples
+    }
+
+
+def test_metrics_tell_what_is_known_and_leave_out_what_is_not() -> None:
+    found = samples(sight({"not-decodable": 4}))
+
+    assert found["relay_route_state", "main", "running"] == 1
+    assert found["relay_route_state", "main", "stuck"] == 0
+    assert found["relay_lag_messages", "0", "main", "orders"] == 6
+    assert ("relay_lag_messages", "1", "main", "orders") not in found, "its position is not known"
+    assert found["relay_oldest_hold_seconds", "0", "main", "orders"] == 90
+    assert found["relay_in_doubt_messages", "0", "main", "orders"] == 1
+    assert found["relay_dead_letters", "not-decodable", "main"] == 4
+    assert found["relay_messages_total", "delivered", "main", "shop.main.a.0"] == 7
+    assert found["relay_messages_total", "lost", "main", "shop.main.a.0"] == 1
+    assert found["relay_recoveries_total", "main", "shop.main.a.0"] == 3
+    assert found["relay_recoveries_created", "main", "shop.main.a.0"] == (NOW - 9000) / 1000
+    assert found["relay_queue_subscriber_messages", "credit", "AVAILABLE", "ann"] == 2
+    assert found["relay_queue_up", "mail"] == 0
+    assert found["relay_sight_age_seconds",] == 2.5
+
+
+def test_whoever_has_seen_nothing_says_only_that() -> None:
+    found = samples(None, ready=False)
+
+    assert {name for name, *_ in found} == {"relay_build_info", "relay_sight_ready"}
+    assert found["relay_sight_ready",] == 0
+
+
+def test_causes_that_strangers_invent_make_no_label_each() -> None:
+    found = samples(sight({f"cause-{n}": 1 + (n == 7) for n in range(500)}))
+    codes = {labels[0]: value for (name, *labels), value in found.items() if name == "relay_dead_letters"}
+
+    assert len(codes) == CODES_MAX + 1
+    assert codes["cause-7"] == 2
+    assert sum(codes.values()) == 501
+    assert codes[OTHER] == 500 - CODES_MAX
+
+
+def test_every_metric_of_the_alerts_exists() -> None:
+    named = set(re.findall(r"relay_[a-z_]+", "".join(re.findall(r"expr: (.*)", ALERTS.read_text()))))
+    found = {name for name, *_ in samples(sight({"x": 1}))}
+
+    assert len(named) >= 8
+    assert named <= found
+
+
+def test_the_page_shows_words_of_strangers_as_words() -> None:
+    made = page("shop", sight({HOSTILE: 1}, error=HOSTILE), HOSTILE, 1.0)
+
+    assert "<script" not in made
+    assert made.count("&lt;script&gt;") >= 4
+    assert "main" in made
+    assert "its store does not answer" in made
+
+
+class Looking:
+    """Sees what each turn gives."""
+
+    def __init__(self, turn: Callable[[], Sight]) -> None:
+        self._turn = turn
+        self.opened = 0
+
+    def __call__(self) -> Self:
+        self.opened += 1
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def look(self) -> Sight:
+        return self._turn()
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"), [(Unreachable("the brokers are away"), "the brokers are away"), (KeyError("secret"), "KeyError")]
+)
+def test_a_look_that_fails_leaves_the_last_one_and_is_repeated_with_new_clients(failure: Exception, said: str) -> None:
+    turns: list[Sight | Exception] = [sight(), failure]
+    proceed = threading.Semaphore(2)
+
+    def turn() -> Sight:
+        assert proceed.acquire(timeout=10)
+        one = turns.pop(0) if turns else sight({"later": 1})
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    eyes = Looking(turn)
+    watching = Watching(eyes, period_s=0.001)
+    wait_for(lambda: watching.problem == said, what="the failure")
+    assert watching.sight is not None
+    assert watching.sight.routes[0].dead.count == 0
+    assert not watching.is_ready
+    assert watching.is_alive, "a broker that is away is no reason to start this process again"
+
+    proceed.release()
+    wait_for(lambda: watching.is_ready, what="sight again")
+    proceed.release(1000)
+    watching.close()
+    assert eyes.opened == 2
+
+
+def ask(app: Any, path: str, host: str = "localhost:8480", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+    """Ask an ASGI application; return status, headers and body."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    given = {"host": host, **headers}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
+        "raw_path": path.encode(), "query_string": b"", "scheme": "http", "root_path": "", "server": ("localhost", 8480),
+        "client": ("127.0.0.1", 1), "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    body = b"".join(one.get("body", b"") for one in sent)
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}, body.decode()
+
+
+@pytest.fixture
+def watching() -> Any:
+    made = Watching(Looking(sight), period_s=0.01)
+    wait_for(lambda: made.is_ready, what="a first look")
+    yield made
+    made.close()
+
+
+def test_a_name_that_a_page_elsewhere_made_up_for_this_machine_gets_nothing(watching: Watching) -> None:
+    app = application("shop", "1", watching, Door())
+
+    assert ask(app, "/status")[0] == 200
+    assert ask(app, "/status", host="127.0.0.1:8480")[0] == 200
+    assert ask(app, "/status", host="[::1]:8480")[0] == 200
+    status, _, body = ask(app, "/status", host="shop.example:8480")
+    assert (status, "main" in body) == (400, False)
+
+
+@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/nothing"])
+def test_without_the_token_nothing_is_told(watching: Watching, path: str) -> None:
+    app = application("shop", "1", watching, Door(TOKEN, None))
+    wrong = b64encode(b"ann:wrong").decode()
+
+    for authorization in ("", "Bearer", f"Bearer {TOKEN[:-1]}", f"Basic {wrong}", "Basic \xff", f"Digest {TOKEN}"):
+        status, headers, body = ask(app, path, host="shop.example", authorization=authorization)
+        assert (status, "relay_" in body or "main" in body) == (401, False), authorization
+        assert "www-authenticate" in headers
+
+
+@pytest.mark.parametrize("authorization", [f"Bearer {TOKEN}", f"Basic {b64encode(f'ann:{TOKEN}'.encode()).decode()}"])
+def test_with_the_token_everything_is_told(watching: Watching, authorization: str) -> None:
+    app = application("shop", "1", watching, Door(TOKEN, None))
+
+    for path in ("/", "/status", "/metrics"):
+        status, headers, body = ask(app, path, host="shop.example", authorization=authorization)
+        assert (status, "main" in body) == (200, True)
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["cache-control"] == "no-store"
+
+
+def test_probes_need_no_token_and_tell_no_more_than_a_word(watching: Watching) -> None:
+    app = application("shop", "1", watching, Door(TOKEN, None))
+
+    assert ask(app, "/livez", host="10.0.0.1")[::2] == (200, "alive\n")
+    assert ask(app, "/healthz", host="10.0.0.1")[0] == 200
+    assert ask(app, "/readyz", host="10.0.0.1")[::2] == (200, "ready\n")
+
+
+def test_nothing_can_be_changed(watching: Watching) -> None:
+    app = application("shop", "1", watching, Door())
+
+    for path in ("/", "/status", "/metrics", "/livez", "/readyz"):
+        assert {ask(app, path, method=method)[0] for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
