@@ -26,7 +26,7 @@ end $$""",
     partitions text,
     marked boolean not null default false,
     created_at timestamptz not null default now()
-) with (fillfactor = 70)""",
+) with (fillfactor = 50)""",
     "create index if not exists relay_capture_created on relay_capture using brin (created_at) with (autosummarize)",
     """create table if not exists relay_position (
     relay text not null,
