@@ -11,14 +11,13 @@ import typer
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
 from relay.config.loading import load
 from relay.config.model import RelayConfig
-from relay.control.status import PartitionView, RouteView, State, WorkerView, document, exit_code
+from relay.control.status import PartitionView, RouteView, WorkerView, document, exit_code
 from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable
 from relay.run import clock
 from relay.run.logging import text
 
 WATCH_PERIOD_S: Final = 2.0
-_STYLES: Final = {State.STUCK: "red", State.STALLED: "red", State.GONE: "red", State.STOPPED: "red"}
 _WORKER_COLUMNS: Final = ("worker", "state", "pid", "host", "heard", "lag", "last error")
 _PARTITION_COLUMNS: Final = ("partition", "owner", "position", "end", "lag", "progress", "held", "in doubt")
 _CLEAR: Final = "\x1b[H\x1b[2J"
@@ -33,7 +32,7 @@ def status_command(
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C; JSON on one line each.")] = False,
 ) -> None:
-    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle, 1 if not, 3 unreachable.
+    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle and nothing that waits is about to leave the log, 1 if not, 3 unreachable.
 
     A worker that said nothing for six seconds is gone: the clocks of its host and this one must agree.
     """
@@ -71,7 +70,7 @@ def show_once(config: RelayConfig, reader: StatusReader, *, as_json: bool, more:
 
 
 def _print_route(route: RouteView) -> None:
-    print_line(f"{route.name}: {route.state.value}", style=_STYLES.get(route.state, "green"))
+    print_line(f"{route.name}: {route.state.value}", style="red" if route.needs_attention else "green")
     print_line(f"  guarantee: {route.guarantee}")
     for line in (route.identity_note, route.why):
         if line:

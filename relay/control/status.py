@@ -18,6 +18,8 @@ from relay.message.record import LogPartition
 from relay.run.status_record import PERIOD_S, PartitionStatus, StatusRecord
 
 GONE_AFTER_MS: Final = round(3 * PERIOD_S * 1000)
+AGED_SHARE: Final = 0.8
+"""Of a topic's retention: what is older and not delivered raises an alarm, while there is time."""
 RECOVERING_SILENCE_MS: Final = 60_000
 """A recovery reads and fences on the worker's one thread; it writes when it begins and when it is done."""
 STALLED_AFTER_MS: Final = 30_000
@@ -66,6 +68,8 @@ class RouteFacts:
     ends: Mapping[LogPartition, int]
     committed: Mapping[LogPartition, int] | None
     dead: DeadLetters = field(default_factory=DeadLetters)
+    aged_below: Mapping[LogPartition, int] = field(default_factory=dict)
+    """What lies below these offsets has used up most of its topic's retention; only where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class PartitionView:
     lanes_blocked: int = 0
     in_doubt: int = 0
     stuck: str | None = None
+    nears_retention: bool = False
+    """Will what the position waits at soon leave the log?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,11 @@ class RouteView:
     counts: Mapping[str, int]
     dead: DeadLetters
     positions_asked: bool
+
+    @property
+    def needs_attention(self) -> bool:
+        """Does somebody have to look after it?"""
+        return self.state.is_wrong or any(partition.nears_retention for partition in self.partitions)
 
     @property
     def lag(self) -> int | None:
@@ -197,6 +208,9 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
     )
     partitions = tuple(_partitions(facts, living))
     state, why = _route_state([worker for worker in workers if _lives(worker.state)], workers, partitions)
+    aging = next((partition for partition in partitions if partition.nears_retention), None)
+    if aging is not None:
+        why = f"{why}; {_aging(aging)}" if why else _aging(aging)
     return RouteView(
         name=facts.route.name,
         state=state,
@@ -212,8 +226,8 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
 
 
 def exit_code(views: Iterable[RouteView]) -> int:
-    """Return 0 if every route runs or idles, else 1."""
-    return 1 if any(route.state.is_wrong for route in views) else 0
+    """Return 0 if every route runs or idles and none loses messages to retention soon, else 1."""
+    return 1 if any(route.needs_attention for route in views) else 0
 
 
 def document(relay: str, at_ms: int, views: Sequence[RouteView], notes: Sequence[str]) -> dict[str, Any]:
@@ -279,15 +293,24 @@ def _partitions(facts: RouteFacts, living: Sequence[StatusRecord]) -> Iterable[P
         position = None if facts.committed is None else facts.committed.get(place)
         if position is None and status is not None:
             position = status.position
+        lag = _lag(position, end, status)
         yield PartitionView(
             topic=place.topic,
             partition=place.partition,
             owner=owner,
             position=position,
             end=end,
-            lag=_lag(position, end, status),
+            lag=lag,
+            nears_retention=bool(lag and position is not None and position < facts.aged_below.get(place, 0)),
             **_said(status),
         )
+
+
+def _aging(partition: PartitionView) -> str:
+    return (
+        f"{partition.topic}[{partition.partition}] waits at offset {partition.position}, which has used up "
+        f"{100 * AGED_SHARE:.0f} % of the topic's retention.ms: lengthen that, or what it waits for is lost"
+    )
 
 
 def _lag(position: int | None, end: int, status: PartitionStatus | None) -> int | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TopicDestination
 from relay.control.positions import stored_positions
-from relay.control.status import DeadLetters, RouteFacts, RouteView, view
+from relay.control.status import AGED_SHARE, DeadLetters, RouteFacts, RouteView, view
 from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
@@ -30,6 +30,7 @@ CONTROL_EARLIER_MAX: Final = 200_000
 DEAD_LETTERS_MAX: Final = 10_000
 """Per partition, the latest; a count over more is said to be incomplete."""
 TIMEOUT_S: Final = 5.0
+RETENTION_READ_EVERY_S: Final = 60.0
 
 
 class _Tail:
@@ -94,6 +95,8 @@ class StatusReader:
         self._control = _Tail(self._readers[0], CONTROL_RECORDS_MAX, CONTROL_EARLIER_MAX)
         # Dead letters of an aborted delivery transaction never were.
         self._deadletter = _Tail(self._readers[1], DEAD_LETTERS_MAX)
+        self._retention_ms: dict[str, int] = {}
+        self._retention_at = float("-inf")
         self._latest: dict[bytes, bytes] = {}
         self._dead: dict[tuple[str, bytes], str] = {}
         self.notes: list[str] = []
@@ -127,6 +130,7 @@ class StatusReader:
                 "it compacted?"
             )
         self._read_tail(self._deadletter, found[config.deadletter_topic], self._take_dead)
+        self._read_retention(logs & found.keys())
         records = self.records()
         # The time is read after the records: one that comes later is simply newer.
         now_ms = clock.wall_ms()
@@ -183,13 +187,44 @@ class StatusReader:
                 ends[LogPartition(topic, number)] = high
         # The last record of a message tells: what a redrive took back is dead no more.
         causes = Counter(code for (name, _), code in self._dead.items() if name == route.name and code != REDRIVEN)
+        committed = self._positions(route, found, ends)
         return RouteFacts(
             route=route,
             records=[record for record in records if record.route == route.name],
             ends=ends,
-            committed=self._positions(route, found, ends),
+            committed=committed,
             dead=DeadLetters(causes.total(), causes, self._deadletter.complete),
+            aged_below=self._aged_below(ends, committed or {}),
         )
+
+    def _read_retention(self, topics: Iterable[str]) -> None:
+        """Read how long topics keep a record; it changes seldom."""
+        now = clock.monotonic()
+        if now - self._retention_at < RETENTION_READ_EVERY_S:
+            return
+        try:
+            facts = self._topics.describe(topics)
+        except ConfigError:
+            # Go on: without the right to read settings there is no such alarm, and everything else is as true.
+            facts = {}
+        self._retention_ms = {name: int(one.settings.get("retention.ms") or -1) for name, one in facts.items()}
+        self._retention_at = now
+
+    def _aged_below(
+        self, ends: Mapping[LogPartition, int], positions: Mapping[LogPartition, int]
+    ) -> dict[LogPartition, int]:
+        """Return below which offset records have used up most of their retention, where something waits."""
+        behind: dict[str, list[int]] = {}
+        for place, end in ends.items():
+            if positions.get(place, end) < end and self._retention_ms.get(place.topic, -1) > 0:
+                behind.setdefault(place.topic, []).append(place.partition)
+        found = {}
+        for topic, numbers in behind.items():
+            since = clock.wall_ms() - round(AGED_SHARE * self._retention_ms[topic])
+            for number, offset in self._topics.offsets_at(topic, numbers, since).items():
+                place = LogPartition(topic, number)
+                found[place] = ends[place] if offset is None else offset
+        return found
 
     def _positions(
         self, route: RouteConfig, found: dict[str, TopicFacts], ends: Mapping[LogPartition, int]

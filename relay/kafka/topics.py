@@ -238,6 +238,12 @@ class Topics:
         high = self._offsets(topic, numbers, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {number: (low[number], high[number]) for number in numbers}
 
+    def offsets_at(self, topic: str, partitions: Iterable[int], wall_ms: int) -> dict[int, int | None]:
+        """Return for each partition the first offset of a record that is no older than that; None if all are older."""
+        _check_names([topic])
+        found = self._offsets(topic, list(partitions), OffsetSpec.for_timestamp(wall_ms))
+        return {number: offset if offset >= 0 else None for number, offset in found.items()}
+
     def _offsets(self, topic: str, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
         """Ask again while a partition's leader moves or is new, until the time is over: then it is unreachable."""
         found: dict[int, int] = {}

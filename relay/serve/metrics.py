@@ -47,7 +47,7 @@ def metrics(sight: Sight | None, *, version: str, age_s: float, ready: bool) -> 
 def _routes(routes: Iterable[RouteView]) -> Iterator[Metric]:
     state = GaugeMetricFamily("relay_route_state", "1 for the state that the route is in.", labels=["route", "state"])
     wrong = GaugeMetricFamily(
-        "relay_route_needs_attention", "Is it stuck, stalled or without a living worker?", labels=["route"]
+        "relay_route_needs_attention", "Is it stuck, stalled, without a living worker, or about to lose messages to retention?", labels=["route"]
     )
     dead = GaugeMetricFamily(
         "relay_dead_letters", "Dead letters not redriven, by cause.", labels=["route", "code"]
@@ -55,7 +55,7 @@ def _routes(routes: Iterable[RouteView]) -> Iterator[Metric]:
     for route in routes:
         for one in State:
             state.add_metric([route.name, one.value], one is route.state)
-        wrong.add_metric([route.name], route.state.is_wrong)
+        wrong.add_metric([route.name], route.needs_attention)
         for code, count in _bounded(route.dead.causes):
             dead.add_metric([route.name, code], count)
     yield from (state, wrong, dead)
@@ -77,6 +77,9 @@ def _partitions(sight: Sight) -> Iterator[Metric]:
     )
     doubt = GaugeMetricFamily("relay_in_doubt_messages", "Messages whose delivery is in doubt.", labels=_PLACE)
     stuck = GaugeMetricFamily("relay_partition_stuck", "Does the partition wait for a person?", labels=_PLACE)
+    aging = GaugeMetricFamily(
+        "relay_nears_retention", "Will what the position waits at soon leave the log?", labels=_PLACE
+    )
     moved = GaugeMetricFamily(
         "relay_last_progress_timestamp_seconds", "When it last moved or had nothing to do.", labels=_PLACE
     )
@@ -89,9 +92,10 @@ def _partitions(sight: Sight) -> Iterator[Metric]:
             oldest.add_metric(place, max((waiting["since_ms"] for waiting in one.waiting), default=0) / 1000)
             doubt.add_metric(place, one.in_doubt)
             stuck.add_metric(place, one.stuck is not None)
+            aging.add_metric(place, one.nears_retention)
             if one.last_progress_at is not None:
                 moved.add_metric(place, one.last_progress_at / 1000)
-    yield from (lag, held, oldest, doubt, stuck, moved)
+    yield from (lag, held, oldest, doubt, stuck, aging, moved)
 
 
 def _workers(sight: Sight) -> Iterator[Metric]:

@@ -56,7 +56,7 @@ def _page(relay: str, sight: Sight | None, problem: str | None, age_s: float) ->
 
 
 def _route(route: RouteView) -> Iterator[str]:
-    style = "bad" if route.state.is_wrong else "good"
+    style = "bad" if route.needs_attention else "good"
     yield f'<h2>{escape(route.name)}: <span class="{style}">{route.state.value}</span></h2>'
     for line in (route.why, route.guarantee, route.identity_note):
         if line:

@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
+from relay.capture.publisher import DefaultTiming
 from relay.cli.main import app
 from relay.config.loading import load
 from relay.control.status import RouteView, State
@@ -22,6 +23,7 @@ from relay.kafka.topics import Topics
 from relay.resources import open_resource
 from relay.run import clock
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
+from tests.routes import wait_for
 
 MakeTopic = Callable[..., str]
 ENDS = (7, 4)
@@ -129,6 +131,27 @@ def test_a_running_route_is_shown_with_owners_positions_and_lag(shop: Shop) -> N
     assert route["counts"]["delivered"] == 9
     places = [(p["owner"], p["position"], p["end"], p["lag"]) for p in route["partitions"]]
     assert places == [(f"{shop.name}.r.a.0", 5, 7, 2), (f"{shop.name}.r.a.1", 4, 4, 0)]
+
+
+def test_what_waits_and_is_about_to_leave_the_log_raises_an_alarm(shop: Shop) -> None:
+    shop.configure()
+    shop.commit(5, 4)
+    shop.says(0, shop.at(0, 5), shop.at(1, 4))
+    with Topics({"bootstrap.servers": shop.kafka}, DefaultTiming()) as topics:
+        topics.alter(shop.log, {"retention.ms": "86400000"})
+        code, document = shop.status()
+        assert (code, document["routes"]["r"]["why"]) == (0, None)
+
+        topics.alter(shop.log, {"retention.ms": "1000"})
+    wait_for(lambda: shop.read().needs_attention, what="the alarm")
+
+    shop.says(0, shop.at(0, 5), shop.at(1, 4))
+    code, document = shop.status()
+    route = document["routes"]["r"]
+    assert code == 1
+    assert [place["nears_retention"] for place in route["partitions"]] == [True, False], "nothing waits in the second"
+    assert f"{shop.log}[0] waits at offset 5" in route["why"]
+    assert route["state"] == "running"
 
 
 def test_an_idle_route_is_well(shop: Shop) -> None:
