@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from typing import Final
+
+import structlog
 
 from relay.config.model import RelayConfig
 from relay.kafka.topics import Topics
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, RelayError
+from relay.setup.check_topics import VERIFICATION, Findings, judge_brokers
+
+log = structlog.get_logger("relay.setup")
+BROKERS_S: Final = 5.0
 
 
 def require_topics(config: RelayConfig, *names: str) -> None:
@@ -16,3 +23,27 @@ def require_topics(config: RelayConfig, *names: str) -> None:
     missing = sorted(set(names) - found.keys())
     if missing:
         raise ConfigError(f"topic {', '.join(missing)}: it does not exist; run `relay migrate {shlex.quote(str(config.path))}`")
+
+
+def require_verification(config: RelayConfig) -> None:
+    """Raise ConfigError if a broker says that it does not verify what a sealed transaction rests on.
+
+    What cannot be asked now is left to `relay check --connect`: a broker that is down must not keep workers from others.
+    """
+    try:
+        with Topics(config.kafka, config.timing, BROKERS_S) as topics:
+            brokers = topics.brokers()
+    except RelayError as away:
+        log.warning("brokers not asked for their settings", reason=str(away))
+        return
+    seen = [broker for broker in brokers if broker.settings is not None]
+    if len(seen) < len(brokers) and config.relay.partition_verification != "assured":
+        log.warning(
+            "what exactly once into topics rests on cannot be seen",
+            setting=VERIFICATION,
+            remedy='grant DescribeConfigs on the cluster, or set [relay] partition_verification = "assured"',
+        )
+    findings = Findings()
+    judge_brokers(config, seen, findings)
+    if findings.faults:
+        raise ConfigError(str(findings.faults[0]))

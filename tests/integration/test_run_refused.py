@@ -1,0 +1,89 @@
+"""`relay run` on brokers that cannot keep the promise of a topic route: it says so and starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from typer.testing import CliRunner
+
+from relay.cli.main import app
+from relay.kafka.topics import BrokerFacts, Topics
+from relay.run import supervisor
+from relay.setup.check_topics import VERIFICATION
+from tests.routes import Route, TopicRoute
+
+
+def verify(admin: AdminClient, value: str) -> None:
+    entry = ConfigEntry(VERIFICATION, value, incremental_operation=AlterConfigOpType.SET)
+    for node in admin.list_topics(timeout=10).brokers:
+        resource = ConfigResource(ResourceType.BROKER, str(node), incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(10)
+
+
+@pytest.fixture
+def careless_broker(kafka_admin: AdminClient) -> Iterator[None]:
+    verify(kafka_admin, "false")
+    yield
+    verify(kafka_admin, "true")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
+
+    def run(one: object) -> int:
+        found.append(one)
+        return 0
+
+    monkeypatch.setattr(supervisor.Supervisor, "run", run)
+    return found
+
+
+def run(route: Route) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["run", str(route.path), "--json"])
+    return result.exit_code, result.stderr
+
+
+def test_a_broker_that_does_not_verify_partitions_is_refused(
+    make_route: Callable[..., TopicRoute], careless_broker: None, started: list[object]
+) -> None:
+    code, said = run(make_route())
+
+    assert (code, started) == (2, [])
+    assert f"{VERIFICATION} = false" in said
+    assert "set it to true on every broker" in said
+
+
+@pytest.mark.usefixtures("careless_broker")
+def test_a_table_does_not_rest_on_it(tmp_path: Path, kafka: str, started: list[object]) -> None:
+    to = '{ table = "ledger", resource = "shop", columns = { id = "ce:id" } }'
+    route = Route(tmp_path, kafka, "log", to, f'[resources.shop]\nurl = "sqlite:///{tmp_path}/shop.db"')
+
+    assert run(route)[0] == 0
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("assured", [False, True])
+def test_what_cannot_be_seen_is_warned_of_unless_somebody_vouches_for_it(
+    make_route: Callable[..., TopicRoute], monkeypatch: pytest.MonkeyPatch, started: list[object], assured: bool
+) -> None:
+    route = make_route()
+    if assured:
+        text = route.path.read_text()
+        route.path.write_text(text.replace("[kafka]", 'partition_verification = "assured"\n\n[kafka]', 1))
+    monkeypatch.setattr(Topics, "brokers", lambda _: [BrokerFacts(1, "here:9092", None)])
+
+    code, said = run(route)
+
+    assert (code, len(started)) == (0, 1)
+    assert (VERIFICATION in said) is not assured
+
+
+def test_brokers_that_are_away_are_left_to_the_workers(tmp_path: Path, started: list[object]) -> None:
+    code, said = run(Route(tmp_path, "127.0.0.1:1", "log", '{ topic = "out" }'))
+
+    assert (code, len(started)) == (0, 1)
+    assert "brokers not asked for their settings" in said
