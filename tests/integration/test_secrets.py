@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.loading import load
+from relay.control.status import document
+from relay.serve.metrics import metrics
+from relay.serve.page import page
+from relay.serve.watching import RelayEyes
 from tests.routes import Route, ce, read_all
 
 PASSWORD = "canary-password-5f1c"
@@ -59,6 +65,10 @@ def test_no_canary_is_in_anything_that_is_said(
             words = [*command, str(route.path)] if command[0] == "indoubt" else [command[0], str(route.path), *command[1:]]
             result = CliRunner().invoke(app, [*words, *form])
             said += [result.stdout, result.stderr, repr(result.exception or "")]
+    with RelayEyes(load(route.path)) as eyes:
+        sight = eyes.look()
+    said += [page(route.name, sight, None, 0.0), repr(list(metrics(sight, version="1", age_s=0.0, ready=True)))]
+    said.append(json.dumps(document(route.name, sight.at_ms, sight.routes, sight.notes)))
     with psycopg.connect(secret_url) as connection:
         assert connection.execute("select id, name from ledger").fetchall() == [("m-0", VALUE.decode())]
     assert len(read_all(kafka, f"{route.name}.deadletter", 1)) == len(BAD_VALUES)
