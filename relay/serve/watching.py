@@ -28,7 +28,8 @@ PERIOD_S: Final = 5.0
 QUEUES_EVERY_S: Final = 15.0
 """Counting a queue costs its store more than the status of a route costs anybody."""
 STALE_AFTER_S: Final = 60.0
-"""Every question has a bound of seconds: a look that takes so long never ends."""
+HUNG_AFTER_S: Final = 300.0
+"""Every question has a bound, that to a store which fell silent a minute: a look that takes so long never ends."""
 CLOSE_S: Final = 5.0
 
 QueueRows = Mapping[str, Mapping[str, Any] | None]
@@ -124,7 +125,7 @@ class Watching:
     @property
     def is_alive(self) -> bool:
         """Did the last look end, whatever it saw?"""
-        return self._thread.is_alive() and clock.monotonic() - self._looked_at < STALE_AFTER_S
+        return self._thread.is_alive() and clock.monotonic() - self._looked_at < HUNG_AFTER_S
 
     @property
     def is_ready(self) -> bool:
