@@ -63,7 +63,7 @@ def chaos_command(
     """
     if demo == (config is not None):
         raise ConfigError("name a CONFIG or give --demo, one of the two")
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     began = clock.monotonic()
 
     def say(sentence: str) -> None:

@@ -66,7 +66,7 @@ def demo_command(
     """
     if context.invoked_subcommand is not None:
         return
-    show = Show(Console(stderr=as_json))
+    show = Show(Console(stderr=as_json, emoji=False))
     with ending_properly(), _place(directory) as place:
         try:
             stage, result = run(place, messages, seed, show)
@@ -95,7 +95,7 @@ def credit_command(
 
     Exit codes: 0 each sale decided exactly once and in order, 1 not, 2 something is missing on this machine, 3 unreachable.
     """
-    show = Show(Console(stderr=as_json))
+    show = Show(Console(stderr=as_json, emoji=False))
     with ending_properly(), _place(None) as place:
         try:
             with show.bars():

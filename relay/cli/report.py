@@ -56,9 +56,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     table = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
     for row in rows:
         table.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal:
-        console = Console(width=_PIPE_WIDTH)
+        console = Console(width=_PIPE_WIDTH, emoji=False)
     console.print(table)
 
 
@@ -70,10 +70,10 @@ def when(value: object) -> object:
 
 
 def print_line(text: str = "", style: str | None = None) -> None:
-    """Print one line on standard output, never broken and never read as markup."""
-    Console(soft_wrap=True).print(text, style=style, markup=False, highlight=False)
+    """Print one line on standard output, never broken and never read as markup or pictograms."""
+    Console(soft_wrap=True, emoji=False).print(text, style=style, markup=False, highlight=False)
 
 
 def print_problem(text: str) -> None:
     """Print one line on standard error."""
-    Console(stderr=True, soft_wrap=True).print(text, style="red", markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True, emoji=False).print(text, style="red", markup=False, highlight=False)

@@ -225,6 +225,14 @@ def test_a_check_prints_json_for_programs(place: Path) -> None:
     assert json.loads(out)["routes"][0]["name"] == "to-credit"
 
 
+@pytest.mark.parametrize("show", [report.print_line, report.print_problem, lambda text: report.print_table(["cause"], [[text]])])
+def test_a_columns_source_is_no_pictogram(capsys: pytest.CaptureFixture[str], show: Any) -> None:
+    show("routes.to-table.to.columns.id = ce:id: the right to insert is missing")
+
+    out, err = capsys.readouterr()
+    assert "ce:id: the right" in out + err
+
+
 def test_a_docstring_is_the_help_without_the_name() -> None:
     assert report.purpose("``relay queue``: see every queue.") == "See every queue."
 
