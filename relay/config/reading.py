@@ -278,7 +278,7 @@ class _Reading:
         elif detail["type"] in ("dict_type", "model_type", "model_attributes_type"):
             problem, remedy = "not a table of settings", "write { name = value }"
         else:
-            problem, remedy = detail["msg"][:1].lower() + detail["msg"][1:], "correct the value"
+            problem, remedy = detail["msg"][:1].lower() + detail["msg"][1:], _REMEDIES.get(detail["type"], "correct the value")
         self.faults.append(Fault(full, shown(full, value), problem, remedy))
 
     def _given_at(self, key: str) -> Any:
@@ -294,6 +294,16 @@ class _Reading:
         return found
 
 
+_REMEDIES: Final = {
+    "list_type": 'write a list, such as ["name"]',
+    "string_type": "write a text in quotes",
+    "int_type": "write a whole number without quotes or units",
+    "int_parsing": "write a whole number without quotes or units",
+    "int_from_float": "write a whole number without quotes or units",
+    "bool_type": "write true or false",
+    "bool_parsing": "write true or false",
+}
+"""By pydantic's name of what is wrong; where it has told the values that there are, they are the remedy."""
 _UNION_TAGS: Final = ("TopicDestination", "TableDestination", "QueueDestination")
 
 

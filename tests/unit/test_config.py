@@ -577,3 +577,20 @@ def test_a_registry_on_this_machine_may_be_plain(url: str, tmp_path: Path) -> No
 def test_plain_http_elsewhere_must_be_allowed(tmp_path: Path) -> None:
     text = registry_with('url = "http://registry:8081"')
     good(text.replace('instance = "a"', 'instance = "a"\nallow_plaintext = true'), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "remedy"),
+    [
+        ('from = ["orders"]', 'from = "orders"', 'a list, such as ["name"]'),
+        ('from = ["orders"]', 'from = ["orders"]\nbatch = { messages = "20k" }', "a whole number without quotes or units"),
+        ('from = ["orders"]', 'from = ["orders"]\nbatch = { messages = 2.5 }', "a whole number without quotes or units"),
+        ('instance = "a"', 'instance = "a"\nallow_plaintext = "maybe"', "true or false"),
+        ('instance = "a"', "instance = 7", "a text in quotes"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_told_how_to_write_it(right: str, wrong: str, remedy: str, tmp_path: Path) -> None:
+    faults = faults_of((BASE + ROUTES).replace(right, wrong, 1), tmp_path)
+
+    assert [f"write {remedy}" for _ in faults] == [fault.remedy for fault in faults]
+    assert len(faults) == 1
