@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from relay.kafka.client_log import ClientLog
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.envelope import Headers
@@ -78,6 +79,7 @@ class Appender:
         self._closing = False
         self._renewing = schedule.lock()
         self._made = 0
+        self._log = ClientLog()
         self._producer = self._make()
         self._retired: list[Producer] = []
         self._server = schedule.start_thread("relay-append-reports", self._serve_reports)
@@ -182,7 +184,7 @@ class Appender:
 
     def _make(self) -> Producer:
         self._made += 1
-        return Producer({**self._settings, "error_cb": partial(self._noticed, self._made)})
+        return Producer({**self._settings, "error_cb": partial(self._noticed, self._made)}, logger=self._log)
 
     def _noticed(self, number: int, error: KafkaError) -> None:
         # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
