@@ -130,7 +130,17 @@ class _Reading:
 
     def _kafka(self, *, allow_plaintext: bool) -> KafkaSettings:
         settings = KafkaSettings(_flat(self._section("kafka")))
-        for refusal in refusals(settings, allow_plaintext=allow_plaintext):
+        refused = list(refusals(settings, allow_plaintext=allow_plaintext))
+        known = {refusal.key for refusal in refused} | {key.removeprefix("kafka.") for key in self.unresolved}
+        for key in [key for key in settings if key.endswith(".location") and key not in known]:
+            if settings[key] == _PROBED:
+                continue
+            path = self.folder / settings[key]
+            settings[key] = str(path)
+            if (reason := _unreadable(path)) is not None:
+                remedy = "correct the path, which is relative to the configuration's folder, or the right to read it"
+                refused.append(Refusal(key, f"the file cannot be read ({reason})", remedy))
+        for refusal in refused:
             self._refused(refusal)
         return settings
 
@@ -292,6 +302,20 @@ class _Reading:
             else:
                 return None
         return found
+
+
+_PROBED: Final = "probe"
+"""Not a path: librdkafka looks for the machine's own authorities then."""
+
+
+def _unreadable(path: Path) -> str | None:
+    """Return why a file cannot be read; a folder of certificates is for the client to look into."""
+    try:
+        if not path.is_dir():
+            path.open("rb").close()
+    except OSError as error:
+        return error.strerror or "unknown"
+    return None
 
 
 _REMEDIES: Final = {

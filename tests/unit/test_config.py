@@ -594,3 +594,23 @@ def test_a_value_of_a_wrong_kind_is_told_how_to_write_it(right: str, wrong: str,
 
     assert [f"write {remedy}" for _ in faults] == [fault.remedy for fault in faults]
     assert len(faults) == 1
+
+
+SECURE = BASE.replace(':9092"', ':9092"\n"security.protocol" = "ssl"\n"ssl.ca.location" = "{}"')
+
+
+def test_a_certificate_lies_beside_the_file_as_every_path_does(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----")
+    (tmp_path / "authorities").mkdir()
+
+    for written in ("ca.pem", str(tmp_path / "ca.pem"), "authorities"):
+        assert good(SECURE.format(written), tmp_path).kafka["ssl.ca.location"] == str(tmp_path / written)
+    assert good(SECURE.format("probe"), tmp_path).kafka["ssl.ca.location"] == "probe", "the client's word, and no path"
+
+
+def test_a_certificate_that_is_not_there_is_told_before_any_broker_is_asked(tmp_path: Path) -> None:
+    (fault,) = faults_of(SECURE.format("absent.pem"), tmp_path)
+
+    assert fault.key == 'kafka."ssl.ca.location"'
+    assert "No such file" in fault.problem
+    assert "relative to the configuration" in fault.remedy
