@@ -24,7 +24,7 @@ class Failing:
 
     all: list[Failing]
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, **_: Any) -> None:
         self.error_cb = settings.get("error_cb")
         self.meanwhile: Callable[[], object] = bool
         self.taken: list[bytes] = []

@@ -1,4 +1,4 @@
-"""OPERATING.md names commands, options, states and numbers of `relay status`: each is one that there is."""
+"""OPERATING.md names commands, options, and paths of `relay serve`: each is one that there is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import ast
 import re
 from pathlib import Path
 
-from relay.control.status import State
+from starlette.routing import Route
+
+import relay.run
+from relay.serve.http import Door, application
+from relay.serve.watching import Watching
 from tests.unit.test_named_commands import KNOWN, faults_of
 
-TEXT = (Path(__file__).parents[2] / "OPERATING.md").read_text("utf-8")
+PAGE = Path(relay.run.__file__).with_name("OPERATING.md")
+TEXT = PAGE.read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 FOREIGN = {"--preload"}
 
@@ -28,8 +33,15 @@ def test_its_python_compiles() -> None:
     assert len([ast.parse(text) for text in blocks]) == 2
 
 
-def test_its_metrics_know_every_state_and_no_other() -> None:
-    (script,) = [text for kind, text in BLOCKS if kind == "sh"]
-    (names,) = re.findall(r"IN\(([^)]*)\)", script)
+def test_its_links_lead_somewhere() -> None:
+    named = re.findall(r"\]\(([^)#:]+)\)", TEXT)
 
-    assert set(re.findall(r"\w+", names)) == {one.value for one in State if not one.is_wrong}
+    assert len(named) > 1
+    assert [one for one in named if not (PAGE.parent / one).exists()] == []
+
+
+def test_it_names_every_path_that_is_answered() -> None:
+    watching: Watching = None  # type: ignore[assignment]
+    answered = {route.path for route in application("shop", "1", watching, Door()).routes if isinstance(route, Route)}
+
+    assert answered - {"/healthz"} == set(re.findall(r"`(/[a-z]*)`", TEXT))
