@@ -7,15 +7,17 @@ with the proof that it ends the transaction begun. 5. mark: left to the backgrou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import orjson
 
 from relay.capture import message
+from relay.capture.flow import Entered
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
 from relay.capture.upkeep import Decided
@@ -39,6 +41,57 @@ class _Phase(Enum):
     ENDED = "over"
 
 
+class _WayOut:
+    """The way out of a block, which its ``with`` statement holds, and nobody else."""
+
+    __slots__ = ("_block", "_leave")
+
+    def __init__(self, leave: Callable[..., None], block: CaptureBlock) -> None:
+        self._leave = leave
+        self._block = block
+
+    def __call__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._leave(self._block, kind, error, trace)
+        finally:
+            if self._block.is_over:
+                self.__class__ = _WayOut  # as a rule: an interrupt inside `__del__` would reach nobody
+
+
+class _Watched(_WayOut):
+    """One that ends the block if nobody went it to its end."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        self._block.abandon()
+
+
+class _Leaving:
+    """``__exit__``, as a ``with`` statement looks it up before it enters.
+
+    An interrupt at the beginning of ``__exit__`` comes before anything in it could be done about that. What the statement
+    holds goes with it, however it ends, while the block itself may be kept in a variable.
+    """
+
+    def __init__(self, leave: Callable[..., None]) -> None:
+        self._leave = leave
+
+    @overload
+    def __get__(self, block: None, kind: type[CaptureBlock]) -> Callable[..., None]: ...
+
+    @overload
+    def __get__(self, block: CaptureBlock, kind: type[CaptureBlock]) -> _WayOut: ...
+
+    def __get__(self, block: CaptureBlock | None, kind: type[CaptureBlock]) -> Callable[..., None]:
+        if block is None:
+            return self._leave
+        # Whoever looks at a block that is entered already does not end it.
+        return _Watched(self._leave, block) if block.is_new else partial(self._leave, block)
+
+
 class CaptureBlock:
     """The block of a ``with capture.transaction()``. For one thread at a time, not always the same one."""
 
@@ -53,6 +106,7 @@ class CaptureBlock:
         self._nonce: bytes
         self._capture: bytes
         self._placed: list[Placed] = []
+        self._entered = Entered()
 
     @property
     def id(self) -> bytes:
@@ -62,9 +116,9 @@ class CaptureBlock:
     def __enter__(self) -> Self:
         if self._phase is not _Phase.NEW:
             self._refuse()  # its messages carry the id of the capture that they were published in
-        self._entered = self._publisher.enter()
         session = None
         try:
+            self._publisher.enter(self._entered)
             session, self._nonce = self._publisher.begin()
             self._session = session
             self._capture = capture_id(self._nonce)
@@ -76,12 +130,13 @@ class CaptureBlock:
             crash_point("capture.begun")
         except BaseException:
             # Abort: interrupted, it would never be left, and its transaction would hold up every other writer.
+            self._entered.of = None
             if session is not None:
                 session.close()
-            self._publisher.leave(self._entered)
             raise
         return self
 
+    @_Leaving
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -103,8 +158,9 @@ class CaptureBlock:
             raise
         finally:
             self._phase = _Phase.ENDED
+            self._entered.of = None
             self._publisher.give_back(self._session)
-            self._publisher.leave(self._entered)
+            del self._session  # a block that is kept does not keep its connection, which other blocks use
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one SQL statement with the driver's own placeholders and return its cursor.
@@ -185,7 +241,7 @@ class CaptureBlock:
             yield
             self._publisher.check_process()
             self._session.release(number)
-        except BaseException:
+        except BaseException as error:
             if not self._publisher.is_here:
                 raise  # a fork: the transaction and its savepoints are the parent's
             del self._messages[kept:]
@@ -198,10 +254,32 @@ class CaptureBlock:
                 except BaseException:
                     # Abort: the connection or the savepoint is gone, or an interrupt came: its statements may still stand.
                     self._roll_back()
-                    raise
+                    if isinstance(error, Exception):
+                        raise  # while an interrupt stays one: it may have come before the savepoint was set
             raise
         finally:
             self._savepoints -= 1
+
+    def abandon(self) -> None:
+        """The ``with`` statement is over and did not leave the block, since an interrupt came as it was about to."""
+        if self.is_new or self.is_over or not self._publisher.is_here:
+            return
+        try:
+            self._roll_back()
+        finally:
+            self._phase = _Phase.ENDED
+            self._entered.of = None
+            self._session.close()
+
+    @property
+    def is_new(self) -> bool:
+        """Is it not entered yet?"""
+        return self._phase is _Phase.NEW
+
+    @property
+    def is_over(self) -> bool:
+        """Is it left?"""
+        return self._phase is _Phase.ENDED
 
     def _end(self) -> None:
         if not self._session.is_intact(self._capture):

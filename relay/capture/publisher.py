@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from relay.capture import flow
 from relay.capture.block import CaptureBlock
+from relay.capture.flow import Entered
 from relay.capture.inquiries import Answering
 from relay.capture.marking import Ended, Marking
 from relay.capture.message import Buffered
@@ -28,7 +29,8 @@ from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
 from relay.resources.port import Resource, Session
-from relay.run import clock, randomness, schedule
+from relay.resources.turns import Turn
+from relay.run import clock, randomness
 from relay.run.crash import crash_point
 
 MAX_MESSAGES: Final = 100_000
@@ -39,19 +41,6 @@ IDLE_KEPT_S: Final = 60.0
 """A database has few connections: what a burst of threads needed is closed when it has been idle for so long."""
 NONCE_BYTES: Final = 16
 _NONCES_AT_ONCE: Final = 64
-
-
-class Entered:
-    """A block that is not over, as the flow of control remembers it in which it was entered."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, of: object) -> None:
-        self.of: object | None = of
-
-
-_entered: Final[ContextVar[tuple[Entered, ...]]] = ContextVar("relay_capture_entered", default=())
-"""Not by thread: frameworks run each step of a request in whatever thread is free, and the context goes with it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class Capture:
         self._blocks = object()
         self._process = os.getpid()
         self._closed = False
-        self._append_lock = schedule.lock()
+        self._appends = Turn()
         self._sequences: dict[tuple[str, int], int] = {}
         self.source_bytes = source.encode()
         self.incarnation = randomness.random_bytes(16).hex()
@@ -204,20 +193,12 @@ class Capture:
 
     # What follows is for CaptureBlock.
 
-    def enter(self) -> Entered:
-        """Refuse a block inside a block of the same flow of control: its messages could not wait for the outer decision.
-
-        Returns what ``leave`` takes: a framework may end a block in another thread (a generator in a pool of threads).
-        """
+    def enter(self, entered: Entered) -> None:
+        """Refuse a block inside a block of the same flow of control, or of a Capture that is closed or another process's."""
         if self._closed:
             raise CaptureError("this Capture is closed; open another")
         self.check_process()
-        around = tuple([one for one in _entered.get() if one.of is not None])
-        if any(one.of is self._blocks for one in around):
-            raise CaptureError("a capture cannot be nested in another one; use tx.savepoint()")
-        entered = Entered(self._blocks)
-        _entered.set((*around, entered))
-        return entered
+        flow.enter(entered, self._blocks)
 
     @property
     def is_here(self) -> bool:
@@ -230,10 +211,6 @@ class Capture:
             raise CaptureError(
                 f"this Capture was opened by process {self._process}; open one in each process, after the fork"
             )
-
-    def leave(self, entered: Entered) -> None:
-        """The block is over."""
-        entered.of = None
 
     def begin(self) -> tuple[Session, bytes]:
         """Begin a capture on a free connection; a stale one is replaced. Returns the session and the nonce."""
@@ -295,17 +272,8 @@ class Capture:
         ``placed`` is filled before the first record is handed over. Raises CaptureError.
         """
         deadline = clock.monotonic() + self._timing.append_timeout
-        if not self._append_lock.acquire(timeout=self._timing.append_timeout):
-            raise CaptureError(
-                f"the log takes nothing for {self._timing.append_timeout:g} s; run the block again"
-            )
-        try:
-            receipt = Receipt(len(messages))
-            numbered = self._numbered(messages, placed)
-            self._marking.send_with((topic, partition) for topic, partition, _, _ in placed)
-            self._appender.append(numbered, receipt, deadline)
-        finally:
-            self._append_lock.release()
+        receipt = Receipt(len(messages))
+        self._append_in_turn(messages, placed, receipt, deadline)
         crash_point("capture.appending")
         if receipt.wait(deadline - clock.monotonic()) and receipt.failure is None:
             return
@@ -314,6 +282,23 @@ class Capture:
         raise CaptureError(
             f"the log did not take the messages within {self._timing.append_timeout:g} s ({reason}); run the block again"
         )
+
+    def _append_in_turn(
+        self, messages: list[Buffered], placed: list[Placed], receipt: Receipt, deadline: float
+    ) -> None:
+        turn: list[Turn] = []
+        try:
+            if not self._appends.take(turn, self._timing.append_timeout):
+                raise CaptureError(
+                    f"the log takes nothing for {self._timing.append_timeout:g} s; run the block again"
+                )
+            numbered = self._numbered(messages, placed)
+            self._marking.send_with((topic, partition) for topic, partition, _, _ in placed)
+            self._appender.append(numbered, receipt, deadline)
+            self._appends.give(turn)
+        finally:
+            # Again, since the interrupt may have come when it was about to be given.
+            self._appends.give(turn)
 
     def mark(self, capture: bytes, nonce: bytes | None, placed: list[Placed]) -> None:
         """Have the outcome of a capture written behind its messages; committed if the nonce is given."""

@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from relay.resources.port import (
     UnmarkedRow,
     identity_of,
 )
-from relay.run import schedule
+from relay.resources.turns import Turn
 
 WRITER_TIMEOUT_S: Final = 15.0
 """How long a capture waits for the file's other writers: a few appends at their longest."""
@@ -42,7 +42,7 @@ class SqliteResource:
         self.path = Path(path)
         self._lock_timeout_s = lock_timeout_s
         # The threads of one process queue here, in order; SQLite's own wait polls, and would starve some.
-        self._writer = schedule.lock()
+        self._writer = Turn()
 
     def connect(self, timeout_s: float = WRITER_TIMEOUT_S, *, create: bool = False) -> sqlite3.Connection:
         """Return a connection in autocommit; Unreachable if the file cannot be opened."""
@@ -118,7 +118,7 @@ class SqliteSession:
         uuid: str,
         connection: sqlite3.Connection,
         outside: sqlite3.Connection,
-        writer: schedule.Lock,
+        writer: Turn,
         file: OpenFile,
     ) -> None:
         self.uuid = uuid
@@ -127,18 +127,17 @@ class SqliteSession:
         self._outside = outside
         self._writer = writer
         self._file = file
-        self._writing = False
+        self._turn: list[Turn] = []
         self._dead = False
 
     def begin(self, capture: bytes, nonce: bytes) -> None:
         """Take the file's write lock and insert the decision."""
-        if not self._writer.acquire(timeout=WRITER_TIMEOUT_S):
-            raise RowLocked(
-                f"resources.{self._name}: another capture of this process has held the file for "
-                f"{WRITER_TIMEOUT_S:g} s; make the blocks shorter"
-            )
-        self._writing = True
         try:
+            if not self._writer.take(self._turn, WRITER_TIMEOUT_S):
+                raise RowLocked(
+                    f"resources.{self._name}: another capture of this process has held the file for "
+                    f"{WRITER_TIMEOUT_S:g} s; make the blocks shorter"
+                )
             self._file.check()
             with reaching(self._name):
                 self._connection.execute("begin immediate")
@@ -233,7 +232,7 @@ class SqliteSession:
             # In doubt: the disk failed somewhere between the first write and the last sync.
             self.close()
             raise AnswerLost(f"resources.{self._name}: COMMIT failed in the middle: {error}") from error
-        self._release_writer()
+        self._writer.give(self._turn)
 
     def is_undone(self, capture: bytes) -> bool:
         """After a rollback: is the decision surely not committed, by a statement of the block's own neither?"""
@@ -255,12 +254,12 @@ class SqliteSession:
             # Abort: COMMIT was not run, so closing can only roll back.
             self.close()
         finally:
-            self._release_writer()
+            self._writer.give(self._turn)
 
     @property
     def usable(self) -> bool:
         """May another capture begin on it?"""
-        return not self._dead and not self._writing and not self._connection.in_transaction
+        return not self._dead and not self._turn and not self._connection.in_transaction
 
     def close(self) -> None:
         """Close both connections."""
@@ -273,19 +272,19 @@ class SqliteSession:
             pass  # closed already, or the file is gone: nothing that is left can commit
         self._connection.close()
         self._outside.close()
-        self._release_writer()
+        self._writer.give(self._turn)
 
-    def _release_writer(self) -> None:
-        if self._writing:
-            self._writing = False
-            self._writer.release()
+    def __del__(self) -> None:
+        # Of a block that was interrupted on its way in or out, and dropped.
+        with suppress(AttributeError):
+            self.close()
 
 
 class SqliteDecisions:
     """The decision rows, on a connection of its own in autocommit."""
 
     def __init__(
-        self, name: str, connection: sqlite3.Connection, writer: schedule.Lock, file: OpenFile, lock_timeout_s: float
+        self, name: str, connection: sqlite3.Connection, writer: Turn, file: OpenFile, lock_timeout_s: float
     ) -> None:
         self._name = name
         self._connection = connection
@@ -357,12 +356,13 @@ class SqliteDecisions:
 
     def _each(self, statement: str, captures: Sequence[bytes]) -> None:
         """Run a statement for each, in the queue of this process's captures: polling would meet a busy file's gaps too seldom."""
-        if not self._writer.acquire(timeout=self._lock_timeout_s):
-            raise RowLocked(f"resources.{self._name}: captures of this process hold the file; ask again later")
+        turn: list[Turn] = []
         try:
+            if not self._writer.take(turn, self._lock_timeout_s):
+                raise RowLocked(f"resources.{self._name}: captures of this process hold the file; ask again later")
             self._write(statement, captures)
         finally:
-            self._writer.release()
+            self._writer.give(turn)
 
     def _write(self, statement: str, captures: Sequence[bytes]) -> None:
         with reaching(self._name):

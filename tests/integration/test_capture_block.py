@@ -23,6 +23,7 @@ from relay.capture.publisher import DefaultTiming
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
 from relay.resources.port import Resource
+from tests.unit.interrupting import Interrupting
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -398,3 +399,23 @@ def test_a_fork_is_refused_at_once_and_does_not_touch_what_its_parent_uses(
     with capture.transaction() as tx:
         tx.publish(topic, 2)
     assert len(shown(kafka, topic)) == 2
+
+
+def test_interrupted_at_any_moment_it_holds_up_no_later_one(capture: Capture, resource: Resource, topic: str) -> None:
+    numbers = iter(range(1_000_000))
+    done = []
+
+    def block() -> None:
+        number = next(numbers)
+        with capture.transaction() as tx:
+            tx.execute(f"insert into orders values ({number}, 'tea')")
+            tx.publish(topic, number)
+        done.append(number)
+
+    at = 1
+    while Interrupting(at).run(block):
+        block()
+        at += 1
+
+    assert len(done) >= at > 60
+    assert set(done) <= set(orders(resource))
