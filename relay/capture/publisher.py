@@ -59,8 +59,8 @@ class Capture:
     ``inquiries`` is the topic in which relays ask that cannot ask the database themselves; None leaves them waiting.
     ``registry`` is the section of a configuration that names a schema registry; it is asked by ``avro`` alone.
     A process that hangs up connections in PgBouncer's transaction mode cannot use it: a capture is a session.
-    For the process that opened it: a fork has none of its threads, and its connections are the parent's. One that was made
-    inside a block must end by ``os._exit``: SQLite's connection, let go of on a normal end, rolls the parent's block back.
+    For the process that opened it: a fork has none of its threads, and its connections are the parent's. Worker processes that
+    are forked open their own; on SQLite nothing may have the file open when they are forked (``close``), or they are refused.
     """
 
     def __init__(

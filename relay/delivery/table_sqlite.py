@@ -31,7 +31,8 @@ from relay.delivery.table_ranges import read_sqlite, with_ranges, write_sqlite
 from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.resources.sqlite import OpenFile, SqliteResource
+from relay.resources.sqlite import SqliteResource
+from relay.resources.sqlite_file import FileConnection
 from relay.run import randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
@@ -112,8 +113,7 @@ class SqliteCursor:
         self._trims = Trims()
         self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
-        self._connection: sqlite3.Connection | None = None
-        self._file: OpenFile | None = None
+        self._connection: FileConnection | None = None
         self._replacing = schedule.lock()
         self.progressed: Callable[[], object] = bool
         self._effect: RowEffect | None = None
@@ -337,10 +337,9 @@ class SqliteCursor:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is not None:
-            if self._file is not None and self._file.is_there:
+            if self._connection.is_there:
                 return self._connection
             self.close()
-        self._file = OpenFile(self._plan.resource, self._resource.path)
         connection = self._resource.connect(self._limits.lock_timeout_s)
         connection.set_progress_handler(self._goes_on, _STEPS_TOLD)
         try:

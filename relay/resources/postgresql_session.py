@@ -7,6 +7,7 @@ does so at every step, and threads that share an interpreter pay for every hando
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -78,6 +79,7 @@ class PostgresqlSession:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._awaited = awaited
+        self._process = os.getpid()
         self._dead = False
         self._spoke_at = 0.0
         # Now, and with the table's schema: a block may set a search path, and an encoding that Python does not know.
@@ -209,8 +211,10 @@ class PostgresqlSession:
         return not self._dead and is_free and self._pgconn.transaction_status == TransactionStatus.IDLE
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; not in a fork, where that would tell the server to end its parent's."""
         self._dead = True
+        if self._process != os.getpid():
+            return
         self._awaited.close()
         self._connection.close()
 

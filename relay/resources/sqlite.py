@@ -23,6 +23,7 @@ from relay.resources.port import (
     UnmarkedRow,
     identity_of,
 )
+from relay.resources.sqlite_file import FileConnection
 from relay.resources.turns import Turn
 
 WRITER_TIMEOUT_S: Final = 15.0
@@ -44,13 +45,18 @@ class SqliteResource:
         # The threads of one process queue here, in order; SQLite's own wait polls, and would starve some.
         self._writer = Turn()
 
-    def connect(self, timeout_s: float = WRITER_TIMEOUT_S, *, create: bool = False) -> sqlite3.Connection:
+    def connect(self, timeout_s: float = WRITER_TIMEOUT_S) -> FileConnection:
         """Return a connection in autocommit; Unreachable if the file cannot be opened."""
-        mode = "rwc" if create else "rw"
-        address = f"{self.path.absolute().as_uri()}?mode={mode}"
+        address = f"{self.path.absolute().as_uri()}?mode=rw"
         with reaching(self.name):
-            connection = sqlite3.connect(
-                address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
+            connection = FileConnection(
+                address,
+                uri=True,
+                timeout=timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
+                name=self.name,
+                path=self.path,
             )
             # Of several files SQLite commits one after the other: the decision's could be durable, and another one's lost.
             connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -65,18 +71,19 @@ class SqliteResource:
 
     def session(self) -> SqliteSession:
         """Open a connection for captures, and one that sees what others see."""
-        file = OpenFile(self.name, self.path)
-        outside = self.connect()
-        return SqliteSession(self.name, _uuid(outside, self.name), self.connect(), outside, self._writer, file)
+        connection, outside = self.connect(), self.connect()
+        return SqliteSession(self.name, _uuid(outside, self.name), connection, outside, self._writer)
 
     def decisions(self) -> SqliteDecisions:
         """Open a connection for decisions."""
-        file = OpenFile(self.name, self.path)
-        return SqliteDecisions(self.name, self.connect(self._lock_timeout_s), self._writer, file, self._lock_timeout_s)
+        return SqliteDecisions(self.name, self.connect(self._lock_timeout_s), self._writer, self._lock_timeout_s)
 
     def create_tables(self) -> None:
         """Create the file, if need be, and what is missing of the relay's tables."""
-        connection = self.connect(create=True)
+        with reaching(self.name):
+            if not self.path.exists():
+                sqlite3.connect(self.path).close()  # leaves an empty file
+        connection = self.connect()
         with reaching(self.name):
             for statement in schema.statements("sqlite"):
                 connection.execute(statement)
@@ -116,17 +123,15 @@ class SqliteSession:
         self,
         name: str,
         uuid: str,
-        connection: sqlite3.Connection,
-        outside: sqlite3.Connection,
+        connection: FileConnection,
+        outside: FileConnection,
         writer: Turn,
-        file: OpenFile,
     ) -> None:
         self.uuid = uuid
         self._name = name
         self._connection = connection
         self._outside = outside
         self._writer = writer
-        self._file = file
         self._turn: list[Turn] = []
         self._dead = False
 
@@ -138,7 +143,7 @@ class SqliteSession:
                     f"resources.{self._name}: another capture of this process has held the file for "
                     f"{WRITER_TIMEOUT_S:g} s; make the blocks shorter"
                 )
-            self._file.check()
+            self._connection.check()
             with reaching(self._name):
                 self._connection.execute("begin immediate")
                 self._connection.execute(
@@ -262,8 +267,10 @@ class SqliteSession:
         return not self._dead and not self._turn and not self._connection.in_transaction
 
     def close(self) -> None:
-        """Close both connections."""
+        """Close both connections; not in a fork, which would roll its parent's block back."""
         self._dead = True
+        if not self._connection.is_here:
+            return
         try:
             # A cursor that somebody keeps would keep the connection, and with it the file's lock, alive after closing.
             if self._connection.in_transaction:
@@ -284,22 +291,21 @@ class SqliteDecisions:
     """The decision rows, on a connection of its own in autocommit."""
 
     def __init__(
-        self, name: str, connection: sqlite3.Connection, writer: Turn, file: OpenFile, lock_timeout_s: float
+        self, name: str, connection: FileConnection, writer: Turn, lock_timeout_s: float
     ) -> None:
         self._name = name
         self._connection = connection
         self._writer = writer
-        self._file = file
         self._lock_timeout_s = lock_timeout_s
 
     def uuid(self) -> str:
         """Return the database's own uuid, read now."""
-        self._file.check()
+        self._connection.check()
         return _uuid(self._connection, self._name)
 
     def abort_if_undecided(self, capture: bytes) -> None:
         """Insert (capture, aborted) unless there is a row."""
-        self._file.check()
+        self._connection.check()
         with reaching(self._name):
             self._connection.execute(
                 "insert into relay_capture (capture, outcome) values (?, 'aborted') on conflict do nothing",
@@ -309,7 +315,7 @@ class SqliteDecisions:
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist."""
         found = {}
-        self._file.check()
+        self._connection.check()
         with reaching(self._name):
             for capture in captures:
                 row = self._connection.execute(
@@ -373,35 +379,6 @@ class SqliteDecisions:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("rollback")
-
-
-class OpenFile:
-    """Which file is opened by its path: SQLite does not notice that another one was put there (VACUUM INTO and mv, a restore).
-
-    A decision written into a file that has no name any more would be nobody's.
-    """
-
-    def __init__(self, name: str, path: Path) -> None:
-        self._name = name
-        self._path = path
-        self._opened = self._found()
-
-    @property
-    def is_there(self) -> bool:
-        """Does the path still lead to it? Raises Unreachable if it leads nowhere."""
-        return self._found() == self._opened
-
-    def check(self) -> None:
-        """Raise Unreachable if the path leads to another file by now: who asked connects again."""
-        if not self.is_there:
-            raise Unreachable(f"resources.{self._name}: the database file was replaced by another one")
-
-    def _found(self) -> tuple[int, int]:
-        try:
-            found = self._path.stat()
-        except OSError as error:
-            raise Unreachable(f"resources.{self._name}: the database file cannot be used ({error.strerror})") from error
-        return found.st_dev, found.st_ino
 
 
 @contextmanager

@@ -384,6 +384,7 @@ def test_a_fork_is_refused_at_once_and_does_not_touch_what_its_parent_uses(
 ) -> None:
     with capture.transaction() as tx:
         tx.publish(topic, 1)
+        session = tx._session
     fork = os.fork()
     if fork == 0:
         status = 1
@@ -394,9 +395,12 @@ def test_a_fork_is_refused_at_once_and_does_not_touch_what_its_parent_uses(
             status = 0 if "after the fork" in str(refused) else 2
         finally:
             capture.close()
+            for _, session in capture._idle:
+                session.close()  # as whatever else there may let go of it
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
     with capture.transaction() as tx:
+        assert tx._session is session, "the connection is the one from before the fork"
         tx.publish(topic, 2)
     assert len(shown(kafka, topic)) == 2
 

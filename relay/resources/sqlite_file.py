@@ -1,0 +1,85 @@
+"""A connection to an SQLite file is for the process that opened it, and for the file that lay there then.
+
+SQLite knows locks by process and file. A fork that went on with a connection, or only let go of it, would write into the
+index of the parent's log and roll its transaction back; one that opens the file anew, while it holds what it inherited,
+takes the parent's locks for its own, and loses its commits when the parent closes the file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakSet
+
+from relay.message.errors import ConfigError, Unreachable
+
+_open: Final[WeakSet[FileConnection]] = WeakSet()
+_inherited: Final[set[tuple[int, int]]] = set()
+"""Files that the parent had open when this process was forked from it."""
+
+
+class FileConnection(sqlite3.Connection):
+    """A connection in autocommit to a file of a resource; for any thread, one at a time.
+
+    SQLite does not notice that another file was put there (VACUUM INTO and mv, a restore): a decision written into one
+    that has no name any more would be nobody's.
+    """
+
+    def __init__(self, *given: Any, name: str, path: Path, **settings: Any) -> None:
+        self._name = name
+        self._path = path
+        self._process = os.getpid()
+        # Before it is opened: a file that takes its place meanwhile is another one.
+        self._opened = _found(name, path)
+        if self._opened in _inherited:
+            raise ConfigError(
+                f"resources.{name}: the process that this one was forked from had {path} open; open it after the fork only "
+                "(close every Capture before), or start processes by spawn"
+            )
+        super().__init__(*given, **settings)
+        _open.add(self)
+
+    @property
+    def is_there(self) -> bool:
+        """Does the path still lead to it? Raises Unreachable if it leads nowhere."""
+        return _found(self._name, self._path) == self._opened
+
+    @property
+    def is_here(self) -> bool:
+        """Is this the process that opened it, rather than a fork?"""
+        return self._process == os.getpid()
+
+    def check(self) -> None:
+        """Raise Unreachable if the path leads to another file by now: who asked connects again."""
+        if not self.is_there:
+            raise Unreachable(f"resources.{self._name}: the database file was replaced by another one")
+
+    def close(self) -> None:
+        """Close it; in a fork it stays as it is."""
+        if self.is_here:
+            super().close()
+            _open.discard(self)
+
+    def keep_for_ever(self) -> None:
+        """Have nothing let go of it: not even the end of the process may close it in a fork."""
+        _inherited.add(self._opened)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+
+def _found(name: str, path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise Unreachable(f"resources.{name}: the database file cannot be used ({error.strerror})") from error
+    return found.st_dev, found.st_ino
+
+
+def _forked() -> None:
+    for connection in list(_open):
+        connection.keep_for_ever()
+
+
+os.register_at_fork(after_in_child=_forked)
