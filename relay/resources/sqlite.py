@@ -24,6 +24,7 @@ from relay.resources.port import (
     identity_of,
 )
 from relay.resources.sqlite_file import FileConnection
+from relay.resources.sqlite_writers import LOOK_S, Writers, insist
 from relay.resources.turns import Turn
 
 WRITER_TIMEOUT_S: Final = 15.0
@@ -42,8 +43,7 @@ class SqliteResource:
         self.name = name
         self.path = Path(path)
         self._lock_timeout_s = lock_timeout_s
-        # The threads of one process queue here, in order; SQLite's own wait polls, and would starve some.
-        self._writer = Turn()
+        self._writer = Writers()
 
     def connect(self, timeout_s: float = WRITER_TIMEOUT_S) -> FileConnection:
         """Return a connection in autocommit; Unreachable if the file cannot be opened."""
@@ -71,12 +71,12 @@ class SqliteResource:
 
     def session(self) -> SqliteSession:
         """Open a connection for captures, and one that sees what others see."""
-        connection, outside = self.connect(), self.connect()
+        connection, outside = self.connect(LOOK_S), self.connect()
         return SqliteSession(self.name, _uuid(outside, self.name), connection, outside, self._writer)
 
     def decisions(self) -> SqliteDecisions:
         """Open a connection for decisions."""
-        return SqliteDecisions(self.name, self.connect(self._lock_timeout_s), self._writer, self._lock_timeout_s)
+        return SqliteDecisions(self.name, self.connect(LOOK_S), self._writer, self._lock_timeout_s)
 
     def create_tables(self) -> None:
         """Create the file, if need be, and what is missing of the relay's tables."""
@@ -144,8 +144,8 @@ class SqliteSession:
                     f"{WRITER_TIMEOUT_S:g} s; make the blocks shorter"
                 )
             self._connection.check()
+            insist(self._lock, WRITER_TIMEOUT_S)
             with reaching(self._name):
-                self._connection.execute("begin immediate")
                 self._connection.execute(
                     "insert into relay_capture (capture, nonce, outcome) values (?, ?, 'committed')",
                     (capture, nonce),
@@ -155,16 +155,20 @@ class SqliteSession:
             raise CaptureFenced(
                 f"capture {capture.hex()} was decided before it began; run the block again"
             ) from error
-        except RowLocked as locked:
+        except BaseException:
             self.rollback()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            with reaching(self._name):
+                self._connection.execute("begin immediate")
+        except RowLocked as locked:
             if _is_behind(locked.__cause__):
                 # Retry: nothing was begun, and a new connection has no such cursor.
                 raise Unreachable(
                     f"resources.{self._name}: a cursor that an earlier block left open still reads on this connection"
                 ) from locked
-            raise
-        except BaseException:
-            self.rollback()
             raise
 
     def execute(self, query: Any, params: Any = None) -> Any:
@@ -301,38 +305,33 @@ class SqliteDecisions:
     def uuid(self) -> str:
         """Return the database's own uuid, read now."""
         self._connection.check()
-        return _uuid(self._connection, self._name)
+        return insist(lambda: _uuid(self._connection, self._name), self._lock_timeout_s)
 
     def abort_if_undecided(self, capture: bytes) -> None:
         """Insert (capture, aborted) unless there is a row."""
         self._connection.check()
-        with reaching(self._name):
-            self._connection.execute(
-                "insert into relay_capture (capture, outcome) values (?, 'aborted') on conflict do nothing",
-                (capture,),
-            )
+        self._run("insert into relay_capture (capture, outcome) values (?, 'aborted') on conflict do nothing", capture)
 
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist."""
         found = {}
         self._connection.check()
-        with reaching(self._name):
-            for capture in captures:
-                row = self._connection.execute(
-                    "select outcome, nonce, partitions is not null from relay_capture where capture = ?", (capture,)
-                ).fetchone()
-                if row is not None:
-                    found[capture] = DecisionRow(row[0] == "committed", row[1], bool(row[2]))
+        for capture in captures:
+            rows = self._run(
+                "select outcome, nonce, partitions is not null from relay_capture where capture = ?", capture
+            )
+            for outcome, nonce, is_proved in rows:
+                found[capture] = DecisionRow(outcome == "committed", nonce, bool(is_proved))
         return found
 
     def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
         """Return committed captures of that age, in whole seconds, that are not marked."""
-        with reaching(self._name):
-            rows = self._connection.execute(
-                "select capture, nonce, partitions from relay_capture"
-                " where not marked and outcome = 'committed' and created_at <= unixepoch() - ? limit ?",
-                (int(older_than_s), limit),
-            ).fetchall()
+        rows = self._run(
+            "select capture, nonce, partitions from relay_capture"
+            " where not marked and outcome = 'committed' and created_at <= unixepoch() - ? limit ?",
+            int(older_than_s),
+            limit,
+        )
         return [UnmarkedRow(row[0], row[1], row[2].encode() if row[2] is not None else None) for row in rows]
 
     def mark(self, captures: Sequence[bytes]) -> None:
@@ -341,13 +340,14 @@ class SqliteDecisions:
 
     def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
         """Return rows older than that which are aborted, or committed and marked, and name none of ``without``."""
-        with reaching(self._name):
-            rows = self._connection.execute(
-                "select capture, partitions, unixepoch() - created_at from relay_capture"
-                " where created_at < unixepoch() - ? and (marked or outcome = 'aborted')"
-                " and not exists (select 1 from json_each(?) where instr(partitions, value) > 0) limit ?",
-                (older_than_s, json.dumps(schema.quoted_topics(without)), limit),
-            ).fetchall()
+        rows = self._run(
+            "select capture, partitions, unixepoch() - created_at from relay_capture"
+            " where created_at < unixepoch() - ? and (marked or outcome = 'aborted')"
+            " and not exists (select 1 from json_each(?) where instr(partitions, value) > 0) limit ?",
+            older_than_s,
+            json.dumps(schema.quoted_topics(without)),
+            limit,
+        )
         return [
             AgedRow(row[0], row[1].encode() if row[1] is not None else None, float(row[2])) for row in rows
         ]
@@ -366,9 +366,16 @@ class SqliteDecisions:
         try:
             if not self._writer.take(turn, self._lock_timeout_s):
                 raise RowLocked(f"resources.{self._name}: captures of this process hold the file; ask again later")
-            self._write(statement, captures)
+            insist(lambda: self._write(statement, captures), self._lock_timeout_s)
         finally:
             self._writer.give(turn)
+
+    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        def ask() -> list[tuple[Any, ...]]:
+            with reaching(self._name):
+                return self._connection.execute(statement, values).fetchall()
+
+        return insist(ask, self._lock_timeout_s)
 
     def _write(self, statement: str, captures: Sequence[bytes]) -> None:
         with reaching(self._name):

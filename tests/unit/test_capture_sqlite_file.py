@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -17,6 +21,9 @@ from relay.message.identity import capture_id
 from relay.resources import open_resource
 from relay.resources.port import RowLocked
 from relay.resources.sqlite import SqliteResource, SqliteSession
+from relay.resources.sqlite_writers import GAP_EVERY_S, GAP_S, LOOK_S, Writers
+from relay.resources.turns import Turn
+from relay.run import clock, schedule
 
 NONCE = b"n" * 16
 LOCK_TIMEOUT_S = 0.2
@@ -105,6 +112,74 @@ def test_noting_waits_in_the_queue_of_this_processs_captures(resource: SqliteRes
 
     assert decisions.unmarked(0.0, 10) == []
     session.close()
+
+
+RESOLVES: Final = """
+import sys
+from relay.capture.resolver import Resolver, State
+from relay.resources import open_resource
+shop = open_resource("shop", "sqlite:///" + sys.argv[1], 1.0)
+resolver, identity = Resolver({"shop": shop}), shop.identity()
+waited = 0
+for number in range(6):
+    capture = b"%016d" % number
+    while resolver.resolve([(capture, identity)])[capture].state is State.UNDECIDED:
+        waited += 1
+print(waited)
+"""
+
+
+def test_a_file_that_captures_hand_to_each_other_is_had_by_resolvers_of_other_processes(
+    resource: SqliteResource, path: Path
+) -> None:
+    is_over = schedule.event()
+
+    def publish() -> None:
+        session = resource.session()
+        while not is_over.is_set():
+            nonce = os.urandom(16)
+            session.begin(capture_id(nonce), nonce)
+            is_over.wait(0.1)
+            session.decide(capture_id(nonce), b"[]")
+        session.close()
+
+    threads = [schedule.start_thread("publisher", publish) for _ in range(4)]
+    try:
+        words = [sys.executable, "-c", RESOLVES, str(path)]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=40, check=True)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+    assert int(ended.stdout) <= 3, "seconds waited in vain, for six captures"
+
+
+def test_who_waits_for_a_file_looks_twice_in_the_gap_that_its_writers_leave(
+    resource: SqliteResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, gaps = [1000.0], []
+
+    def sleep(seconds: float) -> None:
+        gaps.append(now[0])
+        now[0] += seconds
+
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clock, "sleep", sleep)
+    writers = Writers()
+    for _ in range(100):
+        holder: list[Turn] = []
+        writers.take(holder, 1.0)
+        now[0] += 0.02
+        writers.give(holder)
+        now[0] += 0.0001
+
+    (looks_s,) = resource.decisions()._connection.execute("pragma busy_timeout").fetchone()
+    assert (looks_s / 1000, GAP_S) == (LOOK_S, 0.01)
+    assert LOOK_S < GAP_S
+    between = [later - earlier for earlier, later in pairwise(gaps)]
+    assert len(between) > 2
+    assert max(between) < GAP_EVERY_S + 0.05
 
 
 def test_the_writer_is_found_through_a_link_to_the_file(resource: SqliteResource, path: Path, tmp_path: Path) -> None:
