@@ -10,6 +10,7 @@ import psycopg
 
 from relay.delivery.table import RowFault, TablePlan
 from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
+from relay.resources.postgresql_states import is_servers
 
 # Classes of SQLSTATE (PostgreSQL documentation, appendix A) whose cause is the row: its data, a constraint that it
 # breaks, a trigger that raises, a check option, two rows of one key, an index entry or value that is too large, a
@@ -21,14 +22,6 @@ _TABLE_STATES: Final = frozenset({
 })
 """Of such a class, and yet the table's."""
 _DATA_CLASS: Final = "22"
-# Connection, transaction rollback (deadlock, serialization), resources, operator intervention, system error.
-_RETRY_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
-_RETRY_STATES: Final = frozenset({
-    "55P03",  # lock_not_available: another transaction holds the row, perhaps our own of a lost connection
-    "25006",  # read_only_sql_transaction: a standby, until it is promoted
-    "25P03",  # idle_in_transaction_session_timeout
-    "25P04",  # transaction_timeout
-})
 _TYPE_STATES: Final = frozenset({"42804", "42846", "42883"})
 """An own statement meets a value whose type it does not take (datatype mismatch, no cast, no such operator)."""
 _SYNTAX_STATES: Final = frozenset({"42601", "42602"})
@@ -40,11 +33,6 @@ _ROW_CHECK: Final = "ExecWithCheckOptions"
 _RAISED: Final = "exec_stmt_raise"
 """Where the server raises what a trigger in PL/pgSQL says of a row, under whatever state its author chose."""
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
-
-
-def is_servers(state: str) -> bool:
-    """Is a SQLSTATE the server's or the network's doing, such that a later try may do?"""
-    return state[:2] in _RETRY_CLASSES or state in _RETRY_STATES
 
 
 def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:

@@ -17,7 +17,7 @@ from psycopg import sql
 from relay.delivery import postgresql_inbox, table_ranges
 from relay.delivery.mapping import BatchMapping, TableMapping
 from relay.delivery.postgresql_effects import Connection, Effect, Pieces, TooSlow, effect, qualified
-from relay.delivery.postgresql_failures import is_servers, judge, stop_if_statement_is_wrong
+from relay.delivery.postgresql_failures import judge, stop_if_statement_is_wrong
 from relay.delivery.table import (
     INBOX_ROWS,
     Acknowledged,
@@ -38,6 +38,7 @@ from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.postgresql import PostgresqlResource, leaves_commit_open
+from relay.resources.postgresql_states import is_servers
 from relay.run import randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict

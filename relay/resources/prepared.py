@@ -13,6 +13,7 @@ from psycopg import errors
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.postgresql import reaching
+from relay.resources.postgresql_states import refuses_writes
 from relay.run.crash import crash_point
 
 _PREFIX: Final = "relay"
@@ -20,8 +21,6 @@ _BYTES_MAX: Final = 199
 """PostgreSQL's bound for the name of a prepared transaction."""
 
 _LOST: Final = (psycopg.pq.TransactionStatus.IDLE, psycopg.pq.TransactionStatus.INERROR)
-_UNFIT: Final = (psycopg.IntegrityError, errors.FeatureNotSupported)
-"""What was written is at fault: a constraint that is checked now, or something that no prepared transaction can have."""
 
 
 class NotPrepared(RelayError):
@@ -120,9 +119,11 @@ class EffectTransaction:
                 # Nobody but its owner may finish it: let that be the connection's own role, not one that the handler has set.
                 self.connection.execute("reset role")
                 self.connection.tpc_prepare()
-        except Unreachable as refused:
-            if isinstance(refused.__cause__, _UNFIT):
-                raise refused.__cause__ from None
+        except (Unreachable, ConfigError) as refused:
+            error = _servers_word(refused.__cause__)
+            if isinstance(error, psycopg.Error) and refuses_writes(error, closed=self.connection.closed):
+                # Deferred triggers run now: what they say is no word about the server, nor about the relay's tables.
+                raise error from None
             raise
         crash_point("prepared.prepared")
 
@@ -138,3 +139,9 @@ class EffectTransaction:
             self.connection.tpc_rollback()
         except psycopg.Error:
             self.connection.close()
+
+
+def _servers_word(error: BaseException | None) -> BaseException | None:
+    """Return what the server has said: psycopg's PREPARE puts an error without a state in the place of 55000."""
+    is_replaced = isinstance(error, psycopg.NotSupportedError) and error.sqlstate is None
+    return error.__context__ if is_replaced and error is not None else error

@@ -7,14 +7,8 @@ from typing import Final
 
 import psycopg
 
-from relay.delivery.postgresql_failures import is_servers
+from relay.resources.postgresql_states import is_away
 
-_STATEMENTS_OWN: Final = frozenset({
-    "40002",  # transaction_integrity_constraint_violation
-    "53200",  # out_of_memory
-    "53400",  # configuration_limit_exceeded: more temporary files than one statement may write
-    "57014",  # query_canceled: longer than `statement_timeout`
-})
 _SQLITE: Final = frozenset({
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -27,10 +21,7 @@ _SQLITE: Final = frozenset({
 
 def is_postgresqls(error: BaseException, *, closed: bool) -> bool:
     """Is the error the server's or the network's doing? ``closed``: the connection broke."""
-    if not isinstance(error, psycopg.Error):
-        return False
-    state = error.sqlstate or ""
-    return closed or (is_servers(state) and state not in _STATEMENTS_OWN)
+    return isinstance(error, psycopg.Error) and is_away(error, closed=closed)
 
 
 def is_sqlites(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
 from relay.resources.postgresql import durable, leaves_commit_open
+from relay.resources.postgresql_states import refuses_writes
 from relay.run import schedule
 from relay.work.away import is_postgresqls, is_sqlites
 
@@ -143,6 +144,8 @@ class PostgresqlDesk:
         except psycopg.OperationalError as error:
             if self._connection.closed or leaves_commit_open(error):
                 raise EffectsInDoubt("the answer to the handler's COMMIT was lost, or says nothing of it") from error
+            if refuses_writes(error, closed=False):
+                raise
             raise DatabaseAway("the handler's database refused the commit") from error
         except psycopg.Error as error:
             if self._connection.closed:

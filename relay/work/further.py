@@ -6,19 +6,22 @@ by nothing else (`relay.queue.recovery.Recovery.prepared`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 import psycopg
+import structlog
 
-from relay.message.errors import RelayError
+from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.resources.prepared import EffectTransaction
-from relay.run import schedule
+from relay.run import clock, schedule
 from relay.work.away import is_postgresqls
 from relay.work.desks import OVER, CallOver
 
 Connect = Callable[[], psycopg.Connection[Any]]
+SAID_S: Final = 30.0
+"""So often it is said that a further database is away: every message that waits for it would say the same."""
 
 
 class Connections:
@@ -27,6 +30,7 @@ class Connections:
     def __init__(self, resource: str, connect: Connect, limit: int) -> None:
         self.resource = resource
         self._connect = connect
+        self._silent_until = 0.0
         self._free = schedule.fifo()
         for _ in range(limit):
             self._free.put(None)
@@ -50,6 +54,19 @@ class Connections:
         if not idle:
             connection.close()
         self._free.put(connection if idle else None)
+
+    def say_away(self, error: Exception) -> None:
+        """Say, now and then, that messages wait for this database: nothing else would, since no failure of them is counted."""
+        now = clock.monotonic()
+        if now < self._silent_until:
+            return
+        self._silent_until = now + SAID_S
+        # Of a statement's error no text: it may hold a payload.
+        driver = error if isinstance(error, psycopg.Error) else error.__cause__
+        state = driver.sqlstate if isinstance(driver, psycopg.Error) else None
+        structlog.get_logger("relay.work").warning(
+            "messages wait for a further database", resource=self.resource, kind=type(error).__name__, state=state
+        )
 
     def close(self) -> None:
         """Close what is not lent now."""
@@ -78,18 +95,22 @@ class FurtherDatabase:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
-        return self._begun().connection.execute(query, params)
+        with self._noting():
+            return self._begun().connection.execute(query, params)
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
-        cursor = self._begun().connection.cursor()
-        cursor.executemany(query, params)
-        return cursor
+        with self._noting():
+            cursor = self._begun().connection.cursor()
+            cursor.executemany(query, params)
+            return cursor
 
     def prepare(self) -> None:
-        """Prepare what the handler wrote; raises Unreachable (in doubt: recovery looks for it)."""
+        """Prepare what the handler wrote; raises Unreachable (in doubt: recovery looks for it), or the driver's error if
+        what was written is refused."""
         if self._effect is not None:
-            self._effect.prepare()
+            with self._noting():
+                self._effect.prepare()
 
     def finish(self) -> bool:
         """Commit, since the attempt is decided; False if this is in doubt: recovery commits it if it is still there."""
@@ -119,6 +140,16 @@ class FurtherDatabase:
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the connection broke, or the server does not write now."""
         return is_postgresqls(error, closed=self._effect is not None and self._effect.connection.closed)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Let an operator see what a message waits for."""
+        try:
+            yield
+        except (Retriable, Unreachable, psycopg.Error) as error:
+            if not isinstance(error, psycopg.Error) or self.is_away(error):
+                self._connections.say_away(error)
+            raise
 
     def _begun(self) -> EffectTransaction:
         if self.is_over:

@@ -10,8 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
 from relay.queue.recovery import Recovery
@@ -188,3 +189,63 @@ def test_a_further_database_that_only_reads_after_a_failover_is_no_failure_of_th
     books.direct.execute(f"alter database {name} set default_transaction_read_only = on".encode())
 
     assert books.end(lambda _, __, ledger: ledger.execute("insert into entry values (1)")) is Outcome.AWAY
+
+
+REFUSALS = ("P0001", "42501", "42P01", "55000", "54000")
+"""What a trigger's author may choose to say: nothing of it is a word about the server, nor about the relay's tables."""
+
+
+@pytest.mark.parametrize("state", REFUSALS)
+def test_a_trigger_that_raises_only_at_the_end_is_a_failure_of_the_message(books: Books, state: str) -> None:
+    """As the database's doing it would be tried for ever, and nobody told."""
+    books.direct.execute(
+        f"""create function refuse() returns trigger language plpgsql as $$
+        begin raise exception 'no' using errcode = '{state}'; end $$""".encode()
+    )
+    books.direct.execute(
+        "create constraint trigger refused after insert on entry deferrable initially deferred for each row execute function refuse()"
+    )
+
+    with capture_logs() as lines:
+        assert books.end(entering) is Outcome.FAILED
+
+    assert (books.entries(), books.state(), books.prepared.pending()) == (0, SubscriberState.FETCHED, [])
+    assert lines == []
+
+
+def test_a_server_that_has_no_place_for_one_more_prepared_transaction_is_no_failure_of_the_message(books: Books) -> None:
+    ((places,),) = books.direct.execute("show max_prepared_transactions").fetchall()
+    names = [f"filler-{number}" for number in range(int(places))]
+    for name in names:
+        with suppress(psycopg.OperationalError):
+            books.direct.execute(f"begin; prepare transaction '{name}'".encode())
+
+    try:
+        assert books.end(entering) is Outcome.AWAY
+    finally:
+        for (gid,) in books.direct.execute("select gid from pg_prepared_xacts where starts_with(gid, 'filler')").fetchall():
+            books.direct.execute(f"rollback prepared '{gid}'".encode())
+
+
+def test_what_messages_wait_for_is_said_once_in_a_while_and_without_the_drivers_words(books: Books) -> None:
+    def waiting(_: Message, __: Database, ledger: FurtherDatabase) -> None:
+        ledger.execute("do $$ begin raise exception 'canary' using errcode = '53300'; end $$")
+
+    with capture_logs() as lines:
+        assert books.end(waiting) is Outcome.AWAY
+        assert books.end(waiting) is Outcome.AWAY
+
+    (line,) = lines
+    assert (line["log_level"], line["resource"], line["state"]) == ("warning", "ledger", "53300")
+    assert "canary" not in str(line)
+
+
+def test_it_is_said_that_a_further_database_cannot_be_reached(books: Books) -> None:
+    def refused() -> psycopg.Connection[Any]:
+        raise Unreachable("resources.ledger: the database does not answer")
+
+    books.connections = Connections("ledger", refused, 1)
+    with capture_logs() as lines:
+        assert books.end(entering) is Outcome.AWAY
+
+    assert [line["resource"] for line in lines] == ["ledger"]

@@ -217,6 +217,22 @@ def test_a_constraint_that_the_commit_checks_is_a_failure_of_the_message(table: 
     assert (ended.outcome, table.effects(), table.state()) == (Outcome.FAILED, 0, SubscriberState.FETCHED)
 
 
+@pytest.mark.parametrize("table", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("state", ["P0001", "42501", "42P01", "55000", "54000", "53400"])
+def test_a_trigger_that_raises_only_at_the_commit_is_a_failure_of_the_message(table: Table, state: str) -> None:
+    """Whatever state its author chose: as the database's doing it would be tried for ever."""
+    table.run(
+        f"""create function refuse() returns trigger language plpgsql as $$
+        begin raise exception 'no' using errcode = '{state}'; end $$"""
+    )
+    table.run(
+        "create constraint trigger refused after insert on effect deferrable initially deferred for each row execute function refuse()"
+    )
+    ended = table.end(lambda _, db: db.execute(EFFECT))
+
+    assert (ended.outcome, table.effects(), table.state()) == (Outcome.FAILED, 0, SubscriberState.FETCHED)
+
+
 @pytest.mark.parametrize("word", ["commit", "rollback"])
 def test_a_handler_that_ends_the_transaction_itself_is_told_so(table: Table, word: str) -> None:
     def meddling(_: Message, db: Database) -> None:

@@ -1,0 +1,42 @@
+"""PostgreSQL's SQLSTATEs (its documentation, appendix A) sorted by whose doing they are: the server's, or that of what was written."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+# Connection, transaction rollback (deadlock, serialization), resources, operator intervention, system error.
+_RETRY_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
+_RETRY_STATES: Final = frozenset({
+    "55P03",  # lock_not_available: another transaction holds the row, perhaps our own of a lost connection
+    "25006",  # read_only_sql_transaction: a standby, until it is promoted
+    "25P03",  # idle_in_transaction_session_timeout
+    "25P04",  # transaction_timeout
+})
+_STATEMENTS_OWN: Final = frozenset({
+    "40002",  # transaction_integrity_constraint_violation
+    "53200",  # out_of_memory
+    "53400",  # configuration_limit_exceeded: more temporary files than one statement may write
+    "57014",  # query_canceled: longer than `statement_timeout`
+})
+"""Of such a class, and yet the doing of whoever wrote the statement."""
+_NO_PLACE: Final = "MarkAsPreparing"
+"""Where the server raises that it has no place for one more prepared transaction, for none at all, or one of that name."""
+
+
+def is_servers(state: str) -> bool:
+    """Is a SQLSTATE the server's or the network's doing, such that a later try may do?"""
+    return state[:2] in _RETRY_CLASSES or state in _RETRY_STATES
+
+
+def is_away(error: psycopg.Error, *, closed: bool) -> bool:
+    """Is an error that a handler's own statement met the server's or the network's doing? ``closed``: the connection broke."""
+    state = error.sqlstate or ""
+    return closed or (is_servers(state) and state not in _STATEMENTS_OWN)
+
+
+def refuses_writes(error: psycopg.Error, *, closed: bool) -> bool:
+    """Is an error that COMMIT or PREPARE met a refusal of what was written: a deferred constraint, a trigger that raises?"""
+    is_word = error.sqlstate is not None and error.diag.source_function != _NO_PLACE
+    return is_word and not is_away(error, closed=closed)
