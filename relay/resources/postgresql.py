@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo, sql
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
@@ -54,6 +55,13 @@ def leaves_commit_open(error: psycopg.Error) -> bool:
     So does one of the connection, and of the server as a whole: one that is told to cancel while it flushes has committed.
     """
     return error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
+
+
+def is_unread(connection: psycopg.Connection[Any]) -> bool:
+    """Has somebody left a stream, a COPY or a pipeline open? A statement would wait for psycopg's lock, or for what is unread, for ever."""
+    pgconn = connection.pgconn
+    is_busy = pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
+    return not connection.closed and (is_busy or connection.lock.locked())
 
 
 class PostgresqlResource:

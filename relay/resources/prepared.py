@@ -12,7 +12,7 @@ import psycopg
 from psycopg import errors
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
-from relay.resources.postgresql import reaching
+from relay.resources.postgresql import is_unread, reaching
 from relay.resources.postgresql_states import refuses_writes
 from relay.run.crash import crash_point
 
@@ -21,6 +21,9 @@ _BYTES_MAX: Final = 199
 """PostgreSQL's bound for the name of a prepared transaction."""
 
 _LOST: Final = (psycopg.pq.TransactionStatus.IDLE, psycopg.pq.TransactionStatus.INERROR)
+
+
+UNREAD: Final = "the handler has left a stream, a COPY or a pipeline open: read it to its end, or close it, before"
 
 
 class NotPrepared(RelayError):
@@ -113,6 +116,8 @@ class EffectTransaction:
                 f"resources.{self._resource}: a statement had failed and the handler went on, or it has ended the transaction "
                 "itself: let errors pass, use savepoints, and leave COMMIT and ROLLBACK to the relay"
             )
+        if is_unread(self.connection):
+            raise NotPrepared(f"resources.{self._resource}: {UNREAD}")
         crash_point("prepared.preparing")
         try:
             with reaching(self._resource):
@@ -135,6 +140,9 @@ class EffectTransaction:
 
     def give_up(self) -> None:
         """Roll back, prepared or not; a connection that does not answer is closed, and recovery does the rest."""
+        if is_unread(self.connection):
+            self.connection.close()
+            return
         try:
             self.connection.tpc_rollback()
         except psycopg.Error:

@@ -15,8 +15,9 @@ from relay.message.errors import InDoubt, RelayError, Retriable
 from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
-from relay.resources.postgresql import durable, leaves_commit_open
+from relay.resources.postgresql import durable, is_unread, leaves_commit_open
 from relay.resources.postgresql_states import refuses_writes
+from relay.resources.prepared import UNREAD
 from relay.run import schedule
 from relay.work.away import is_postgresqls, is_sqlites
 
@@ -126,6 +127,8 @@ class PostgresqlDesk:
 
     def check(self) -> None:
         """Look at what the last answer said of the transaction."""
+        if is_unread(self._connection):
+            raise TransactionTaken(UNREAD)
         status = self._connection.info.transaction_status
         if status is psycopg.pq.TransactionStatus.IDLE:
             raise TransactionTaken(TAKEN)
@@ -156,6 +159,10 @@ class PostgresqlDesk:
 
     def rollback(self) -> None:
         """Roll back."""
+        if is_unread(self._connection):
+            # Nothing of it could be committed, and nobody would ever read the rest.
+            self._connection.close()
+            return
         try:
             self._connection.execute("rollback")
         except psycopg.Error:

@@ -1,0 +1,101 @@
+"""What a handler leaves under way on its connection, a stream or a thread of its own, neither hangs nor writes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.queue.states import SubscriberState
+from relay.work.desks import Database
+from relay.work.dispatch import Outcome
+from relay.work.further import FurtherDatabase
+from relay.work.message import Message
+from tests.integration.test_work_further import Books
+from tests.integration.test_work_running import EFFECT, Table
+
+ROWS = "select generate_series(1, 100000)"
+
+
+@pytest.fixture
+def table(postgres: str) -> Iterator[Table]:
+    made = Table(postgres)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def books(tmp_path: Path, postgres: str) -> Iterator[Books]:
+    made = Books(tmp_path, postgres)
+    yield made
+    made.close()
+
+
+def stream(db: Database | FurtherDatabase) -> Iterator[Any]:
+    """Begin to read rows, and leave the rest with the server."""
+    rows = db.execute("select 1").connection.cursor().stream(ROWS)
+    next(rows)
+    return rows
+
+
+def test_an_error_in_the_middle_of_a_stream_is_a_failure_of_the_message_and_holds_up_nothing(table: Table) -> None:
+    kept = []
+
+    def failing(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        kept.append(stream(db))
+        raise ValueError
+
+    assert table.end(failing).outcome is Outcome.FAILED
+
+    assert (table.effects(), table.state()) == (0, SubscriberState.FETCHED)
+    assert table.end(lambda _, db: db.execute(EFFECT)).outcome is Outcome.WRITTEN
+
+
+def test_a_stream_that_is_left_open_is_no_success(table: Table) -> None:
+    kept = []
+
+    def leaving(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        kept.append(stream(db))
+
+    ended = table.end(leaving)
+
+    assert (ended.outcome, table.effects()) == (Outcome.FAILED, 0)
+    assert "left a stream" in ended.cause
+
+
+def test_a_copy_or_a_pipeline_that_is_left_open_is_no_success(table: Table) -> None:
+    kept: list[Any] = []
+
+    def copying(_: Message, db: Database) -> None:
+        kept.append(db.execute("select 1").connection.cursor().copy("copy effect (number) from stdin"))
+        kept[-1].__enter__().write_row((1,))
+
+    def piping(_: Message, db: Database) -> None:
+        kept.append(db.execute("select 1").connection.pipeline())
+        kept[-1].__enter__()
+        db.execute(EFFECT)
+
+    assert "left a stream" in table.end(copying).cause
+    assert "left a stream" in table.end(piping).cause
+    assert table.effects() == 0
+    assert table.end(lambda _, db: db.execute(EFFECT)).outcome is Outcome.WRITTEN
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_in_a_further_database_holds_up_nothing_either(books: Books, fails: bool) -> None:
+    kept = []
+
+    def leaving(_: Message, __: Database, ledger: FurtherDatabase) -> None:
+        ledger.execute("insert into entry values (1)")
+        kept.append(stream(ledger))
+        if fails:
+            raise ValueError
+
+    assert books.end(leaving) is Outcome.FAILED
+
+    assert (books.entries(), books.prepared.pending()) == (0, [])
+    assert books.end(lambda _, __, ledger: ledger.execute("insert into entry values (1)")) is Outcome.WRITTEN
