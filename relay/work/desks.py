@@ -300,26 +300,40 @@ class Desks:
 class Database:
     """What a handler writes with: its first statement borrows a desk, and the relay ends the transaction."""
 
-    __slots__ = ("_desks", "desk", "is_over")
+    __slots__ = ("_desks", "_is_over", "_turn", "desk")
 
     def __init__(self, desks: Desks) -> None:
         self._desks = desks
+        self._turn = schedule.lock()
         self.desk: Desk | None = None
-        self.is_over = False
-        """Set when the handler has returned: a thread that it left behind must not borrow a desk for good."""
+        self._is_over = False
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
-        return self._handlers().execute(query, params)
+        with self._turn:
+            return self._handlers().execute(query, params)
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
-        return self._handlers().executemany(query, params)
+        with self._turn:
+            return self._handlers().executemany(query, params)
 
     @property
     def kind(self) -> str:
         """``postgresql`` or ``sqlite``: which placeholders and dialect the statements need."""
-        return self.begun().kind
+        with self._turn:
+            return self._handlers().kind
+
+    def end(self) -> None:
+        """Let the statement that runs end, and none begin any more: the handler has returned.
+
+        One of a thread that it left behind would borrow a desk for good, or, having waited for the driver's lock, run after
+        the transaction and take effect by itself.
+        """
+        # Said first: who has waited for its turn finds it said, however many wait.
+        self._is_over = True
+        with self._turn:
+            pass
 
     def begun(self) -> Desk:
         """Return the desk, with a transaction begun."""
@@ -344,7 +358,7 @@ class Database:
             self._done()
 
     def _handlers(self) -> Desk:
-        if self.is_over:
+        if self._is_over:
             raise CallOver(OVER)
         return self.begun()
 

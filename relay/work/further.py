@@ -85,8 +85,8 @@ class FurtherDatabase:
         self._attempt = attempt
         self._connections = connections
         self._effect: EffectTransaction | None = None
-        self.is_over = False
-        """Set when the handler has returned."""
+        self._turn = schedule.lock()
+        self._is_over = False
 
     @property
     def is_begun(self) -> bool:
@@ -95,15 +95,22 @@ class FurtherDatabase:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
-        with self._noting():
+        with self._turn, self._noting():
             return self._begun().connection.execute(query, params)
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
-        with self._noting():
+        with self._turn, self._noting():
             cursor = self._begun().connection.cursor()
             cursor.executemany(query, params)
             return cursor
+
+    def end(self) -> None:
+        """Let the statement that runs end, and none begin any more: the handler has returned."""
+        # Said first: who has waited for its turn finds it said, however many wait.
+        self._is_over = True
+        with self._turn:
+            pass
 
     def prepare(self) -> None:
         """Prepare what the handler wrote; raises Unreachable (in doubt: recovery looks for it), or the driver's error if
@@ -152,7 +159,7 @@ class FurtherDatabase:
             raise
 
     def _begun(self) -> EffectTransaction:
-        if self.is_over:
+        if self._is_over:
             raise CallOver(OVER)
         if self._effect is None:
             connection = self._connections.borrow()

@@ -108,7 +108,7 @@ class Call:
         for message in self.messages:
             message.is_over = True
         for database in self.databases:
-            database.is_over = True
+            database.end()
 
     @property
     def left_nothing(self) -> bool:

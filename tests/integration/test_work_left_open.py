@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from relay.queue.states import SubscriberState
-from relay.work.desks import Database
+from relay.run import clock, schedule
+from relay.work.desks import CallOver, Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
 from tests.integration.test_work_further import Books
 from tests.integration.test_work_running import EFFECT, Table
+from tests.routes import wait_for
 
 ROWS = "select generate_series(1, 100000)"
 
@@ -99,3 +102,57 @@ def test_a_stream_in_a_further_database_holds_up_nothing_either(books: Books, fa
 
     assert (books.entries(), books.prepared.pending()) == (0, [])
     assert books.end(lambda _, __, ledger: ledger.execute("insert into entry values (1)")) is Outcome.WRITTEN
+
+
+class LeftBehind:
+    """Two threads of a handler's: the statement of the first runs, that of the second waits for it when the handler raises."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.ends: list[BaseException | None] = []
+
+    def __call__(self, db: Database | FurtherDatabase, statement: str) -> None:
+        (backend,) = db.execute("select pg_backend_pid()").fetchone()
+        self._start(db, "select pg_sleep(0.7)")
+        with psycopg.connect(self._url, autocommit=True) as watching:
+            asked = "select 1 from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+            wait_for(lambda: watching.execute(asked, (backend,)).fetchone(), 10, "a statement of the thread")
+        self._start(db, statement)
+        clock.sleep(0.2)
+        raise TimeoutError
+
+    def _start(self, db: Database | FurtherDatabase, statement: str) -> None:
+        def write() -> None:
+            try:
+                db.execute(statement)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the test looks at it
+                self.ends.append(error)
+            else:
+                self.ends.append(None)
+
+        schedule.start_thread("left-behind", write)
+
+    def check(self) -> None:
+        """The first was waited for, and the second told: it would have run after the transaction, by itself."""
+        wait_for(lambda: len(self.ends) == 2, 10, "the end of both threads")
+        first, second = self.ends
+        assert first is None
+        assert isinstance(second, CallOver)
+
+
+def test_no_statement_of_a_thread_that_is_left_behind_runs_after_the_transaction(table: Table) -> None:
+    left = LeftBehind(table.url)
+
+    assert table.end(lambda _, db: left(db, EFFECT)).outcome is Outcome.FAILED
+
+    left.check()
+    assert table.effects() == 0
+
+
+def test_no_statement_of_such_a_thread_runs_in_a_further_database_either(books: Books, postgres: str) -> None:
+    left = LeftBehind(postgres)
+
+    assert books.end(lambda _, __, ledger: left(ledger, "insert into entry values (1)")) is Outcome.FAILED
+
+    left.check()
+    assert books.entries() == 0
