@@ -184,7 +184,8 @@ class Appender:
 
     def _make(self) -> Producer:
         self._made += 1
-        return Producer({**self._settings, "error_cb": partial(self._noticed, self._made)}, logger=self._log)
+        noticed = partial(self._noticed, self._made)
+        return Producer({**self._settings, "error_cb": noticed, "logger": self._log})
 
     def _noticed(self, number: int, error: KafkaError) -> None:
         # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
