@@ -134,9 +134,12 @@ class SqliteSession:
         self._writer = writer
         self._turn: list[Turn] = []
         self._dead = False
+        self._has_rows = False
+        self._is_spent = False
 
     def begin(self, capture: bytes, nonce: bytes) -> None:
         """Take the file's write lock and insert the decision."""
+        self._has_rows = False
         try:
             if not self._writer.take(self._turn, WRITER_TIMEOUT_S):
                 raise RowLocked(
@@ -173,7 +176,9 @@ class SqliteSession:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement of the application."""
-        return self._connection.execute(query, params if params is not None else ())
+        cursor = self._connection.execute(query, params if params is not None else ())
+        self._has_rows = self._has_rows or cursor.description is not None
+        return cursor
 
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""
@@ -245,7 +250,7 @@ class SqliteSession:
 
     def is_undone(self, capture: bytes) -> bool:
         """After a rollback: is the decision surely not committed, by a statement of the block's own neither?"""
-        if not self.usable:
+        if not self._is_idle:
             return False
         try:
             found = self._outside.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
@@ -258,6 +263,8 @@ class SqliteSession:
         """Roll back; a connection that fails is closed, which rolls back too."""
         try:
             if not self._dead and self._connection.in_transaction:
+                # A cursor with RETURNING that somebody keeps stays under way, and would refuse the COMMIT of the next block.
+                self._is_spent = self._has_rows
                 self._connection.execute("rollback")
         except sqlite3.Error:
             # Abort: COMMIT was not run, so closing can only roll back.
@@ -268,6 +275,10 @@ class SqliteSession:
     @property
     def usable(self) -> bool:
         """May another capture begin on it?"""
+        return self._is_idle and not self._is_spent
+
+    @property
+    def _is_idle(self) -> bool:
         return not self._dead and not self._turn and not self._connection.in_transaction
 
     def close(self) -> None:

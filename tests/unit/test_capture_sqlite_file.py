@@ -193,6 +193,17 @@ def test_the_writer_is_found_through_a_link_to_the_file(resource: SqliteResource
     session.close()
 
 
+def test_what_a_failed_block_has_not_read_to_its_end_does_not_fail_the_next_one(capture: Capture, path: Path) -> None:
+    kept = []
+    with suppress(ValueError), capture.transaction() as tx:
+        kept.append(tx.execute("insert into orders select value from json_each('[1,2,3]') returning id"))
+        raise ValueError("the application's own")
+
+    with capture.transaction() as tx:
+        tx.execute("insert into orders values (4)")
+    assert orders(path) == [4]
+
+
 def test_an_interrupt_at_the_beginning_of_a_block_gives_the_file_back(
     capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
