@@ -43,13 +43,16 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 class Effect(Protocol):
-    """One mode of writing. ``finish`` runs in any thread; ``apply`` raises psycopg's errors."""
+    """One mode of writing. ``finish`` runs in any thread; ``apply`` and ``is_current`` raise psycopg's errors."""
 
     def finish(self, columns: list[list[Any]]) -> list[Any]:
         """Return the rows of a run of mapped columns in the form that ``apply`` takes."""
 
     def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
         """Write rows, in their order."""
+
+    def is_current(self, connection: Connection) -> bool:
+        """Is the table what it was when this was made? Asked behind the rows, whose locks keep it so until COMMIT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,8 @@ def effect(connection: Connection, plan: TablePlan) -> Effect:
     table, columns = qualified(connection, plan.table), table_columns(connection, plan.table, plan)
     # Tables with row security, and views, take no COPY; nor do tables whose rules rewrite inserts notice one.
     if plan.mode == "insert" and _takes_copy(connection, plan.table):
-        return Copy(connection, table, columns)
-    return Unnested(connection, table, columns, plan.key if plan.mode == "upsert" else ())
+        return Copy(connection, table, columns, plan)
+    return Unnested(connection, table, columns, plan)
 
 
 def _takes_copy(connection: Connection, table: str) -> bool:
@@ -109,11 +112,25 @@ def _takes_copy(connection: Connection, table: str) -> bool:
     return bool(row and row[0])
 
 
-class Copy:
+class _Columns:
+    """The columns of a plan's table, with their types as they were."""
+
+    def __init__(self, columns: list[TableColumn], plan: TablePlan) -> None:
+        self._columns = columns
+        self._plan = plan
+
+    def is_current(self, connection: Connection) -> bool:
+        """Has no mapped column another type by now? A cast to the former one would cut values off, or refuse them."""
+        return table_columns(connection, self._plan.table, self._plan) == self._columns
+
+
+class Copy(_Columns):
     """Inserts by COPY: a row is a line of text."""
 
-    def __init__(self, connection: Connection, table: sql.Identifier, columns: Sequence[TableColumn]) -> None:
-        self._columns = columns
+    def __init__(
+        self, connection: Connection, table: sql.Identifier, columns: list[TableColumn], plan: TablePlan
+    ) -> None:
+        super().__init__(columns, plan)
         names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
         statement = sql.SQL("copy {} ({}) from stdin (format text, encoding 'UTF8')").format(table, names)
         self._statement = statement.as_bytes(connection)
@@ -129,7 +146,7 @@ class Copy:
             copy.write(("\n".join(rows) + "\n").encode())
 
 
-class Unnested:
+class Unnested(_Columns):
     """Inserts or upserts from arrays of text, each cast to its column's type without length or precision.
 
     The length and the precision are left to the assignment: a cast to them would cut a value off in silence.
@@ -137,9 +154,10 @@ class Unnested:
     """
 
     def __init__(
-        self, connection: Connection, table: sql.Identifier, columns: Sequence[TableColumn], key: Sequence[str]
+        self, connection: Connection, table: sql.Identifier, columns: list[TableColumn], plan: TablePlan
     ) -> None:
-        self._columns = columns
+        super().__init__(columns, plan)
+        key = plan.key if plan.mode == "upsert" else ()
         names = [column.name for column in columns]
         self._key = [names.index(name) for name in key]
         casts = (
@@ -221,6 +239,10 @@ class OwnStatement:
         """Run the statement for every row; psycopg pipelines them."""
         with connection.cursor() as cursor:
             cursor.executemany(self._statement, rows)
+
+    def is_current(self, connection: Connection) -> bool:  # noqa: ARG002 - the statement has its own types
+        """The server plans the statement anew when a table of it changes."""
+        return True
 
 
 def _kept(value: Any, name: str) -> Any:  # noqa: ARG001 - the signature of a form

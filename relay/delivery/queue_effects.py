@@ -83,6 +83,10 @@ class QueueEffect:
         except Refused as refusal:
             raise RowFault(MessageRejected("apply", "refused", str(refusal))) from None
 
+    def is_current(self, connection: Any) -> bool:  # noqa: ARG002 - another effect needs it
+        """The queue's tables are the relay's own."""
+        return True
+
     def _balanced(self) -> Audience | None:
         if self._balance.is_wanted and self._balance.seen(self._store.waiting()):
             return pooled(self._queue.audience)

@@ -212,6 +212,10 @@ class PostgresqlCursor:
                 care, self._cautious = _Care.REPEATS, _CAUTIOUS_BATCHES
             except TooSlow:
                 pass  # Rolled back: retry with fewer rows a statement.
+            except Stopped:
+                with self._session() as connection:
+                    self._check_table(connection, prepared.effect)
+                raise
             except RowFault as fault:
                 if care is _Care.FAULTS:
                     raise Stopped(
@@ -267,6 +271,7 @@ class PostgresqlCursor:
             answer = self._arrive(connection, prepared, care)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, care)
+            self._check_table(connection, prepared.effect)
             stop_if_asked(self._plan, prepared, answer, causes)
             crash_point("table.effect")
             trimmed = self._trim_beside(connection, positions)
@@ -367,6 +372,12 @@ class PostgresqlCursor:
             digests = [prepared.arrivals.messages[i].digest for i in refused]
             self._inbox_pieces.each(digests, lambda some: self._run(connection, "kill", {"digests": some}))
         return {**mapped.faults, **refused}
+
+    def _check_table(self, connection: Connection, by: Effect) -> None:
+        """Raise Fenced if the rows were formed for types that the table does not have any more: they are mapped anew."""
+        if not by.is_current(connection):
+            connection.close()  # what was written goes with it, and the next one reads the types
+            raise Fenced(f"{self._plan.where} was altered; nothing was written, and the messages are mapped anew")
 
     def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
         """Write rows behind a savepoint; RowFault leaves nothing of them."""

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import orjson
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.errors import LockNotAvailable
 
-from relay.message.errors import Stopped
+from relay.message.errors import Fenced, Stopped
 from relay.transfer.cursor import DEAD, DELIVERED
 from tests.contracts.table_databases import (
     P0,
@@ -306,3 +307,56 @@ def test_tables_of_another_schema_and_a_changing_search_path(database: Database)
     for offset in range(3):
         cursor.deliver({P0: offset + 1}, cursor.prepare([message(offset)]))
     assert database.one("select count(*) from books.ledger") == 3
+
+
+ALTERED = [
+    # What the former type would cut off in silence, and what it would refuse.
+    ("upsert", "date", "timestamp", "2026-01-01T10:11:12", "2026-01-01 10:11:12"),
+    ("upsert", "integer", "bigint", "3000000000", "3000000000"),
+    ("upsert", "real", "double precision", "0.123456789", "0.123456789"),
+    ("insert", "bytea", "text", "abc", "abc"),
+    ("insert", "text", "jsonb", '"abc"', '"abc"'),
+]
+
+
+@pytest.mark.parametrize(("mode", "before", "after", "value", "stands"), ALTERED)
+def test_what_was_mapped_for_a_table_that_was_altered_is_mapped_anew(
+    database: Database, mode: str, before: str, after: str, value: str, stands: str
+) -> None:
+    database.do(f"create table altered (id text primary key, x {before})")
+    columns = {"id": "ce:id", "x": "kafka:value"}
+    cursor = database.cursor(table="altered", mode=mode, key=("id",) if mode == "upsert" else (), columns=columns)
+    cursor.claim({P0: TOPIC_ID})
+    mapped = cursor.prepare([message(0, value=value.encode())])
+    using = {"bytea": " using convert_from(x, 'utf8')", "text": " using to_jsonb(x)"}.get(before, "")
+    database.do(f"alter table altered alter x type {after}{using}")
+
+    with pytest.raises(Fenced, match="was altered"):
+        cursor.deliver({P0: 1}, mapped)
+    assert database.one("select count(*) filter (where position > 0) from relay_position") == 0
+    assert database.one("select count(*) from altered") == 0
+
+    cursor.claim({P0: TOPIC_ID})
+    verdicts = cursor.deliver({P0: 1}, cursor.prepare([message(0, value=value.encode())]))
+    assert outcomes(verdicts) == [DELIVERED]
+    assert database.one("select x::text from altered") == stands
+
+
+def test_a_table_that_is_altered_waits_for_the_batch_that_was_looked_at(database: Database) -> None:
+    database.do("create table altered (id text primary key, x integer)")
+    cursor = database.cursor(table="altered", columns={"id": "ce:id", "x": "kafka:value"})
+    cursor.claim({P0: TOPIC_ID})
+    mapped = cursor.prepare([message(0, value=b"1")])
+    database.do("set lock_timeout = '200ms'")
+    refused: list[object] = []
+    commit = cursor._commit
+
+    def committing(connection: object) -> None:
+        with pytest.raises(LockNotAvailable):
+            database.do("alter table altered alter x type bigint")
+        refused.append(connection)
+        commit(connection)  # type: ignore[arg-type]
+
+    cursor._commit = committing  # type: ignore[method-assign, assignment]
+    assert outcomes(cursor.deliver({P0: 1}, mapped)) == [DELIVERED]
+    assert len(refused) == 1

@@ -155,3 +155,22 @@ def test_killed_between_the_commit_and_the_dead_letter_it_appends_the_dead_lette
     dead = read_all(route.kafka, f"{route.name}.deadletter", 1)
     assert [dict(m.headers())["ce_id"] for m in dead] == [b"bad-1"]
     assert [m.value() for m in dead] == [b'{"n": -1}']
+
+
+def test_a_table_that_is_altered_under_a_running_worker_loses_and_refuses_nothing(route: TableRoute) -> None:
+    text = route.path.read_text()
+    route.path.write_text(text.replace('resource = "shop",', 'resource = "shop", mode = "upsert", key = ["id"],', 1))
+    publish(route.kafka, route.log, messages(30))
+    worker = route.start()
+    wait_for(lambda: len(route.rows()) == 30, what="the first rows")
+
+    with psycopg.connect(route.postgres) as connection:
+        connection.execute("alter table ledger alter n type bigint")
+    beyond = 1 << 40
+    publish(route.kafka, route.log, messages(30, beyond))
+
+    wait_for(lambda: len(route.rows()) == 60, what="rows that only the new type takes")
+    assert sorted(n for _, n in route.rows())[30:] == list(range(beyond, beyond + 30))
+    assert read_all(route.kafka, f"{route.name}.deadletter", 1) == []
+    worker.terminate()
+    assert worker.wait(30) == 0, route.said()
