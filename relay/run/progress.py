@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+import structlog
+
 from relay.delivery.destination import Destination
 from relay.log.holds import Waiting
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
 from relay.run import clock
+from relay.run.seldom import Seldom
 
+log = structlog.get_logger("relay.progress")
 PERIOD_S: Final = 2.0
 WAITING_SHOWN_MAX: Final = 20
 
@@ -35,6 +39,8 @@ class Progress:
         self._last_error: str | None = None
         self._failing_since: int | None = None
         self._last: tuple[Intake, Destination] | None = None
+        self._dead_seen: dict[str, int] = {}
+        self._dead = Seldom()
 
     def state(self, name: str) -> None:
         """Note what the worker does now: recovering, running, stuck, draining or stopped."""
@@ -96,8 +102,19 @@ class Progress:
         self._beat_at = now + PERIOD_S
         self._write(self._record(intake, destination), False)
 
+    def _say_dead(self, causes: Mapping[str, int]) -> None:
+        """A dead letter is a message that somebody misses: an operator reads of it without asking."""
+        for code, count in causes.items():
+            if count > self._dead_seen.get(code, 0):
+                self._dead.count(code, count - self._dead_seen.get(code, 0))
+        self._dead_seen = dict(causes)
+        due = self._dead.due(clock.monotonic(), last=self._state == "stopped")
+        if due:
+            log.warning("dead letters", route=self._identity["route"], causes=due, see="relay deadletter list")
+
     def _record(self, intake: Intake, destination: Destination) -> dict[str, Any]:
         counts = destination.counts
+        self._say_dead(counts.causes)
         return {
             **self._identity,
             "at": clock.wall_ms(),

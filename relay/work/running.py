@@ -35,6 +35,7 @@ from relay.queue.message import NewMessage, Parent, Taken
 from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
+from relay.run.seldom import Seldom
 from relay.work.desks import Database, Desk, Desks, EffectsInDoubt
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
@@ -144,6 +145,7 @@ class Runner:
         self._desks = desks
         self._further = further
         self.forgetting = Forgetting()
+        self._failures = Seldom()
         self._has_said = False
         self.children = 0
 
@@ -188,7 +190,16 @@ class Runner:
     def _all_failed(
         self, work: Work, outcome: Outcome, cause: str, together: Outcome = Outcome.SPLIT
     ) -> list[Ended]:
+        if outcome is not Outcome.LOST:
+            self._say_failure(outcome, cause)
         return all_ended(work, outcome if len(work.messages) == 1 else together, _storable(cause))
+
+    def _say_failure(self, outcome: Outcome, cause: str) -> None:
+        """The message keeps each cause; whoever reads the log learns that there are any. Words of a handler's own are left out."""
+        self._failures.count(cause if outcome is Outcome.FAILED else "found UNUSABLE by the handler")
+        due = self._failures.due(clock.monotonic())
+        if due:
+            structlog.get_logger("relay.work").warning("handler failed", causes=due, see="relay message list --unusable")
 
     def decide(self, call: Call) -> Sequence[Ended]:
         """Commit what the handler did, with its messages' DONE; raises InDoubt only if nobody answers what became of it."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from relay.control.status import State, judge_worker
 from relay.delivery.batch import Counts
@@ -15,6 +16,7 @@ from relay.message.identity import rules
 from relay.message.record import LogPartition
 from relay.run import clock
 from relay.run.progress import PERIOD_S, Progress
+from relay.run.seldom import KINDS_MAX, OTHERS, Seldom
 from relay.run.status_record import StatusRecord
 from relay.run.worker import Bounds, RouteWorker
 from tests.unit.test_intake import Fake
@@ -144,3 +146,30 @@ def test_a_worker_that_cannot_take_over_does_not_recover_for_ever(said: Said) ->
     said.progress.took_over(said.now)
     said.progress.state("recovering")  # a rebalance
     assert said.judged() is State.RECOVERING
+
+
+def test_dead_letters_are_said_at_once_then_now_and_then_and_all_by_the_end(said: Said) -> None:
+    counts = said.destination.counts
+    with capture_logs() as logs:
+        counts.causes["23514"] = 2
+        said.beat()
+        for _ in range(5):
+            said.now += PERIOD_S
+            counts.causes["23514"] += 1
+            counts.causes["not-decodable"] = 1
+            said.beat()
+        said.progress.state("stopped")
+
+    told = [line["causes"] for line in logs if line["event"] == "dead letters"]
+    assert told == [{"23514": 2}, {"23514": 5, "not-decodable": 1}]
+
+
+def test_what_has_countless_kinds_is_counted_together() -> None:
+    seldom = Seldom(every_s=30)
+    for n in range(3 * KINDS_MAX):
+        seldom.count(f"kind {n}")
+
+    told = seldom.due(0)
+    assert len(told) == KINDS_MAX + 1
+    assert (told[OTHERS], sum(told.values())) == (2 * KINDS_MAX, 3 * KINDS_MAX)
+    assert seldom.due(100) == {}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from relay.message.errors import Stopped
 from relay.queue.attempts import AttemptName
@@ -17,7 +18,7 @@ from relay.work.desks import CallOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
-from relay.work.subscriber import Handler
+from relay.work.subscriber import Handler, Unusable
 from tests.contracts.queue_book import QueueBook
 
 HOLDER = b"a worker--------"
@@ -124,3 +125,22 @@ def test_a_childs_queue_that_a_person_must_mend_uses_up_no_try_of_its_parent() -
     (end,) = Runner(handler, place, None)(Work((taken,)))
 
     assert end.outcome is Outcome.AWAY
+
+
+def test_a_handler_that_fails_is_told_of_once_and_without_what_it_said() -> None:
+    def failing(_: Message) -> None:
+        raise ValueError("a customer's name")
+
+    def finding_unusable(_: Message) -> None:
+        raise Unusable("a customer's address")
+
+    with capture_logs() as logs:
+        first = ended(queue("q", "s"), "s", failing)
+        second = ended(queue("q", "s"), "s", finding_unusable)
+
+    assert (first.outcome, second.outcome) == (Outcome.FAILED, Outcome.UNUSABLE)
+    told = [line["causes"] for line in logs if line["event"] == "handler failed"]
+    assert [list(one.values()) for one in told] == [[1], [1]]
+    assert "ValueError in failing, line" in str(told[0])
+    assert "customer" not in str(logs)
+    assert second.cause == "a customer's address", "where whoever asks for the message finds it"
