@@ -48,6 +48,8 @@ class Findings:
     skipped: int = 0
     repeats: int = 0
     told: int = 0
+    is_recorded_only: bool = False
+    """Could the effects not be looked at, so that only what was recorded of them is counted?"""
     offenders: list[Offender] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -203,6 +205,7 @@ class Checker:
 
     def recorded(self, digests: Iterable[bytes], where: str) -> None:
         """Take what inbox and monitor say was delivered as the effects, where the effects cannot be looked at."""
+        self.findings.is_recorded_only = True
         for digest in digests:
             row = self._ledger.index.get(digest)
             if row is not None:
@@ -319,8 +322,8 @@ class Checker:
         outcome = state.outcomes.get(digest)
         if digest in state.redriven and outcome != DELIVERED:
             verdict = "unseen", "its redrive is newer than what was read of the destination"
-        elif digest in state.dead or (outcome == DEAD and state.dead_expired):
-            verdict = "", ""
+        elif (digest in state.dead and outcome != DELIVERED) or (outcome == DEAD and state.dead_expired):
+            verdict = "", ""  # while a letter excuses nothing that was delivered: anyone may have written it, or left it
         elif outcome == SKIPPED:
             verdict = "skipped", ""
         elif digest in state.dying:

@@ -80,6 +80,12 @@ class Identity:
         return None
 
 
+def content_of(key: bytes | None, value: bytes | None) -> int:
+    """Return a checksum of key and value: of where one ends, and of whether there is any, as well."""
+    start = 0 if key is None else 1 + len(key)
+    return crc32(value or b"", crc32(key or b"", start) ^ (value is None))
+
+
 def fill(
     ledger: Ledger, batches: Batches, route: RouteConfig, identify: Identity, match: Match | None
 ) -> None:
@@ -102,7 +108,7 @@ def fill(
                 offset,
                 of_log(headers, name, partition, offset, value),
                 lane,
-                crc32(value or b"", crc32(key or b"")),
+                content_of(key, value),
                 match(headers, topic) if match else None,
                 id_match(headers.get(ID)) if shares else None,
             )
@@ -129,7 +135,7 @@ def outputs(
                 place,
                 offset,
                 identify.of_output(headers, value, where),
-                crc32(value or b"", crc32(key or b"")),
+                content_of(key, value),
             )
 
 

@@ -75,7 +75,8 @@ class RouteReport:
             dead = f", {findings.captured - findings.unseen - findings.delivered} put aside" * (
                 done > findings.delivered
             )
-            return f"{self.route}: {findings.delivered:,} of {done:,} captured messages took effect exactly once{order}{dead}."
+            took = "are recorded to have taken effect, which was not looked at," if findings.is_recorded_only else "took effect"
+            return f"{self.route}: {findings.delivered:,} of {done:,} captured messages {took} exactly once{order}{dead}."
         wrong = [name for name in (*MUST_BE_ZERO, "unseen") if getattr(findings, name)]
         counts = ", ".join(f"{getattr(findings, name):,} {name.replace('_', ' ')}" for name in wrong)
         return f"{self.route}: {counts}."
@@ -373,7 +374,7 @@ class _RouteAudit:
             if entry.digest in missing:
                 # Of what was entered meanwhile only this needs no trace in what was read before.
                 outcomes |= {entry.digest: SKIPPED} if entry.outcome == SKIPPED else {}
-            elif 0 <= entry.offset < lows.get(entry.partition, entry.offset + 1):
+            elif entry.outcome == DELIVERED and 0 <= entry.offset < lows.get(entry.partition, entry.offset + 1):
                 expired.add(entry.digest)  # also of a topic that the route does not read any more
         expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.

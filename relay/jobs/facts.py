@@ -193,8 +193,10 @@ def _filled(column: Column) -> Column:
 def _content() -> Column:
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    empty = sql.lit(b"")
-    return sql.crc32(sql.concat(sql.coalesce("key", empty), sql.coalesce("value", empty)))
+    # Of where the key ends, and of whether there is any, as well.
+    empty, none = sql.lit(b""), sql.lit("-")
+    lengths = [sql.coalesce(sql.length(name).cast("string"), none).cast("binary") for name in ("key", "value")]
+    return sql.crc32(sql.concat(*lengths, sql.coalesce("key", empty), sql.coalesce("value", empty)))
 
 
 def _identifying(header: Column, rules: Rules) -> list[Column]:

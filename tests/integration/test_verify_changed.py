@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.message.record import LogMessage
-from relay.monitor.entries import Entry, Seal, pages
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, Entry, Seal, pages
 from tests.integration.audit_site import Site, digest, wrong
 
 
-def delivered(topic: str, *numbers: int) -> list[Entry]:
+def delivered(topic: str, *numbers: int, outcome: int = DELIVERED) -> list[Entry]:
     """What a monitor says of messages that lay in this topic."""
     instance = os.urandom(16)
     messages = [
         LogMessage(topic, 0, number, b"k", b"v", [], digest(number), b"c" * 8, b"lane", None, 0) for number in numbers
     ]
-    return [*pages(messages, worker="w", instance=instance, n=1), Seal("w", instance, 1)]
+    said = pages(messages, worker="w", instance=instance, n=1, outcomes=bytes([outcome] * len(messages)))
+    return [*said, Seal("w", instance, 1)]
 
 
 def test_what_came_from_a_topic_that_the_route_reads_no_more_is_no_phantom(make_site: Callable[..., Site]) -> None:
@@ -33,6 +35,22 @@ def test_what_came_from_a_topic_that_the_route_reads_no_more_is_no_phantom(make_
 
     assert wrong(report) == {"phantoms": 1}, "of the third nobody knows"
     assert report.findings.expired == 1
+
+
+@pytest.mark.parametrize("outcome", [DEAD, SKIPPED])
+def test_an_effect_of_what_was_never_delivered_is_a_phantom_also_when_its_message_has_left(
+    make_site: Callable[..., Site], outcome: int
+) -> None:
+    site = make_site()
+    site.write(site.log, 1)
+    for number in (1, 2):
+        site.write(site.output, number)
+    site.record(*delivered("returns", 2, outcome=outcome))
+    site.stand_at(1, 0)
+
+    report = site.audit()
+
+    assert (wrong(report), report.findings.expired) == ({"phantoms": 1}, 0)
 
 
 def test_what_a_route_delivered_under_its_former_name_is_no_phantom(

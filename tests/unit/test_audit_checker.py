@@ -171,6 +171,13 @@ def test_an_effect_older_than_the_log_is_expired_not_a_phantom() -> None:
     assert findings.expired == 1
 
 
+def test_a_dead_letter_excuses_nothing_that_was_delivered() -> None:
+    found = audit(ledger("a", "b", "c"), at=state(dead=("a", "b"), outcomes={"a": DELIVERED, "b": DEAD, "c": DELIVERED}))
+
+    assert wrong(found) == {"lost": 2}
+    assert {offender.why for offender in found.offenders} == {"recorded as delivered, but it has no effect"}
+
+
 def test_an_effect_whose_content_differs_from_the_log_is_altered() -> None:
     checker = Checker(ledger("a"), ordered=True)
     checker.outputs(OUT, effects("a", content=8))

@@ -38,3 +38,9 @@ def test_a_captured_message_of_the_markers_type_is_a_message_that_must_take_effe
     readers.fill(ledger, [records], route, readers.Identity(route, {"orders": b"i" * 16}), None)
 
     assert len(ledger) == 2
+
+
+def test_what_an_output_holds_is_told_apart_wherever_key_and_value_meet() -> None:
+    alike = [(b"a", b"bc"), (b"ab", b"c"), (None, b"abc"), (b"", b"abc"), (b"abc", b""), (b"abc", None), (None, None), (None, b"")]
+
+    assert len({readers.content_of(key, value) for key, value in alike}) == len(alike)
