@@ -106,13 +106,21 @@ class AwaitedRunner:
         """Run the handler and return what ends its call."""
         try:
             # In a task of its own, which ends with it: a timer that it left behind cancels neither the commit nor what runs next.
-            await asyncio.create_task(self._handler(call.given(self._handler), *databases))
-            crash_point("work.ran")
+            raised = await asyncio.create_task(self._raised(call, databases))
         except GeneratorExit:
             raise  # the loop has ended
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            return partial(self._runner.failed, call, error)
-        return partial(self._runner.decide, call)
+        except BaseException as error:  # noqa: BLE001 - whatever ends a handler is a failure of its message
+            raised = error
+        return partial(self._runner.decide, call) if raised is None else partial(self._runner.failed, call, raised)
+
+    async def _raised(self, call: Call, databases: Sequence[AwaitedDatabase]) -> BaseException | None:
+        """Run the handler and return what it raises: of some exceptions a task believes that they are meant for itself."""
+        try:
+            await self._handler(call.given(self._handler), *databases)
+            crash_point("work.ran")
+        except BaseException as error:  # noqa: BLE001 - GeneratorExit would close whoever waits for the task
+            return error
+        return None
 
     def close(self) -> None:
         """Let the threads end."""

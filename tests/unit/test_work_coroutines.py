@@ -124,13 +124,8 @@ def own_task() -> asyncio.Task[None]:
     return task
 
 
-@pytest.mark.parametrize(
-    ("function", "outcome"),
-    [(leaves_a_timer, Outcome.DONE), (is_cancelled_when_it_has_ended, Outcome.WRITTEN)],
-)
-def test_a_cancellation_that_comes_when_its_handler_has_returned_meets_nobody(
-    function: Callable[[Message], Awaitable[None]], outcome: Outcome
-) -> None:
+def ends_of(function: Callable[[Message], Awaitable[None]]) -> list[tuple[int, Outcome]]:
+    """Run a handler on two messages, one after the other, and return how each ended."""
     book = QueueBook(QueueSettings("q", Audience((Group("s", ("s",)),))))
     book.enter(Holder(HOLDER, "s", 0, None))
     book.put([NewMessage("p", str(number), b"") for number in (1, 2)], 1)
@@ -154,4 +149,23 @@ def test_a_cancellation_that_comes_when_its_handler_has_returned_meets_nobody(
     run.close()
 
     assert coroutines.broken is None
-    assert ends == [(1, outcome), (2, outcome)]
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome"),
+    [(leaves_a_timer, Outcome.DONE), (is_cancelled_when_it_has_ended, Outcome.WRITTEN)],
+)
+def test_a_cancellation_that_comes_when_its_handler_has_returned_meets_nobody(
+    function: Callable[[Message], Awaitable[None]], outcome: Outcome
+) -> None:
+    assert ends_of(function) == [(1, outcome), (2, outcome)]
+
+
+async def raises_what_ends_a_generator(_: Message) -> None:
+    raise GeneratorExit
+
+
+def test_a_generators_exit_that_a_handler_raises_is_a_failure_of_its_message() -> None:
+    """Taken for the end of the loop it would end the process, again and again, and no failure would be counted."""
+    assert ends_of(raises_what_ends_a_generator) == [(1, Outcome.FAILED), (2, Outcome.FAILED)]
