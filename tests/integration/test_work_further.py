@@ -210,7 +210,7 @@ def test_a_trigger_that_raises_only_at_the_end_is_a_failure_of_the_message(books
         assert books.end(entering) is Outcome.FAILED
 
     assert (books.entries(), books.state(), books.prepared.pending()) == (0, SubscriberState.FETCHED, [])
-    assert lines == []
+    assert [line["event"] for line in lines] == ["handler failed"], "no further database is away"
 
 
 def test_a_server_that_has_no_place_for_one_more_prepared_transaction_is_no_failure_of_the_message(books: Books) -> None:
