@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from relay.delivery import postgresql_inbox, table_ranges
+from relay.delivery import postgresql_inbox, postgresql_position, table_ranges
 from relay.delivery.mapping import BatchMapping, TableMapping
 from relay.delivery.postgresql_effects import Connection, Effect, Pieces, TooSlow, effect, qualified
 from relay.delivery.postgresql_failures import judge, stop_if_statement_is_wrong
@@ -44,35 +44,10 @@ from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 
 _BEGIN: Final = "begin isolation level read committed read write"
-# A database may ask for more than the local disk (remote_apply); only less is raised.
-_DURABLE: Final = """
-select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') in ('off', 'local')
-"""
-_CLAIM: Final = """
-insert into {position} as p (relay, route, topic_id, topic, partition, position, epoch, worker)
-select %(relay)s, %(route)s, topic_id, topic, partition, null, 1, %(worker)s
-from unnest(%(topic_ids)s::bytea[], %(topics)s::text[], %(partitions)s::int[]) as u (topic_id, topic, partition)
-order by topic_id, partition
-on conflict (relay, route, topic_id, partition)
-do update set epoch = p.epoch + 1, worker = excluded.worker, topic = excluded.topic, writes = 0
-returning topic_id, partition, epoch, position
-"""
-_MOVE: Final = """
-update {position} p set position = greatest(p.position, u.position), writes = u.floor + 1
-from unnest(
-    %(topic_ids)s::bytea[], %(partitions)s::int[], %(epochs)s::bigint[], %(positions)s::bigint[], %(floors)s::bigint[]
-) as u (topic_id, partition, epoch, position, floor)
-where p.relay = %(relay)s and p.route = %(route)s and p.topic_id = u.topic_id and p.partition = u.partition
-    and p.epoch = u.epoch and p.worker = %(worker)s and p.writes >= u.floor
-"""
-_HOLD: Final = """
-select position from {position} where relay = %(relay)s and route = %(route)s and topic_id = %(topic_id)s
-    and partition = %(partition)s and epoch = %(epoch)s and worker = %(worker)s for update
-"""
 _UNDO_ROWS: Final = "rollback to savepoint relay_rows; release savepoint relay_rows"
 _STATEMENTS: Final = {
-    "claim": _CLAIM,
-    "move": _MOVE,
+    "claim": postgresql_position.CLAIM,
+    "move": postgresql_position.MOVE,
     "first": postgresql_inbox.FIRST,
     "rest": postgresql_inbox.REST,
     "arrive or not": postgresql_inbox.ARRIVE_OR_NOT,
@@ -81,13 +56,11 @@ _STATEMENTS: Final = {
     "kill": postgresql_inbox.KILL,
     "read": postgresql_inbox.READ,
     "trim": postgresql_inbox.TRIM,
-    "hold": _HOLD,
+    "hold": postgresql_position.HOLD,
     "put range": table_ranges.PUT,
     "drop range": table_ranges.DROP,
     "read ranges": table_ranges.READ,
 }
-
-
 _CAUTIOUS_BATCHES: Final = 64
 """Batches that expect repeats after one that met some: a repeat not expected costs a transaction."""
 
@@ -466,7 +439,6 @@ class PostgresqlCursor:
         try:
             connection.execute("select set_config('application_name', %s, false)", [f"relay:{plan.route}"])
             connection.execute("set client_encoding = 'UTF8'")
-            connection.execute(_DURABLE)
             places = {name: qualified(connection, f"relay_{name}") for name in ("position", "inbox", "range")}
             self._statements = {
                 name: sql.SQL(text).format(**places).as_bytes(connection) for name, text in _STATEMENTS.items()
