@@ -27,7 +27,7 @@ from relay.config.quantities import spoken
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_moving import move_queue
 from relay.control.queue_purging import purge
-from relay.control.queue_views import queue_row, settings_row, wish_row
+from relay.control.queue_views import settings_row, wish_row, with_workers
 from relay.message.errors import ConfigError, RelayError
 from relay.queue.desired import Kind, Wanted
 from relay.queue.settings import QueueSettings
@@ -36,7 +36,6 @@ from relay.run import clock
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 _COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "workers")
-_TAKEN: Final = ("GET", "FETCHED", "IN_PROCESS")
 
 
 @app.command("list")
@@ -50,7 +49,7 @@ def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None
         desk.reach()  # brokers that are away are waited for once, not for each queue
         for name in desk.names():
             try:
-                rows.append(_row(desk, name))
+                rows.append(desk.row(name))
             except RelayError as error:
                 notes.append(f"queue {name}: {error}")
                 code = max(code, error.exit_code)
@@ -67,7 +66,7 @@ def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None
 def show_command(config: ConfigArgument, queue: QueueArgument, *, as_json: JsonOption = False) -> None:
     """Show one queue: its settings, its counts, its workers, and what was wanted of it by whom."""
     with QueueDesk(load(Path(config)), me()) as desk:
-        row = _row(desk, queue)
+        row = desk.row(queue)
         row["settings"] = settings_row(desk.config.queues[queue].settings())
         row["workers"] = [
             {"subscriber": one.subscriber, "id": one.id.hex(), "beats": one.beats, "decides": one.deciding}
@@ -173,19 +172,12 @@ def _wish(config: str, queue: str, wanted: Wanted, reason: str, who: str | None,
         print_line(f"queue {queue}: {wanted.value.lower()}; obeyed within a second wherever the relay runs")
 
 
-def _row(desk: QueueDesk, queue: str) -> dict[str, Any]:
-    store = desk.store(queue)
-    return queue_row(store, desk.desired.store_of(queue, desk.config.queues[queue].store), desk.desired)
-
-
 def _lines(row: dict[str, Any]) -> list[tuple[object, ...]]:
     head = (row["queue"], row["store"], row["wanted"].lower(), row["waiting"])
     lines: list[tuple[object, ...]] = []
     for one in row["subscribers"]:
-        states = one["states"]
         name = one["subscriber"] + ("" if one["wanted"] == Wanted.RUN.value else f" ({one['wanted'].lower()})")
-        taken = sum(states.get(state, 0) for state in _TAKEN)
-        lines.append((*head, name, states.get("AVAILABLE", 0), taken, one["workers"]))
+        lines.append((*head, name, one["states"].get("AVAILABLE", 0), with_workers(one), one["workers"]))
         head = ("", "", "", "")
     return lines
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from relay.config.model import RelayConfig
+from relay.control.queue_views import queue_row
 from relay.kafka.control import ControlTopic
 from relay.message.errors import ConfigError
 from relay.queue.desired import Audit, Desired, Kind, Move, Subject, Wanted, Wish
@@ -84,6 +85,11 @@ class QueueDesk:
             self._stack.callback(store.close)
             self._stores[queue] = store
         return self._stores[queue]
+
+    def row(self, queue: str) -> dict[str, Any]:
+        """Return what `relay queue list` tells of a queue; opens it if need be."""
+        store = self.store(queue)
+        return queue_row(store, self.desired.store_of(queue, self.config.queues[queue].store), self.desired)
 
     def wish(self, kind: Kind, queue: str, name: str, wanted: Wanted, reason: str) -> Wish:
         """Write down what is wanted; it is obeyed within a second wherever the relay runs, and after restarts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from relay.queue.desired import Desired, Kind, Subject, Wish
@@ -15,6 +15,7 @@ from relay.run.logging import text
 TRACE_MAX: Final = 200
 """Messages of one trace: a loop of parents cannot arise, but a wide tree can."""
 SCAN_PAGE: Final = 1000
+_TAKEN: Final = ("GET", "FETCHED", "IN_PROCESS")
 
 
 def queue_row(store: QueueStore, place: str, desired: Desired) -> dict[str, Any]:
@@ -40,6 +41,11 @@ def queue_row(store: QueueStore, place: str, desired: Desired) -> dict[str, Any]
             for one in waiting
         ],
     }
+
+
+def with_workers(subscriber: Mapping[str, Any]) -> int:
+    """Return how many messages workers have, of a subscriber in a `queue_row`."""
+    return sum(subscriber["states"].get(state, 0) for state in _TAKEN)
 
 
 def settings_row(settings: QueueSettings) -> dict[str, Any]:

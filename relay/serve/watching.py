@@ -15,7 +15,6 @@ import structlog
 
 from relay.config.model import RelayConfig
 from relay.control.queue_desk import QueueDesk
-from relay.control.queue_views import queue_row
 from relay.control.status import RouteView
 from relay.control.status_reading import StatusReader
 from relay.message.errors import RelayError
@@ -98,10 +97,7 @@ class RelayEyes:
         notes = []
         for name in self._desk.names():
             try:
-                desired = self._desk.desired
-                rows[name] = queue_row(
-                    self._desk.store(name), desired.store_of(name, self._config.queues[name].store), desired
-                )
+                rows[name] = self._desk.row(name)
             except RelayError as away:
                 # Go on with the others: this one is shown as one that does not answer.
                 rows[name] = None
