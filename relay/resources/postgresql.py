@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo, sql
-from psycopg.pq import PipelineStatus, TransactionStatus
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
@@ -59,9 +58,7 @@ def leaves_commit_open(error: psycopg.Error) -> bool:
 
 def is_unread(connection: psycopg.Connection[Any]) -> bool:
     """Has somebody left a stream, a COPY or a pipeline open? A statement would wait for psycopg's lock, or for what is unread, for ever."""
-    pgconn = connection.pgconn
-    is_busy = pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
-    return not connection.closed and (is_busy or connection.lock.locked())
+    return not connection.closed and (postgresql_session.owes_answers(connection.pgconn) or connection.lock.locked())
 
 
 class PostgresqlResource:

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 import psycopg
 from psycopg import sql
 from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
-from psycopg.pq.abc import PGresult
+from psycopg.pq.abc import PGconn, PGresult
 
 from relay.message.errors import CaptureFenced, Unreachable
 from relay.resources.patience import Awaited
@@ -285,12 +285,16 @@ class PostgresqlSession:
     @property
     def _is_unread(self) -> bool:
         """Has the block left a stream, a COPY or a pipeline open?"""
-        pgconn = self._pgconn
-        return pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
+        return owes_answers(self._pgconn)
 
     def _lost(self, cause: Exception | None) -> NoReturn:
         self.close()
         raise _ConnectionLost from cause
+
+
+def owes_answers(pgconn: PGconn) -> bool:
+    """Is a stream, a COPY or a pipeline open on the connection?"""
+    return pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
 
 
 def _sentence(failure: PGresult) -> str:
