@@ -34,11 +34,16 @@ marker_wait = "500ms"
 """A killed worker's partitions pass on after the shortest session that a broker grants by default."""
 
 
-def wait_for(condition: Callable[[], Any], deadline_s: float = DEADLINE_S, what: str = "the condition") -> Any:
-    """Ask again until the answer is true; fail with what was waited for."""
+def wait_for(
+    condition: Callable[[], Any],
+    deadline_s: float = DEADLINE_S,
+    what: str = "the condition",
+    told: Callable[[], str] = lambda: "",
+) -> Any:
+    """Ask again until the answer is true; fail with what was waited for, and what those said who should bring it."""
     limit = time.monotonic() + deadline_s
     while not (found := condition()):
-        assert time.monotonic() < limit, f"{what} did not come true within {deadline_s} s"
+        assert time.monotonic() < limit, f"{what} did not come true within {deadline_s} s\n{told()}"
         time.sleep(0.05)
     return found
 

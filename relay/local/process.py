@@ -27,7 +27,7 @@ class RecordedProcess:
     @classmethod
     def of(cls, pid: int) -> RecordedProcess:
         """Record the process that has ``pid`` now; ProcessLookupError if there is none."""
-        _, started = _state_and_start(pid)
+        _, started = _end_and_start(pid)
         if started is None:
             raise ProcessLookupError(pid)
         return cls(pid, started)
@@ -44,11 +44,11 @@ class RecordedProcess:
 
     def is_alive(self) -> bool:
         """Tell whether this very process still runs (a zombie does not, and a stranger with its pid is not it)."""
-        state, mark = _state_and_start(self.pid)
-        if mark == self.started and state == "Z":
+        ended, mark = _end_and_start(self.pid)
+        if mark == self.started and ended:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)  # our own child that ended: let its pid go
-        return mark == self.started and state != "Z"
+        return mark == self.started and not ended
 
     def send(self, signum: signal.Signals) -> bool:
         """Signal the process if it is still the one recorded; False when it is gone."""
@@ -97,33 +97,35 @@ def read_kept(path: Path) -> Any:
         return None
 
 
-def _state_and_start(pid: int) -> tuple[str, str | None]:
-    """Return the state letter (Z is a zombie) and what the system tells of the start of ``pid``.
+def _end_and_start(pid: int) -> tuple[bool, str | None]:
+    """Tell whether ``pid`` has ended and is a zombie, and what the system knows of its start; None: no such process.
 
     Linux: field 22 of /proc/PID/stat, in clock ticks since boot (proc(5)), with the boot's own id.
-    Elsewhere: the start time that ``ps`` prints. No process: no start.
+    Elsewhere: the start time that ``ps`` prints.
     """
     return _from_proc(pid) if Path("/proc/self/stat").exists() else _from_ps(pid)
 
 
-def _from_proc(pid: int) -> tuple[str, str | None]:
+def _from_proc(pid: int) -> tuple[bool, str | None]:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return "", None
+        return True, None
     # The command in field 2 may hold spaces and brackets: split after its last bracket.
     state, *fields = text.rpartition(")")[2].split()
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return state, f"{boot.read_text().strip() if boot.exists() else ''}:{fields[18]}"
+    # A zombie whose other threads (field 20 counts them all) have not ended yet still has its sockets and locks.
+    ended = state == "Z" and int(fields[16]) <= 1
+    return ended, f"{boot.read_text().strip() if boot.exists() else ''}:{fields[18]}"
 
 
-def _from_ps(pid: int) -> tuple[str, str | None]:
+def _from_ps(pid: int) -> tuple[bool, str | None]:
     ps = shutil.which("ps")
     assert ps is not None, "a system without /proc has ps"
     command = [ps, "-o", "stat=,lstart=", "-p", str(pid)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     state, _, started = answer.stdout.strip().partition(" ")
-    return state[:1], started.strip() or None
+    return state.startswith("Z"), started.strip() or None
 
 
 def children(pid: int) -> list[RecordedProcess]:

@@ -302,7 +302,7 @@ def test_a_broker_that_dies_and_comes_back_costs_nothing(tmp_path: Path) -> None
         LocalServices.up(directory, postgres=False)
         publish(services.kafka, "log", [(n % 2, ce(f"/{n % 2}", f"m-{n}"), b"v") for n in range(100_000, 100_100)])
 
-        wait_for(lambda: len(read_all(services.kafka, "out", 2)) >= 100_100, what="all output")
+        wait_for(lambda: len(read_all(services.kafka, "out", 2)) >= 100_100, what="all output", told=route.said)
         worker.terminate()
         assert worker.wait(30) == 0, route.said()
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +62,24 @@ def test_no_such_process_cannot_be_recorded() -> None:
 
 def test_children_are_found(child: subprocess.Popen[bytes]) -> None:
     assert child.pid in [process.pid for process in children(os.getpid())]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only /proc tells how many threads are left")
+def test_a_process_whose_main_thread_has_ended_lives_as_long_as_another_holds_its_sockets() -> None:
+    """So ends a killed broker: its main thread first, its port with the last of a hundred others."""
+    ends_its_main_thread = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(30,)).start(); "
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", ends_its_main_thread])
+    try:
+        recorded = RecordedProcess.of(child.pid)
+        stat = Path(f"/proc/{child.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        assert recorded.is_alive()
+        recorded.kill()
+        assert not recorded.is_alive()
+    finally:
+        child.kill()
+        child.wait(10)
