@@ -29,6 +29,8 @@ from relay.run.queues import database_of
 
 Watch = Callable[[str, int, int], None]
 """(step, offsets done, offsets in all); called often."""
+Refused = Callable[[str, RelayError], None]
+"""(route, why it cannot be audited)."""
 
 COUNTS: Final = (
     "captured", "delivered", "lost", "duplicates", "reordered", "phantoms", "aborted", "in_doubt", "dead_letters",
@@ -95,9 +97,18 @@ class RouteReport:
 
 
 def verify(
-    config: RelayConfig, routes: Iterable[str], *, allow_lag: bool = False, watch: Watch = lambda *_: None
+    config: RelayConfig,
+    routes: Iterable[str],
+    *,
+    allow_lag: bool = False,
+    watch: Watch = lambda *_: None,
+    refused: Refused | None = None,
 ) -> list[RouteReport]:
-    """Audit the routes. Raises ConfigError (an unknown route, a missing topic or table) or Unreachable."""
+    """Audit the routes; one that cannot be audited is given to ``refused``, and the others are audited nevertheless.
+
+    Raises ConfigError for an unknown route and Unreachable for a broker that does not answer; without ``refused`` also
+    what keeps a route from being audited (a missing topic or table, a database that is away).
+    """
     names = list(routes) or list(config.routes)
     unknown = [name for name in names if name not in config.routes]
     if unknown:
@@ -106,10 +117,17 @@ def verify(
         )
     group = f"{config.relay.name}.verify"
     with Topics(config.kafka, config.timing) as topics, Scan(config.kafka, config.timing, group) as scan:
-        return [
-            _RouteAudit(config, config.routes[name], topics, scan, watch).report(allow_lag=allow_lag)
-            for name in names
-        ]
+        topics.names()  # a broker that is away is told once, not for each route
+        reports = []
+        for name in names:
+            try:
+                audit = _RouteAudit(config, config.routes[name], topics, scan, watch)
+                reports.append(audit.report(allow_lag=allow_lag))
+            except RelayError as error:
+                if refused is None:
+                    raise
+                refused(name, error)
+        return reports
 
 
 @dataclass

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from relay.audit.verify import COUNTS, RouteReport, Watch, verify
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
 from relay.config.loading import load
+from relay.message.errors import RelayError
 
 app = typer.Typer(add_completion=False)
 
@@ -49,16 +50,27 @@ def verify_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Audit what the relay did; exit 0 all is right, 1 it is not, 2 the configuration is wrong, 3 unreachable."""
+    """Audit what the relay did; exit 0 all is right, 1 it is not, 2 the configuration is wrong, 3 unreachable.
+
+    A route that cannot be audited does not keep the others from it; where they are right, its own status is returned.
+    """
     loaded = load(Path(config))
+    refused: dict[str, RelayError] = {}
     with _watching() as watch:
-        reports = verify(loaded, route or (), allow_lag=allow_lag, watch=watch)
+        reports = verify(loaded, route or (), allow_lag=allow_lag, watch=watch, refused=refused.__setitem__)
+    if not reports and len(refused) == 1:
+        raise next(iter(refused.values()))
+    right = all(report.ok for report in reports)
     if as_json:
         routes = {report.route: report.document() for report in reports}
-        print_json({"ok": all(report.ok for report in reports), "routes": routes})
+        routes |= {name: {"ok": False, "error": str(error)} for name, error in refused.items()}
+        print_json({"ok": right and not refused, "routes": routes})
     else:
-        _print(reports)
-    raise typer.Exit(0 if all(report.ok for report in reports) else 1)
+        if reports:
+            _print(reports)
+        for name, error in refused.items():
+            print_line(f"NOT AUDITED: {name}: {error}", style="red")
+    raise typer.Exit(max((error.exit_code for error in refused.values()), default=0) if right else 1)
 
 
 def _print(reports: list[RouteReport]) -> None:

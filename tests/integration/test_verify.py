@@ -380,3 +380,31 @@ def test_of_two_databases_the_one_that_the_route_needs_is_named(make_site: Calla
 
     assert (answer.exit_code, "resource shop" in answer.stderr, "resource till" in answer.stderr) == (2, True, False)
     assert "run `relay migrate`" in answer.stderr
+
+
+def test_a_route_that_cannot_be_audited_keeps_no_other_from_it(make_site: Callable[..., Site], tmp_path: Path) -> None:
+    site = make_site()
+    site.write(site.log, 0)
+    site.write(site.output, 0)
+    site.stand_at(1, 0)
+    more = tmp_path / "more.toml"
+    more.write_text(
+        f'{site.config.path.read_text()}\n[routes.ahead]\nfrom = ["{site.log}"]\nto = {{ topic = "nowhere" }}\n'
+        f'[routes.away]\nfrom = ["{site.log}"]\nto = {{ table = "t", resource = "shop", columns = {{ id = "ce:id" }} }}\n'
+        '[resources.shop]\nurl = "postgresql://u:s3cret@127.0.0.1:1/none"\n'
+    )
+
+    told = CliRunner().invoke(app, ["verify", str(more)], env={"COLUMNS": "200"})
+    counted = CliRunner().invoke(app, ["verify", str(more), "--json"])
+    lagging = CliRunner().invoke(app, ["verify", str(more), "--route", "away", "--route", "main"])
+    site.write(site.output, 0)
+    doubled = CliRunner().invoke(app, ["verify", str(more)])
+
+    assert (told.exit_code, counted.exit_code, lagging.exit_code, doubled.exit_code) == (3, 3, 3, 1)
+    assert "right: main: 1 of 1" in told.stdout
+    assert "NOT AUDITED: ahead: routes.ahead: topic nowhere, the destination, does not exist" in told.stdout
+    assert "NOT AUDITED: away: routes.away: resource shop: the database does not answer" in told.stdout
+    report = json.loads(counted.stdout)
+    assert (report["ok"], report["routes"]["main"]["ok"], report["routes"]["away"]["ok"]) == (False, True, False)
+    assert "does not answer" in report["routes"]["away"]["error"]
+    assert "s3cret" not in told.output + counted.output
