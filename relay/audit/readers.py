@@ -10,6 +10,7 @@ import orjson
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
+from relay.audit.stored_ids import AsStored
 from relay.capture.outcomes import is_marker
 from relay.config.model import RouteConfig, TableDestination
 from relay.kafka.scan import Scan, Scanned
@@ -204,11 +205,10 @@ def describe(scan: Scan, topic: str, partition: int, offset: int) -> tuple[str, 
     return tuple((headers.get(name) or b"").decode("utf-8", "replace") for name in (ID, SOURCE))  # type: ignore[return-value]
 
 
-def table_match(to: TableDestination) -> Match | None:
-    """Return how the rows of a table are known: None if by nothing that the log has too.
+def id_column(to: TableDestination) -> str | None:
+    """Return the column by which the rows of a table are known: None if by nothing that the log has too.
 
-    With a column from ``ce:source`` by (source, id), else by the id alone. An upsert keeps one row of many
-    messages, unless its key is the id.
+    An upsert keeps one row of many messages, unless its key is the id.
     """
     mapped = {source: column for column, source in to.columns.items()}
     if "ce:id" not in mapped or to.mode == "sql":
@@ -217,9 +217,19 @@ def table_match(to: TableDestination) -> Match | None:
         return None
     if to.mode == "upsert" and mapped["ce:id"] not in to.key:
         return None
-    if "ce:source" in mapped:
-        return lambda headers, topic: identity.cloudevents(headers, topic, None)
-    return lambda headers, _topic: id_match(headers.get(ID))
+    return mapped["ce:id"]
+
+
+def table_match(to: TableDestination, as_stored: AsStored | None) -> Match:
+    """Return how the rows of a table are known: with a column from ``ce:source`` by (source, id), else by the id alone."""
+    sourced = "ce:source" in to.columns.values()
+
+    def match(headers: Mapping[str, bytes], topic: bytes) -> bytes | None:
+        if as_stored is not None and ID in headers:
+            headers = {**headers, ID: as_stored(headers[ID].decode("utf-8", "replace")).encode()}
+        return identity.cloudevents(headers, topic, None) if sourced else id_match(headers.get(ID))
+
+    return match
 
 
 def shares_rows(to: TableDestination) -> bool:

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from relay.audit.ledger import Outcome
+from relay.audit.stored_ids import AsStored, as_postgresql_stores, as_sqlite_stores
 from relay.config.model import ResourceConfig
 from relay.message.errors import ConfigError, Unreachable
 
@@ -56,6 +57,9 @@ class Store(Protocol):
 
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[str | None]]:
         """Yield columns of every row of a table, as text."""
+
+    def as_stored(self, table: str, column: str) -> AsStored | None:
+        """Return how a text reads once a column has it, None if as it was."""
 
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         """Yield (publisher, id) of every message that a queue has, whatever its state."""
@@ -108,6 +112,15 @@ class _Postgresql:
     def rows(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[str | None]]:
         chosen = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(column)) for column in columns)
         return self._stream(sql.SQL("select {} from {}").format(chosen, sql.Identifier(*table.split("."))))
+
+    def as_stored(self, table: str, column: str) -> AsStored | None:
+        query = sql.SQL("select {} from {} limit 0")
+        with self._reaching():
+            found = self._connection.execute(query.format(sql.Identifier(column), sql.Identifier(*table.split("."))))
+        assert found.description is not None, "a query has a description"
+        # A domain is described as the type that it is of.
+        known = self._connection.adapters.types.get(found.description[0].type_code)
+        return as_postgresql_stores(known.name) if known is not None else None
 
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         return self._stream(sql.SQL(_QUEUED).format(sql.Literal(queue)))
@@ -179,6 +192,11 @@ class _Sqlite:
         chosen = ", ".join(f'cast("{column}" as text)' for column in columns)
         name = ".".join(f'"{part}"' for part in table.split("."))
         return self._stream(f"select {chosen} from {name}")  # noqa: S608
+
+    def as_stored(self, table: str, column: str) -> AsStored | None:
+        schema, _, name = table.rpartition(".")
+        found = self._all("select type from pragma_table_info(?, ?) where name = ? collate nocase", name, schema or "main", column)
+        return as_sqlite_stores(found[0][0]) if found else None
 
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         return self._stream(_QUEUED.format("?"), queue)

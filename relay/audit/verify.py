@@ -6,17 +6,19 @@ that arrives meanwhile is at worst *unseen*, and never a phantom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from relay.audit import captures, queues, readers, tables
-from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
+from relay.audit import captures, readers, tables
+from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
-from relay.audit.neighbours import foreign, former, neighbours, theirs
+from relay.audit.neighbours import foreign, former
 from relay.audit.route_topics import names_of, needed, ranges_of
+from relay.audit.seen import Seen, Watch
+from relay.audit.stored_effects import StoredEffects
 from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.kafka.scan import Progress, Range, Scan
 from relay.kafka.topics import Topics
@@ -27,8 +29,6 @@ from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
 from relay.run import clock
 from relay.run.queues import database_of
 
-Watch = Callable[[str, int, int], None]
-"""(step, offsets done, offsets in all); called often."""
 Refused = Callable[[str, RelayError], None]
 """(route, why it cannot be audited)."""
 
@@ -130,22 +130,6 @@ def verify(
         return reports
 
 
-@dataclass
-class _Seen:
-    """What was read before the log; ``later`` is the evidence and ``lows`` are the log's beginnings after it."""
-
-    positions: dict[LogPartition, int]
-    evidence: Evidence
-    dead: set[bytes]
-    dead_expired: bool
-    redriven: set[bytes] = field(default_factory=set)
-    foreign: set[bytes] = field(default_factory=set)
-    outputs: dict[LogPartition, Range] = field(default_factory=dict)
-    begins: dict[LogPartition, int] = field(default_factory=dict)
-    lows: dict[LogPartition, int] = field(default_factory=dict)
-    later: Evidence = field(default_factory=Evidence)
-
-
 class _RouteAudit:
     """One route's audit: ``report`` reads and concludes in the order that bounds each by the one before."""
 
@@ -177,7 +161,7 @@ class _RouteAudit:
             evidence = self._monitor()
             stores = self._stores(stack)
             seen = self._before(evidence, stores)
-            ledger, lows = self._log()
+            ledger, lows = self._log(stores)
             seen.begins, seen.lows, seen.later = begins, lows, self._since(evidence)
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
             checker = Checker(ledger, ordered=route.order != "none", apart=seen.dead | seen.redriven)
@@ -189,10 +173,10 @@ class _RouteAudit:
                 )
                 where = f"topic {to.topic}"
             elif isinstance(to, QueueDestination):
-                self._queue(checker, ledger, seen, stores[self._home], to)
+                self._stored_effects(stores).queue(checker, ledger, seen, to)
                 where = f"queue {to.queue}"
             else:
-                self._table(checker, ledger, seen, stores[to.resource], to)
+                self._stored_effects(stores).table(checker, ledger, seen, to)
                 where = f"table {to.table or '(own SQL)'} in {to.resource}"
             findings = self._conclude(checker, seen, stores.get(self._home))
         findings.notes += self._notes
@@ -222,14 +206,14 @@ class _RouteAudit:
         ranges = {place: (max(low, self._monitored[place][1]), high) for place, (low, high) in now.items()}
         return readers.monitor(self._scan.read(ranges), evidence)[0]
 
-    def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> _Seen:
+    def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> Seen:
         """Read the positions first, then the ends of what they promise: dead letters and outputs."""
         config, route = self._config, self._route
         partitions = [
             LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)
         ]
         positions = self._scan.committed(config.group_id(route.name), partitions)
-        seen = _Seen(positions, evidence, set(), dead_expired=False)
+        seen = Seen(positions, evidence, set(), dead_expired=False)
         if not isinstance(route.to, TopicDestination):
             kept = stores[self._home].positions(config.relay.name, route.name)
             ids = {self._facts[name].topic_id: name for name in route.from_}
@@ -251,7 +235,7 @@ class _RouteAudit:
             found |= ranges_of(self._topics, self._facts[name])
         return found
 
-    def _log(self) -> tuple[Ledger, dict[LogPartition, int]]:
+    def _log(self, stores: Mapping[str, tables.Store]) -> tuple[Ledger, dict[LogPartition, int]]:
         """Read the log from where the route started, then ask the resources about what no marker decided."""
         ranges = self._log_ranges()
         self._first = self._starts()
@@ -259,7 +243,7 @@ class _RouteAudit:
             if partition in ranges and ranges[partition][0] < start:
                 ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
         to = self._route.to
-        match = readers.table_match(to) if isinstance(to, TableDestination) else None
+        match = self._match(to, stores[to.resource]) if isinstance(to, TableDestination) else None
         ledger = Ledger(list(ranges), matches=match is not None)
         batches = self._scan.read(ranges, self._progress("log", ranges))
         readers.fill(ledger, batches, self._route, self._identity(), match)
@@ -267,123 +251,17 @@ class _RouteAudit:
         # What left the log while it was read may be missed in it as well.
         return ledger, {partition: low for partition, (low, _high) in self._log_ranges().items()}
 
-    def _table(
-        self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: TableDestination
-    ) -> None:
-        """Take the table's rows as effects, and the inbox with the monitor as the order in which they committed."""
-        if readers.table_match(to) is None:
-            self._notes.append(
-                "the table's rows are not checkable (own SQL, no column from ce:id, or rows that replace each other): "
-                "inbox and monitor are counted instead"
-            )
-            checker.recorded(self._delivered(store, seen), f"inbox of {self._route.name}")
-        else:
-            nameless = self._rows(checker, ledger, store, to)
-            if nameless or ledger.nameless:
-                self._nameless(checker, ledger, seen, store, to, nameless)
-            self._leave_to_others(checker, ledger, store, to)
-        self._order(checker, ledger, seen.evidence, store)
+    @staticmethod
+    def _match(to: TableDestination, store: tables.Store) -> readers.Match | None:
+        column = readers.id_column(to)
+        return readers.table_match(to, store.as_stored(to.table, column)) if column is not None else None
 
-    def _nameless(
-        self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: TableDestination, rows: int
-    ) -> None:
-        """Hold the rows without an id against what is known of messages without one, in the log and older than it."""
-        older = sum(
-            entry.outcome == DELIVERED and entry.digest not in ledger.index and entry.digest not in checker.unknown
-            and 0 <= entry.offset < seen.lows.get(entry.partition, 0)
-            for entry in seen.later.proven()
-        )  # fmt: skip
-        others = neighbours(self._config, self._route)
-        delivered = self._delivered(store, seen)
-        beyond = checker.nameless(rows, delivered, to.table, older=older, others=bool(others))
-        if beyond and others:
-            names = ", ".join(route.name for route in others)
-            self._notes.append(f"{beyond} rows of {to.table} without an id may be those of {names}")
+    def _stored_effects(self, stores: Mapping[str, tables.Store]) -> StoredEffects:
+        return StoredEffects(
+            self._config, self._route, stores[self._home], self._topics, self._scan, self._watch, self._notes
+        )
 
-    def _leave_to_others(
-        self, checker: Checker, ledger: Ledger, store: tables.Store, to: TableDestination
-    ) -> None:
-        """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""
-        others = neighbours(self._config, self._route)
-        strangers = checker.unknown.keys() - ledger.refused.keys()
-        if not others or not strangers:
-            return
-        names = ", ".join(route.name for route in others)
-        if "ce:source" in to.columns.values():
-            strangers = {
-                digest
-                for route in others
-                for digest in theirs(self._config, route, store, self._topics, self._scan, strangers)
-            }
-            self._notes.append(f"{len(strangers)} rows of {to.table} are those of {names}")
-        else:
-            self._notes.append(
-                f"{len(strangers)} ids in {to.table} are of no message of this route; they may be those of {names}: map a "
-                "column from ce:source so that they can be told"
-            )
-        for digest in strangers:
-            del checker.unknown[digest]
-
-    def _queue(
-        self, checker: Checker, ledger: Ledger, seen: _Seen, store: tables.Store, to: QueueDestination
-    ) -> None:
-        """Take the queue's messages as effects; what has left it counts by inbox and monitor."""
-        checker.rows(queues.digests(store, ledger, to.queue), to.queue)
-        if queues.lets_go(self._config.queues[to.queue]):
-            self._notes.append(f"what has left queue {to.queue} is counted by inbox and monitor instead")
-            checker.recorded(self._delivered(store, seen), f"inbox of {self._route.name}")
-        self._order(checker, ledger, seen.evidence, store)
-
-    def _order(self, checker: Checker, ledger: Ledger, evidence: Evidence, store: tables.Store) -> None:
-        """Judge the order in which delivery transactions committed."""
-        # A page of a living worker tells its delivery transaction; otherwise the inbox row's own transaction does.
-        order = CommitOrder(ledger)
-        for entry in evidence.proven():
-            if entry.outcome == DELIVERED and entry.group >= 0 and entry.destination >= 0:
-                order.note(entry.digest, entry.destination, 2 * entry.group)
-        for row in store.inbox(self._config.relay.name, self._route.name):
-            if row.outcome == DELIVERED:
-                order.note(row.digest, row.applied, 2 * row.transaction + 1)
-        checker.commits(order)
-
-    def _delivered(self, store: tables.Store, seen: _Seen) -> Iterator[bytes]:
-        """Yield what is delivered by inbox or monitor.
-
-        At or above the store's position the inbox alone tells: there the monitor may be ahead of a database that was
-        restored from a backup, and the route delivers again.
-        """
-        for row in store.inbox(self._config.relay.name, self._route.name):
-            if row.outcome == DELIVERED:
-                yield row.digest
-        for entry in seen.later.proven():
-            if entry.outcome == DELIVERED and entry.offset < seen.positions.get(entry.partition, 0):
-                yield entry.digest
-
-    def _rows(self, checker: Checker, ledger: Ledger, store: tables.Store, to: TableDestination) -> int:
-        """Take the table's rows as effects; return how many have no id."""
-        by_source = {source: column for column, source in to.columns.items()}
-        sourced = "ce:source" in by_source
-        columns = [by_source["ce:id"], *([by_source["ce:source"]] if sourced else [])]
-        nameless = 0
-
-        def matches() -> Iterator[bytes]:
-            nonlocal nameless
-            for count, row in enumerate(store.rows(to.table, columns)):
-                if count % tables.ROWS == 0:
-                    self._watch(f"{self._route.name}: table {to.table}", count, max(count, len(ledger)))
-                if row[0]:
-                    source = row[1] if sourced else None
-                    yield readers.row_match(
-                        ledger, self._route.from_, row[0], source, sourced=sourced, met=checker.is_met
-                    )
-                else:
-                    nameless += 1
-
-        checker.rows(matches(), to.table)
-        self._watch(f"{self._route.name}: table {to.table}", len(ledger), len(ledger))
-        return nameless
-
-    def _conclude(self, checker: Checker, seen: _Seen, store: tables.Store | None) -> Findings:
+    def _conclude(self, checker: Checker, seen: Seen, store: tables.Store | None) -> Findings:
         missing, lows = set(checker.missing()), seen.lows
         wanted = missing | checker.unknown.keys()
         outcomes = {entry.digest: entry.outcome for entry in seen.evidence.proven(missing)} if missing else {}
@@ -413,7 +291,7 @@ class _RouteAudit:
         rows = store.inbox(self._config.relay.name, self._route.name)
         return {row.digest for row in rows if row.outcome == DEAD and row.digest in missing}
 
-    def _note_forgotten(self, findings: Findings, lows: Mapping[LogPartition, int], seen: _Seen) -> None:
+    def _note_forgotten(self, findings: Findings, lows: Mapping[LogPartition, int], seen: Seen) -> None:
         """Say which offences may be no more than what retention took from one side and left on the other."""
         to = self._route.to
         begins = [str(Place(*name, low)) for name, low in lows.items() if low]

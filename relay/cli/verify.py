@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from relay.audit.verify import COUNTS, RouteReport, Watch, verify
+from relay.audit.seen import Watch
+from relay.audit.verify import COUNTS, RouteReport, verify
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
 from relay.config.loading import load
 from relay.message.errors import RelayError

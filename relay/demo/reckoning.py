@@ -10,7 +10,8 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from relay.audit.verify import RouteReport, Watch, verify
+from relay.audit.seen import Watch
+from relay.audit.verify import RouteReport, verify
 from relay.demo import bookings
 from relay.demo.course import Outcome
 from relay.demo.stage import DEPARTURES, LEDGER, PARTITIONS, TO_TABLE, TO_TOPIC, Stage

@@ -1,0 +1,148 @@
+"""The effects of a route in a database, held against the ledger: rows of a table or messages of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from relay.audit import queues, readers, tables
+from relay.audit.checker import Checker, CommitOrder
+from relay.audit.evidence import Evidence
+from relay.audit.ledger import Ledger
+from relay.audit.neighbours import neighbours, theirs
+from relay.audit.seen import Seen, Watch
+from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination
+from relay.kafka.scan import Scan
+from relay.kafka.topics import Topics
+from relay.monitor.entries import DELIVERED
+
+
+class StoredEffects:
+    """One route's effects in ``store``; what the counts do not tell goes to ``notes``."""
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        route: RouteConfig,
+        store: tables.Store,
+        topics: Topics,
+        scan: Scan,
+        watch: Watch,
+        notes: list[str],
+    ) -> None:
+        self._config = config
+        self._route = route
+        self._store = store
+        self._topics = topics
+        self._scan = scan
+        self._watch = watch
+        self._notes = notes
+
+    def table(self, checker: Checker, ledger: Ledger, seen: Seen, to: TableDestination) -> None:
+        """Take the table's rows as effects, and the inbox with the monitor as the order in which they committed."""
+        if readers.id_column(to) is None:
+            self._notes.append(
+                "the table's rows are not checkable (own SQL, no column from ce:id, or rows that replace each other): "
+                "inbox and monitor are counted instead"
+            )
+            checker.recorded(self._delivered(seen), f"inbox of {self._route.name}")
+        else:
+            nameless = self._rows(checker, ledger, to)
+            if nameless or ledger.nameless:
+                self._nameless(checker, ledger, seen, to, nameless)
+            self._leave_to_others(checker, ledger, to)
+        self._order(checker, ledger, seen.evidence)
+
+    def _nameless(
+        self, checker: Checker, ledger: Ledger, seen: Seen, to: TableDestination, rows: int
+    ) -> None:
+        """Hold the rows without an id against what is known of messages without one, in the log and older than it."""
+        older = sum(
+            entry.outcome == DELIVERED and entry.digest not in ledger.index and entry.digest not in checker.unknown
+            and 0 <= entry.offset < seen.lows.get(entry.partition, 0)
+            for entry in seen.later.proven()
+        )  # fmt: skip
+        others = neighbours(self._config, self._route)
+        delivered = self._delivered(seen)
+        beyond = checker.nameless(rows, delivered, to.table, older=older, others=bool(others))
+        if beyond and others:
+            names = ", ".join(route.name for route in others)
+            self._notes.append(f"{beyond} rows of {to.table} without an id may be those of {names}")
+
+    def _leave_to_others(self, checker: Checker, ledger: Ledger, to: TableDestination) -> None:
+        """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""
+        others = neighbours(self._config, self._route)
+        strangers = checker.unknown.keys() - ledger.refused.keys()
+        if not others or not strangers:
+            return
+        names = ", ".join(route.name for route in others)
+        if "ce:source" in to.columns.values():
+            strangers = {
+                digest
+                for route in others
+                for digest in theirs(self._config, route, self._store, self._topics, self._scan, strangers)
+            }
+            self._notes.append(f"{len(strangers)} rows of {to.table} are those of {names}")
+        else:
+            self._notes.append(
+                f"{len(strangers)} ids in {to.table} are of no message of this route; they may be those of {names}: map a "
+                "column from ce:source so that they can be told"
+            )
+        for digest in strangers:
+            del checker.unknown[digest]
+
+    def queue(self, checker: Checker, ledger: Ledger, seen: Seen, to: QueueDestination) -> None:
+        """Take the queue's messages as effects; what has left it counts by inbox and monitor."""
+        checker.rows(queues.digests(self._store, ledger, to.queue), to.queue)
+        if queues.lets_go(self._config.queues[to.queue]):
+            self._notes.append(f"what has left queue {to.queue} is counted by inbox and monitor instead")
+            checker.recorded(self._delivered(seen), f"inbox of {self._route.name}")
+        self._order(checker, ledger, seen.evidence)
+
+    def _order(self, checker: Checker, ledger: Ledger, evidence: Evidence) -> None:
+        """Judge the order in which delivery transactions committed."""
+        # A page of a living worker tells its delivery transaction; otherwise the inbox row's own transaction does.
+        order = CommitOrder(ledger)
+        for entry in evidence.proven():
+            if entry.outcome == DELIVERED and entry.group >= 0 and entry.destination >= 0:
+                order.note(entry.digest, entry.destination, 2 * entry.group)
+        for row in self._store.inbox(self._config.relay.name, self._route.name):
+            if row.outcome == DELIVERED:
+                order.note(row.digest, row.applied, 2 * row.transaction + 1)
+        checker.commits(order)
+
+    def _delivered(self, seen: Seen) -> Iterator[bytes]:
+        """Yield what is delivered by inbox or monitor.
+
+        At or above the store's position the inbox alone tells: there the monitor may be ahead of a database that was
+        restored from a backup, and the route delivers again.
+        """
+        for row in self._store.inbox(self._config.relay.name, self._route.name):
+            if row.outcome == DELIVERED:
+                yield row.digest
+        for entry in seen.later.proven():
+            if entry.outcome == DELIVERED and entry.offset < seen.positions.get(entry.partition, 0):
+                yield entry.digest
+
+    def _rows(self, checker: Checker, ledger: Ledger, to: TableDestination) -> int:
+        """Take the table's rows as effects; return how many have no id."""
+        by_source = {source: column for column, source in to.columns.items()}
+        sourced = "ce:source" in by_source
+        columns = [by_source["ce:id"], *([by_source["ce:source"]] if sourced else [])]
+        nameless = 0
+
+        def matches() -> Iterator[bytes]:
+            nonlocal nameless
+            for count, row in enumerate(self._store.rows(to.table, columns)):
+                if count % tables.ROWS == 0:
+                    self._watch(f"{self._route.name}: table {to.table}", count, max(count, len(ledger)))
+                if row[0]:
+                    source = row[1] if sourced else None
+                    yield readers.row_match(
+                        ledger, self._route.from_, row[0], source, sourced=sourced, met=checker.is_met
+                    )
+                else:
+                    nameless += 1
+
+        checker.rows(matches(), to.table)
+        self._watch(f"{self._route.name}: table {to.table}", len(ledger), len(ledger))
+        return nameless
