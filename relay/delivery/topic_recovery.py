@@ -23,12 +23,13 @@ from typing import Final, NamedTuple
 import structlog
 
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
+from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.told import Persons
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
-from relay.message.errors import Fenced, Stopped, TwinDetected
+from relay.message.errors import Fenced, Stopped, TwinDetected, Unreachable
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
 from relay.message.record import LogMessage, LogPartition, Record, headers_of
 from relay.monitor.entries import DEAD, Begin, Page, SettleSeal
@@ -80,6 +81,7 @@ class TopicRecovery:
         self._letter = letter
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
+        self._hanging = HangingTransactions(ports, transactional_id, monitor_topic, self._outputs)
 
     def run(
         self, assigned: Sequence[LogPartition], views: list[MonitorView], group: Group, starts: Starts, notes: Mapping[str, str]
@@ -91,9 +93,10 @@ class TopicRecovery:
             self._ports.reader(committed=False, meanwhile=group.stay) as scanner,
             self._ports.reader(committed=True, meanwhile=group.stay) as reader,
         ):
+            self._hanging.end_own_offsets(group, assigned)
             own = self._fence(scanner, views)
             crash_point("recovery.fenced")
-            stored = group.committed(assigned)
+            stored = self._stored(views, group, assigned)
             _check_topics(stored, notes)
             highs = high_watermarks(scanner, self._monitor, views)
             self._check_monitor(stored, highs)
@@ -101,6 +104,8 @@ class TopicRecovery:
             floors = {p: scanner.watermarks(p)[1] for p in self._outputs}
             producer = SealedProducer(own, self._worker, self._monitor, floors)
             self._made.add(producer.instance)
+            monitors = {LogPartition(self._monitor, number): high for number, (_, high) in highs.items()}
+            self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored)
             fold_committed(reader, self._monitor, views, highs)
             # Committed records only: a first claim that aborted left its begin here and stored no position. Where
             # retention has taken records, theirs were the traces: positions expire sooner than a log that is kept.
@@ -138,6 +143,16 @@ class TopicRecovery:
                 crash_point("recovery.fencing")
             fenced |= named
         raise Fenced(f"{len(fenced)} workers began here while this one took over: they share it out anew, and so it looks again")
+
+    def _stored(
+        self, views: list[MonitorView], group: Group, assigned: Sequence[LogPartition]
+    ) -> dict[LogPartition, tuple[int, str]]:
+        try:
+            return group.committed(assigned)
+        except Unreachable:
+            # Retry, and end what may keep them undecided: the client tells that apart from a broker that is away as little as we can.
+            self._hanging.end_others_offsets(views, group, assigned)
+            raise
 
     def _check_twin(self, views: list[MonitorView]) -> None:
         for view in views:

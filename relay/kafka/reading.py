@@ -112,6 +112,28 @@ class PartitionReader:
         finally:
             consumer.unassign()
 
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has."""
+        try:
+            known = self._consumer.list_topics(topic, timeout=self._deadline_s)
+        except KafkaException as error:
+            raise Unreachable(f"the partitions of {topic} cannot be read: {sentence(error)}") from error
+        return len(known.topics[topic].partitions)
+
+    def still_open(self, ends: Mapping[LogPartition, int], wait_s: float) -> set[LogPartition]:
+        """Return the partitions where, after ``wait_s`` seconds, a transaction is still open below the given end.
+
+        For a handle with ``committed``: high is the last stable offset then.
+        """
+        limit = self._clock() + wait_s
+        left = set(ends)
+        while left := {partition for partition in left if self.watermarks(partition)[1] < ends[partition]}:
+            if self._clock() >= limit:
+                break
+            self._meanwhile()
+            pausing.sleep(_LEADER_PAUSE_S)
+        return left
+
     def _sort(self, batch: list[Any], open_ends: dict[LogPartition, int]) -> list[Any]:
         records = []
         for message in batch:

@@ -140,6 +140,10 @@ class TransactionalInstance:
         """Commit; any exception means that the outcome is unknown."""
         self._by_deadline("commit", lambda: self._producer.commit_transaction(self._timeout_s))
 
+    def abort(self) -> None:
+        """Abort what was written so far; nothing may be begun on this instance afterwards."""
+        self._by_deadline("abort", lambda: self._producer.abort_transaction(self._timeout_s))
+
     def discard(self) -> None:
         """Throw the instance away; what it left open is ended by its successor's ``init``.
 

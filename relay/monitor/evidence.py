@@ -111,6 +111,11 @@ class Evidence:
         one = self._instances.get(instance)
         return one is not None and one.is_ended(n)
 
+    def is_sealed(self, instance: bytes, n: int) -> bool:
+        """Has (instance, n) a seal of its own, or a successor?"""
+        one = self._instances.get(instance)
+        return one is not None and one.proves(n)
+
     def pending(self, instance: bytes, n: int) -> list[Page]:
         """Pages of (instance, n) that are visible and count for nothing yet."""
         one = self._instances.get(instance)

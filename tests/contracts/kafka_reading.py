@@ -48,6 +48,19 @@ class ReadingContract(KafkaContract):
         instance.commit()
         assert self.read(place) == ["open", "behind it"]
 
+    def test_a_partition_is_open_while_a_transaction_is_below_the_end_asked_for(self) -> None:
+        topic = self.system.topic(partitions=2)
+        place, other = LogPartition(topic, 0), LogPartition(topic, 1)
+        self.append(other, "a")
+        instance = self.begun()
+        self.write(instance, place, "open")
+        with self.system.reader(committed=True) as reader:
+            assert reader.partitions(topic) == 2
+            assert reader.still_open({place: 1, other: 1}, 0.1) == {place}
+            assert reader.still_open({place: 0, other: 1}, 0.1) == set(), "nothing is open below it"
+            instance.commit()
+            assert reader.still_open({place: 1, other: 1}, 10.0) == set(), "it is waited for"
+
     def test_the_oldest_open_transaction_holds_the_last_stable_offset(self) -> None:
         place = LogPartition(self.system.topic(), 0)
         first, second = self.begun(), self.begun()

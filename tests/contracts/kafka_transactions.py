@@ -56,6 +56,16 @@ class TransactionContract(KafkaContract):
         assert self.ends(place) == (2, 2)
         assert self.read(place) == []
 
+    def test_what_is_aborted_never_shows(self) -> None:
+        place = LogPartition(self.system.topic(), 0)
+        instance = self.begun("tx-aborted" + uuid4().hex[:6])
+        self.write(instance, place, "aborted")
+        instance.abort()
+        self.begun(instance.transactional_id).discard()
+        assert self.ends(place) == (2, 2)
+        assert self.read(place) == []
+        assert self.read(place, committed=False) == ["aborted"]
+
     def test_acked_tells_the_offset_of_the_last_record(self) -> None:
         place = LogPartition(self.system.topic(), 0)
         self.append(place, "a", "b")

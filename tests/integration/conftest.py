@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.chaos.frame_proxy import FrameProxy
 from relay.config.loading import load
+from relay.local.kafka import BrokerSettings, KafkaCluster
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
@@ -111,3 +112,25 @@ def shop(postgres: str) -> str:
     with psycopg.connect(postgres, autocommit=True) as database:
         database.execute("create table ledger (id text, source text)")
     return f'[resources.shop]\nurl = "{postgres}"\n'
+
+
+@pytest.fixture
+def three_brokers() -> Iterator[KafkaCluster]:
+    """A cluster of its own: a test may kill its brokers."""
+    directory = Path(tempfile.mkdtemp(prefix="relay-away-"))
+    heap = BrokerSettings(heap="256m")
+    try:
+        try:
+            LocalServices.up(directory, brokers=3, postgres=False, settings=heap)
+        except (ConfigError, Unreachable) as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no local brokers: {error}")
+        found = KafkaCluster.find(directory / "kafka", heap)
+        assert found is not None
+        yield found
+    finally:
+        started = LocalServices.find(directory)
+        if started is not None:
+            started.down()
+        shutil.rmtree(directory, ignore_errors=True)

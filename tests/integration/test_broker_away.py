@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +11,8 @@ from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicPlan, Topics
-from relay.local.kafka import BrokerSettings, KafkaCluster
-from relay.local.services import LocalServices
-from relay.message.errors import ConfigError, Unreachable
+from relay.local.kafka import KafkaCluster
+from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from tests.integration.conftest import Proxied
 from tests.routes import wait_for
@@ -30,35 +24,14 @@ CLIENTS = 12
 """Each takes a broker at random for the controller: that none of them took the one that dies is one chance in 130."""
 
 
-@pytest.fixture
-def cluster() -> Iterator[KafkaCluster]:
-    directory = Path(tempfile.mkdtemp(prefix="relay-away-"))
-    heap = BrokerSettings(heap="256m")
-    try:
-        try:
-            LocalServices.up(directory, brokers=3, postgres=False, settings=heap)
-        except (ConfigError, Unreachable) as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no local brokers: {error}")
-        found = KafkaCluster.find(directory / "kafka", heap)
-        assert found is not None
-        yield found
-    finally:
-        started = LocalServices.find(directory)
-        if started is not None:
-            started.down()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def test_a_client_whose_controller_died_asks_another_broker(cluster: KafkaCluster) -> None:
-    kafka = {"bootstrap.servers": cluster.bootstrap}
+def test_a_client_whose_controller_died_asks_another_broker(three_brokers: KafkaCluster) -> None:
+    kafka = {"bootstrap.servers": three_brokers.bootstrap}
     clients = [Topics(kafka, Timing(), timeout_s=ANSWER_S) for _ in range(CLIENTS)]
     clients[0].create([TopicPlan("t", 1, 3)])
     for client in clients:
         client.describe(["t"], settings=False)
 
-    cluster.kill(3)
+    three_brokers.kill(3)
 
     def answers(client: Topics) -> bool:
         try:
@@ -72,8 +45,8 @@ def test_a_client_whose_controller_died_asks_another_broker(cluster: KafkaCluste
         assert answers(client) or answers(client)
 
 
-def test_a_reader_whose_leader_died_finds_the_next_one(cluster: KafkaCluster) -> None:
-    kafka = {"bootstrap.servers": cluster.bootstrap}
+def test_a_reader_whose_leader_died_finds_the_next_one(three_brokers: KafkaCluster) -> None:
+    kafka = {"bootstrap.servers": three_brokers.bootstrap}
     Topics(kafka, Timing()).create([TopicPlan("t", 6, 3)])
     places = [LogPartition("t", number) for number in range(6)]
 
@@ -91,7 +64,7 @@ def test_a_reader_whose_leader_died_finds_the_next_one(cluster: KafkaCluster) ->
     for asked in readers:
         wait_for(lambda asked=asked: answers(asked), 30, "the leaders")  # type: ignore[misc]
 
-    cluster.kill(3)
+    three_brokers.kill(3)
 
     wait_for(lambda: answers(reader()), 30, "the next leaders")
     for asked in readers:

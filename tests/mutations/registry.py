@@ -39,7 +39,7 @@ TOPIC_GUARDS: Final = (
         Search("topic", range(4, 20)),
     ),
     Guard(
-        "no_verification", "a broker lets a torn transaction go on unnoticed", Search("topic", range(30, 36))
+        "no_verification", "a broker lets a torn transaction go on unnoticed", Search("topic", range(170, 180))
     ),
     Guard(
         "instance_kept",
@@ -49,7 +49,17 @@ TOPIC_GUARDS: Final = (
     Guard(
         "stale_membership",
         "a worker that lost its partitions stores positions",
-        Search("topic", range(8, 12)),
+        Search("topic", range(35, 42)),
+    ),
+    Guard(
+        "hanging_left",
+        "the next commit under an id shows what was aborted, where a partition never got the marker",
+        Search("topic", range(478, 479), "duplicate"),
+    ),
+    Guard(
+        "offsets_left_hanging",
+        "the next commit under an id moves positions that were aborted",
+        Search("topic", range(6, 7)),
     ),
     Guard("no_seek", "what a failed batch held is passed over", Search("topic", range(20))),
     Guard("no_sift", "a repeat in the log has a second effect", Search("topic", range(12))),
@@ -280,7 +290,7 @@ LOG_GUARDS: Final = (
     ),
 )
 REDRIVE_GUARDS: Final = (
-    Guard("every_order_obeyed", "an order that is read twice has two effects", Search("topic", range(69, 70))),
+    Guard("every_order_obeyed", "an order that is read twice has two effects", Search("topic", range(734, 735))),
     Guard(
         "taken_back_with_the_outputs",
         "a stray COMMIT shows that a dead letter is taken back, and not the output",

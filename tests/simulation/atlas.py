@@ -6,7 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from tests.simulation.crew import RELAY, ROUTE, Crew
+from tests.simulation.broker_groups import OffsetsOf
+from tests.simulation.crew import OUTPUT, RELAY, ROUTE, Crew
 from tests.simulation.scheduler import Process, World
 from tests.simulation.site import Cluster
 
@@ -81,6 +82,7 @@ class Faults:
         self.cluster.network.heal()
         self.cluster.marker_slow = 0.0
         self.cluster.hang_rate = 0.0
+        self.cluster.transactions.leaderless[False].clear()
         for process in self.crew.running.values():
             process.kill_in = process.freeze_in = None
             process.thawed_at = min(process.thawed_at, self.world.now)
@@ -284,7 +286,24 @@ def clock_jumps(faults: Faults) -> None:
     faults.sometime(strike, 3)
 
 
-RARE: Final = {"silent_connections": 0.1, "live_twins": 0.1}
+def lost_markers(faults: Faults) -> None:
+    """Partitions without a leader for a moment: transactions that are aborted meanwhile stay open in them."""
+    world, left_out = faults.world, faults.cluster.transactions.leaderless[False]
+    rng = Random(f"{world.seed}/lost_markers/places")
+    names = (OUTPUT, f"{RELAY}.{ROUTE}.monitor")
+    places: list[object] = [p.place for name in names for p in faults.cluster.topics.by_name[name].partitions]
+    places.append(OffsetsOf(f"{RELAY}.{ROUTE}"))
+
+    def strike() -> None:
+        left_out.clear()
+        left_out.update(rng.sample(places, rng.randrange(1, len(places) + 1)))
+        world.at(rng.uniform(1.0, 6.0), left_out.clear)
+
+    for _ in range(rng.randrange(4, 12)):
+        world.at(rng.uniform(0.3, faults.until), strike)
+
+
+RARE: Final = {"silent_connections": 0.1, "live_twins": 0.1, "lost_markers": 0.2}
 """Shares of runs with a fault, where it is not half of them."""
 STORM: Final = ("strays", "deaf_members", "frozen_points")
 """What the protocol was made for: strays while memberships end and workers stand still."""
@@ -298,6 +317,6 @@ ATLAS: Final[dict[str, Callable[[Faults], None]]] = {
     for fault in (
         kills, kills_between_calls, freezes, crash_points, strays, bad_lines, resets, broker_pauses, broker_restarts,
         partitions, deaf_members, silent_connections, live_twins, frozen_points, slow_markers, hanging_calls,
-        compactions, clock_jumps,
+        compactions, clock_jumps, lost_markers,
     )
 }  # fmt: skip

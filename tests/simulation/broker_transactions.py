@@ -63,6 +63,8 @@ class Transactions:
     def __init__(self, world: World, topics: Topics, groups: Groups, marker_delay: Callable[[], float]) -> None:
         self.entries: dict[str, Entry] = {}
         self.verification = True
+        self.leaderless: dict[bool, set[Place]] = {False: set(), True: set()}
+        """What aborts (False) and commits (True) leave out, since it has no leader now (seen with Kafka 4.3.0)."""
         self._world = world
         self._topics = topics
         self._groups = groups
@@ -147,7 +149,9 @@ class Transactions:
     def _prepare(self, transactional_id: str, entry: Entry, *, commit: bool) -> None:
         entry.state = State.PREPARE_COMMIT if commit else State.PREPARE_ABORT
         self._world.trace("coordinator", transactional_id, entry.epoch, entry.state.value, len(entry.places))
-        waiting = set(entry.places)
+        waiting = entry.places - self.leaderless[commit]
+        if not waiting:
+            self._complete(transactional_id, entry, commit=commit)
         for place in sorted(waiting, key=str):
             self._world.at(self._marker_delay(), self._mark, transactional_id, entry, place, commit, waiting)
 
@@ -158,9 +162,12 @@ class Transactions:
             self._topics.partition(place).end_transaction(entry.producer_id, entry.epoch, commit=commit)  # type: ignore[arg-type]
         waiting.discard(place)
         if not waiting:
-            entry.state = State.COMPLETE_COMMIT if commit else State.COMPLETE_ABORT
-            entry.places = set()
-            self._world.trace("coordinator", transactional_id, entry.epoch, entry.state.value)
+            self._complete(transactional_id, entry, commit=commit)
+
+    def _complete(self, transactional_id: str, entry: Entry, *, commit: bool) -> None:
+        entry.state = State.COMPLETE_COMMIT if commit else State.COMPLETE_ABORT
+        entry.places = set()
+        self._world.trace("coordinator", transactional_id, entry.epoch, entry.state.value)
 
     def _reap(self) -> None:
         """Abort what has been open for longer than its producer's timeout; that fences the producer."""

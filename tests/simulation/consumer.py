@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, TopicPartition
@@ -143,6 +144,12 @@ class SimConsumer(Client):
             raise failure(code)
         found: tuple[int, int] = marks
         return found
+
+    def list_topics(self, topic: str, timeout: float = -1) -> Any:
+        """Metadata of one topic, as far as it is asked for: how many partitions it has."""
+        self.world.sleep(0.002)
+        partitions = self.cluster.topics.by_name[topic].partitions
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=dict(enumerate(partitions)))})
 
     def consumer_group_metadata(self) -> bytes:
         """As the client lays it out: generation, group, member."""

@@ -12,7 +12,7 @@ from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import PartitionReader
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.envelope import OUT_DIGEST
-from relay.message.errors import Stuck
+from relay.message.errors import Retriable, Stuck, Unreachable
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import memory_index
@@ -36,9 +36,9 @@ class Stage:
         self.log, self.out, self.dead, self.monitor = (LogPartition(system.topic(), 0) for _ in range(4))
         self._waiting: dict[tuple[Process, str], Callable[[], object]] = {}
 
-    def worker(self, name: str) -> Worker:
-        """Start a worker and let it join the group."""
-        return Worker(self, name)
+    def worker(self, name: str, transactional_id: str = "") -> Worker:
+        """Start a worker and let it join the group; its id is its name, unless it is somebody's again."""
+        return Worker(self, name, transactional_id or name)
 
     def when(self, worker: Worker, point: str, action: Callable[[], object]) -> None:
         """Have something happen when the worker next passes a crash point."""
@@ -76,7 +76,7 @@ class Stage:
 class Worker:
     """One worker: its process, its membership, and production's delivery on production's adapters."""
 
-    def __init__(self, stage: Stage, name: str) -> None:
+    def __init__(self, stage: Stage, name: str, transactional_id: str) -> None:
         self.process = stage.world.process(name)
         self._stage = stage
         index = memory_index(0)
@@ -84,7 +84,7 @@ class Worker:
         with stage.world.acting_as(self.process):
             self.member: GroupConsumer = stage.system.group(GROUP, stage.log.topic)
             self.delivery = TopicDelivery(
-                self, route=ROUTE, group_id=GROUP, transactional_id=name, monitor_topic=stage.monitor.topic,
+                self, route=ROUTE, group_id=GROUP, transactional_id=transactional_id, monitor_topic=stage.monitor.topic,
                 topic=stage.out.topic, topic_partitions=1, deadletter_topic=stage.dead.topic, deadletter_partitions=1,
                 stop_on_dead=False,
             )  # fmt: skip
@@ -111,7 +111,7 @@ class Worker:
         for _ in range(RECOVERIES_MAX):
             try:
                 return self.recover()
-            except Stuck:
+            except (Stuck, Retriable, Unreachable):
                 continue  # in doubt: the next recovery finds out
         raise AssertionError(f"stuck after {RECOVERIES_MAX} recoveries")
 

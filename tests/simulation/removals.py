@@ -15,6 +15,7 @@ import relay.delivery.topic as topic_module
 import relay.run.worker as worker_module
 from relay.delivery import evidence_reading, topic_recovery
 from relay.delivery.carrying import Carrying
+from relay.delivery.hanging import HangingTransactions
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.topic import TopicDelivery
 from relay.delivery.topic_recovery import TopicRecovery
@@ -177,7 +178,11 @@ def instance_kept() -> list[Change]:
     def _world_of(recovery: TopicRecovery) -> int:
         return id(recovery)
 
-    return [(TopicRecovery, "_fence", fence), (TransactionalInstance, "discard", lambda self: None)]
+    return [
+        (TopicRecovery, "_fence", fence),
+        (TransactionalInstance, "discard", lambda self: None),
+        (HangingTransactions, "end_own_offsets", lambda *_: None),
+    ]
 
 
 def not_fenced() -> list[Change]:
@@ -191,6 +196,16 @@ def not_fenced() -> list[Change]:
         return own
 
     return [(TopicRecovery, "_fence", fence)]
+
+
+def hanging_left() -> list[Change]:
+    """What an aborted transaction left open is not looked for."""
+    return [(HangingTransactions, "end", lambda *_: None)]
+
+
+def offsets_left_hanging() -> list[Change]:
+    """What a former instance sent as offsets is left to the next commit under its id."""
+    return [(HangingTransactions, "end_own_offsets", lambda *_: None)]
 
 
 def stable_end_read() -> list[Change]:
@@ -340,7 +355,8 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
         no_seal, unsealed_trusted, no_verification, ordinary_settle_seal, no_claim, begin_not_flushed,
-        offsets_before_flush, instance_kept, not_fenced, stable_end_read, no_sift, offsets_skipped, stale_membership,
+        offsets_before_flush, instance_kept, not_fenced, hanging_left, offsets_left_hanging, stable_end_read, no_sift,
+        offsets_skipped, stale_membership,
         no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step, overtaken_is_lost,
         last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
         entries_not_carried, carried_not_entered, dropped_without_an_end, silent_recovery, settled_not_forgotten,

@@ -15,11 +15,12 @@ from relay.transfer.timers import ResendTimers
 from tests.contracts.kafka_systems import SimulatedKafka, until
 from tests.contracts.table_databases import LEDGER, P0, message, plan
 from tests.simulation import kafka_ports
+from tests.simulation.broker_groups import OffsetsOf
 from tests.simulation.calling import CallingWorld
 from tests.simulation.database_cursor import SimulatedCursor
 from tests.simulation.databases import Backend, Database, Weather
 from tests.simulation.installation import installed
-from tests.simulation.interleavings import Stage
+from tests.simulation.interleavings import GROUP, Stage
 from tests.simulation.scratch_sql import run_sql
 
 REFUSED = (RelayError, KafkaException)
@@ -91,6 +92,53 @@ def test_nothing_is_decided_while_an_open_transaction_hides_the_end_of_the_monit
     heir.deliver(heir.batch(0, 1, 2, 3, first=0, position=4))
 
     assert sorted(stage.delivered()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("heirs_id", ["old", "heir"])
+@pytest.mark.parametrize("hanging", ["out", "monitor", "offsets", "out monitor offsets"])
+def test_what_hangs_of_an_aborted_transaction_never_shows(stage: Stage, hanging: str, heirs_id: str) -> None:
+    """Partitions without a leader are left out when it is aborted; later commits under its id would end it there."""
+    places = {"out": stage.out, "monitor": stage.monitor, "offsets": OffsetsOf(GROUP)}
+    old = stage.worker("old")
+    old.recover()
+    old.deliver(old.batch(0, first=0, position=1))
+    left_out = stage.system.cluster.transactions.leaderless[False]
+
+    def die() -> None:
+        left_out.update(places[name] for name in hanging.split())
+        raise RelayError("the process ends")
+
+    stage.when(old, "sealed.committing", die)
+    with pytest.raises(RelayError):
+        old.deliver(old.batch(1, 2, first=1, position=3))
+    with stage.world.acting_as(old.process):
+        stage.system.instance("old").init()  # or its time is over: the coordinator aborts what is open
+    left_out.clear()
+    stage.drop(old)
+    heir = stage.worker("heir", heirs_id)
+
+    heir.recover_until_it_can_be_told()
+    heir.deliver(heir.batch(1, 2, first=1, position=3))
+    heir.deliver(heir.batch(3, first=3, position=4))
+
+    assert stage.delivered() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("hanging", ["monitor", "offsets", "monitor offsets"])
+def test_what_hangs_of_a_committed_transaction_is_known_by_its_outputs(stage: Stage, hanging: str) -> None:
+    places = {"monitor": stage.monitor, "offsets": OffsetsOf(GROUP)}
+    old = stage.worker("old")
+    old.recover()
+    stage.system.cluster.transactions.leaderless[True].update(places[name] for name in hanging.split())
+    old.deliver(old.batch(0, 1, first=0, position=2))
+    stage.system.cluster.transactions.leaderless[True].clear()
+    stage.drop(old)
+    heir = stage.worker("heir")
+
+    heir.recover_until_it_can_be_told()
+    heir.deliver(heir.batch(0, 1, 2, first=0, position=3))
+
+    assert stage.delivered() == [0, 1, 2]
 
 
 class Table:

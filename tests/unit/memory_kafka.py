@@ -150,6 +150,11 @@ class MemoryTransaction:
         self._kafka.end(self.transactional_id, commit=True)
         self._begun = None
 
+    def abort(self) -> None:
+        self._unit()
+        self._kafka.end(self.transactional_id, commit=False)
+        self._begun = None
+
     def discard(self) -> None:
         self._epoch = -1
 
@@ -183,6 +188,16 @@ class MemoryReader:
 
     def watermarks(self, partition: LogPartition) -> tuple[int, int]:
         return self._kafka.low.get(partition, 0), len(self._kafka.logs.get(partition, []))
+
+    def partitions(self, topic: str) -> int:
+        return 1 + max((place.partition for place in self._kafka.logs if place.topic == topic), default=-1)
+
+    def still_open(self, ends: Mapping[LogPartition, int], _wait_s: float) -> set[LogPartition]:
+        return {
+            place
+            for place, end in ends.items()
+            if any(one.unit.committed is None for one in self._kafka.logs.get(place, [])[:end])
+        }
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
         for place, (first, end) in ranges.items():

@@ -1,0 +1,223 @@
+"""Transactions that hang: the coordinator calls them ended, and a partition never got the marker that says so.
+
+Brokers with Kafka's newer metadata cache (seen with 4.3.0) leave a partition out that has no leader at the moment when a
+transaction is ended, for example because its only replica, or the whole cluster, is just coming back. There it stays open:
+readers stop before it, the group's offsets stay undecided, and the next commit under the same transactional id *shows* what
+was aborted. So whoever makes an instance looks first whether anything is open where it may write. What hangs is ended by a
+throw-away instance of the same id that writes there and aborts: its marker ends both. (KIP-664 names the operator's tool
+for that: ``kafka-transactions.sh abort``.)
+
+A transaction ends everywhere alike, unless a stray EndTxn tore it: then its last part has no seal that shows. So it is
+aborted unless its seal shows, or lies in a monitor that hangs while an output shows or a position has moved. Then it was
+committed: the monitor's part is committed as well, an output that hangs is left to the next commit under its id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+import structlog
+
+from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.ports import Group, KafkaPorts, Reader
+from relay.message.envelope import OUT_INSTANCE, OUT_N
+from relay.message.errors import Retriable
+from relay.message.record import LogPartition, Record, headers_of
+from relay.message.schemas import UnknownRecord
+from relay.monitor.entries import Begin, Entry, Seal, decode, transaction_of_page
+from relay.run.crash import crash_point
+
+log = structlog.get_logger("relay.recovery")
+WAIT_S: Final = 5.0
+"""Other workers' transactions end within this, mostly; that nothing of ours was open then does no harm."""
+ROUNDS_MAX: Final = 2
+"""So often a place is ended in; what is still open there then is another worker's, or a stranger's."""
+TAIL: Final = 100_000
+"""So many records of each partition are looked through for traces of a commit."""
+TOUCH: Final = b"hanging"
+"""The key of what is written to be ended, without a value: nothing to whoever reads a monitor; outputs never show it."""
+Number = tuple[bytes, int]
+"""A transaction: its instance and its n."""
+
+
+class HangingTransactions:
+    """Finds and ends what former instances left open in ``outputs`` and in the monitor."""
+
+    def __init__(self, ports: KafkaPorts, own: str, monitor_topic: str, outputs: Collection[LogPartition]) -> None:
+        self._ports = ports
+        self._own = own
+        self._monitor = monitor_topic
+        self._outputs = outputs
+        self._rounds: Counter[tuple[str, LogPartition]] = Counter()
+
+    def end(
+        self,
+        scanner: Reader,
+        reader: Reader,
+        views: Sequence[MonitorView],
+        ends: Mapping[LogPartition, int],
+        stored: Mapping[LogPartition, tuple[int, str]],
+    ) -> None:
+        """End what is open below ``ends``, by place; raises Retriable if there was anything, since more can be read now."""
+        hanging = reader.still_open(ends, WAIT_S)
+        for known in [known for known in self._rounds if known[1] not in hanging]:
+            del self._rounds[known]
+        if not hanging:
+            return
+        found = {place: self._found(scanner, reader, place, ends[place]) for place in sorted(hanging)}
+        committed = self._committed(scanner, reader, views, stored)
+        names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
+        aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
+        for place, last in found.items():
+            # What nobody can be named for may be our own former instance's.
+            for instance, n in last.items():
+                into = aborting if n > committed.get(instance, 0) else committing
+                if into is aborting or place.topic == self._monitor:
+                    into[names.get(instance, self._own)].append(place)
+        ended = [self._end_under(one, places, commit=False) for one, places in sorted(aborting.items())]
+        ended += [self._end_under(one, places, commit=True) for one, places in sorted(committing.items())]
+        if any(ended):
+            raise Retriable("what former instances may have left open was ended; recovery looks again")
+
+    def end_own_offsets(self, group: Group, assigned: Sequence[LogPartition]) -> None:
+        """Abort a transaction that holds an offset only, before an instance of the own id is made.
+
+        Offsets that a former one sent for partitions which others own by now would else be committed by our next commit,
+        and nothing shows them. Right also for a commit: a position stays where it was, and the monitor tells what lies above.
+        The offset is one that nobody asks for.
+        """
+        if assigned:
+            self._touch(self._own, (), self._unasked(assigned), group.membership(), commit=False)
+
+    def end_others_offsets(self, views: Iterable[MonitorView], group: Group, assigned: Sequence[LogPartition]) -> None:
+        """The same for whoever has begun in our partitions, where the positions cannot be read."""
+        membership = group.membership()
+        for one in sorted({begin.transactional_id for begin in _last_begins(views)} - {self._own}):
+            self._touch(one, (), self._unasked(assigned), membership, commit=False)
+
+    def _unasked(self, assigned: Sequence[LogPartition]) -> dict[LogPartition, int]:
+        return {LogPartition(self._monitor, assigned[0].partition): 0}
+
+    def _end_under(self, transactional_id: str, places: Iterable[LogPartition], *, commit: bool) -> bool:
+        due = sorted({place for place in places if self._rounds[transactional_id, place] < ROUNDS_MAX})
+        if due:
+            log.warning(
+                "ending what may hang", transactional_id=transactional_id, commit=commit,
+                partitions=[f"{place.topic}[{place.partition}]" for place in due],
+            )  # fmt: skip
+            self._touch(transactional_id, due, {}, b"", commit=commit)
+            self._rounds.update((transactional_id, place) for place in due)
+        return bool(due)
+
+    def _touch(
+        self,
+        transactional_id: str,
+        places: Collection[LogPartition],
+        positions: Mapping[LogPartition, int],
+        membership: bytes,
+        *,
+        commit: bool,
+    ) -> None:
+        """End a transaction that touches the places; the instance goes with it, as an epoch holds commits only."""
+        transaction = self._ports.transaction(transactional_id)
+        transaction.init()
+        transaction.begin()
+        for place in places:
+            transaction.produce(place, TOUCH, None)
+        transaction.flush()
+        if positions:
+            transaction.send_offsets(positions, {}, membership)
+        crash_point("recovery.ending")
+        if commit:
+            transaction.commit()
+        else:
+            transaction.abort()
+        transaction.discard()
+
+    def _found(self, scanner: Reader, reader: Reader, place: LogPartition, end: int) -> dict[bytes, int]:
+        """Return the instances, with their last n, of which something lies where nobody can read yet."""
+        first = max(reader.watermarks(place)[1], scanner.watermarks(place)[0])
+        read = _begun if place.topic == self._monitor else _written
+        return _last(read(record) for records in scanner.read({place: (first, end)}) for record in records)
+
+    def _committed(
+        self, scanner: Reader, reader: Reader, views: Iterable[MonitorView], stored: Mapping[LogPartition, tuple[int, str]]
+    ) -> dict[bytes, int]:
+        """Return the last n of each instance of which a commit left a trace."""
+        spans = {}
+        for place in (LogPartition(self._monitor, number) for number in range(reader.partitions(self._monitor))):
+            end = reader.watermarks(place)[1]
+            spans[place] = (max(scanner.watermarks(place)[0], end - TAIL), end)
+        sealed = (_sealed(record) for records in reader.read(spans) for record in records)
+        traces = (
+            (begin.instance, begin.n)
+            for view in views
+            if view.scan is not None
+            for _, begin in view.scan.last.values()
+            if view.scan.evidence.is_sealed(begin.instance, begin.n)
+            if _has_moved(begin, stored) or self._shows(scanner, reader, begin)
+        )
+        return _last(chain(sealed, traces))
+
+    def _shows(self, scanner: Reader, reader: Reader, begin: Begin) -> bool:
+        """Does any output of the transaction show to a read_committed reader?"""
+        spans = {}
+        for output in begin.outputs:
+            place = LogPartition(output.topic, output.partition)
+            spans[place] = (max(output.offset, scanner.watermarks(place)[0]), reader.watermarks(place)[1])
+        found = (_written(record) for records in reader.read(spans) for record in records)
+        return any(number == (begin.instance, begin.n) for number in found)
+
+
+def _last_begins(views: Iterable[MonitorView]) -> list[Begin]:
+    return [begin for view in views if view.scan is not None for _, begin in view.scan.last.values()]
+
+
+def _last(numbers: Iterable[Number | None]) -> dict[bytes, int]:
+    last: dict[bytes, int] = {}
+    for number in numbers:
+        if number is not None:
+            last[number[0]] = max(number[1], last.get(number[0], 0))
+    return last
+
+
+def _has_moved(begin: Begin, stored: Mapping[LogPartition, tuple[int, str]]) -> bool:
+    """Has a position moved past what the transaction took?"""
+    ends = [(one, stored.get(LogPartition(one.topic, one.partition), (0, ""))[0]) for one in begin.inputs]
+    return any(one.first < one.next <= position for one, position in ends)
+
+
+def _begun(record: Record) -> Number | None:
+    """Return the transaction of a begin, a page or a seal."""
+    page = transaction_of_page(record.key())
+    if page is not None:
+        return page
+    entry = _decoded(record)
+    return (entry.instance, entry.n) if isinstance(entry, Begin | Seal) else None
+
+
+def _sealed(record: Record) -> Number | None:
+    """Return the last transaction that an entry which shows calls committed: a begin speaks of the one before it."""
+    number = _begun(record)
+    if number is None or isinstance(_decoded(record), Seal):
+        return number
+    return number[0], number[1] - 1
+
+
+def _decoded(record: Record) -> Entry | None:
+    try:
+        return decode(record.key(), record.value())
+    except UnknownRecord:
+        return None
+
+
+def _written(record: Record) -> Number | None:
+    """Return the transaction of an output or a dead letter; None for a stranger's, and for what touches."""
+    try:
+        headers = dict(headers_of(record) or ())
+        return bytes.fromhex((headers.get(OUT_INSTANCE) or b"").decode()), int(headers.get(OUT_N) or b"")
+    except (SystemError, ValueError):
+        return None

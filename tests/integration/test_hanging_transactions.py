@@ -1,0 +1,79 @@
+"""What Kafka left open, because a partition had no leader when its transaction was aborted, never shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from relay.local.kafka import KafkaCluster
+from relay.run.crash import EXIT_STATUS, VARIABLE
+from tests.routes import Route, ids, publish, read_all, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+MESSAGES = 40
+
+
+class Site:
+    """A route into a topic that lies on the third broker only, unlike all else."""
+
+    def __init__(self, cluster: KafkaCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.kafka = cluster.bootstrap
+        self.admin = AdminClient({"bootstrap.servers": self.kafka})
+        log, output = NewTopic("log", num_partitions=1), NewTopic("out", num_partitions=1, replica_assignment=[[3]])
+        for made in self.admin.create_topics([log, output]).values():
+            made.result(30)
+        self.route = Route(directory, self.kafka, "log", '{ topic = "out" }')
+        self.route.migrate()
+
+    def leader(self) -> int:
+        leader: int = self.admin.list_topics("out", timeout=10).topics["out"].partitions[0].leader
+        return leader
+
+    def is_open(self, topic: str) -> bool:
+        """Is a transaction open in partition 0?"""
+        stable, high = (self.end(topic, isolation) for isolation in ("read_committed", "read_uncommitted"))
+        return stable < high
+
+    def end(self, topic: str, isolation: str) -> int:
+        asker = Consumer({"bootstrap.servers": self.kafka, "group.id": "asker", "isolation.level": isolation})
+        try:
+            return int(wait_for(lambda: self.ends(asker, topic), what=f"an answer about {topic}")[1])
+        finally:
+            asker.close()
+
+    @staticmethod
+    def ends(asker: Consumer, topic: str) -> tuple[int, int] | None:
+        """Ask once: a new leader does not know its high watermark yet."""
+        try:
+            marks: tuple[int, int] = asker.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)
+        except KafkaException:
+            return None
+        return marks
+
+    def crash(self, point: str) -> None:
+        assert self.route.finish(**{VARIABLE: point}) == EXIT_STATUS, self.route.said()
+
+
+def test_an_aborted_transaction_that_hangs_in_an_output_is_ended_before_anything_is_written_there(
+    three_brokers: KafkaCluster, tmp_path: Path
+) -> None:
+    site = Site(three_brokers, tmp_path)
+    publish(site.kafka, "log", [(0, [("ce_id", b"m-%d" % n), ("ce_source", b"/a")], b"v") for n in range(MESSAGES)])
+    site.crash("sealed.committing:2")
+    three_brokers.kill(3)
+    wait_for(lambda: site.leader() == -1, what="a partition without a leader")
+    wait_for(lambda: not site.is_open(f"{site.route.name}.main.monitor"), what="the coordinator's abort")
+    three_brokers.start()
+    wait_for(lambda: site.leader() == 3, what="the third broker")
+    assert site.is_open("out"), "this broker ends the transaction there as well: nothing is shown by this test"
+
+    site.crash("recovery.ending")
+    site.crash("recovery.ending:2")
+    assert site.route.finish() == 0, site.route.said()
+
+    assert "ending what may hang" in site.route.said()
+    assert ids(read_all(site.kafka, "out", 1)) == [f"m-{n}" for n in range(MESSAGES)]
