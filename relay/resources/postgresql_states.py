@@ -21,6 +21,11 @@ _STATEMENTS_OWN: Final = frozenset({
     "57014",  # query_canceled: longer than `statement_timeout`
 })
 """Of such a class, and yet the doing of whoever wrote the statement."""
+_TIME_IS_OVER: Final = frozenset({
+    "25P03",  # idle_in_transaction_session_timeout
+    "25P04",  # transaction_timeout
+})
+"""The server ended the transaction, and the connection with it, since whoever began it took too long."""
 _NO_PLACE: Final = "MarkAsPreparing"
 """Where the server raises that it has no place for one more prepared transaction, for none at all, or one of that name."""
 
@@ -30,9 +35,17 @@ def is_servers(state: str) -> bool:
     return state[:2] in _RETRY_CLASSES or state in _RETRY_STATES
 
 
+def says_time_is_over(error: psycopg.Error) -> bool:
+    """Has the server ended the transaction for having paused, or lasted, longer than a limit lets it?"""
+    return error.sqlstate in _TIME_IS_OVER
+
+
 def is_away(error: psycopg.Error, *, closed: bool) -> bool:
     """Is an error that a handler's own statement met the server's or the network's doing? ``closed``: the connection broke."""
     state = error.sqlstate or ""
+    if says_time_is_over(error):
+        # Tried again it would take as long, and for ever, if it cost no try.
+        return False
     return closed or (is_servers(state) and state not in _STATEMENTS_OWN)
 
 

@@ -55,6 +55,8 @@ class Assembled:
     ) -> None:
         self._config = config
         self._job = job
+        # A handler may pause between two statements for as long as it may run; frozen for longer, it holds nobody up.
+        self._pause_s = max(queue_of(config, job.queue).lease_s, limits.deadline_s)
         self._follower = follow(config) if follower is None else follower
         self._desired = self._follower.now()
         """Renewed by the main thread alone, in `_held_back`; others look at it."""
@@ -174,7 +176,7 @@ class Assembled:
         return self._further
 
     def _connect_further(self, resource: str) -> Any:
-        connection = self._connect(resource)
+        connection = self._connect(resource, self._pause_s)
         connection.autocommit = False
         return connection
 
@@ -218,7 +220,7 @@ class Assembled:
         return Desks(partial(self._desk, resource), limit)
 
     def _desk(self, resource: str) -> Desk:
-        connection = self._connect(resource)
+        connection = self._connect(resource, self._pause_s)
 
         def bind(bound: Any) -> dict[str, QueueStore]:
             return {name: bind_queue(self._config, name, bound, self._desired) for name in self._near}
@@ -227,13 +229,14 @@ class Assembled:
             return SqliteDesk(resource, connection, bind, self._gate)
         return PostgresqlDesk(resource, connection, bind)
 
-    def _connect(self, resource: str) -> Any:
+    def _connect(self, resource: str, pause_s: float | None = None) -> Any:
+        """Connect for the relay's own statements, or for a handler's, which may pause for so long in its transaction."""
         found = open_resource(resource, self._config.resources[resource].url.get_secret_value())
         if isinstance(found, SqliteResource):
             return found.connect()
-        lease = queue_of(self._config, self._job.queue).lease_s
+        idle_s = queue_of(self._config, self._job.queue).lease_s if pause_s is None else pause_s
         return cast("PostgresqlResource", found).connect(
-            lock_timeout=LOCK_TIMEOUT_S, idle_in_transaction_session_timeout=lease
+            lock_timeout=LOCK_TIMEOUT_S, idle_in_transaction_session_timeout=idle_s
         )
 
     def _outcomes(self, resource: str, lent: ExitStack) -> Outcomes:

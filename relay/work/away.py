@@ -7,7 +7,7 @@ from typing import Final
 
 import psycopg
 
-from relay.resources.postgresql_states import is_away
+from relay.resources.postgresql_states import is_away, says_time_is_over
 
 _SQLITE: Final = frozenset({
     sqlite3.SQLITE_BUSY,
@@ -22,6 +22,13 @@ _SQLITE: Final = frozenset({
 def is_postgresqls(error: BaseException, *, closed: bool) -> bool:
     """Is the error the server's or the network's doing? ``closed``: the connection broke."""
     return isinstance(error, psycopg.Error) and is_away(error, closed=closed)
+
+
+def time_is_over(error: BaseException | None) -> bool:
+    """Has a server ended the handler's transaction for having taken too long? Asked of what the relay made of the driver's error, too."""
+    while error is not None and not (isinstance(error, psycopg.Error) and says_time_is_over(error)):
+        error = error.__cause__
+    return error is not None
 
 
 def is_sqlites(error: BaseException) -> bool:

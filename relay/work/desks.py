@@ -19,7 +19,7 @@ from relay.resources.postgresql import durable, is_unread, leaves_commit_open
 from relay.resources.postgresql_states import refuses_writes
 from relay.resources.prepared import UNREAD
 from relay.run import schedule
-from relay.work.away import is_postgresqls, is_sqlites
+from relay.work.away import is_postgresqls, is_sqlites, time_is_over
 
 
 class EffectsInDoubt(InDoubt):
@@ -38,9 +38,17 @@ class TransactionTaken(RelayError):
     """The handler ended the transaction that is not its own: its writes stand, or fell, without its message's DONE."""
 
 
+class TimeOver(RelayError):
+    """The server ended the handler's transaction, which had paused, or lasted, for longer than a limit of time lets it."""
+
+
 OVER: Final = "the handler has returned, and its message is decided: let what it starts end, or await it, before"
 TAKEN: Final = "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
 
+TIME_OVER: Final = (
+    "the server has ended the handler's transaction, which paused or lasted for too long (idle_in_transaction_session_timeout, "
+    "transaction_timeout): let the handler do what takes long before its first statement"
+)
 BROKEN: Final = (
     "a statement had failed and the handler went on, which PostgreSQL does not: let errors pass, or use savepoints"
 )
@@ -68,8 +76,14 @@ class Desk(Protocol):
     def is_away(self, error: BaseException) -> bool:
         """Tell whether an error is the database's doing, and not the handler's."""
 
+    def is_time_over(self, error: BaseException) -> bool:
+        """Tell whether an error, also of the relay's own statements here, came of a transaction that took too long."""
+
     def check(self) -> None:
-        """Raise TransactionTaken unless the transaction begun is still open: what follows would commit by itself."""
+        """Raise TransactionTaken unless the transaction begun is still open: what follows would commit by itself.
+
+        Raises TimeOver if the handler was told that the server had ended it, and went on.
+        """
 
     def commit(self) -> None:
         """Commit; raises EffectsInDoubt, DatabaseAway (surely not committed) or TransactionTaken."""
@@ -101,6 +115,7 @@ class PostgresqlDesk:
         self._connection = connection
         self.stores = bind(connection)
         self.outcomes: ForgettableOutcomes = PostgresqlAttempts(name, connection)
+        self._time_is_over = False
         # A queue's states are written by what others have committed until then; an older snapshot leaves a message open for ever.
         self._begin = b"begin isolation level read committed" if self.stores else b"begin"
 
@@ -113,20 +128,38 @@ class PostgresqlDesk:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement."""
-        return self._connection.execute(query, params)
+        try:
+            return self._connection.execute(query, params)
+        except psycopg.Error as error:
+            self._note(error)
+            raise
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
         cursor = self._connection.cursor()
-        cursor.executemany(query, params)
+        try:
+            cursor.executemany(query, params)
+        except psycopg.Error as error:
+            self._note(error)
+            raise
         return cursor
+
+    def _note(self, error: psycopg.Error) -> None:
+        """Only the first statement behind the transaction's end is told why: to the next one the connection is just closed."""
+        self._time_is_over = self._time_is_over or self.is_time_over(error)
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the connection broke, or the server does not write now."""
-        return is_postgresqls(error, closed=self._connection.closed)
+        return not self._time_is_over and is_postgresqls(error, closed=self._connection.closed)
+
+    def is_time_over(self, error: BaseException) -> bool:
+        """Tell it of this connection, which is closed then: another one's word, of a store that waited, is none about the handler."""
+        return self._connection.closed and time_is_over(error)
 
     def check(self) -> None:
         """Look at what the last answer said of the transaction."""
+        if self._time_is_over:
+            raise TimeOver(TIME_OVER)
         if is_unread(self._connection):
             raise TransactionTaken(UNREAD)
         status = self._connection.info.transaction_status
@@ -212,6 +245,10 @@ class SqliteDesk:
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the file was busy or could not be written."""
         return is_sqlites(error)
+
+    def is_time_over(self, error: BaseException) -> bool:  # noqa: ARG002 - nobody ends one
+        """SQLite knows no such limit."""
+        return False
 
     def check(self) -> None:
         """Ask the connection."""
@@ -334,6 +371,10 @@ class Database:
         self._is_over = True
         with self._turn:
             pass
+
+    def is_time_over(self, error: BaseException) -> bool:
+        """Tell whether an error came of a transaction here that took too long, and was ended for it."""
+        return self.desk is not None and self.desk.is_time_over(error)
 
     def begun(self) -> Desk:
         """Return the desk, with a transaction begun."""

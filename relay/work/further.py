@@ -16,8 +16,8 @@ import structlog
 from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.resources.prepared import EffectTransaction
 from relay.run import clock, schedule
-from relay.work.away import is_postgresqls
-from relay.work.desks import OVER, CallOver
+from relay.work.away import is_postgresqls, time_is_over
+from relay.work.desks import OVER, TIME_OVER, CallOver, TimeOver
 
 Connect = Callable[[], psycopg.Connection[Any]]
 SAID_S: Final = 30.0
@@ -87,6 +87,7 @@ class FurtherDatabase:
         self._effect: EffectTransaction | None = None
         self._turn = schedule.lock()
         self._is_over = False
+        self._time_is_over = False
 
     @property
     def is_begun(self) -> bool:
@@ -114,7 +115,9 @@ class FurtherDatabase:
 
     def prepare(self) -> None:
         """Prepare what the handler wrote; raises Unreachable (in doubt: recovery looks for it), or the driver's error if
-        what was written is refused."""
+        what was written is refused, or TimeOver if the handler went on after it was told so."""
+        if self._time_is_over:
+            raise TimeOver(TIME_OVER)
         if self._effect is not None:
             with self._noting():
                 self._effect.prepare()
@@ -146,7 +149,15 @@ class FurtherDatabase:
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the connection broke, or the server does not write now."""
-        return is_postgresqls(error, closed=self._effect is not None and self._effect.connection.closed)
+        return not self._time_is_over and is_postgresqls(error, closed=self._is_closed)
+
+    def is_time_over(self, error: BaseException) -> bool:
+        """Tell whether an error came of a transaction here that took too long, and was ended for it."""
+        return self._is_closed and time_is_over(error)
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._effect is not None and self._effect.connection.closed
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -154,6 +165,7 @@ class FurtherDatabase:
         try:
             yield
         except (Retriable, Unreachable, psycopg.Error) as error:
+            self._time_is_over = self._time_is_over or self.is_time_over(error)
             if not isinstance(error, psycopg.Error) or self.is_away(error):
                 self._connections.say_away(error)
             raise
@@ -208,6 +220,10 @@ class Further:
         """Leave every one to recovery."""
         for one in self.databases:
             one.leave()
+
+    def is_time_over(self, error: BaseException) -> bool:
+        """Tell whether an error came of a transaction in one of them that took too long, and was ended for it."""
+        return any(one.is_time_over(error) for one in self.databases)
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether one of them caused the error, and not the handler."""

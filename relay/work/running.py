@@ -36,7 +36,7 @@ from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.run.seldom import Seldom
-from relay.work.desks import Database, Desk, Desks, EffectsInDoubt
+from relay.work.desks import TIME_OVER, Database, Desk, Desks, EffectsInDoubt, TimeOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
 from relay.work.further import Further, FurtherDatabase
@@ -266,10 +266,14 @@ class Runner:
         except EffectsInDoubt:
             # In doubt: the children stay hidden until the attempt's outcome is known.
             raise
-        except BaseException:
+        except BaseException as error:
+            # Abort: COMMIT was not sent, or refused.
+            is_time_over = database.is_time_over(error) or further.is_time_over(error)
             database.rollback()
             further.give_up()
             self._discard(put)
+            if is_time_over:
+                raise TimeOver(TIME_OVER) from error
             raise
         crash_point("work.decided")
         has_all = False
