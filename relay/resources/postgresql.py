@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo, sql
+from psycopg.rows import tuple_row
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
@@ -23,8 +24,8 @@ _DECISIONS_TIMEOUT_S: Final = 8
 _SAYS_NOTHING: Final = frozenset({"08", "57", "58"})
 """Classes of SQLSTATE that are no word about the transaction: connection, operator intervention, system error."""
 
-_TABLE: Final = sql.SQL("""select n.nspname, c.relname from pg_catalog.pg_class c
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('relay_capture')""")
+_SCHEMA: Final = """select n.nspname from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)"""
 
 
 def address(url: str) -> dict[str, Any]:
@@ -56,6 +57,24 @@ def leaves_commit_open(error: psycopg.Error) -> bool:
     return error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
 
 
+def schema_of(connection: psycopg.Connection[Any], table: str) -> str | None:
+    """Return the schema in which a connection finds a table now; None if it finds none."""
+    # The connection may be a handler's, which may have given it a row factory of its own.
+    row = connection.cursor(row_factory=tuple_row).execute(_SCHEMA, (table,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def before_names(connection: psycopg.Connection[Any], table: str) -> bytes:
+    """Return what goes before the names of a table, and of those beside it, so that they are found whatever is said of
+    `search_path` later; nothing if the connection does not find it.
+    """
+    schema = schema_of(connection, table)
+    # Either would have to be written differently in a literal, or beside parameters: nobody's schema is called so.
+    if schema is None or "'" in schema or "%" in schema:
+        return b""
+    return sql.Identifier(schema).as_bytes(connection) + b"."
+
+
 def is_unread(connection: psycopg.Connection[Any]) -> bool:
     """Has somebody left a stream, a COPY or a pipeline open? A statement would wait for psycopg's lock, or for what is unread, for ever."""
     return not connection.closed and (postgresql_session.owes_answers(connection.pgconn) or connection.lock.locked())
@@ -84,7 +103,8 @@ class PostgresqlResource:
         """Open a connection for captures."""
         with self._connecting(idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S) as (connection, awaited):
             uuid = _uuid(connection, self.name)
-            table = sql.Identifier(*(connection.execute(_TABLE).fetchone() or ("relay_capture",)))
+            schema = schema_of(connection, "relay_capture")
+            table = sql.Identifier("relay_capture") if schema is None else sql.Identifier(schema, "relay_capture")
             return PostgresqlSession(self.name, uuid, connection, table, awaited)
 
     def decisions(self) -> PostgresqlDecisions:

@@ -81,9 +81,9 @@ def bind_store(settings: QueueSettings, url: str, connection: Any, *, values: Va
 
         return SqlQueue(settings, SqliteSession(connection))
     if url.startswith(("postgresql://", "postgres://")):
-        from relay.queue.stores.postgresql import PostgresqlSession  # noqa: PLC0415 - load the driver in use only
+        from relay.queue.stores.postgresql import bind_postgresql  # noqa: PLC0415 - load the driver in use only
 
-        return SqlQueue(settings, PostgresqlSession(connection))
+        return bind_postgresql(settings, connection)
     scheme = url.partition(":")[0]
     raise ConfigError(
         f"queues.{settings.name}.store begins with {scheme!r}, which takes no part in another transaction; "

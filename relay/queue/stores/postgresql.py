@@ -5,6 +5,7 @@ A commit that was answered is on the server's disk (``synchronous_commit`` is ra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
@@ -23,7 +24,7 @@ from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 from relay.queue.stores.sql_values import arrivals
 from relay.resources.patience import Awaited, await_on
-from relay.resources.postgresql import address, leaves_commit_open
+from relay.resources.postgresql import address, before_names, leaves_commit_open
 
 Connection = psycopg.Connection[Any]
 IDLE_LIMIT_S: Final = 30
@@ -35,6 +36,8 @@ TALLY_ROWS_MAX: Final = 256
 _COLLISIONS: Final = frozenset({"40001", "40P01"})
 _FULL: Final = frozenset({"53100"})
 _LISTS: Final = (list, range)
+_OWN: Final = re.compile(rb"\brelay_queue\w*")
+"""What is called so in a statement is a table or sequence of ours."""
 _MISSING: Final = frozenset({"42P01", "42703"})
 _NO_RIGHT: Final = "42501"
 _NOT_NOW: Final = frozenset({"25006", "25P03", "25P04"})
@@ -65,12 +68,15 @@ class PostgresqlSession:
 
     counts_cheaply = False
 
-    def __init__(self, opened: str | Connection) -> None:
+    def __init__(self, opened: str | Connection, before: bytes = b"") -> None:
+        """``before`` goes before the names of the queue's tables."""
         self._url = opened if isinstance(opened, str) else None
         self._connection = None if isinstance(opened, str) else opened
+        self._before = before
         self._awaited: Awaited | None = None
         self._depth = 0
         self._text: dict[str, bytes] = {}
+        self._named: dict[bytes, bytes] = {}
 
     def _connected(self) -> Connection:
         if self._connection is None or (self._connection.closed and self._url is not None):
@@ -157,7 +163,7 @@ class PostgresqlSession:
     def _execute(self, text: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[Any]:
         prepared = self._text.get(text)
         if prepared is None:
-            prepared = self._text[text] = postgresql_text(text)
+            prepared = self._text[text] = self._found(postgresql_text(text))
         given = {name: _array(name, v) if type(v) in _LISTS else v for name, v in parameters.items()}
         # The owner of a connection may have it return something else than tuples.
         cursor = self._connected().cursor(binary=True, row_factory=tuple_row)
@@ -169,7 +175,7 @@ class PostgresqlSession:
         """Run one statement for each row."""
         connection = self._connected()
         with self._asking(), connection.cursor() as cursor:
-            cursor.executemany(text.replace("?", "%s").encode(), rows)
+            cursor.executemany(self._found(text.replace("?", "%s").encode()), rows)
 
     def arrive(self, arriving: Arriving) -> None:
         """Insert new messages."""
@@ -184,7 +190,7 @@ class PostgresqlSession:
     def _copy(self, columns: Columns, rows: Sequence[Row]) -> None:
         needed, fitted = columns.fitted(rows)
         connection = self._connected()
-        with self._asking(), connection.cursor() as cursor, cursor.copy(copy(columns.table, needed)) as copying:
+        with self._asking(), connection.cursor() as cursor, cursor.copy(self._found(copy(columns.table, needed))) as copying:
             for row in fitted:
                 copying.write_row(row)
 
@@ -221,7 +227,14 @@ class PostgresqlSession:
     def _say(self, statement: bytes, parameters: Sequence[Any] | Mapping[str, Any]) -> None:
         connection = self._connected()
         with self._asking():
-            connection.execute(statement, parameters)
+            connection.execute(self._found(statement), parameters)
+
+    def _found(self, statement: bytes) -> bytes:
+        """Return a statement that finds the queue's tables whatever the owner of the connection has said of `search_path`."""
+        named = self._named.get(statement)
+        if named is None:
+            named = self._named[statement] = _OWN.sub(lambda own: self._before + own[0], statement)
+        return named
 
     def close(self) -> None:
         """Close the connection if it was opened here."""
@@ -274,5 +287,10 @@ def open_postgresql(settings: QueueSettings, url: str) -> SqlQueue:
 
 
 def bind_postgresql(settings: QueueSettings, connection: Connection) -> SqlQueue:
-    """Return the queue over somebody's connection: its transaction, where one is open, decides on what is written."""
-    return SqlQueue(settings, PostgresqlSession(connection))
+    """Return the queue over somebody's connection: its transaction, where one is open, decides on what is written.
+
+    The tables are those that the connection finds now, whatever a transaction of its owner's says of `search_path`.
+    """
+    with _judged(committing=False):
+        before = before_names(connection, "relay_queue")
+    return SqlQueue(settings, PostgresqlSession(connection, before))
