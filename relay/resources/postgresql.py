@@ -43,10 +43,10 @@ def address(url: str) -> dict[str, Any]:
     return {**wanted, **conninfo.conninfo_to_dict(url)}
 
 
-def durable(*, local: bool) -> str:
+def durable() -> str:
     """Return the statement that raises `synchronous_commit` where a commit would be answered before it is on the server's disk."""
     # A database may ask for more than its own disk (remote_apply); only less is raised.
-    return f"select set_config('synchronous_commit', 'on', {local}) where current_setting('synchronous_commit') in ('off', 'local')"
+    return "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') in ('off', 'local')"
 
 
 def leaves_commit_open(error: psycopg.Error) -> bool:
@@ -144,7 +144,7 @@ class PostgresqlResource:
             try:
                 awaited = await_on(connection.fileno())
                 with awaited.asking():
-                    connection.execute(durable(local=False).encode())
+                    connection.execute(durable().encode())
                     for setting, seconds in settings.items():
                         value = sql.Literal(f"{round(seconds * 1000)}ms")
                         connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import errors
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.resources import begun
 from relay.resources.postgresql import is_unread, reaching
 from relay.resources.postgresql_states import refuses_writes
 from relay.run.crash import crash_point
@@ -23,6 +24,12 @@ _BYTES_MAX: Final = 199
 _LOST: Final = (psycopg.pq.TransactionStatus.IDLE, psycopg.pq.TransactionStatus.INERROR)
 
 
+# Nobody but its owner may finish it: let that be the connection's own role, not one that the handler has set.
+_BEFORE_PREPARE: Final = f"reset role; select where {begun.proof('false')}".encode()
+_GONE: Final = (
+    "a statement had failed and the handler went on, or it has ended the transaction itself: let errors pass, use savepoints, "
+    "and leave COMMIT and ROLLBACK to the relay"
+)
 UNREAD: Final = "the handler has left a stream, a COPY or a pipeline open: read it to its end, or close it, before"
 
 
@@ -103,6 +110,7 @@ class EffectTransaction:
         name = prepared_name(relay, resource, attempt)
         with reaching(resource):
             connection.tpc_begin(name)
+            begun.begin(connection)
 
     def prepare(self) -> None:
         """PREPARE TRANSACTION; after it the effects outlive this process.
@@ -112,20 +120,18 @@ class EffectTransaction:
         """
         # Of a transaction that has failed, or is none, the server says ROLLBACK, and that is no error: the effects are gone.
         if self.connection.info.transaction_status in _LOST:
-            raise NotPrepared(
-                f"resources.{self._resource}: a statement had failed and the handler went on, or it has ended the transaction "
-                "itself: let errors pass, use savepoints, and leave COMMIT and ROLLBACK to the relay"
-            )
+            raise NotPrepared(f"resources.{self._resource}: {_GONE}")
         if is_unread(self.connection):
             raise NotPrepared(f"resources.{self._resource}: {UNREAD}")
         crash_point("prepared.preparing")
         try:
             with reaching(self._resource):
-                # Nobody but its owner may finish it: let that be the connection's own role, not one that the handler has set.
-                self.connection.execute("reset role")
+                self.connection.execute(_BEFORE_PREPARE, prepare=False)
                 self.connection.tpc_prepare()
         except (Unreachable, ConfigError) as refused:
             error = _servers_word(refused.__cause__)
+            if begun.is_another(self.connection, error):
+                raise NotPrepared(f"resources.{self._resource}: {_GONE}") from None
             if isinstance(error, psycopg.Error) and refuses_writes(error, closed=self.connection.closed):
                 # Deferred triggers run now: what they say is no word about the server, nor about the relay's tables.
                 raise error from None

@@ -14,8 +14,9 @@ import psycopg
 from relay.message.errors import InDoubt, RelayError, Retriable
 from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
+from relay.resources import begun
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
-from relay.resources.postgresql import durable, is_unread, leaves_commit_open
+from relay.resources.postgresql import is_unread, leaves_commit_open
 from relay.resources.postgresql_states import refuses_writes
 from relay.resources.prepared import UNREAD
 from relay.run import schedule
@@ -103,7 +104,9 @@ Bind = Callable[[Any], Mapping[str, QueueStore]]
 """Makes the stores of the queues in a database, bound to a connection of it."""
 
 
-_COMMIT: Final = f"{durable(local=True)}; commit".encode()
+# With what the handler may have said of `synchronous_commit` set right: what follows elsewhere relies on this commit.
+_COMMIT: Final = f"""select set_config('synchronous_commit', 'on', true)
+where {begun.proof("current_setting('synchronous_commit') in ('off', 'local')")}; commit""".encode()
 
 
 class PostgresqlDesk:
@@ -118,11 +121,15 @@ class PostgresqlDesk:
         self._time_is_over = False
         # A queue's states are written by what others have committed until then; an older snapshot leaves a message open for ever.
         self._begin = b"begin isolation level read committed" if self.stores else b"begin"
+        try:
+            begun.say_none(connection)
+        except psycopg.Error as error:
+            raise DatabaseAway("the handler's database does not answer") from error
 
     def begin(self) -> None:
         """Begin a transaction."""
         try:
-            self._connection.execute(self._begin)
+            begun.begin(self._connection, self._begin)
         except psycopg.Error as error:
             raise DatabaseAway("the handler's database does not answer") from error
 
@@ -172,7 +179,6 @@ class PostgresqlDesk:
         """Commit."""
         self.check()
         try:
-            # With what the handler may have said of `synchronous_commit` set right: what follows elsewhere relies on this commit.
             cursor = self._connection.execute(_COMMIT, prepare=False)
             while cursor.nextset():
                 pass
@@ -186,6 +192,9 @@ class PostgresqlDesk:
         except psycopg.Error as error:
             if self._connection.closed:
                 raise EffectsInDoubt("the answer to the handler's COMMIT was lost") from error
+            if begun.is_another(self._connection, error):
+                # Abort: COMMIT was not reached. What the handler has ended itself stands, or fell.
+                raise TransactionTaken(TAKEN) from None
             raise
         if answer != "COMMIT":
             raise DatabaseAway("a statement had failed, so the handler's transaction was rolled back")

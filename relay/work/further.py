@@ -14,6 +14,8 @@ import psycopg
 import structlog
 
 from relay.message.errors import RelayError, Retriable, Unreachable
+from relay.resources import begun
+from relay.resources.postgresql import reaching
 from relay.resources.prepared import EffectTransaction
 from relay.run import clock, schedule
 from relay.work.away import is_postgresqls, time_is_over
@@ -41,10 +43,20 @@ class Connections:
         if kept is not None and not kept.closed:
             return kept
         try:
-            return self._connect()
+            return self._connected()
         except BaseException:
             self._free.put(None)
             raise
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        connection = self._connect()
+        try:
+            with reaching(self.resource):
+                begun.say_none(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         """Take a connection back; one with an open transaction is closed."""
