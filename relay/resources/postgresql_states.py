@@ -14,11 +14,12 @@ _RETRY_STATES: Final = frozenset({
     "25P03",  # idle_in_transaction_session_timeout
     "25P04",  # transaction_timeout
 })
+_QUERY_CANCELED: Final = "57014"
 _STATEMENTS_OWN: Final = frozenset({
     "40002",  # transaction_integrity_constraint_violation
     "53200",  # out_of_memory
     "53400",  # configuration_limit_exceeded: more temporary files than one statement may write
-    "57014",  # query_canceled: longer than `statement_timeout`
+    _QUERY_CANCELED,  # longer than `statement_timeout`
 })
 """Of such a class, and yet the doing of whoever wrote the statement."""
 _TIME_IS_OVER: Final = frozenset({
@@ -47,6 +48,11 @@ def is_away(error: psycopg.Error, *, closed: bool) -> bool:
         # Tried again it would take as long, and for ever, if it cost no try.
         return False
     return closed or (is_servers(state) and state not in _STATEMENTS_OWN)
+
+
+def took_too_long(error: psycopg.Error) -> bool:
+    """Was COMMIT cancelled, or ended by a limit of time? That comes of a slow deferred trigger, and does not say whether it had committed."""
+    return error.sqlstate == _QUERY_CANCELED or says_time_is_over(error)
 
 
 def refuses_writes(error: psycopg.Error, *, closed: bool) -> bool:

@@ -17,7 +17,7 @@ from relay.queue.port import QueueStore
 from relay.resources import begun
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
 from relay.resources.postgresql import is_unread, leaves_commit_open
-from relay.resources.postgresql_states import refuses_writes
+from relay.resources.postgresql_states import refuses_writes, took_too_long
 from relay.resources.prepared import UNREAD
 from relay.run import schedule
 from relay.work.away import is_postgresqls, is_sqlites, time_is_over
@@ -25,6 +25,10 @@ from relay.work.away import is_postgresqls, is_sqlites, time_is_over
 
 class EffectsInDoubt(InDoubt):
     """COMMIT was sent to the handler's database and its answer was lost."""
+
+
+class CommitTooLong(EffectsInDoubt):
+    """COMMIT was cancelled, or ended for having taken too long: a failure of what was written, unless it had committed by then."""
 
 
 class DatabaseAway(Retriable):
@@ -49,6 +53,10 @@ TAKEN: Final = "the handler has ended the transaction itself: leave COMMIT and R
 TIME_OVER: Final = (
     "the server has ended the handler's transaction, which paused or lasted for too long (idle_in_transaction_session_timeout, "
     "transaction_timeout): let the handler do what takes long before its first statement"
+)
+COMMIT_TOO_LONG: Final = (
+    "the handler's COMMIT was ended for having taken too long (transaction_timeout), or cancelled: what its deferred triggers do "
+    "takes too long, or waits for something"
 )
 BROKEN: Final = (
     "a statement had failed and the handler went on, which PostgreSQL does not: let errors pass, or use savepoints"
@@ -87,7 +95,7 @@ class Desk(Protocol):
         """
 
     def commit(self) -> None:
-        """Commit; raises EffectsInDoubt, DatabaseAway (surely not committed) or TransactionTaken."""
+        """Commit; raises EffectsInDoubt or CommitTooLong, DatabaseAway (surely not committed) or TransactionTaken."""
 
     def rollback(self) -> None:
         """Roll back; never raises. A connection that does not answer is closed, which rolls back too."""
@@ -183,18 +191,21 @@ class PostgresqlDesk:
             while cursor.nextset():
                 pass
             answer = cursor.statusmessage
-        except psycopg.OperationalError as error:
-            if self._connection.closed or leaves_commit_open(error):
-                raise EffectsInDoubt("the answer to the handler's COMMIT was lost, or says nothing of it") from error
-            if refuses_writes(error, closed=False):
-                raise
-            raise DatabaseAway("the handler's database refused the commit") from error
         except psycopg.Error as error:
-            if self._connection.closed:
-                raise EffectsInDoubt("the answer to the handler's COMMIT was lost") from error
+            if took_too_long(error):
+                # In doubt, and a failure if it did not commit: tried again it takes as long.
+                raise CommitTooLong(COMMIT_TOO_LONG) from error
+            is_servers = isinstance(error, psycopg.OperationalError)
+            if self._connection.closed or (is_servers and leaves_commit_open(error)):
+                # In doubt.
+                raise EffectsInDoubt("the answer to the handler's COMMIT was lost, or says nothing of it") from error
             if begun.is_another(self._connection, error):
                 # Abort: COMMIT was not reached. What the handler has ended itself stands, or fell.
                 raise TransactionTaken(TAKEN) from None
+            if is_servers and not refuses_writes(error, closed=False):
+                # Retry: surely not committed, and no doing of the message.
+                raise DatabaseAway("the handler's database refused the commit") from error
+            # Abort: what was written is refused.
             raise
         if answer != "COMMIT":
             raise DatabaseAway("a statement had failed, so the handler's transaction was rolled back")

@@ -36,7 +36,7 @@ from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.run.seldom import Seldom
-from relay.work.desks import TIME_OVER, Database, Desk, Desks, EffectsInDoubt, TimeOver
+from relay.work.desks import TIME_OVER, CommitTooLong, Database, Desk, Desks, EffectsInDoubt, TimeOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
 from relay.work.further import Further, FurtherDatabase
@@ -213,9 +213,9 @@ class Runner:
             if database is not None:
                 return self._decide_in_database(work, messages, database, further)
             return self._decide_in_queue(work, messages)
-        except EffectsInDoubt:
+        except EffectsInDoubt as doubt:
             further.leave()
-            return self._find_out(work)
+            return self._find_out(work, doubt)
         except Exception as error:  # noqa: BLE001 - also a child that is refused, a constraint checked at COMMIT
             return self._undecided(work, error, together)
         finally:
@@ -357,15 +357,19 @@ class Runner:
         self.children += sum(len(message.children) for message in messages)
         return all_ended(work, Outcome.WRITTEN)
 
-    def _find_out(self, work: Work) -> Sequence[Ended]:
-        """After a lost answer of the handler's database: DONE if it says so, else the guarded write tells."""
-        if self._place.deciding == f"queue:{self._place.queue}":
-            return all_ended(work, Outcome.BACK)
-        ends = []
-        for taken in work.messages:
-            committed = self._outcome(self._place.attempt(taken))
-            ends.append(Ended(taken, Outcome.DONE if committed else Outcome.BACK))
-        return ends
+    def _find_out(self, work: Work, doubt: EffectsInDoubt) -> Sequence[Ended]:
+        """After a lost answer of the handler's database: DONE if it says so, else the guarded write tells.
+
+        That counts a failure if COMMIT took too long, and is refused if it had committed. Of a batch each runs by itself.
+        """
+        is_told = self._place.deciding != f"queue:{self._place.queue}"
+        stand = [is_told and self._outcome(self._place.attempt(taken)) for taken in work.messages]
+        if all(stand):
+            return all_ended(work, Outcome.DONE)
+        undone = all_ended(work, Outcome.BACK)
+        if isinstance(doubt, CommitTooLong):
+            undone = self._all_failed(work, Outcome.FAILED, str(doubt), Outcome.APART)
+        return [Ended(end.taken, Outcome.DONE) if stands else end for end, stands in zip(undone, stand, strict=True)]
 
     def _outcome(self, attempt: str) -> bool:
         """Write (aborted) unless an outcome stands, in a transaction of its own; raises InDoubt if nobody answers."""
