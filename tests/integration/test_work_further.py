@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -249,3 +250,67 @@ def test_it_is_said_that_a_further_database_cannot_be_reached(books: Books) -> N
         assert books.end(entering) is Outcome.AWAY
 
     assert [line["resource"] for line in lines] == ["ledger"]
+
+
+class NotOwner:
+    """A role that has prepared nothing."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._name = f"r_{uuid4().hex[:8]}"
+
+    def __enter__(self) -> str:
+        self._books.direct.execute(f"create role {self._name}".encode())
+        return self._name
+
+    def __exit__(self, *_: object) -> None:
+        self._books.direct.execute(f"drop role {self._name}".encode())
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_one_that_cannot_be_committed_now_is_left_to_recovery_and_holds_up_no_other(
+    books: Books, postgres: str, is_gone: bool
+) -> None:
+    """Be the database away, or the role without the right to: the attempt is decided, so the others follow at once."""
+    archive = Connections("archive", lambda: psycopg.connect(postgres), 1)
+    used: list[psycopg.Connection[Any]] = []
+
+    def handle(_: Message, db: Database, ledger: FurtherDatabase, further: FurtherDatabase) -> None:
+        db.execute("select 1")
+        used.append(ledger.execute("insert into entry values (1)").connection)
+        further.execute("insert into entry values (2)")
+
+    with NotOwner(books) as role:
+
+        def decided() -> None:
+            if is_gone:
+                (attempt,) = books.prepared.pending()
+                books.prepared.finish(attempt, committed=True)
+            else:
+                used[0].pgconn.exec_(f"set session authorization {role}".encode())
+
+        desk = books._desk()
+        commit = desk.commit
+
+        def commit_and_spoil() -> None:
+            commit()
+            decided()
+
+        desk.commit = commit_and_spoil  # type: ignore[method-assign]
+        desks, both = Desks(lambda: desk, 1), (books.connections, archive)
+        place = Place("q", "s", "queue:q", {"q": books.store}, {"q": schedule.lock()})
+        handler = Handler("q", handle, "shop", 0, "queue", ("ledger", "archive"))
+        runner = Runner(
+            handler, place, desks, lambda attempt: Further([FurtherDatabase("shop", attempt, one) for one in both])
+        )
+        (ended,) = runner(Work((books.taken,)))
+
+        assert ended.outcome is Outcome.WRITTEN
+        rows = books.direct.execute("select number from entry order by number").fetchall()
+        assert rows == ([(1,), (2,)] if is_gone else [(2,)])
+        used[0].close()
+        Recovery({"q": books.store}, {"queue:q": books.store}).prepared("ledger", books.prepared, 3)
+        assert books.entries() == 2
+        archive.give_back(archive.borrow())  # the only one there is: it would wait for ever
+    archive.close()
+    desks.close()
