@@ -108,7 +108,12 @@ class Assembled:
         deciding = partial(Deciding, beside, resources)
         also = self._open_further(limits.concurrency)
         prepared = {resource: partial(self._prepared, resource) for resource in job.handler.also}
-        upkeep = Upkeep(job.queue, beside, deciding, holder, marks, queue.lease_s, backoff, prepared)
+        unnamed = {
+            name: partial(self._prepared, name)
+            for name, resource in config.resources.items()
+            if resource.kind == "postgresql" and name not in job.handler.also
+        }
+        upkeep = Upkeep(job.queue, beside, deciding, holder, marks, queue.lease_s, backoff, prepared, unnamed)
         with lock:
             store.enter(holder)
         name = config.relay.name

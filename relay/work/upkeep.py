@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore, ValuesAway
-from relay.queue.recovery import Recovery
+from relay.queue.recovery import SILENT, Recovery
 from relay.run import clock, randomness
 from relay.work.backoff import Backoff
 from relay.work.leases import Leases
@@ -26,7 +26,31 @@ DUE_S: Final = 0.5
 """So long a worker goes on, at each look, with what is due: messages that are delayed, or expire, by the million."""
 PREPARED_S: Final = 5.0
 """So often further databases are asked what attempts have left prepared there."""
+UNNAMED_S: Final = 600.0
+"""So often databases are asked that the handler does not name, but may have named before: at the start, and then this often."""
 KILLED: Final = "its handler ended the worker's process, or did not end in time"
+
+
+OpenPrepared = Callable[[ExitStack], PreparedTransactions]
+
+
+class _OfQueue:
+    """What the attempts of one queue left prepared: those of others are their workers' own, who have their stores open."""
+
+    def __init__(self, queue: str, effects: PreparedTransactions) -> None:
+        self._queue = queue
+        self._effects = effects
+        self.finish = effects.finish
+
+    def pending(self) -> list[str]:
+        """Return the queue's attempts."""
+        return [attempt for attempt in self._effects.pending() if self._is_own(attempt)]
+
+    def _is_own(self, attempt: str) -> bool:
+        try:
+            return AttemptName.decode(attempt).queue == self._queue
+        except ValueError:
+            return False
 
 
 class HolderForgotten(RelayError):
@@ -37,7 +61,8 @@ class Upkeep:
     """One worker's duties in its queue, on the worker's main thread. ``now`` is seconds on the monotonic clock.
 
     ``queues`` and ``deciding`` are what recovery may reach; ``lent`` hands out a deciding resource while it is used.
-    ``prepared`` opens the further databases of this worker's handler, each by its name, for as long as ``lent`` lasts.
+    ``prepared`` opens the further databases of this worker's handler, each by its name, for as long as ``lent`` lasts;
+    ``unnamed`` does so for the other databases of the configuration, where an earlier application may have prepared something.
     """
 
     def __init__(
@@ -49,7 +74,8 @@ class Upkeep:
         marks: Path,
         lease_s: float,
         backoff: Backoff,
-        prepared: Mapping[str, Callable[[ExitStack], PreparedTransactions]] | None = None,
+        prepared: Mapping[str, OpenPrepared] | None = None,
+        unnamed: Mapping[str, OpenPrepared] | None = None,
     ) -> None:
         self._queue = queue
         self._queues = queues
@@ -63,6 +89,8 @@ class Upkeep:
         self._backoff = backoff
         self._prepared = prepared or {}
         self._prepared_at = 0.0
+        self._unnamed = unnamed or {}
+        self._unnamed_at = dict.fromkeys(self._unnamed, 0.0)
         self._children_after = 0
         self._beat_at = 0.0
         self._look_at = 0.0
@@ -87,6 +115,7 @@ class Upkeep:
             self._prepared_at = now + PREPARED_S
             for resource, opened in self._prepared.items():
                 self._finish_prepared(resource, opened)
+        self._finish_unnamed(now)
 
     def _all_due(self, some: Callable[[int, int], int], wall: int) -> None:
         """Let what is due come, in small steps, until none is left or the worker's own messages have waited long enough."""
@@ -104,6 +133,30 @@ class Upkeep:
                 stuck = [str(away)]
             for sentence in stuck:
                 self._log.warning("prepared writes wait", reason=sentence)
+
+    def _finish_unnamed(self, now: float) -> None:
+        """Finish what the queue's handler prepared in a database that it does not name any more; one at a time: each may be away."""
+        for resource, due in self._unnamed_at.items():
+            if now < due:
+                continue
+            self._unnamed_at[resource] = now + UNNAMED_S
+            with ExitStack() as lent, suppress(*SILENT):  # nothing here needs it: asked again later
+                effects = _OfQueue(self._queue, self._unnamed[resource](lent))
+                if not effects.pending():
+                    return
+                done = Recovery(self._queues, self._deciding(lent)).prepared(resource, effects, clock.wall_ms())
+                # Some may be under way still, of workers of an earlier application: they end soon.
+                self._unnamed_at[resource] = now + PREPARED_S
+                for sentence in done.stuck:
+                    self._log.warning("prepared writes wait in a database that the handler does not name", reason=sentence)
+                if done.finished or done.discarded:
+                    self._log.info(
+                        "finished prepared writes in a database that the handler does not name",
+                        resource=resource,
+                        committed=done.finished,
+                        rolled_back=done.discarded,
+                    )
+            return
 
     def recover(self, now: float) -> None:
         """Decide about what dead workers left: those proven dead on this host, and those silent for a whole lease."""
