@@ -23,7 +23,7 @@ import structlog
 
 from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.ports import Group, KafkaPorts, Reader
-from relay.message.envelope import OUT_INSTANCE, OUT_N
+from relay.message.envelope import DEAD_CODE, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import Retriable
 from relay.message.record import LogPartition, Record, headers_of
 from relay.message.schemas import UnknownRecord
@@ -41,6 +41,8 @@ TOUCH: Final = b"hanging"
 """The key of what is written to be ended, without a value: nothing to whoever reads a monitor; outputs never show it."""
 Number = tuple[bytes, int]
 """A transaction: its instance and its n."""
+UNNAMED: Final[Number] = (b"", 1)
+"""The transaction of what has no marks: a touch, or what takes a dead letter back."""
 
 
 class HangingTransactions:
@@ -72,7 +74,7 @@ class HangingTransactions:
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
         for place, last in found.items():
-            # What nobody can be named for may be our own former instance's.
+            # What names nobody that is known here may be our own former instance's.
             for instance, n in last.items():
                 into = aborting if n > committed.get(instance, 0) else committing
                 if into is aborting or place.topic == self._monitor:
@@ -215,9 +217,13 @@ def _decoded(record: Record) -> Entry | None:
 
 
 def _written(record: Record) -> Number | None:
-    """Return the transaction of an output or a dead letter; None for a stranger's, and for what touches."""
+    """Return the transaction of an output or a dead letter; None for a stranger's record."""
+    if record.key() == TOUCH:
+        return UNNAMED
     try:
         headers = dict(headers_of(record) or ())
+        if headers.get(DEAD_CODE) == REDRIVEN.encode():
+            return UNNAMED
         return bytes.fromhex((headers.get(OUT_INSTANCE) or b"").decode()), int(headers.get(OUT_N) or b"")
     except (SystemError, ValueError):
         return None

@@ -14,7 +14,7 @@ from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.setup.check_queues import check_queues
 from relay.setup.check_registry import check_registry
 from relay.setup.check_table import judge_own_tables, judge_table, look_at, postgres_notes
-from relay.setup.check_topics import Findings, judge_brokers, judge_topics, named_topics
+from relay.setup.check_topics import Findings, judge_brokers, judge_topics, named_topics, note_lone_replicas
 
 
 @dataclass(slots=True)
@@ -107,6 +107,7 @@ def check_kafka(config: RelayConfig, findings: Findings) -> None:
         return
     judge_brokers(config, brokers, findings)
     judge_topics(config, facts, findings)
+    note_lone_replicas(config, facts, len(brokers), findings)
 
 
 def check_resources(config: RelayConfig, findings: Findings) -> None:

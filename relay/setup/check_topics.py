@@ -104,6 +104,17 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
     findings.checked.append(f"{len(named_topics(config))} topics")
 
 
+def note_lone_replicas(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers: int, findings: Findings) -> None:
+    """Say which outputs are away whenever one broker is (design section 6: a commit must reach every partition)."""
+    outputs = {route.to.topic for route in config.routes.values() if isinstance(route.to, TopicDestination)}
+    lone = [name for name in sorted(outputs & facts.keys()) if facts[name].replication == 1]
+    if lone and brokers > 1:
+        findings.notes.append(
+            f"topic {', '.join(lone)} has one replica although there are {brokers} brokers: a commit that finds its broker away may "
+            "stay undone there (Kafka 4.3 forgets such a partition); give it three replicas"
+        )
+
+
 def _judge_decisions(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
     """A message of a unit without a database waits for ever once its decision is gone."""
     decisions = facts.get(config.decisions_topic)

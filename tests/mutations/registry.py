@@ -294,7 +294,7 @@ REDRIVE_GUARDS: Final = (
     Guard(
         "taken_back_with_the_outputs",
         "a stray COMMIT shows that a dead letter is taken back, and not the output",
-        Search("topic", range(2015, 2016)),
+        Search("topic", range(734, 735)),
     ),
     Guard(
         "trimmed_beside_redrives",

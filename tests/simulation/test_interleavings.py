@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import KafkaException
 
-from relay.message.errors import RelayError
+from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
+from relay.message.errors import RelayError, Retriable
 from relay.run import clock
 from relay.transfer.cursor import Verdict
 from relay.transfer.sending import Sending
@@ -122,6 +123,28 @@ def test_what_hangs_of_an_aborted_transaction_never_shows(stage: Stage, hanging:
     heir.deliver(heir.batch(3, first=3, position=4))
 
     assert stage.delivered() == [0, 1, 2, 3]
+
+
+def test_what_touched_a_place_never_shows_although_that_hangs_in_turn(stage: Stage) -> None:
+    """Another worker's transaction took long, and so it was looked whether anything of ours was open there."""
+    other = stage.system.instance("other")
+    other.init()
+    other.begin()
+    marks = [(OUT_INSTANCE, b"ab" * 16), (OUT_N, b"1"), (OUT_DIGEST, b"63")]
+    other.produce(stage.out, None, b"", marks)
+    other.flush()
+    worker = stage.worker("worker")
+    left_out = stage.system.cluster.transactions.leaderless[False]
+    left_out.add(stage.out)
+    with pytest.raises(Retriable):
+        worker.recover()
+    left_out.clear()
+    other.commit()
+
+    worker.recover_until_it_can_be_told()
+    worker.deliver(worker.batch(0, 1, first=0, position=2))
+
+    assert stage.delivered() == [0x63, 0, 1]
 
 
 @pytest.mark.parametrize("hanging", ["monitor", "offsets", "monitor offsets"])
