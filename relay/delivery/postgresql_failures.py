@@ -8,7 +8,8 @@ from typing import Final
 
 import psycopg
 
-from relay.delivery.table import RowFault, TablePlan
+from relay.delivery.row_search import RowFault
+from relay.delivery.table import TablePlan
 from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
 from relay.resources.postgresql_states import is_servers
 
@@ -28,6 +29,10 @@ _SYNTAX_STATES: Final = frozenset({"42601", "42602"})
 """Of a value: tsvector, tsquery, jsonpath, hstore and ltree speak of syntax, regclass of an invalid name."""
 _NAME_STATES: Final = frozenset({"42704", "42725", "42883", "42P01"})
 """Of a value: what regtype, regproc, regclass and the like do not find."""
+_DOUBTFUL_STATES: Final = _SYNTAX_STATES | _NAME_STATES | {
+    "0A000", "3F000", "42622", "42804", "42809", "42846",
+}
+"""What functions and casts say of a value that they do not take, and the server of a statement: without a place, either."""
 _ROW_CHECK: Final = "ExecWithCheckOptions"
 """Where the server raises that a policy refuses a new row, under the state of every missing right."""
 _RAISED: Final = "exec_stmt_raise"
@@ -35,8 +40,10 @@ _RAISED: Final = "exec_stmt_raise"
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
 
 
-def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
+def judge(error: psycopg.Error, plan: TablePlan, *, doubts: bool = False) -> RelayError | RowFault:
     """Return what to raise for an error after which the transaction is known to have had no effect.
+
+    ``doubts``: it may be a row's doing, so what would mean the statement or a value of a row is a fault with a doubt.
 
     No sentence holds a value of a message or an address: PostgreSQL's own text does where a value is at fault, so it is
     used for faults of the statement only.
@@ -53,13 +60,23 @@ def judge(error: psycopg.Error, plan: TablePlan) -> RelayError | RowFault:
         sentence = f"{plan.where} refuses the row: {state} ({_word(error)}){where}"
         return RowFault(MessageRejected("apply", state, sentence))
     # In these states the text quotes either the statement, and points there, or a value.
-    says_value = state in _SYNTAX_STATES | _NAME_STATES and error.diag.statement_position is None
+    says_value = state in _DOUBTFUL_STATES and not error.diag.statement_position
     says_statement = (state[:2] == "42" and not says_value) or _refuses_constant(error, state, plan)
     reason = error.diag.message_primary if says_statement else None
-    return Stopped(
+    stopped = Stopped(
         f"route {plan.route!r}: {plan.where} cannot be written: {state} ({_word(error)})"
         f"{': ' + reason if reason else ''}; correct the table, its rights or the route, and start again"
     )
+    if doubts and says_value and not error.diag.internal_position:
+        sentence = f"{plan.where} refuses the row: {state} ({_word(error)}), in a function or a cast on one of its values"
+        return RowFault(MessageRejected("apply", state, sentence), doubt=stopped, is_plain=_is_plain(error))
+    return stopped
+
+
+def _is_plain(error: psycopg.Error) -> bool:
+    """Was the error raised by the row's own casts, generated columns and checks, and by no trigger's or other function?"""
+    context = error.diag.context or ""
+    return not context or (context.startswith("COPY ") and "\n" not in context)
 
 
 def _refuses_row(error: psycopg.Error, state: str, plan: TablePlan) -> bool:
@@ -83,7 +100,8 @@ def _refuses_value(error: psycopg.Error, plan: TablePlan) -> bool:
     diag = error.diag
     if _COPY_COLUMN.search(diag.context or "") or diag.source_function == _ROW_CHECK:
         return True
-    if diag.statement_position or diag.internal_query or diag.context:
+    if diag.statement_position or diag.internal_query or diag.context or plan.mode == "sql":
+        # An own statement of two commands is refused without a place, too: there each is in doubt.
         return False
     return error.sqlstate in (_SYNTAX_STATES if plan.mode == "insert" else _SYNTAX_STATES | _NAME_STATES)
 
@@ -105,7 +123,7 @@ def _place(error: psycopg.Error, plan: TablePlan) -> str:
 
 def stop_if_statement_is_wrong(plan: TablePlan, found: Collection[MessageRejected], tried: int) -> None:
     """Raise Stopped if no row goes through: a type that an own statement does not take is else the row's fault."""
-    states = _TYPE_STATES | _NAME_STATES if plan.mode == "sql" else frozenset()
+    states = _TYPE_STATES if plan.mode == "sql" else frozenset()
     wrong = next((one for one in found if one.code in states), None)
     if wrong is not None and len(found) == tried:
         raise Stopped(

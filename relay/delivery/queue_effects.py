@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relay.delivery.queue_mapping import Putting
-from relay.delivery.table import RowFault
+from relay.delivery.row_search import RowFault
 from relay.message.errors import MessageRejected
 from relay.queue.message import Audience, NewMessage
 from relay.queue.modes import Balance, pooled

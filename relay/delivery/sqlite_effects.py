@@ -9,7 +9,8 @@ from datetime import date
 from typing import Any, Final, Protocol
 
 from relay.delivery.copy_text import json_text, moment, plain
-from relay.delivery.table import RowFault, TablePlan
+from relay.delivery.row_search import RowFault
+from relay.delivery.table import TablePlan
 from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
 
 _PARAMETER: Final = re.compile(r"%(?:(%)|\((\w+)\)s)")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from relay.delivery.mapping import Mapped
 from relay.message.avro_values import WriterSchemas
@@ -15,8 +15,6 @@ from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, RangeRow
 
 INBOX_ROWS: Final = 10_000
 """Inbox rows read at a time."""
-
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,34 +163,6 @@ def inbox_row(claimed: Mapping[LogPartition, tuple[bytes, int]], row: Sequence[A
         if partition.partition == number and topic == topic_id:
             return InboxRow(digest, content, partition, offset, outcome, applied)
     return InboxRow(digest, content, LogPartition(topic_id.hex(), number), offset, outcome, applied)
-
-
-class RowFault(Exception):
-    """The database refuses a row for what it is; ``rejection`` is the message's cause if it was alone."""
-
-    def __init__(self, rejection: MessageRejected) -> None:
-        super().__init__(str(rejection))
-        self.rejection = rejection
-
-
-def find_faults(rows: Sequence[Row], attempt: Callable[[Sequence[Row]], None]) -> dict[Row, MessageRejected]:
-    """Apply rows in their order, halving what is refused down to the rows at fault, and return those.
-
-    ``attempt`` applies a run of rows wholly, or raises RowFault and leaves nothing of it.
-    """
-    faults: dict[Row, MessageRejected] = {}
-    waiting = [rows] if rows else []
-    while waiting:
-        run = waiting.pop()
-        try:
-            attempt(run)
-        except RowFault as fault:
-            if len(run) == 1:
-                faults[run[0]] = fault.rejection
-            else:
-                middle = len(run) // 2
-                waiting += [run[middle:], run[:middle]]
-    return faults
 
 
 def effective(prepared: Prepared, answer: InboxAnswer) -> list[int] | None:

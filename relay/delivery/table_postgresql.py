@@ -18,6 +18,8 @@ from relay.delivery import postgresql_inbox, postgresql_position, table_ranges
 from relay.delivery.mapping import BatchMapping, TableMapping
 from relay.delivery.postgresql_effects import Connection, Effect, Pieces, TooSlow, effect, qualified
 from relay.delivery.postgresql_failures import judge, stop_if_statement_is_wrong
+from relay.delivery.postgresql_trials import Trials
+from relay.delivery.row_search import RowFault
 from relay.delivery.table import (
     INBOX_ROWS,
     Acknowledged,
@@ -25,11 +27,9 @@ from relay.delivery.table import (
     InboxAnswer,
     Limits,
     Prepared,
-    RowFault,
     TablePlan,
     claim_of,
     effective,
-    find_faults,
     inbox_row,
     stop_if_asked,
     verdicts,
@@ -44,7 +44,6 @@ from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 
 _BEGIN: Final = "begin isolation level read committed read write"
-_UNDO_ROWS: Final = "rollback to savepoint relay_rows; release savepoint relay_rows"
 _STATEMENTS: Final = {
     "claim": postgresql_position.CLAIM,
     "move": postgresql_position.MOVE,
@@ -114,12 +113,13 @@ class PostgresqlCursor:
         self._replacing = schedule.lock()
         self._statements: dict[str, bytes] = {}
         self._effect: Effect | None = None
-        self._committing = False
+        self._committing = self._doubting = False
         self._cautious = 0
         self.progressed: Callable[[], object] = bool
         # Apart, since the one may be slow where the other is not.
         self._pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108 - its owner sets it later
         self._inbox_pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108
+        self._trials = Trials(plan, self._pieces, lambda: self.progressed())  # noqa: PLW0108
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""
@@ -191,7 +191,7 @@ class PostgresqlCursor:
                 raise
             except RowFault as fault:
                 if care is _Care.FAULTS:
-                    raise Stopped(
+                    raise fault.doubt or Stopped(
                         f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows "
                         f"alone: {fault}; correct the table's constraints, and start again"
                     ) from None
@@ -231,6 +231,7 @@ class PostgresqlCursor:
     ) -> list[Verdict]:
         with self._session() as connection:
             connection.execute(_BEGIN)
+            self._trials.begin()
             crash_point("table.begun")
             self._move(connection, positions)
             if prepared.ranges:
@@ -250,8 +251,10 @@ class PostgresqlCursor:
             trimmed = self._trim_beside(connection, positions)
             crash_point("table.committing")
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
+            self._doubting = True  # what is deferred until COMMIT may be one row's doing
             self._commit(connection)
         crash_point("table.committed")
+        self._trials.committed()
         self._acknowledged.add(positions)
         self._trims.forget(trimmed)
         found = verdicts(prepared, answer, causes, self._earlier)
@@ -332,13 +335,12 @@ class PostgresqlCursor:
         mapped, chosen = prepared.mapped, effective(prepared, answer)
         if care is not _Care.FAULTS:
             rows = mapped.rows if chosen is None else [mapped.rows[n] for n in chosen]
-            if rows:
-                self._pieces.write(connection, prepared.effect, rows)
+            self._trials.write(connection, prepared.effect, rows)
             return dict(mapped.faults)
-        connection.execute("set constraints all immediate")
         tried = range(len(mapped.rows)) if chosen is None else chosen
-        found = find_faults(tried, lambda run: self._attempt(connection, prepared.effect, [mapped.rows[n] for n in run]))
-        if not prepared.redriven:
+        redriven = prepared.redriven
+        found = self._trials.find(connection, prepared.effect, mapped.rows, tried, redriven=redriven)
+        if not redriven:
             stop_if_statement_is_wrong(self._plan, found.values(), len(tried))
         refused = {mapped.good[n]: rejection for n, rejection in found.items()}
         if refused:
@@ -351,22 +353,6 @@ class PostgresqlCursor:
         if not by.is_current(connection):
             connection.close()  # what was written goes with it, and the next one reads the types
             raise Fenced(f"{self._plan.where} was altered; nothing was written, and the messages are mapped anew")
-
-    def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
-        """Write rows behind a savepoint; RowFault leaves nothing of them."""
-        self.progressed()
-        connection.execute("savepoint relay_rows")
-        try:
-            self._pieces.write(connection, by, rows)
-        except psycopg.Error as error:
-            failure = judge(error, self._plan)
-            if isinstance(failure, RowFault):
-                connection.execute(_UNDO_ROWS)
-            raise failure from None
-        except RowFault:
-            connection.execute(_UNDO_ROWS)
-            raise
-        connection.execute("release savepoint relay_rows")
 
     def _trim_beside(self, connection: Connection, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
         """Delete rows of partitions whose guard has passed; what the database has no time for holds no batch up."""
@@ -399,7 +385,7 @@ class PostgresqlCursor:
         nothing was written.
         """
         connection = self._connected()
-        self._committing = False
+        self._committing = self._doubting = False
         try:
             yield connection
         except psycopg.Error as error:
@@ -410,7 +396,7 @@ class PostgresqlCursor:
                 raise InDoubt(f"{self._plan.where}: COMMIT was not answered ({type(error).__name__}); its outcome is unknown") from None
             if lost:
                 raise Retriable(f"{self._plan.where}: the connection was lost before COMMIT; nothing was written") from None
-            raise judge(error, self._plan) from None
+            raise judge(error, self._plan, doubts=self._doubting) from None
         except BaseException:
             self._roll_back(connection)
             raise

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from relay.delivery.mapping import BatchMapping, TableMapping
+from relay.delivery.row_search import RowFault, find_faults
 from relay.delivery.sqlite_effects import REFUSED_VALUES, RowEffect, SqliteEffect, judge
 from relay.delivery.table import (
     INBOX_ROWS,
@@ -18,11 +19,9 @@ from relay.delivery.table import (
     InboxAnswer,
     Limits,
     Prepared,
-    RowFault,
     TablePlan,
     claim_of,
     effective,
-    find_faults,
     inbox_row,
     stop_if_asked,
     verdicts,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from relay.delivery.mapping import BatchMapping, TableMapping, tuples
+from relay.delivery.row_search import RowFault, find_faults
 from relay.delivery.table import (
     INBOX_ROWS,
     Acknowledged,
@@ -20,11 +21,9 @@ from relay.delivery.table import (
     InboxAnswer,
     Limits,
     Prepared,
-    RowFault,
     TablePlan,
     claim_of,
     effective,
-    find_faults,
     inbox_row,
     stop_if_asked,
     verdicts,

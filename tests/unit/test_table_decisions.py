@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.delivery.mapping import Mapped
-from relay.delivery.table import Arrivals, InboxAnswer, Prepared, RowFault, effective, find_faults, verdicts
+from relay.delivery.row_search import RowFault, find_faults
+from relay.delivery.table import Arrivals, InboxAnswer, Prepared, effective, verdicts
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, Verdict
