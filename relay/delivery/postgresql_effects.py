@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import psycopg
@@ -259,6 +258,15 @@ class TooSlow(Exception):
     """A statement of many rows ran into its timeout, as it would again; the transaction is void."""
 
 
+class RowTooSlow(Exception):
+    """A statement of one row, the one at this place, ran into its timeout."""
+
+    def __init__(self, at: int, canceled: psycopg.errors.QueryCanceled) -> None:
+        super().__init__(str(canceled))
+        self.at = at
+        self.canceled = canceled
+
+
 class Pieces:
     """Writes rows of a batch, as many at once as the time of one statement allows.
 
@@ -279,8 +287,18 @@ class Pieces:
             self._rows_at_once = _UNBOUNDED
 
     def write(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
-        """Write rows by their effect; raises as ``each``."""
-        self.each(rows, partial(by.apply, connection), _OWN_AT_ONCE if isinstance(by, OwnStatement) else _UNBOUNDED)
+        """Write rows by their effect; raises as ``each``, and RowTooSlow for one that was alone."""
+        done = 0
+
+        def apply(some: Sequence[Any]) -> None:
+            nonlocal done
+            by.apply(connection, some)
+            done += len(some)
+
+        try:
+            self.each(rows, apply, _OWN_AT_ONCE if isinstance(by, OwnStatement) else _UNBOUNDED)
+        except psycopg.errors.QueryCanceled as canceled:
+            raise RowTooSlow(done, canceled) from None
 
     def each(self, rows: Sequence[Row], apply: Callable[[Sequence[Row]], object], most: int = _UNBOUNDED) -> None:
         """Apply rows piece by piece, in their order.

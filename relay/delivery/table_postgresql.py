@@ -119,7 +119,7 @@ class PostgresqlCursor:
         # Apart, since the one may be slow where the other is not.
         self._pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108 - its owner sets it later
         self._inbox_pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108
-        self._trials = Trials(plan, self._pieces, lambda: self.progressed())  # noqa: PLW0108
+        self._trials = Trials(plan, self._limits, self._pieces, lambda: self.progressed())  # noqa: PLW0108
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""
@@ -173,7 +173,10 @@ class PostgresqlCursor:
         assert isinstance(prepared, _PreparedText)
         for partition in prepared.arrivals.places:
             assert partition in positions, f"{partition} has messages and no position"
+        self._trials.begin_batch(prepared)
         care = _Care.REPEATS if self._cautious else _Care.NONE
+        if self._trials.suspects:
+            care = _Care.FAULTS
         self._cautious = max(0, self._cautious - 1)
         self._pieces.begin_batch()
         self._inbox_pieces.begin_batch()
@@ -184,7 +187,7 @@ class PostgresqlCursor:
                 # Rolled back: retry, expecting them, also for a while.
                 care, self._cautious = _Care.REPEATS, _CAUTIOUS_BATCHES
             except TooSlow:
-                pass  # Rolled back: retry with fewer rows a statement.
+                self.progressed()  # Rolled back: retry with fewer rows a statement. The server has answered.
             except Stopped:
                 with self._session() as connection:
                     self._check_table(connection, prepared.effect)
@@ -391,6 +394,8 @@ class PostgresqlCursor:
         except psycopg.Error as error:
             lost = connection.closed or connection.broken
             self._roll_back(connection)
+            if self._doubting and not lost:
+                self._trials.met(error)
             if self._committing and (lost or leaves_commit_open(error)):
                 # In doubt: found out by delivering again, when the inbox decides.
                 raise InDoubt(f"{self._plan.where}: COMMIT was not answered ({type(error).__name__}); its outcome is unknown") from None
