@@ -16,13 +16,16 @@ import psycopg
 
 from relay.delivery.postgresql_effects import Connection, Effect, Pieces, RowTooSlow
 from relay.delivery.postgresql_failures import judge
-from relay.delivery.row_search import RowFault, Searched, search
+from relay.delivery.row_search import RowFault, Searched, regained, search
 from relay.delivery.table import Limits, TablePlan
 from relay.message.errors import Fenced, MessageRejected, RelayError, Retriable
 
 _UNDO_ROWS: Final = "rollback to savepoint relay_rows; release savepoint relay_rows"
 _UNDO_WITNESS: Final = "rollback to savepoint relay_witness; release savepoint relay_witness"
+_UNDO_BATCH: Final = "rollback to savepoint relay_batch"
 _CONSTRAINTS: Final = "23"
+_MISSES: Final = "23503"
+"""foreign_key_violation: what a row refers to is not there."""
 _FEW: Final = 3
 """Rows in doubt that may die beside fewer that go through, or one after the other by an earlier row's word."""
 _TIMEOUT: Final = "57014"
@@ -94,23 +97,74 @@ class Trials:
         What is ``redriven`` has been dead: refused in whatever words it stays so, and stops nobody.
         """
         connection.execute("set constraints all immediate")
-        found = search(
-            tried,
-            lambda run: self._attempt(connection, by, [rows[n] for n in run]),
-            trusting=redriven or len(tried) < _COMPANY,
-        )
+        connection.execute("savepoint relay_batch")
+
+        def attempt(run: Sequence[int]) -> None:
+            self._attempt(connection, by, [rows[n] for n in run])
+
+        found = search(tried, attempt, trusting=redriven or len(tried) < _COMPANY)
         if found.through is not None:
             self._latest = by, rows[found.through]
         if not redriven:
             self._end_if_not_theirs(connection, found, len(tried))
+        refused = [n for n, fault in found.faults.items() if fault.rejection.code == _MISSES]
+        if refused:
+            self._regain(connection, by, rows, tried, found, sorted(refused))
+        connection.execute("release savepoint relay_batch")
         return {n: fault.rejection for n, fault in found.faults.items()}
 
-    def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
-        """Write rows behind a savepoint; RowFault leaves nothing of them."""
+    def _regain(
+        self,
+        connection: Connection,
+        by: Effect,
+        rows: Sequence[Any],
+        tried: Sequence[int],
+        found: Searched[int],
+        refused: Sequence[int],
+    ) -> None:
+        """Let rows go through that were refused only because what they refer to lies behind them in the batch.
+
+        Which they are is found out behind the others; then all are written once more, in the order of delivery and at
+        once, as they would have been without a bad row among them.
+        """
+
+        def attempt(run: Sequence[int]) -> None:
+            self._attempt(connection, by, [rows[n] for n in run], at_once=True)
+
+        gone = set(regained(refused, attempt, misses=lambda fault: fault.rejection.code == _MISSES))
+        if not gone:
+            return
+        connection.execute(_UNDO_BATCH)
+        chosen = [n for n in tried if n in gone or n not in found.faults]
+        try:
+            attempt(chosen)
+        except RowFault:
+            # Too many for one statement, or each has its own: in this order it does not go through.
+            first = [n for n in chosen if n not in gone]
+            again = search(first, attempt, trusting=True)
+            if self._plan.mode == "insert":  # no row replaces another, so these may follow
+                again.faults |= search(sorted(gone), attempt, trusting=True).faults
+            for fault in again.doubtful():
+                assert fault.doubt is not None
+                raise fault.doubt from None
+            found.faults |= again.faults
+            gone = gone - again.faults.keys() if self._plan.mode == "insert" else set()
+        for n in gone:
+            del found.faults[n]
+
+    def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any], *, at_once: bool = False) -> None:
+        """Write rows behind a savepoint; RowFault leaves nothing of them.
+
+        ``at_once``: what is deferrable is looked at behind all of them.
+        """
         self._progressed()
         connection.execute("savepoint relay_rows")
         try:
+            if at_once:
+                connection.execute("set constraints all deferred")
             self._pieces.write(connection, by, rows)
+            if at_once:
+                connection.execute("set constraints all immediate")
         except (psycopg.Error, RowTooSlow) as error:
             failure = self._refusal(connection, error)
             if isinstance(failure, RowFault):

@@ -18,6 +18,8 @@ _DOUBTS: Final = 64
 """Rows refused in doubtful words, and none that goes through: the statement is taken for wrong, without asking the rest."""
 _SLOW_DOUBTS: Final = 3
 """The same, where each of them costs the whole time of a statement."""
+_ROUNDS: Final = 16
+"""Rows that refer to each other in a longer chain, each to one behind it, are not followed to its end."""
 
 
 class RowFault(Exception):
@@ -90,6 +92,28 @@ def search(
         else:
             found.through = run[-1]
     return found
+
+
+def regained(
+    refused: Sequence[Row], attempt: Callable[[Sequence[Row]], None], *, misses: Callable[[RowFault], bool]
+) -> list[Row]:
+    """Apply rows again that were refused for missing another one, and return those that go through by now.
+
+    The other one may have come behind them, or be refused for the same reason: so again while any goes through. They are
+    behind the others then, where they do not belong. Raises a doubt that is met.
+    """
+    waiting, gone = list(refused), list[Row]()
+    for _ in range(_ROUNDS):
+        found = search(waiting, attempt, trusting=True)
+        for fault in found.doubtful():
+            assert fault.doubt is not None
+            raise fault.doubt
+        passed = [row for row in waiting if row not in found.faults]
+        waiting = [row for row in waiting if row in found.faults and misses(found.faults[row])]
+        gone += passed
+        if not passed or not waiting:
+            break
+    return gone
 
 
 def find_faults(rows: Sequence[Row], attempt: Callable[[Sequence[Row]], None]) -> dict[Row, MessageRejected]:
