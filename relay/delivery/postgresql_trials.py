@@ -10,13 +10,14 @@ alone, while others of its batch go through, is at fault as well. Where none goe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import psycopg
 
 from relay.delivery.postgresql_effects import Connection, Effect, Pieces, RowTooSlow
 from relay.delivery.postgresql_failures import judge
-from relay.delivery.row_search import RowFault, Searched, regained, search
+from relay.delivery.row_search import RowFault, Searched, regain, search
 from relay.delivery.table import Limits, TablePlan
 from relay.message.errors import Fenced, MessageRejected, RelayError, Retriable
 
@@ -99,58 +100,24 @@ class Trials:
         connection.execute("set constraints all immediate")
         connection.execute("savepoint relay_batch")
 
-        def attempt(run: Sequence[int]) -> None:
-            self._attempt(connection, by, [rows[n] for n in run])
+        def attempt(run: Sequence[int], *, at_once: bool = False) -> None:
+            self._attempt(connection, by, [rows[n] for n in run], at_once=at_once)
 
         found = search(tried, attempt, trusting=redriven or len(tried) < _COMPANY)
         if found.through is not None:
             self._latest = by, rows[found.through]
         if not redriven:
             self._end_if_not_theirs(connection, found, len(tried))
-        refused = [n for n, fault in found.faults.items() if fault.rejection.code == _MISSES]
-        if refused:
-            self._regain(connection, by, rows, tried, found, sorted(refused))
+        regain(
+            tried,
+            found,
+            partial(attempt, at_once=True),
+            misses=lambda fault: fault.rejection.code == _MISSES,
+            undo=lambda: connection.execute(_UNDO_BATCH),
+            may_follow=self._plan.mode == "insert",  # no row replaces another
+        )
         connection.execute("release savepoint relay_batch")
         return {n: fault.rejection for n, fault in found.faults.items()}
-
-    def _regain(
-        self,
-        connection: Connection,
-        by: Effect,
-        rows: Sequence[Any],
-        tried: Sequence[int],
-        found: Searched[int],
-        refused: Sequence[int],
-    ) -> None:
-        """Let rows go through that were refused only because what they refer to lies behind them in the batch.
-
-        Which they are is found out behind the others; then all are written once more, in the order of delivery and at
-        once, as they would have been without a bad row among them.
-        """
-
-        def attempt(run: Sequence[int]) -> None:
-            self._attempt(connection, by, [rows[n] for n in run], at_once=True)
-
-        gone = set(regained(refused, attempt, misses=lambda fault: fault.rejection.code == _MISSES))
-        if not gone:
-            return
-        connection.execute(_UNDO_BATCH)
-        chosen = [n for n in tried if n in gone or n not in found.faults]
-        try:
-            attempt(chosen)
-        except RowFault:
-            # Too many for one statement, or each has its own: in this order it does not go through.
-            first = [n for n in chosen if n not in gone]
-            again = search(first, attempt, trusting=True)
-            if self._plan.mode == "insert":  # no row replaces another, so these may follow
-                again.faults |= search(sorted(gone), attempt, trusting=True).faults
-            for fault in again.doubtful():
-                assert fault.doubt is not None
-                raise fault.doubt from None
-            found.faults |= again.faults
-            gone = gone - again.faults.keys() if self._plan.mode == "insert" else set()
-        for n in gone:
-            del found.faults[n]
 
     def _attempt(self, connection: Connection, by: Effect, rows: Sequence[Any], *, at_once: bool = False) -> None:
         """Write rows behind a savepoint; RowFault leaves nothing of them.
@@ -176,9 +143,9 @@ class Trials:
         connection.execute("release savepoint relay_rows")
 
     def _refusal(self, connection: Connection, error: psycopg.Error | RowTooSlow) -> RelayError | RowFault | psycopg.Error:
-        at = None
+        at: tuple[int, ...] = ()
         if isinstance(error, RowTooSlow):
-            at, error = error.at, error.canceled
+            at, error = (error.at,), error.canceled
         if connection.closed or connection.broken:
             return error  # lost: whoever lent the connection says what that means
         failure = judge(error, self._plan, doubts=True)

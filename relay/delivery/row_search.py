@@ -26,15 +26,15 @@ class RowFault(Exception):
     """The database refuses a row for what it is; ``rejection`` is the message's cause if it was alone.
 
     ``doubt`` is what to raise instead unless other rows show that it is the row's doing; it ``is_plain`` if it arose
-    before the row was compared with others in the table. ``at`` is the place in its run of a row that is known to have
-    been alone when it was refused.
+    before the row was compared with others in the table. ``at`` are the places in their run of rows that are known to be
+    refused, each for itself.
     """
 
     def __init__(
         self,
         rejection: MessageRejected,
         doubt: RelayError | None = None,
-        at: int | None = None,
+        at: Sequence[int] = (),
         *,
         is_plain: bool = False,
     ) -> None:
@@ -55,6 +55,12 @@ class Searched(Generic[Row]):
     def doubtful(self) -> list[RowFault]:
         """Return the faults that are in doubt."""
         return [fault for fault in self.faults.values() if fault.doubt is not None]
+
+    def raise_doubt(self) -> None:
+        """Raise a doubt if there is one."""
+        for fault in self.doubtful():
+            assert fault.doubt is not None
+            raise fault.doubt
 
     def end_if_hopeless(self) -> None:
         """Raise a doubt if so many rows have one, and none went through, that it is not theirs."""
@@ -80,37 +86,72 @@ def search(
         try:
             attempt(run)
         except RowFault as fault:
-            at = 0 if len(run) == 1 else fault.at
-            if at is None:
-                middle = len(run) // 2
-                waiting += [run[middle:], run[:middle]]
-            else:
-                found.faults[run[at]] = fault
+            at = (0,) if len(run) == 1 else fault.at
+            if at:
+                found.faults.update((run[n], fault) for n in at)
                 if not trusting:
                     found.end_if_hopeless()
-                waiting += [part for part in (run[at + 1 :], run[:at]) if part]
+                waiting += [part for part in _others(run, at) if part]
+            else:
+                middle = len(run) // 2
+                waiting += [run[middle:], run[:middle]]
         else:
             found.through = run[-1]
     return found
 
 
-def regained(
-    refused: Sequence[Row], attempt: Callable[[Sequence[Row]], None], *, misses: Callable[[RowFault], bool]
-) -> list[Row]:
-    """Apply rows again that were refused for missing another one, and return those that go through by now.
+def _others(run: Sequence[Row], at: Sequence[int]) -> list[Sequence[Row]]:
+    """Return what remains of a run, what is to be tried last first."""
+    if len(at) == 1:
+        return [run[at[0] + 1 :], run[: at[0]]]
+    gone = set(at)
+    return [[row for n, row in enumerate(run) if n not in gone]]
 
-    The other one may have come behind them, or be refused for the same reason: so again while any goes through. They are
-    behind the others then, where they do not belong. Raises a doubt that is met.
+
+def regain(
+    tried: Sequence[Row],
+    found: Searched[Row],
+    attempt: Callable[[Sequence[Row]], None],
+    *,
+    misses: Callable[[RowFault], bool],
+    undo: Callable[[], object],
+    may_follow: bool,
+) -> None:
+    """Let rows go through that were refused only because what they refer to lies behind them in the batch.
+
+    Which they are is found out behind the others; then ``undo`` takes everything back, and all are applied once more, in
+    their order and at once, as they would have been without a bad row among them. Where that is refused (too many for
+    one statement, or each has its own) they follow the others if they ``may``. Raises a doubt that is met.
     """
-    waiting, gone = list(refused), list[Row]()
+    refused = [row for row in tried if row in found.faults and misses(found.faults[row])]
+    gone = _gone_behind(refused, attempt, misses)
+    if not gone:
+        return
+    undo()
+    try:
+        attempt([row for row in tried if row in gone or row not in found.faults])
+    except RowFault:
+        again = search([row for row in tried if row not in found.faults], attempt, trusting=True)
+        late = [row for row in tried if row in gone] if may_follow else []
+        again.faults |= search(late, attempt, trusting=True).faults
+        again.raise_doubt()
+        found.faults |= again.faults
+        gone = set(late) - again.faults.keys()
+    for row in gone:
+        del found.faults[row]
+
+
+def _gone_behind(
+    refused: Sequence[Row], attempt: Callable[[Sequence[Row]], None], misses: Callable[[RowFault], bool]
+) -> set[Row]:
+    """Apply rows behind the others, again while any goes through: they may wait for each other."""
+    waiting, gone = refused, set[Row]()
     for _ in range(_ROUNDS):
         found = search(waiting, attempt, trusting=True)
-        for fault in found.doubtful():
-            assert fault.doubt is not None
-            raise fault.doubt
+        found.raise_doubt()
         passed = [row for row in waiting if row not in found.faults]
         waiting = [row for row in waiting if row in found.faults and misses(found.faults[row])]
-        gone += passed
+        gone.update(passed)
         if not passed or not waiting:
             break
     return gone

@@ -6,12 +6,14 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from typing import Any, Final
 
 from relay.delivery.mapping import BatchMapping, TableMapping
-from relay.delivery.row_search import RowFault, find_faults
+from relay.delivery.row_search import RowFault
 from relay.delivery.sqlite_effects import REFUSED_VALUES, RowEffect, SqliteEffect, judge
+from relay.delivery.sqlite_trials import SqliteTrials
 from relay.delivery.table import (
     INBOX_ROWS,
     Acknowledged,
@@ -80,6 +82,14 @@ delete from relay_inbox where applied in (
 """
 
 
+class _Care(IntEnum):
+    """What a transaction looks for in its batch; each finds what the one before leaves unsaid, and takes longer."""
+
+    NONE = 0
+    ROWS = 1
+    REFERENCES = 2
+
+
 @dataclass(slots=True)
 class _PreparedRows(Prepared):
     """A batch with the effect that formed its rows."""
@@ -115,6 +125,7 @@ class SqliteCursor:
         self._connection: FileConnection | None = None
         self._replacing = schedule.lock()
         self.progressed: Callable[[], object] = bool
+        self._trials = SqliteTrials(plan, lambda: self.progressed())  # noqa: PLW0108 - its owner sets it later
         self._effect: RowEffect | None = None
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
@@ -163,17 +174,15 @@ class SqliteCursor:
         assert isinstance(prepared, _PreparedRows)
         for partition in prepared.arrivals.places:
             assert partition in positions, f"{partition} has messages and no position"
-        try:
-            return self._deliver_once(positions, prepared, one_by_one=False)
-        except RowFault:
-            pass  # rolled back: retry, halving
-        try:
-            return self._deliver_once(positions, prepared, one_by_one=True)
-        except RowFault as fault:
-            raise Stopped(
-                f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows alone: "
-                f"{fault}; correct the table's constraints, and start again"
-            ) from None
+        for care in _Care:
+            try:
+                return self._deliver_once(positions, prepared, care)
+            except RowFault as fault:
+                refusal = fault  # rolled back: retry, halving; then checking what the rows refer to
+        raise Stopped(
+            f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows alone: "
+            f"{refusal}; correct the table's constraints, and start again"
+        )
 
     def trim(self, partition: LogPartition, below: int) -> bool:
         """Delete as many rows as ``Trims`` says now and leave the rest to the next deliveries."""
@@ -202,7 +211,7 @@ class SqliteCursor:
                 connection.close()
 
     def _deliver_once(
-        self, positions: Mapping[LogPartition, int], prepared: _PreparedRows, *, one_by_one: bool
+        self, positions: Mapping[LogPartition, int], prepared: _PreparedRows, care: _Care
     ) -> list[Verdict]:
         with self._transaction() as connection:
             crash_point("table.begun")
@@ -215,7 +224,7 @@ class SqliteCursor:
                 connection.executemany(_REVIVE, digests)
             answer = self._arrive(connection, prepared)
             crash_point("table.inbox")
-            causes = self._apply(connection, prepared, answer, one_by_one=one_by_one)
+            causes = self._apply(connection, prepared, answer, care)
             stop_if_asked(self._plan, prepared, answer, causes)
             crash_point("table.effect")
             trimmed = self._trims.run(positions, partial(self._delete, connection))
@@ -258,40 +267,20 @@ class SqliteCursor:
         return InboxAnswer(applied, known)
 
     def _apply(
-        self, connection: sqlite3.Connection, prepared: _PreparedRows, answer: InboxAnswer, *, one_by_one: bool
+        self, connection: sqlite3.Connection, prepared: _PreparedRows, answer: InboxAnswer, care: _Care
     ) -> dict[int, MessageRejected]:
         """Write the effects of the new messages; return the causes of those that are dead, by index."""
         mapped, chosen = prepared.mapped, effective(prepared, answer)
-        if not one_by_one:
+        if care is _Care.NONE:
             rows = mapped.rows if chosen is None else [mapped.rows[n] for n in chosen]
             prepared.effect.apply(connection, rows)
             return dict(mapped.faults)
-        found = find_faults(
-            range(len(mapped.rows)) if chosen is None else chosen,
-            lambda run: self._attempt(connection, prepared.effect, [mapped.rows[n] for n in run]),
-        )
+        tried = range(len(mapped.rows)) if chosen is None else chosen
+        references = care is _Care.REFERENCES
+        found = self._trials.find(connection, prepared.effect, mapped.rows, tried, references=references)
         refused = {mapped.good[n]: rejection for n, rejection in found.items()}
         connection.executemany(_KILL, [(answer.applied[i],) for i in refused])
         return {**mapped.faults, **refused}
-
-    def _attempt(self, connection: sqlite3.Connection, by: RowEffect, rows: Sequence[Any]) -> None:
-        """Write rows behind a savepoint; RowFault leaves nothing of them."""
-        self.progressed()
-        connection.execute("savepoint relay_rows")
-        try:
-            by.apply(connection, rows)
-        except (sqlite3.Error, *REFUSED_VALUES, RowFault) as error:
-            failure = error if isinstance(error, RowFault) else judge(error, self._plan)
-            if isinstance(failure, RowFault):
-                if not connection.in_transaction:
-                    raise Stopped(
-                        f"{self._plan.where} rolls the whole transaction back for a row (RAISE(ROLLBACK) or ON CONFLICT "
-                        "ROLLBACK); use ABORT there, so that the other messages can go on"
-                    ) from None
-                connection.execute("rollback to relay_rows")
-                connection.execute("release relay_rows")
-            raise failure from None
-        connection.execute("release relay_rows")
 
     def _delete(self, connection: sqlite3.Connection, partition: LogPartition, below: int, limit: int) -> int:
         place = (*self._names, claim_of(self._claimed, partition)[0], partition.partition)
