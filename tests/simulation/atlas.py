@@ -288,16 +288,15 @@ def clock_jumps(faults: Faults) -> None:
 
 def lost_markers(faults: Faults) -> None:
     """Partitions without a leader for a moment: transactions that are aborted meanwhile stay open in them."""
-    world, left_out = faults.world, faults.cluster.transactions.leaderless[False]
+    world, leaderless = faults.world, faults.cluster.transactions.leaderless
     rng = Random(f"{world.seed}/lost_markers/places")
     names = (OUTPUT, f"{RELAY}.{ROUTE}.monitor")
     places: list[object] = [p.place for name in names for p in faults.cluster.topics.by_name[name].partitions]
     places.append(OffsetsOf(f"{RELAY}.{ROUTE}"))
 
     def strike() -> None:
-        left_out.clear()
-        left_out.update(rng.sample(places, rng.randrange(1, len(places) + 1)))
-        world.at(rng.uniform(1.0, 6.0), left_out.clear)
+        leaderless[False] = chosen = set(rng.sample(places, rng.randrange(1, len(places) + 1)))
+        world.at(rng.uniform(1.0, 6.0), chosen.clear)
 
     for _ in range(rng.randrange(4, 12)):
         world.at(rng.uniform(0.3, faults.until), strike)
