@@ -318,10 +318,10 @@ class TestCaptures:
     ) -> None:
         read_log = _RouteAudit._log
 
-        def commit_and_read(audit: _RouteAudit) -> Any:
+        def commit_and_read(audit: _RouteAudit, stores: Any) -> Any:
             capture, nonce = self.capture(site, 1)  # its marker is not written yet
             self.decide(site, capture, nonce, "committed")
-            return read_log(audit)
+            return read_log(audit, stores)
 
         monkeypatch.setattr(_RouteAudit, "_log", commit_and_read)
 
