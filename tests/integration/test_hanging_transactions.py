@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.local.kafka import KafkaCluster
+from relay.message.errors import ConfigError
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from tests.routes import Route, ids, publish, read_all, wait_for
 
@@ -27,7 +28,15 @@ class Site:
         for made in self.admin.create_topics([log, output]).values():
             made.result(30)
         self.route = Route(directory, self.kafka, "log", '{ topic = "out" }')
-        self.route.migrate()
+        wait_for(self.is_migrated, what="topics that every broker knows")
+
+    def is_migrated(self) -> bool:
+        """A broker that has not heard of the topics yet may be the one that is asked."""
+        try:
+            self.route.migrate()
+        except ConfigError:
+            return False
+        return True
 
     def leader(self) -> int:
         leader: int = self.admin.list_topics("out", timeout=10).topics["out"].partitions[0].leader
