@@ -85,10 +85,11 @@ def entries(reader: Reader, topic: str, ranges: dict[int, tuple[int, int]]) -> I
     wanted = {LogPartition(topic, partition): span for partition, span in ranges.items()}
     for records in reader.read(wanted):
         for record in records:
-            yield record.partition() or 0, record.offset() or 0, _decoded(record)
+            yield record.partition() or 0, record.offset() or 0, decoded(record)
 
 
-def _decoded(record: Record) -> Entry | None:
+def decoded(record: Record) -> Entry | None:
+    """Return the entry that a monitor's record holds, None for one that is no entry or is broken."""
     try:
         return decode(record.key(), record.value())
     except UnknownRecord:
@@ -142,7 +143,7 @@ def scan_begins(
             page = transaction_of_page(record.key())
             if page is not None:
                 scan.evidence.add_unread(offset, *page)
-            elif (entry := _decoded(record)) is not None:
+            elif (entry := decoded(record)) is not None:
                 scan.evidence.add(offset, entry)
                 if isinstance(entry, Begin):
                     scan.begun(offset, entry)

@@ -21,13 +21,12 @@ from typing import Final
 
 import structlog
 
-from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.evidence_reading import MonitorView, decoded
 from relay.delivery.ports import Group, KafkaPorts, Reader
 from relay.message.envelope import DEAD_CODE, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import Retriable
-from relay.message.record import LogPartition, Record, headers_of
-from relay.message.schemas import UnknownRecord
-from relay.monitor.entries import Begin, Entry, Seal, decode, transaction_of_page
+from relay.message.record import LogPartition, Record, headers_if_any
+from relay.monitor.entries import Begin, Seal, transaction_of_page
 from relay.run.crash import crash_point
 
 log = structlog.get_logger("relay.recovery")
@@ -197,33 +196,27 @@ def _begun(record: Record) -> Number | None:
     page = transaction_of_page(record.key())
     if page is not None:
         return page
-    entry = _decoded(record)
+    entry = decoded(record)
     return (entry.instance, entry.n) if isinstance(entry, Begin | Seal) else None
 
 
 def _sealed(record: Record) -> Number | None:
-    """Return the last transaction that an entry which shows calls committed: a begin speaks of the one before it."""
-    number = _begun(record)
-    if number is None or isinstance(_decoded(record), Seal):
-        return number
-    return number[0], number[1] - 1
-
-
-def _decoded(record: Record) -> Entry | None:
-    try:
-        return decode(record.key(), record.value())
-    except UnknownRecord:
-        return None
+    """Return the last transaction that an entry which shows calls committed: but for a seal, the one before its own."""
+    page = transaction_of_page(record.key())
+    if page is not None:
+        return page[0], page[1] - 1
+    entry = decoded(record)
+    if isinstance(entry, Begin):
+        return entry.instance, entry.n - 1
+    return (entry.instance, entry.n) if isinstance(entry, Seal) else None
 
 
 def _written(record: Record) -> Number | None:
     """Return the transaction of an output or a dead letter; None for a stranger's record."""
-    if record.key() == TOUCH:
+    headers = dict(headers_if_any(record))
+    if record.key() == TOUCH or headers.get(DEAD_CODE) == REDRIVEN.encode():
         return UNNAMED
     try:
-        headers = dict(headers_of(record) or ())
-        if headers.get(DEAD_CODE) == REDRIVEN.encode():
-            return UNNAMED
         return bytes.fromhex((headers.get(OUT_INSTANCE) or b"").decode()), int(headers.get(OUT_N) or b"")
-    except (SystemError, ValueError):
+    except ValueError:
         return None

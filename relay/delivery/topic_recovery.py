@@ -31,7 +31,7 @@ from relay.delivery.told import Persons
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import Fenced, Stopped, TwinDetected, Unreachable
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
-from relay.message.record import LogMessage, LogPartition, Record, headers_of
+from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
 from relay.monitor.entries import DEAD, Begin, Page, SettleSeal
 from relay.monitor.index import DedupIndex
 from relay.monitor.recovery import settle
@@ -360,14 +360,14 @@ def _stamp(begin: Begin) -> tuple[bytes, bytes]:
 
 def gather_stamped(record: Record, found: Stamped) -> None:
     """Note an output's digest under the transaction that it is of; nothing for whatever else may lie in the topic."""
+    headers = dict(headers_if_any(record))
+    into = found.get((headers.get(OUT_INSTANCE), headers.get(OUT_N)))
+    if into is None:
+        return
     try:
-        headers = dict(headers_of(record) or ())
-        into = found.get((headers.get(OUT_INSTANCE), headers.get(OUT_N)))
-        if into is None:
-            return
         digest = bytes.fromhex((headers.get(OUT_DIGEST) or b"").decode())
-    except (SystemError, ValueError):
-        return  # a stranger's: the client cannot read its header names, or the digest is none
+    except ValueError:
+        return  # a stranger's: no digest
     if len(digest) == DIGEST_BYTES:
         into += digest
 
