@@ -155,8 +155,3 @@ def _gone_behind(
         if not passed or not waiting:
             break
     return gone
-
-
-def find_faults(rows: Sequence[Row], attempt: Callable[[Sequence[Row]], None]) -> dict[Row, MessageRejected]:
-    """Apply rows as ``search`` does, and return the causes of those at fault."""
-    return {row: fault.rejection for row, fault in search(rows, attempt).faults.items()}

@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from relay.delivery.mapping import BatchMapping, TableMapping, tuples
-from relay.delivery.row_search import RowFault, find_faults
+from relay.delivery.row_search import RowFault, search
 from relay.delivery.table import (
     INBOX_ROWS,
     Acknowledged,
@@ -254,8 +254,8 @@ class SimulatedCursor:
         if not one_by_one:
             self._write(backend, [mapped.rows[n] for n in wanted])
             return dict(mapped.faults)
-        found = find_faults(wanted, lambda run: self._attempt(backend, [mapped.rows[n] for n in run]))
-        refused = {mapped.good[n]: rejection for n, rejection in found.items()}
+        found = search(wanted, lambda run: self._attempt(backend, [mapped.rows[n] for n in run]))
+        refused = {mapped.good[n]: fault.rejection for n, fault in found.faults.items()}
         for i in refused:
             key = (self._plan.relay, self._plan.route, prepared.arrivals.messages[i].digest)
             row = backend.get(INBOX, key)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.delivery.mapping import Mapped
-from relay.delivery.row_search import RowFault, find_faults
+from relay.delivery.row_search import RowFault, search
 from relay.delivery.table import Arrivals, InboxAnswer, Prepared, effective, verdicts
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
@@ -28,10 +28,10 @@ def test_halving_finds_exactly_the_rows_at_fault_and_keeps_the_order(count: int,
             raise RowFault(MessageRejected("apply", str(rows[0]), "refused"))
         applied.extend(rows)
 
-    faults = find_faults(range(count), attempt)
+    faults = search(range(count), attempt).faults
     expected = bad & set(range(count))
     assert set(faults) == expected
-    assert all(fault.code == str(row) for row, fault in faults.items())
+    assert all(fault.rejection.code == str(row) for row, fault in faults.items())
     assert applied == [row for row in range(count) if row not in expected]
     assert attempts <= 1 + 2 * len(expected) * (count.bit_length() + 1)
 
@@ -41,7 +41,7 @@ def test_another_error_ends_the_search() -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        find_faults([1, 2, 3], attempt)
+        search([1, 2, 3], attempt)
 
 
 def message(offset: int, digest: str, content: str = "c", partition: int = 0) -> LogMessage:
