@@ -1,4 +1,4 @@
-"""Sites for the auditor, and a broker behind the frame proxy for tests that let requests arrive late."""
+"""Sites for the auditor, databases of handlers and table routes, and a broker behind the frame proxy for tests that let requests arrive late."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
 from relay.setup.migrate import migrate
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
+from tests.integration.handler_site import Books, Table
+from tests.integration.table_site import Database
 
 MARKER_DEADLINE_S = 20.0
 
@@ -134,3 +136,27 @@ def three_brokers() -> Iterator[KafkaCluster]:
         if started is not None:
             started.down()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def table(postgres: str) -> Iterator[Table]:
+    """A message whose handler's database is that of its queue."""
+    made = Table(postgres)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def books(tmp_path: Path, postgres: str) -> Iterator[Books]:
+    """A message whose handler writes into a further database."""
+    made = Books(tmp_path, postgres)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def database(postgres: str) -> Iterator[Database]:
+    """A database for the cursors of a table route."""
+    made = Database(postgres)
+    yield made
+    made.close()

@@ -42,3 +42,8 @@ class Database:
         while not self.one(query):
             assert time.monotonic() < deadline, f"never true: {query}"
             time.sleep(0.01)
+
+    def close(self) -> None:
+        for cursor in self.cursors:
+            cursor.close()
+        self.connection.close()

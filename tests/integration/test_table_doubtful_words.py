@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import orjson
 import pytest
 
@@ -15,15 +13,6 @@ from tests.integration.table_site import Database
 
 CANARY = "canary"
 COLUMNS = {"id": "ce:id", "x": "json:/x"}
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[Database]:
-    made = Database(postgres)
-    yield made
-    for cursor in made.cursors:
-        cursor.close()
-    made.connection.close()
 
 
 def trigger(body: str, when: str = "before insert") -> str:

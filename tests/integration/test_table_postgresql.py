@@ -84,15 +84,6 @@ class CommitEater(threading.Thread):
 
 
 @pytest.fixture
-def database(postgres: str) -> Iterator[Database]:
-    database = Database(postgres)
-    yield database
-    for cursor in database.cursors:
-        cursor.close()
-    database.connection.close()
-
-
-@pytest.fixture
 def eater(database: Database) -> Iterator[CommitEater]:
     facts = conninfo_to_dict(database.url)
     eater = CommitEater(str(facts["host"]), int(facts["port"] or 5432))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import orjson
 import pytest
@@ -19,15 +18,6 @@ from tests.contracts.table_databases import (
     outcomes,
 )
 from tests.integration.table_site import Database
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[Database]:
-    database = Database(postgres)
-    yield database
-    for cursor in database.cursors:
-        cursor.close()
-    database.connection.close()
 
 
 @pytest.mark.parametrize("mode", ["insert", "upsert"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -19,15 +18,6 @@ OWN = "insert into tree (id, parent, n) values (%(id)s, %(parent)s, %(n)s)"
 MODES: dict[str, dict[str, Any]] = {
     "insert": {"mode": "insert"}, "upsert": {"mode": "upsert", "key": ("id",)}, "sql": {"mode": "sql", "sql": OWN},
 }  # fmt: skip
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[Database]:
-    made = Database(postgres)
-    yield made
-    for cursor in made.cursors:
-        cursor.close()
-    made.connection.close()
 
 
 def tree(database: Database, deferred: str = "") -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-
-import pytest
 
 from relay.delivery.table import Limits
 from relay.delivery.table_postgresql import PostgresqlCursor
@@ -17,15 +14,6 @@ from tests.integration.table_site import Database
 TIMEOUT_S = 0.25
 ROWS = 150
 """At four milliseconds each, more than twice what one statement has time for."""
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[Database]:
-    made = Database(postgres)
-    yield made
-    for cursor in made.cursors:
-        cursor.close()
-    made.connection.close()
 
 
 def slow(database: Database, what: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -24,15 +23,6 @@ TRIES = 8
 """More than it takes, and few."""
 BAD = 7
 OWN = "insert into ledger values (%(id)s, %(customer)s, %(total)s)"
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[Database]:
-    made = Database(postgres)
-    yield made
-    for cursor in made.cursors:
-        cursor.close()
-    made.connection.close()
 
 
 def trouble(database: Database, body: str, when: str = "before insert on ledger") -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from relay.queue.states import SubscriberState
@@ -12,8 +9,7 @@ from relay.work.desks import Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
-from tests.integration.test_work_further import Books
-from tests.integration.test_work_running import EFFECT, Table
+from tests.integration.handler_site import EFFECT, Books, Table
 
 ENTRY = "insert into entry values (1)"
 ENDING = pytest.mark.parametrize(
@@ -31,20 +27,6 @@ INSIDE = pytest.mark.parametrize(
     "words",
     ["savepoint a; rollback to a", "savepoint a; release a", "reset all", "begin"],
 )
-
-
-@pytest.fixture
-def table(postgres: str) -> Iterator[Table]:
-    made = Table(postgres)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def books(tmp_path: Path, postgres: str) -> Iterator[Books]:
-    made = Books(tmp_path, postgres)
-    yield made
-    made.close()
 
 
 @ENDING

@@ -21,7 +21,7 @@ from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler
-from tests.integration.test_work_running import EFFECT, HOLDER, SETTINGS, Table
+from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, Table
 from tests.integration.work_site import Site, site_on
 
 SLOW = """create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(5); return null; end $$;

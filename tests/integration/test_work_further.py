@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,95 +11,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.message.errors import ConfigError, Unreachable
-from relay.queue.message import Audience, Group, NewMessage
-from relay.queue.port import Holder
 from relay.queue.recovery import Recovery
-from relay.queue.settings import QueueSettings
 from relay.queue.states import SubscriberState
-from relay.queue.stores import bind_store, open_store
-from relay.resources.prepared import PreparedEffects
 from relay.run import schedule
-from relay.work.desks import Database, Desks, EffectsInDoubt, SqliteDesk
+from relay.work.desks import Database, Desks, SqliteDesk
 from relay.work.dispatch import Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler, subscriber
-
-HOLDER = b"a worker--------"
-SETTINGS = QueueSettings("q", Audience((Group("s", ("s",)),)))
-Fate = Callable[[SqliteDesk], None]
-
-
-class Books:
-    """A queue in SQLite, which decides, and a ledger in PostgreSQL; one message is taken."""
-
-    def __init__(self, folder: Path, ledger: str) -> None:
-        self.file = folder / "shop.db"
-        self.url = f"sqlite:///{self.file}"
-        self.store = open_store(SETTINGS, self.url)
-        self.store.enter(Holder(HOLDER, "s", 0, None))
-        self.store.put([NewMessage("p", "1", b"1")], 1)
-        (self.taken,) = self.store.take("s", HOLDER, 1, 1)
-        self.direct = psycopg.connect(ledger, autocommit=True)
-        self.direct.execute("create table entry (number integer)")
-        self.connections = Connections("ledger", lambda: psycopg.connect(ledger), 1)
-        self.prepared = PreparedEffects("shop", "ledger", self.direct)
-        self.fate: Fate | None = None
-
-    def end(self, function: Callable[[Message, Database, FurtherDatabase], None]) -> Outcome:
-        """Run the function as handler of the message taken and return how that ended."""
-        place = Place("q", "s", "queue:q", {"q": self.store}, {"q": schedule.lock()})
-        handler = Handler("q", function, "shop", 0, "queue", ("ledger",))
-        desks = Desks(self._desk, 1)
-        runner = Runner(
-            handler, place, desks, lambda attempt: Further([FurtherDatabase("shop", attempt, self.connections)])
-        )
-        (ended,) = runner(Work((self.taken,)))
-        desks.close()
-        return ended.outcome
-
-    def _desk(self) -> SqliteDesk:
-        def bind(connection: Any) -> dict[str, Any]:
-            return {"q": bind_store(SETTINGS, self.url, connection)}
-
-        desk = SqliteDesk("shop", sqlite3.connect(self.file, isolation_level=None), bind, schedule.lock())
-        if self.fate is not None:
-            fate, commit = self.fate, desk.commit
-
-            def lost() -> None:
-                fate(desk)
-                if desk._open:
-                    commit()
-                raise EffectsInDoubt("the answer was lost")
-
-            desk.commit = lost  # type: ignore[method-assign]
-        return desk
-
-    def recover(self) -> None:
-        """What a peer does about a worker that is dead."""
-        self.store.free("s", [self.taken.ticket], 2)
-        Recovery({"q": self.store}, {"queue:q": self.store}).prepared("ledger", self.prepared, 3)
-
-    def entries(self) -> int:
-        row = self.direct.execute("select count(*) from entry").fetchone()
-        assert row is not None
-        return int(row[0])
-
-    def state(self) -> SubscriberState | None:
-        return self.store.holds("s", [self.taken.ticket])[0]
-
-    def close(self) -> None:
-        self.connections.close()
-        self.direct.close()
-        self.store.close()
-
-
-@pytest.fixture
-def books(tmp_path: Path, postgres: str) -> Iterator[Books]:
-    made = Books(tmp_path, postgres)
-    yield made
-    made.close()
+from tests.integration.handler_site import Books
 
 
 def entering(_: Message, __: Database, ledger: FurtherDatabase) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,25 +14,10 @@ from relay.work.desks import CallOver, Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
-from tests.integration.test_work_further import Books
-from tests.integration.test_work_running import EFFECT, Table
+from tests.integration.handler_site import EFFECT, Books, Table
 from tests.routes import wait_for
 
 ROWS = "select generate_series(1, 100000)"
-
-
-@pytest.fixture
-def table(postgres: str) -> Iterator[Table]:
-    made = Table(postgres)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def books(tmp_path: Path, postgres: str) -> Iterator[Books]:
-    made = Books(tmp_path, postgres)
-    yield made
-    made.close()
 
 
 def stream(db: Database | FurtherDatabase) -> Iterator[Any]:

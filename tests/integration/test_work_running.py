@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from relay.message.errors import Stopped
-from relay.queue.message import Audience, Group, NewMessage, Taken
+from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder, QueueStore, Retired
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
@@ -21,74 +21,12 @@ from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
 from relay.run import schedule
-from relay.work.desks import CallOver, Database, Desk, Desks, PostgresqlDesk, SqliteDesk
-from relay.work.dispatch import Ended, Outcome, Work
+from relay.work.desks import CallOver, Database, Desks, PostgresqlDesk, SqliteDesk
+from relay.work.dispatch import Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler, Unusable
-
-HOLDER = b"a worker--------"
-SETTINGS = QueueSettings("q", Audience((Group("s", ("s",)),)))
-EFFECT = "insert into effect (number) values (1)"
-
-
-class Table:
-    """A queue with one message taken, and the handler's table in the same database."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.is_sqlite = url.startswith("sqlite")
-        if not self.is_sqlite:
-            with psycopg.connect(url) as connection:
-                create(connection)
-        self.store: QueueStore = open_store(SETTINGS, url)
-        # A constraint that only the commit checks.
-        self.run(
-            "create table known (number integer primary key);"
-            "create table effect (number integer references known (number) deferrable initially deferred);"
-            "insert into known values (1)"
-        )
-        self.store.enter(Holder(HOLDER, "s", 0, None))
-        self.store.put([NewMessage("p", "1", b"1")], 1)
-        (self.taken,) = self.store.take("s", HOLDER, 1, 1)
-        self.desks = Desks(self._desk, 1)
-
-    def run(self, text: str) -> list[tuple[Any, ...]]:
-        if self.is_sqlite:
-            with sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=20) as file:
-                if ";" in text:
-                    file.executescript(text)
-                    return []
-                return file.execute(text).fetchall()
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            cursor = connection.execute(text.encode())
-            return cursor.fetchall() if cursor.description else []
-
-    def _desk(self) -> Desk:
-        def bind(connection: Any) -> dict[str, QueueStore]:
-            return {"q": bind_store(SETTINGS, self.url, connection)}
-
-        if self.is_sqlite:
-            file = sqlite3.connect(self.url.removeprefix("sqlite:///"), isolation_level=None, timeout=20)
-            file.execute("pragma foreign_keys = on")
-            return SqliteDesk("shop", file, bind, schedule.lock())
-        return PostgresqlDesk("shop", psycopg.connect(self.url, autocommit=True), bind)
-
-    def end(self, function: Callable[[Message, Database], None]) -> Ended:
-        """Run the function as handler of the message taken and return how that ended."""
-        place = Place("q", "s", "queue:q", {"q": self.store}, {"q": schedule.lock()})
-        (ended,) = Runner(Handler("q", function, "shop", 0, "queue"), place, self.desks)(Work((self.taken,)))
-        return ended
-
-    def effects(self) -> int:
-        return int(self.run("select count(*) from effect")[0][0])
-
-    def state(self, taken: Taken | None = None) -> SubscriberState | None:
-        return self.store.holds("s", [(taken or self.taken).ticket])[0]
-
-    def close(self) -> None:
-        self.desks.close()
-        self.store.close()
+from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, Table
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -19,7 +19,7 @@ from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler
-from tests.integration.test_work_running import SETTINGS, Table
+from tests.integration.handler_site import SETTINGS, Table
 
 AUDIT = replace(SETTINGS, name="audit")
 SAID = pytest.mark.parametrize(

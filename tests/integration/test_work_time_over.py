@@ -23,27 +23,12 @@ from relay.work.further import FurtherDatabase
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler
-from tests.integration.test_work_further import Books
-from tests.integration.test_work_running import EFFECT, SETTINGS, Table
+from tests.integration.handler_site import EFFECT, SETTINGS, Books, Table
 from tests.integration.work_site import Site, site_on
 
 LIMIT = "set local idle_in_transaction_session_timeout = '100ms'"
 ENTRY = "insert into entry values (1)"
 Written = Database | FurtherDatabase
-
-
-@pytest.fixture
-def table(postgres: str) -> Iterator[Table]:
-    made = Table(postgres)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def books(tmp_path: Path, postgres: str) -> Iterator[Books]:
-    made = Books(tmp_path, postgres)
-    yield made
-    made.close()
 
 
 def pause(db: Written) -> None:
