@@ -44,15 +44,22 @@ class Ended(NamedTuple):
     nonce: bytes | None
     placed: list[Placed]
     incarnation: str | None
-    tries: int = 0
 
 
 Place = tuple[str, int]
 """A topic and a partition of it."""
 
 
+class _Due(NamedTuple):
+    """The markers of one capture, one for each partition that has messages of it."""
+
+    ended: Ended
+    records: list[Record]
+    tries: int = 0
+
+
 class _Sent(NamedTuple):
-    ended: list[Ended]
+    due: list[_Due]
     receipt: Receipt
 
 
@@ -60,7 +67,7 @@ class _Travellers(NamedTuple):
     """Captures whose messages all lie in one partition, to which their markers go; the first since when."""
 
     since: float
-    ended: list[Ended]
+    due: list[_Due]
 
 
 class Marking:
@@ -79,12 +86,12 @@ class Marking:
         self._source = source
         self._resource = resource
         self._append_timeout_s = append_timeout_s
-        self._waiting: deque[Ended] = deque()
+        self._waiting: deque[_Due] = deque()
         self._travellers: dict[Place, _Travellers] = {}
         self._sent: deque[_Sent] = deque()
         self._acknowledged: list[bytes] = []
         self._noted_at = clock.monotonic()
-        self._retries: list[tuple[float, Ended]] = []
+        self._retries: list[tuple[float, _Due]] = []
         self.given_up = False
         self._decisions: Decisions | None = None
         # Held while there is nothing to do. No event: an interrupt inside its `set` leaves its own lock held for ever.
@@ -98,15 +105,19 @@ class Marking:
         self._thread = schedule.start_thread("relay-capture-marking", self._run)
 
     def submit(self, ended: Ended) -> None:
-        """Take a capture whose decision is known."""
-        places = {(placed.topic, placed.partition) for placed in ended.placed}
+        """Take a capture whose decision is known.
+
+        Its markers are written down here: whoever sends them may hold the lock of all appends.
+        """
+        due = _Due(ended, self._records(ended))
         with self._count:
             self._submitted += 1
-            if len(places) == 1:
-                now = clock.monotonic()
-                self._travellers.setdefault(places.pop(), _Travellers(now, [])).ended.append(ended)
+            if len(due.records) == 1:
+                (marker,) = due.records
+                place = (marker.topic, marker.partition)
+                self._travellers.setdefault(place, _Travellers(clock.monotonic(), [])).due.append(due)
             else:
-                self._waiting.append(ended)
+                self._waiting.append(due)
         self._wake()
 
     def send_with(self, places: Iterable[Place]) -> None:
@@ -121,11 +132,11 @@ class Marking:
                 found = self._travellers.pop(place, None)
                 if found is None:
                     continue
-                if len(found.ended) > TRAVELLERS_MAX:
-                    self._waiting += found.ended
+                if len(found.due) > TRAVELLERS_MAX:
+                    self._waiting += found.due
                     continue
             with self._going_on():
-                self._send(found.ended, wait_s=0.0)
+                self._send(found.due, wait_s=0.0)
 
     def _wake(self) -> None:
         if self._work.locked():
@@ -183,12 +194,12 @@ class Marking:
         while self._sent and self._sent[0].receipt.is_complete:
             sent = self._sent.popleft()
             if sent.receipt.failure is None:
-                committed = [ended.capture for ended in sent.ended if ended.nonce is not None]
+                committed = [due.ended.capture for due in sent.due if due.ended.nonce is not None]
                 self._acknowledged += committed
-                self._finished += len(sent.ended) - len(committed)
+                self._finished += len(sent.due) - len(committed)
             else:
                 # Retry: a marker may be written any number of times.
-                self._again(sent.ended)
+                self._again(sent.due)
         due = self._closing or now - self._noted_at >= NOTE_EVERY_S or len(self._acknowledged) >= NOTE_AT
         if self._acknowledged and due:
             self._note()
@@ -198,10 +209,10 @@ class Marking:
         with self._count:
             before = now if self._closing else now - GATHER_S
             for place in [place for place, found in self._travellers.items() if found.since <= before]:
-                self._waiting += self._travellers.pop(place).ended
+                self._waiting += self._travellers.pop(place).due
 
-    def _send(self, batch: list[Ended], wait_s: float) -> None:
-        records = [record for ended in batch for record in self._records(ended)]
+    def _send(self, batch: list[_Due], wait_s: float) -> None:
+        records = [record for due in batch for record in due.records]
         receipt = Receipt(len(records))
         try:
             self._appender.append(records, receipt, clock.monotonic() + wait_s)
@@ -227,17 +238,15 @@ class Marking:
             for (topic, partition), closed in closes.items()
         ]
 
-    def _again(self, batch: list[Ended]) -> None:
+    def _again(self, batch: list[_Due]) -> None:
         """Send each of a failed batch alone, later: one topic that is gone must not stop the others."""
         now = clock.monotonic()
-        for ended in batch:
-            if ended.tries >= TRIES:
+        for due in batch:
+            if due.tries >= TRIES:
                 self._finished += 1
-                self.given_up = self.given_up or ended.nonce is not None
+                self.given_up = self.given_up or due.ended.nonce is not None
             else:
-                self._retries.append(
-                    (now + RETRY_S * (2**ended.tries - 1), ended._replace(tries=ended.tries + 1))
-                )
+                self._retries.append((now + RETRY_S * (2**due.tries - 1), due._replace(tries=due.tries + 1)))
 
     def _note(self) -> None:
         self._noted_at = clock.monotonic()

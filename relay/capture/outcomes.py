@@ -13,7 +13,11 @@ from relay.message.schemas import UnknownRecord, codec
 
 _OUTCOME_TYPE: Final = envelope.OUTCOME_TYPE.encode()
 _COMMITTED: Final = "COMMITTED"
-_ABORTED: Final = "ABORTED"
+_COMMITTED_INDEX: Final = b"\x00"
+_ABORTED_INDEX: Final = b"\x02"
+_NULL: Final = b"\x00"
+_SECOND_BRANCH: Final = b"\x02"
+_NO_MORE_ITEMS: Final = b"\x00"
 _RUNS_MAX: Final = 64
 """The library writes one run for a partition; a stranger might write a thousand."""
 
@@ -63,16 +67,40 @@ class Marker(NamedTuple):
 def encode_marker(
     capture: bytes, nonce: bytes | None, incarnation: str | None, closes: Sequence[int]
 ) -> bytes:
-    """Return the value of a marker; committed if the nonce is given."""
-    return codec("outcome").encode(
-        {
-            "capture": capture,
-            "outcome": _ABORTED if nonce is None else _COMMITTED,
-            "nonce": nonce,
-            "incarnation": incarnation,
-            "closes": list(closes),
-        }
+    """Return the value of a marker; committed if the nonce is given.
+
+    The record of ``outcome.avsc``, written field by field: the library, which looks every field up in the schema, takes
+    a tenth of what a capture costs its process (measured). A test holds it against the library's own record.
+    """
+    return b"".join(
+        (
+            codec("outcome").frame,
+            capture,
+            _ABORTED_INDEX if nonce is None else _COMMITTED_INDEX,
+            _NULL if nonce is None else _given(nonce),
+            _NULL if incarnation is None else _given(incarnation.encode()),
+            b"".join((_long(len(closes)), *map(_long, closes))) if closes else b"",
+            _NO_MORE_ITEMS,
+        )
     )
+
+
+def _given(raw: bytes) -> bytes:
+    """Return bytes or text as the second branch of a union with null."""
+    return _SECOND_BRANCH + _long(len(raw)) + raw
+
+
+def _long(number: int) -> bytes:
+    """Return a number of Avro's, zigzag and seven bits a byte; none here is negative."""
+    number <<= 1
+    if number < 0x80:
+        return number.to_bytes(1, "big")
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
 
 
 def marker_headers(capture: bytes, source: bytes, resource: ResourceName) -> Headers:

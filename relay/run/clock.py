@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 
 
 def monotonic() -> float:
@@ -18,8 +19,13 @@ def wall_ms() -> int:
 
 def wall_iso() -> str:
     """The wall time as RFC 3339 in UTC, as CloudEvents' ``time`` wants it."""
-    now = datetime.fromtimestamp(wall_ms() / 1000, UTC)
-    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, milliseconds = divmod(wall_ms(), 1000)
+    return f"{_utc(second)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _utc(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def sleep(seconds: float) -> None:

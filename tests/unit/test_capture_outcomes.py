@@ -5,10 +5,13 @@ from __future__ import annotations
 import secrets
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relay.capture.outcomes import decode_marker, encode_marker, marker_headers
 from relay.message.envelope import ResourceName
 from relay.message.identity import capture_id
+from relay.message.schemas import codec
 
 NONCE = bytes(range(16))
 CAPTURE = capture_id(NONCE)
@@ -60,3 +63,17 @@ def test_other_records_are_no_markers(
     key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]] | None
 ) -> None:
     assert decode_marker(key, value, headers) is None
+
+
+@given(
+    st.none() | st.binary(max_size=200),
+    st.none() | st.text(max_size=100),
+    st.lists(st.integers(min_value=0, max_value=2**63 - 1), max_size=200),
+)
+def test_a_marker_is_the_record_that_the_library_writes(
+    nonce: bytes | None, incarnation: str | None, closes: list[int]
+) -> None:
+    outcome = "ABORTED" if nonce is None else "COMMITTED"
+    record = {"capture": CAPTURE, "outcome": outcome, "nonce": nonce, "incarnation": incarnation, "closes": closes}
+
+    assert encode_marker(CAPTURE, nonce, incarnation, closes) == codec("outcome").encode(record)
