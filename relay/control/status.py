@@ -309,8 +309,16 @@ def _partitions(facts: RouteFacts, living: Sequence[StatusRecord]) -> Iterable[P
 def _aging(partition: PartitionView) -> str:
     return (
         f"{partition.topic}[{partition.partition}] waits at offset {partition.position}, which has used up "
-        f"{100 * AGED_SHARE:.0f} % of the topic's retention.ms: lengthen that, or what it waits for is lost"
+        f"{100 * AGED_SHARE:.0f} % of the topic's retention (retention.ms or retention.bytes): raise that, or what it waits for is lost"
     )
+
+
+def next_by_size(low: int, high: int, least: int) -> int:
+    """Return below which offset lies what a limit of bytes takes next from a partition that holds ``low`` to ``high``.
+
+    Offsets stand for bytes. A partition that has lost nothing yet, or has fewer than ``least`` records, may be far from its limit.
+    """
+    return low + round((1 - AGED_SHARE) * (high - low)) if low > 0 and high - low >= least else 0
 
 
 def _lag(position: int | None, end: int, status: PartitionStatus | None) -> int | None:

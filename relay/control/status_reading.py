@@ -6,12 +6,12 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TopicDestination
 from relay.control.positions import stored_positions
-from relay.control.status import AGED_SHARE, DeadLetters, RouteFacts, RouteView, view
+from relay.control.status import AGED_SHARE, DeadLetters, RouteFacts, RouteView, next_by_size, view
 from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
@@ -79,6 +79,22 @@ class _Tail:
         return True
 
 
+class _Retention(NamedTuple):
+    """How long a topic keeps a record, and how many bytes of a partition; not above 0: without end.
+
+    With fewer than ``least`` records a partition cannot be as large as that.
+    """
+
+    ms: int
+    size: int
+    least: int
+
+
+def _retention(told: Mapping[str, str]) -> _Retention:
+    ms, size, largest = (int(told.get(key) or -1) for key in ("retention.ms", "retention.bytes", "max.message.bytes"))
+    return _Retention(ms, size, size // max(largest, 1))
+
+
 class StatusReader:
     """Reads again and again for ``--watch``; the second time only what is new. Use as a context."""
 
@@ -95,7 +111,7 @@ class StatusReader:
         self._control = _Tail(self._readers[0], CONTROL_RECORDS_MAX, CONTROL_EARLIER_MAX)
         # Dead letters of an aborted delivery transaction never were.
         self._deadletter = _Tail(self._readers[1], DEAD_LETTERS_MAX)
-        self._retention_ms: dict[str, int] = {}
+        self._retention: dict[str, _Retention] = {}
         self._retention_at = float("-inf")
         self._latest: dict[bytes, bytes] = {}
         self._dead: dict[tuple[str, bytes], str] = {}
@@ -207,7 +223,7 @@ class StatusReader:
         except ConfigError:
             # Go on: without the right to read settings there is no such alarm, and everything else is as true.
             facts = {}
-        self._retention_ms = {name: int(one.settings.get("retention.ms") or -1) for name, one in facts.items()}
+        self._retention = {name: _retention(one.settings) for name, one in facts.items()}
         self._retention_at = now
 
     def _aged_below(
@@ -216,14 +232,20 @@ class StatusReader:
         """Return below which offset records have used up most of their retention, where something waits."""
         behind: dict[str, list[int]] = {}
         for place, end in ends.items():
-            if positions.get(place, end) < end and self._retention_ms.get(place.topic, -1) > 0:
+            if positions.get(place, end) < end and place.topic in self._retention:
                 behind.setdefault(place.topic, []).append(place.partition)
-        found = {}
+        found: dict[LogPartition, int] = {}
         for topic, numbers in behind.items():
-            since = clock.wall_ms() - round(AGED_SHARE * self._retention_ms[topic])
-            for number, offset in self._topics.offsets_at(topic, numbers, since).items():
-                place = LogPartition(topic, number)
-                found[place] = ends[place] if offset is None else offset
+            retention = self._retention[topic]
+            if retention.ms > 0:
+                since = clock.wall_ms() - round(AGED_SHARE * retention.ms)
+                for number, offset in self._topics.offsets_at(topic, numbers, since).items():
+                    place = LogPartition(topic, number)
+                    found[place] = ends[place] if offset is None else offset
+            if retention.size > 0:
+                for number, (low, high) in self._topics.watermarks(topic, numbers).items():
+                    place = LogPartition(topic, number)
+                    found[place] = max(found.get(place, 0), next_by_size(low, high, retention.least))
         return found
 
     def _positions(

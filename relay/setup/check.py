@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from relay.config.loading import examine
 from relay.config.model import RelayConfig, TableDestination
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.setup.check_durability import INTERNAL, judge_durability
 from relay.setup.check_queues import check_queues
 from relay.setup.check_registry import check_registry
 from relay.setup.check_table import judge_own_tables, judge_table, look_at, postgres_notes
-from relay.setup.check_topics import Findings, judge_brokers, judge_topics, named_topics, note_lone_replicas
+from relay.setup.check_topics import Findings, judge_brokers, judge_topics, named_topics
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ def check_kafka(config: RelayConfig, findings: Findings) -> None:
         with Topics(config.kafka, config.timing) as topics:
             brokers = topics.brokers()
             facts = topics.describe(named_topics(config))
+            with suppress(ConfigError):  # they are others' business, and what is seen of them is a note at most
+                facts |= topics.describe(INTERNAL)
     except Unreachable as error:
         findings.unreachable.append(str(error))
         return
@@ -107,7 +111,7 @@ def check_kafka(config: RelayConfig, findings: Findings) -> None:
         return
     judge_brokers(config, brokers, findings)
     judge_topics(config, facts, findings)
-    note_lone_replicas(config, facts, len(brokers), findings)
+    judge_durability(config, facts, len(brokers), findings)
 
 
 def check_resources(config: RelayConfig, findings: Findings) -> None:

@@ -14,7 +14,7 @@ VERIFICATION: Final = "transaction.partition.verification.enable"
 _SINCE_3_7: Final = "group.coordinator.rebalance.protocols"
 """A setting that brokers have since 3.7: with it, the version is past 3.6.1 without asking for more rights."""
 _FOREVER: Final = -1
-_MIGRATE: Final = "run `relay migrate`"
+MIGRATE: Final = "run `relay migrate`"
 
 
 @dataclass(slots=True)
@@ -66,15 +66,15 @@ def _judge_broker(address: str, settings: Mapping[str, str], config: RelayConfig
         findings.notes.append(
             f"broker {address} is of 3.6: 3.6.0 is not enough, make sure that it is 3.6.1 or newer"
         )
-    longest = _number(settings, "transaction.max.timeout.ms", 900_000)
+    longest = number_of(settings, "transaction.max.timeout.ms", 900_000)
     if config.timing.transaction_timeout * 1000 > longest:
         problem = f"broker {address} refuses more than {longest / 1000:g} s"
         remedy = "lower it or raise transaction.max.timeout.ms"
         findings.fault(
             "timing.transaction_timeout", f"{config.timing.transaction_timeout:g}s", problem, remedy
         )
-    least = _number(settings, "group.min.session.timeout.ms", 6000)
-    most = _number(settings, "group.max.session.timeout.ms", 1_800_000)
+    least = number_of(settings, "group.min.session.timeout.ms", 6000)
+    most = number_of(settings, "group.max.session.timeout.ms", 1_800_000)
     if not least <= config.timing.session_timeout * 1000 <= most:
         problem = f"broker {address} takes {least / 1000:g} to {most / 1000:g} s"
         value = f"{config.timing.session_timeout:g}s"
@@ -87,56 +87,50 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
         _judge_route(config, route, facts, findings)
     control = facts.get(config.control_topic)
     if control is None:
-        findings.fault(f"topic {config.control_topic}", "", "does not exist", _MIGRATE)
+        findings.fault(f"topic {config.control_topic}", "", "does not exist", MIGRATE)
     elif "compact" not in control.settings.get("cleanup.policy", ""):
         _policy_fault(control, "it must be compact, or the recorded starts are lost", findings)
     inquiries = facts.get(config.inquiries_topic)
     if inquiries is None:
-        findings.fault(f"topic {config.inquiries_topic}", "", "does not exist", _MIGRATE)
+        findings.fault(f"topic {config.inquiries_topic}", "", "does not exist", MIGRATE)
     elif "delete" not in inquiries.settings.get("cleanup.policy", "delete"):
         _policy_fault(inquiries, "it must delete: a question older than its decision row must not be asked", findings)
     _judge_decisions(config, facts, findings)
     dead = facts.get(config.deadletter_topic)
     if dead is None:
-        findings.fault(f"topic {config.deadletter_topic}", "", "does not exist", _MIGRATE)
+        findings.fault(f"topic {config.deadletter_topic}", "", "does not exist", MIGRATE)
     else:
         _judge_dead_letters(config, dead, facts, findings)
     findings.checked.append(f"{len(named_topics(config))} topics")
-
-
-def note_lone_replicas(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers: int, findings: Findings) -> None:
-    """Say which outputs are away whenever one broker is (design section 6: a commit must reach every partition)."""
-    outputs = {route.to.topic for route in config.routes.values() if isinstance(route.to, TopicDestination)}
-    lone = [name for name in sorted(outputs & facts.keys()) if facts[name].replication == 1]
-    if lone and brokers > 1:
-        findings.notes.append(
-            f"topic {', '.join(lone)} has one replica although there are {brokers} brokers: a commit that finds its broker away may "
-            "stay undone there (Kafka 4.3 forgets such a partition); give it three replicas"
-        )
 
 
 def _judge_decisions(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
     """A message of a unit without a database waits for ever once its decision is gone."""
     decisions = facts.get(config.decisions_topic)
     if decisions is None:
-        findings.fault(f"topic {config.decisions_topic}", "", "does not exist", _MIGRATE)
+        findings.fault(f"topic {config.decisions_topic}", "", "does not exist", MIGRATE)
         return
     if decisions.settings.get("cleanup.policy", "delete") != "delete":
         _policy_fault(decisions, "it must be delete: a run's abort must stay beside another run's commit", findings)
-    retention = _number(decisions.settings, "retention.ms", _FOREVER)
+    retention = number_of(decisions.settings, "retention.ms", _FOREVER)
     for topic in sorted({topic for route in config.routes.values() for topic in route.from_} & facts.keys()):
-        kept = _number(facts[topic].settings, "retention.ms", _FOREVER)
+        kept = number_of(facts[topic].settings, "retention.ms", _FOREVER)
         if retention != _FOREVER and (kept == _FOREVER or kept > retention):
             problem = f"{topic} keeps messages longer than their decisions are kept ({_days(retention)})"
-            findings.fault(f"topic {decisions.name} retention.ms", str(retention), problem, _MIGRATE)
+            findings.fault(f"topic {decisions.name} retention.ms", str(retention), problem, MIGRATE)
+
+
+def own_topics(config: RelayConfig) -> set[str]:
+    """Return the relay's own topics, which `relay migrate` makes."""
+    shared = {config.control_topic, config.deadletter_topic, config.inquiries_topic, config.decisions_topic}
+    return shared | {config.monitor_topic(route) for route in config.routes}
 
 
 def named_topics(config: RelayConfig) -> list[str]:
     """Return every topic that the routes read, write or need."""
-    names = {config.control_topic, config.deadletter_topic, config.inquiries_topic, config.decisions_topic}
+    names = own_topics(config)
     for route in config.routes.values():
         names.update(route.from_)
-        names.add(config.monitor_topic(route.name))
         if isinstance(route.to, TopicDestination):
             names.add(route.to.topic)
     return sorted(names)
@@ -176,24 +170,24 @@ def _judge_monitor(
     name = config.monitor_topic(route.name)
     monitor = facts.get(name)
     if monitor is None:
-        findings.fault(f"topic {name}", "", "does not exist", _MIGRATE)
+        findings.fault(f"topic {name}", "", "does not exist", MIGRATE)
         return
     needed = max((log.partitions for log in logs), default=0)
     if monitor.partitions < needed:
         problem = f"the log has {needed} partitions, and each needs one here before it is read"
-        findings.fault(f"topic {name} partitions", str(monitor.partitions), problem, _MIGRATE)
+        findings.fault(f"topic {name} partitions", str(monitor.partitions), problem, MIGRATE)
     if set(monitor.settings.get("cleanup.policy", "").replace(" ", "").split(",")) != {"compact", "delete"}:
         _policy_fault(monitor, "it must be compact,delete", findings)
-    retention = _number(monitor.settings, "retention.ms", _FOREVER)
+    retention = number_of(monitor.settings, "retention.ms", _FOREVER)
     if retention != _FOREVER and retention < config.timing.dedup_horizon * 1000:
         problem = f"shorter than timing.dedup_horizon ({_days(config.timing.dedup_horizon * 1000)})"
-        findings.fault(f"topic {name} retention.ms", str(retention), problem, _MIGRATE)
+        findings.fault(f"topic {name} retention.ms", str(retention), problem, MIGRATE)
     for log in logs:
         _judge_retention(name, retention, log, findings)
 
 
 def _judge_retention(name: str, retention: int, log: TopicFacts, findings: Findings) -> None:
-    kept = _number(log.settings, "retention.ms", _FOREVER)
+    kept = number_of(log.settings, "retention.ms", _FOREVER)
     if retention == _FOREVER:
         return
     if kept == _FOREVER:
@@ -202,14 +196,14 @@ def _judge_retention(name: str, retention: int, log: TopicFacts, findings: Findi
             "beginning delivers older messages again, except where a table's inbox still has them"
         )
         return
-    needed = kept + _number(log.settings, "segment.ms", 604_800_000)
+    needed = kept + number_of(log.settings, "segment.ms", 604_800_000)
     if retention < needed:
         problem = (
             f"{log.name} may keep messages for {_days(needed)} (retention.ms + segment.ms), "
             f"and their evidence is kept for {_days(retention)}"
         )
         remedy = (
-            f"set timing.monitor_retention to at least {_days(needed)} and {_MIGRATE}, or shorten the log's"
+            f"set timing.monitor_retention to at least {_days(needed)} and {MIGRATE}, or shorten the log's"
         )
         findings.fault(f"topic {name} retention.ms", str(retention), problem, remedy)
 
@@ -223,7 +217,7 @@ def _judge_output(
         return
     alarm = config.timing.in_doubt_alarm * 1000
     if "compact" in output.settings.get("cleanup.policy", "delete"):
-        lag = _number(output.settings, "min.compaction.lag.ms", 0)
+        lag = number_of(output.settings, "min.compaction.lag.ms", 0)
         if lag <= alarm:
             why = "a message that compaction removed looks like one that was never written"
             remedy = f"set cleanup.policy=delete, or min.compaction.lag.ms well above {alarm:g}"
@@ -234,7 +228,7 @@ def _judge_output(
                 f"{topic} is compacted after {_days(lag)}: what was in doubt at a crash stays so if no worker "
                 "takes over within that time"
             )
-    retention = _number(output.settings, "retention.ms", _FOREVER)
+    retention = number_of(output.settings, "retention.ms", _FOREVER)
     if (
         retention != _FOREVER
         and retention <= alarm
@@ -251,14 +245,14 @@ def _judge_dead_letters(
         _policy_fault(
             dead, "it must be delete: a later dead letter must not replace an earlier one", findings
         )
-    room = _number(dead.settings, "max.message.bytes", 1_048_588)
+    room = number_of(dead.settings, "max.message.bytes", 1_048_588)
     for topic in sorted({topic for route in config.routes.values() for topic in route.from_}):
-        largest = _number(facts[topic].settings, "max.message.bytes", 0) if topic in facts else 0
+        largest = number_of(facts[topic].settings, "max.message.bytes", 0) if topic in facts else 0
         if largest > room:
             problem = (
                 f"{topic} takes messages of up to {largest} bytes, which would not fit in as dead letters"
             )
-            findings.fault(f"topic {dead.name} max.message.bytes", str(room), problem, _MIGRATE)
+            findings.fault(f"topic {dead.name} max.message.bytes", str(room), problem, MIGRATE)
 
 
 def _policy_fault(topic: TopicFacts, problem: str, findings: Findings) -> None:
@@ -267,7 +261,8 @@ def _policy_fault(topic: TopicFacts, problem: str, findings: Findings) -> None:
     findings.fault(f"topic {topic.name} cleanup.policy", value, problem, remedy)
 
 
-def _number(settings: Mapping[str, str], name: str, default: int) -> int:
+def number_of(settings: Mapping[str, str], name: str, default: int) -> int:
+    """Return a setting that is a number; ``default`` where it is not told."""
     text = settings.get(name, "")
     return int(text) if text.lstrip("-").isdecimal() else default
 

@@ -15,6 +15,7 @@ from relay.message.errors import ConfigError
 from relay.resources import open_resource
 from relay.resources.schema import ONE_AT_A_TIME, statements
 from relay.setup.check_table import OWN_TABLES, away
+from relay.setup.check_topics import own_topics
 from relay.setup.queue_tables import create_queues, statements_of
 
 _REPLICATION_MAX: Final = 3
@@ -35,6 +36,8 @@ INQUIRIES_SETTINGS: Final = {
     "message.timestamp.type": "LogAppendTime",
 }
 """A publisher that starts reads the questions of a day; who still waits then has asked again."""
+_KEPT: Final = {"retention.bytes": "-1", "unclean.leader.election.enable": "false"}
+"""Said of every topic of the relay's own: brokers may have other defaults, and evidence must last its time."""
 DECISION_BYTES_MAX: Final = 16 * 1024**2
 """A decision names every task of a batch and the partitions each has written to."""
 _CAUSE_HEADERS_BYTES: Final = 65_536
@@ -89,7 +92,7 @@ def wanted_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers:
         raise ConfigError(
             f"relay.replication = {replication}: the cluster has {brokers} brokers; lower it or leave it out"
         )
-    durable = {"min.insync.replicas": str(max(1, replication - 1))}
+    durable = {**_KEPT, "min.insync.replicas": str(max(1, replication - 1))}
     plans = []
     for route in config.routes.values():
         partitions = max(facts[topic].partitions for topic in route.from_)
@@ -209,9 +212,7 @@ def migrate(config: RelayConfig, *, new_identity: bool = False) -> Migration:
 
 
 def _plan_with(topics: Topics, config: RelayConfig, migration: Migration) -> None:
-    names = {topic for route in config.routes.values() for topic in route.from_}
-    names |= {config.monitor_topic(route) for route in config.routes}
-    names |= {config.deadletter_topic, config.control_topic, config.inquiries_topic, config.decisions_topic}
+    names = own_topics(config) | {topic for route in config.routes.values() for topic in route.from_}
     plan_topics(config, topics.describe(names), topics.broker_count(), migration)
 
 

@@ -101,6 +101,24 @@ def test_topics_that_would_break_the_guarantee(
     assert keys(report) == {f"topic {compacted} cleanup.policy", "routes.r.from", "routes.r.to.topic"}
 
 
+def test_evidence_that_would_go_by_size_is_a_fault_until_it_is_migrated(
+    kafka: str, make_topic: MakeTopic, write: Callable[[str], str], relay_name: str
+) -> None:
+    config = write(f'[routes.r]\nfrom = ["{make_topic(1)}"]\nto = {{ topic = "{make_topic(1)}" }}\n')
+    monitor = f"{relay_name}.r.monitor"
+    defaults = {"retention.bytes": str(10 * 1024**3), "unclean.leader.election.enable": "true"}
+    assert runner.invoke(app, ["migrate", config]).exit_code == 0
+    with Topics({"bootstrap.servers": kafka}, Timing()) as topics:
+        topics.alter(monitor, defaults)
+
+    code, report = check(config)
+    assert runner.invoke(app, ["migrate", config]).exit_code == 0
+
+    assert code == 1
+    assert keys(report) == {f"topic {monitor} {setting}" for setting in defaults}
+    assert check(config)[0] == 0
+
+
 def test_tables_that_do_not_take_what_the_route_writes(
     postgres: str, make_topic: MakeTopic, write: Callable[[str], str]
 ) -> None:

@@ -154,6 +154,28 @@ def test_what_waits_and_is_about_to_leave_the_log_raises_an_alarm(shop: Shop) ->
     assert route["state"] == "running"
 
 
+def test_what_waits_and_is_next_to_leave_a_log_kept_by_size_raises_an_alarm(shop: Shop, kafka_admin: AdminClient) -> None:
+    shop.configure()
+    shop.commit(4, 4)
+    shop.says(0, shop.at(0, 4), shop.at(1, 4))
+    with Topics({"bootstrap.servers": shop.kafka}, DefaultTiming()) as topics:
+        topics.alter(shop.log, {"retention.bytes": "2097152"})
+    assert not shop.read().needs_attention, "nothing of it was taken yet"
+
+    for deleted in kafka_admin.delete_records([TopicPartition(shop.log, 0, 4)]).values():
+        deleted.result(30)
+
+    code, document = shop.status()
+    assert code == 1
+    assert f"{shop.log}[0] waits at offset 4" in document["routes"]["r"]["why"]
+    shop.commit(5, 4)
+    assert not shop.read().needs_attention, "what lies before it goes first"
+    with Topics({"bootstrap.servers": shop.kafka}, DefaultTiming()) as topics:
+        topics.alter(shop.log, {"retention.bytes": str(1024**3)})
+    shop.commit(4, 4)
+    assert not shop.read().needs_attention, "three records are no gigabyte"
+
+
 def test_an_idle_route_is_well(shop: Shop) -> None:
     shop.configure()
     shop.commit(*ENDS)

@@ -14,7 +14,7 @@ from relay.kafka.topics import BrokerFacts, TopicFacts
 from relay.message.errors import ConfigError, Unreachable
 from relay.setup.check import notes
 from relay.setup.check_table import Column, TableFacts, judge_table, look_at
-from relay.setup.check_topics import VERIFICATION, Findings, judge_brokers, judge_topics, note_lone_replicas
+from relay.setup.check_topics import VERIFICATION, Findings, judge_brokers, judge_topics
 from relay.setup.migrate import Migration, plan_topics, wanted_topics
 
 TEXT = """
@@ -249,12 +249,3 @@ def test_settings_that_the_kafka_client_refuses_together_are_faults() -> None:
     ]
     (fault,) = read(tomllib.loads(few), Path("/nowhere/relay.toml"), {})[1]
     assert (fault.key, fault.value) == ('kafka."fetch.max.bytes"', "'65536'")
-
-
-@pytest.mark.parametrize(("replicas", "brokers", "noted"), [(1, 3, "topic ledger has one replica"), (3, 3, ""), (1, 1, "")])
-def test_an_output_on_one_broker_of_several_is_noted(replicas: int, brokers: int, noted: str) -> None:
-    findings = Findings()
-
-    note_lone_replicas(config_of(), {"ledger": replace(topic("ledger"), replication=replicas)}, brokers, findings)
-
-    assert "".join(findings.notes)[: len("topic ledger has one replica")] == noted
