@@ -25,7 +25,6 @@ from relay.message import envelope
 from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import GivenHeaders
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
-from relay.message.identity import capture_id
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
 from relay.run import clock
 from relay.run.crash import crash_point
@@ -119,9 +118,8 @@ class CaptureBlock:
         session = None
         try:
             self._publisher.enter(self._entered)
-            session, self._nonce = self._publisher.begin()
+            session, self._capture, self._nonce = self._publisher.begin()
             self._session = session
-            self._capture = capture_id(self._nonce)
             name = self._capture.hex()
             self._name = name
             self._common = [*self._publisher.common_headers, (envelope.CAPTURE, name.encode())]

@@ -14,13 +14,12 @@ from typing import Final, NamedTuple
 
 from relay.capture.resolver import Resolution, State
 from relay.message.envelope import ResourceName
-from relay.message.identity import capture_id
+from relay.message.identity import NONCE_BYTES, capture_id
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord, codec
 
 PREFIX: Final = "decisions:"
 """What a message names as its resource begins so; no configured resource's name has a colon."""
-NONCE_BYTES: Final = 16
 NO_PREVIOUS: Final = -1
 _COMMITTED: Final = "COMMITTED"
 _ABORTED: Final = "ABORTED"

@@ -26,7 +26,6 @@ from relay.kafka.topics import TopicFacts
 from relay.message import envelope
 from relay.message.avro_values import AvroEncoder, parsed_schema
 from relay.message.errors import CaptureError, ConfigError, Unreachable
-from relay.message.identity import capture_id
 from relay.resources import open_resource
 from relay.resources.port import Resource, Session
 from relay.resources.turns import Turn
@@ -39,8 +38,6 @@ FIND_OUT_S: Final = 10.0
 CLOSE_S: Final = 10.0
 IDLE_KEPT_S: Final = 60.0
 """A database has few connections: what a burst of threads needed is closed when it has been idle for so long."""
-NONCE_BYTES: Final = 16
-_NONCES_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,6 @@ class Capture:
         self._registry = registry
         self._idle: deque[tuple[float, Session]] = deque()
         """Since when, the last one to the right: it is taken first, so that those to the left are needed no more."""
-        self._nonces: deque[bytes] = deque()
         self._blocks = object()
         self._process = os.getpid()
         self._closed = False
@@ -212,16 +208,15 @@ class Capture:
                 f"this Capture was opened by process {self._process}; open one in each process, after the fork"
             )
 
-    def begin(self) -> tuple[Session, bytes]:
-        """Begin a capture on a free connection; a stale one is replaced. Returns the session and the nonce."""
+    def begin(self) -> tuple[Session, bytes, bytes]:
+        """Begin a capture on a free connection; a stale one is replaced. Returns the session, the capture's id and its nonce."""
         while True:
             try:
                 (_, session), reused = self._idle.pop(), True
             except IndexError:
                 session, reused = self._connect(), False
-            nonce = self._nonce()
             try:
-                session.begin(capture_id(nonce), nonce)
+                capture, nonce = session.begin()
             except Unreachable:
                 session.close()
                 if not reused:
@@ -233,7 +228,7 @@ class Capture:
             except BaseException:
                 session.close()
                 raise
-            return session, nonce
+            return session, capture, nonce
 
     def give_back(self, session: Session) -> None:
         """Keep a connection for the next capture, if it is fit for one."""
@@ -327,20 +322,6 @@ class Capture:
             last = self._sequences[topic, partition]
             placed.append(Placed(topic, partition, last - count + 1, count))
         return records
-
-    def _nonce(self) -> bytes:
-        """Return a nonce that nobody can guess: knowing it is the right to write a committed marker.
-
-        Drawn many at once, since each system call lets go of the interpreter's lock.
-        """
-        try:
-            return self._nonces.pop()
-        except IndexError:
-            drawn = randomness.random_bytes(NONCE_BYTES * _NONCES_AT_ONCE)
-            self._nonces.extend(
-                drawn[at : at + NONCE_BYTES] for at in range(NONCE_BYTES, len(drawn), NONCE_BYTES)
-            )
-            return drawn[:NONCE_BYTES]
 
     def _close_idle(self, kept_s: float = IDLE_KEPT_S) -> None:
         """Close the connections that have been idle for so long; all of them once this is closed."""

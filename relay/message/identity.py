@@ -24,6 +24,7 @@ from relay.message.errors import UNKNOWN_SCHEMA, ConfigError, MessageRejected
 from relay.message.json_digits import LONG_NUMBER, is_cut
 
 DIGEST_BYTES: Final = 16
+NONCE_BYTES: Final = 16
 CONTENT_BYTES: Final = 8
 _CONTENT: Final = Struct(">II")
 

@@ -63,8 +63,8 @@ class Session(Protocol):
 
     uuid: str
 
-    def begin(self, capture: bytes, nonce: bytes) -> None:
-        """Begin a transaction whose first statement inserts the decision.
+    def begin(self) -> tuple[bytes, bytes]:
+        """Begin a transaction whose first statement inserts the decision; return the capture's id and its nonce.
 
         Raises CaptureFenced if the row exists, Unreachable or RowLocked if nothing was begun.
         """

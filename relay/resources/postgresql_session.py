@@ -17,6 +17,8 @@ from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionS
 from psycopg.pq.abc import PGconn, PGresult
 
 from relay.message.errors import CaptureFenced, Unreachable
+from relay.message.identity import capture_id
+from relay.resources import nonces
 from relay.resources.patience import Awaited
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
 from relay.run import clock
@@ -34,11 +36,20 @@ _REMEDIES: Final = {
 
 _SUCCEEDED: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _BYTEA: Final = 17
+_INTEGER: Final = 23
+_TEXT: Final = 25
 _BINARY: Final = 1
+_NONCES_AT_ONCE: Final = 64
 _TAKES_PREPARED_AWAY: Final = ("DROP", "ALTER", "ROLLBACK", "DEALLOCATE", "DISCARD")
 """After these, psycopg has the server forget all that is prepared on the connection, once it has prepared any itself."""
 
-_ENTER: Final = sql.SQL("insert into {table} (capture, nonce, outcome) values ($1, $2, 'committed')")
+# Nonces are bound, many at once, before any of them is needed: in a text whoever may look at the server's activity would
+# read them before COMMIT, and bound with the row they would cost BEGIN a round trip of its own.
+_HAND_OVER: Final = b"select set_config('relay.nonces', $1, false)"
+# A uuid is 16 bytes, and nothing else is cast to one. What was written is read back: a block may have reset all settings.
+_ENTER: Final = sql.SQL("""insert into {table} (capture, nonce, outcome)
+values ({capture}, uuid_send(substr(current_setting('relay.nonces'), {place} * 32 + 1, 32)::uuid), 'committed')
+returning encode(nonce, 'hex')""")
 _NOT_BEGUN: Final = "relay: not the transaction begun"
 # Another transaction than the one begun finds no row of its own: the cast fails, COMMIT is not reached.
 # What a statement of the application said about `synchronous_commit` is over then: this comes after all of them.
@@ -83,34 +94,36 @@ class PostgresqlSession:
         self._dead = False
         self._spoke_at = 0.0
         # Now, and with the table's schema: a block may set a search path, and an encoding that Python does not know.
-        self._enter = _ENTER.format(table=table).as_bytes(connection)
         self._is_done = _IS_DONE.format(table=table).as_bytes(connection)
         self._may_be_done = _MAY_BE_DONE.format(table=table).as_bytes(connection)
         self._table = table
-        self._prepare(_PREPARED_ENTER, self._enter)
-        self._prepare(_PREPARED_PROOF, self._proof(sql.SQL("$1"), sql.SQL("$2")))
+        self._nonces: list[bytes] = []
+        self._prepare(_PREPARED_ENTER, self._entry(sql.SQL("$1"), sql.SQL("$2")), _BYTEA, _INTEGER)
+        self._prepare(_PREPARED_PROOF, self._proof(sql.SQL("$1"), sql.SQL("$2")), _BYTEA, _BYTEA)
         self._is_prepared = True
 
-    def begin(self, capture: bytes, nonce: bytes) -> None:
-        """Begin, with the decision as the first statement."""
+    def begin(self) -> tuple[bytes, bytes]:
+        """Begin, with the decision as the first statement, in one round trip."""
         try:
-            result = self._ask(self._pgconn.exec_, b"begin")
-            if result.status in _SUCCEEDED:
-                # The nonce is bound: in the text, whoever may look at the server's activity would read it before COMMIT.
-                result = self._ask_with(_PREPARED_ENTER, self._enter, capture, nonce)
+            if not self._nonces:
+                self._hand_over()
+            nonce = self._nonces.pop()
+            capture = capture_id(nonce)
+            result = self._ask(self._pgconn.exec_, self._beginning(capture, len(self._nonces)))
         except _ConnectionLost as error:
             # Retry: nothing was decided, and the server rolls back what it may have begun.
             raise Unreachable(
                 f"resources.{self._name}: the connection was lost; the database may be away"
             ) from error
-        if result.status in _SUCCEEDED:
+        if result.status == ExecStatus.TUPLES_OK and result.get_value(0, 0) == nonce.hex().encode():
             self._spoke_at = clock.monotonic()
-            return
+            return capture, nonce
         state = result.error_field(DiagnosticField.SQLSTATE)
         self.rollback()
         if state == _UNIQUE_VIOLATION:
             raise CaptureFenced(f"capture {capture.hex()} was decided before it began; run the block again")
-        self._dead = self._dead or state == _NO_SUCH_PREPARED
+        # Retry on a new connection: an earlier block may have taken away what was prepared, or handed over.
+        self._dead = True
         raise Unreachable(f"resources.{self._name}: a capture cannot begin: {_sentence(result)}")
 
     def execute(self, query: Any, params: Any = None) -> Any:
@@ -218,10 +231,30 @@ class PostgresqlSession:
         self._awaited.close()
         self._connection.close()
 
-    def _prepare(self, name: bytes, statement: bytes) -> None:
-        prepared = self._pgconn.prepare(name, statement, (_BYTEA, _BYTEA))
+    def _prepare(self, name: bytes, statement: bytes, *types: int) -> None:
+        prepared = self._pgconn.prepare(name, statement, types)
         if prepared.status != ExecStatus.COMMAND_OK:
             raise psycopg.errors.error_from_result(prepared)
+
+    def _hand_over(self) -> None:
+        """Give the server the nonces of the next captures, for this connection alone."""
+        drawn = nonces.draw(_NONCES_AT_ONCE)
+        given = b"".join(drawn).hex().encode()
+        result = self._ask(self._pgconn.exec_params, _HAND_OVER, [given], [_TEXT])
+        if result.status != ExecStatus.TUPLES_OK:
+            self.close()
+            raise Unreachable(f"resources.{self._name}: a capture cannot begin: {_sentence(result)}")
+        self._nonces = drawn
+
+    def _entry(self, capture: sql.Composable, place: sql.Composable) -> bytes:
+        return _ENTER.format(table=self._table, capture=capture, place=place).as_bytes(self._connection)
+
+    def _beginning(self, capture: bytes, place: int) -> bytes:
+        """Return BEGIN and the row's insert, with the nonce at that place of those handed over."""
+        value = _bytea(capture)
+        if self._is_prepared:
+            return b"begin; execute %s(%s, %d)" % (_PREPARED_ENTER, value, place)
+        return b"begin; " + self._entry(sql.SQL(value.decode() + "::bytea"), sql.Literal(place))
 
     def _proof(self, capture: sql.Composable, partitions: sql.Composable) -> bytes:
         return _PROVE.format(
@@ -229,11 +262,8 @@ class PostgresqlSession:
         ).as_bytes(self._connection)
 
     def _decision(self, capture: bytes, partitions: bytes) -> bytes:
-        """Return the proof and COMMIT, which the server skips if the proof fails.
-
-        Nothing in it is secret, and nothing has to be quoted. E: without it, a setting says what a backslash is.
-        """
-        values = [b"E'\\\\x%s'" % value.hex().encode() for value in (capture, partitions)]
+        """Return the proof and COMMIT, which the server skips if the proof fails. Nothing in it is secret."""
+        values = [_bytea(value) for value in (capture, partitions)]
         if self._is_prepared:
             return b"execute %s(%s, %s); commit" % (_PREPARED_PROOF, *values)
         proof = self._proof(*(sql.SQL(value.decode() + "::bytea") for value in values))
@@ -244,7 +274,9 @@ class PostgresqlSession:
         if self._pgconn.transaction_status != TransactionStatus.IDLE:
             return None
         try:
-            result = self._ask_with(b"", rows, *values)
+            result = self._ask(
+                self._pgconn.exec_params, rows, list(values), [_BYTEA] * len(values), [_BINARY] * len(values)
+            )
         except _ConnectionLost:
             return None
         return result.ntuples > 0 if result.status == ExecStatus.TUPLES_OK else None
@@ -258,13 +290,6 @@ class PostgresqlSession:
             ) from error
         if result.status not in _SUCCEEDED:
             raise psycopg.errors.error_from_result(result)
-
-    def _ask_with(self, prepared: bytes, statement: bytes, *values: bytes) -> PGresult:
-        """Ask with bound values, by the prepared statement if it still is. Raises _ConnectionLost."""
-        formats = [_BINARY] * len(values)
-        if prepared and self._is_prepared:
-            return self._ask(self._pgconn.exec_prepared, prepared, list(values), formats)
-        return self._ask(self._pgconn.exec_params, statement, list(values), [_BYTEA] * len(values), formats)
 
     def _ask(self, ask: Callable[..., PGresult], *what: Any) -> PGresult:
         """Wait for an answer, which may be a refusal. Raises _ConnectionLost."""
@@ -295,6 +320,11 @@ class PostgresqlSession:
 def owes_answers(pgconn: PGconn) -> bool:
     """Is a stream, a COPY or a pipeline open on the connection?"""
     return pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
+
+
+def _bytea(value: bytes) -> bytes:
+    """Return a literal, in which nothing has to be quoted. E: without it, a setting says what a backslash is."""
+    return b"E'\\\\x%s'" % value.hex().encode()
 
 
 def _sentence(failure: PGresult) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
-from relay.resources import schema
+from relay.message.identity import capture_id
+from relay.resources import nonces, schema
 from relay.resources.port import (
     AgedRow,
     AnswerLost,
@@ -137,9 +138,11 @@ class SqliteSession:
         self._has_rows = False
         self._is_spent = False
 
-    def begin(self, capture: bytes, nonce: bytes) -> None:
+    def begin(self) -> tuple[bytes, bytes]:
         """Take the file's write lock and insert the decision."""
         self._has_rows = False
+        (nonce,) = nonces.draw(1)
+        capture = capture_id(nonce)
         try:
             if not self._writer.take(self._turn, WRITER_TIMEOUT_S):
                 raise RowLocked(
@@ -161,6 +164,7 @@ class SqliteSession:
         except BaseException:
             self.rollback()
             raise
+        return capture, nonce
 
     def _lock(self) -> None:
         try:

@@ -13,9 +13,10 @@ from uuid import UUID
 
 from pyspark.sql import functions as sql
 
-from relay.capture.decisions import NONCE_BYTES, Attempt, batch_unit
+from relay.capture.decisions import Attempt, batch_unit
 from relay.jobs.records import java_settings
 from relay.message.errors import ConfigError
+from relay.message.identity import NONCE_BYTES
 from relay.message.record import LogPartition
 from relay.run import randomness
 from relay.run.crash import crash_point

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from relay.capture.decisions import NONCE_BYTES, Attempt, Unit, UnitDecision, batch_unit
+from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit
 from relay.config.timing import Timing
 from relay.kafka.bulk import BulkAppender
 from relay.kafka.decisions import DecisionWriter
 from relay.message.errors import CaptureError, InDoubt
-from relay.message.identity import capture_id
+from relay.message.identity import NONCE_BYTES, capture_id
 from relay.run import randomness
 from relay.run.crash import crash_point
 from relay.spark.options import WriteOptions, check_topics

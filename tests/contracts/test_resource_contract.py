@@ -18,7 +18,7 @@ from psycopg.pq.abc import PGresult
 
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
-from relay.resources import open_resource, patience
+from relay.resources import open_resource, patience, postgresql_session
 from relay.resources.port import (
     CommitRefused,
     Decisions,
@@ -28,6 +28,7 @@ from relay.resources.port import (
     Session,
 )
 from relay.resources.postgresql_session import PostgresqlSession
+from relay.run import randomness
 
 LOCK_TIMEOUT_S = 0.2
 PLACED = b'[["orders",1,7,2]]'
@@ -63,9 +64,9 @@ class ResourceContract:
         opened.close()
 
     def begin(self, session: Session) -> bytes:
-        nonce = secrets.token_bytes(16)
-        session.begin(capture_id(nonce), nonce)
-        return capture_id(nonce)
+        capture, nonce = session.begin()
+        assert capture_id(nonce) == capture
+        return capture
 
     def rows(self, session: Session) -> list[tuple[object, ...]]:
         return list(session.execute("select id, what from orders order by id").fetchall())
@@ -113,12 +114,15 @@ class ResourceContract:
         decisions.abort_if_undecided(capture)
         assert decisions.read([capture])[capture].committed
 
-    def test_a_fenced_capture_cannot_begin(self, session: Session, decisions: Decisions) -> None:
-        nonce = secrets.token_bytes(16)
-        decisions.abort_if_undecided(capture_id(nonce))
+    def test_a_fenced_capture_cannot_begin(
+        self, session: Session, decisions: Decisions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(randomness, "random_bytes", bytes)
+        fenced = capture_id(bytes(16))
+        decisions.abort_if_undecided(fenced)
         with pytest.raises(CaptureFenced):
-            session.begin(capture_id(nonce), nonce)
-        assert not decisions.read([capture_id(nonce)])[capture_id(nonce)].committed
+            session.begin()
+        assert not decisions.read([fenced])[fenced].committed
         assert session.usable
 
     @pytest.mark.parametrize("ending", ["commit", "rollback"])
@@ -232,7 +236,6 @@ class TestPostgresql(ResourceContract):
             resource.session()
 
     def test_nobody_who_watches_the_server_reads_a_nonce(self, url: str, session: PostgresqlSession) -> None:
-        nonce = secrets.token_bytes(16)
         backend = session._pgconn.backend_pid
         with psycopg.connect(url, autocommit=True) as watcher:
 
@@ -240,14 +243,62 @@ class TestPostgresql(ResourceContract):
                 rows = watcher.execute("select query from pg_stat_activity where pid = %s", (backend,)).fetchall()
                 return str(rows[0][0])
 
-            session.begin(capture_id(nonce), nonce)
+            session._hand_over()
+            handed_over = seen()
+            capture, nonce = session.begin()
             begun = seen()
-            session.decide(capture_id(nonce), PLACED)
+            session.decide(capture, PLACED)
             decided = seen()
-        assert "relay_capture" in begun
+        assert "relay.nonces" in handed_over
+        assert "relay_enter" in begun
         assert "commit" in decided
         for spelt in (nonce.hex(), repr(nonce), str(int.from_bytes(nonce, "big"))):
-            assert spelt not in begun + decided
+            assert spelt not in handed_over + begun + decided
+
+    def test_a_capture_costs_as_many_round_trips_as_a_bare_transaction(
+        self, session: PostgresqlSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session.decide(self.begin(session), PLACED)
+        asked, ask = [], session._ask
+
+        def counted(call: Callable[..., PGresult], *what: Any) -> PGresult:
+            asked.append(what[0])
+            return ask(call, *what)
+
+        monkeypatch.setattr(session, "_ask", counted)
+        session.decide(self.begin(session), PLACED)
+
+        begun, decided = asked
+        assert begun.startswith(b"begin; ")
+        assert decided.endswith(b"; commit")
+
+    def test_nonces_are_handed_over_again_when_all_are_used(self, session: Session, decisions: Decisions) -> None:
+        begun = {}
+        for _ in range(2 * postgresql_session._NONCES_AT_ONCE + 1):
+            capture, nonce = session.begin()
+            session.decide(capture, PLACED)
+            begun[capture] = nonce
+
+        rows = decisions.read(list(begun))
+
+        assert {capture: row.nonce for capture, row in rows.items()} == begun
+        assert len(set(begun.values())) == len(begun)
+
+    @pytest.mark.parametrize(
+        "said", ["reset all", "discard all", "set relay.nonces = ''", f"set relay.nonces = '{'ab' * 1024}'"]
+    )
+    def test_a_session_that_lost_the_nonces_handed_over_begins_nothing_and_is_replaced(
+        self, session: Session, decisions: Decisions, said: str
+    ) -> None:
+        self.begin(session)
+        session.rollback()
+        session.execute(said)
+
+        with pytest.raises(Unreachable, match="cannot begin"):
+            session.begin()
+
+        assert not session.usable
+        assert decisions.unmarked(-1.0, 10) == []
 
     @pytest.mark.parametrize("strings", ["on", "off"])
     def test_a_setting_about_backslashes_changes_no_value(

@@ -194,8 +194,12 @@ def test_a_slow_publisher_is_waited_for_and_then_believed(
 
 
 def test_resolvers_and_the_publisher_agree_however_they_race(
-    kafka: str, direct: Resource, topic: str
+    kafka: str, direct: Resource, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    session = direct.session()
+    drawn = [number.to_bytes(16, "big") for number in range(100)]
+    monkeypatch.setattr(session, "_nonces", drawn[:])
+    session._pgconn.exec_(b"set relay.nonces = '%s'" % b"".join(drawn).hex().encode())
     name = direct.identity()
     answers: dict[bytes, set[State]] = {}
     stop = threading.Event()
@@ -212,14 +216,12 @@ def test_resolvers_and_the_publisher_agree_however_they_race(
     threads = [threading.Thread(target=resolve) for _ in range(2)]
     for thread in threads:
         thread.start()
-    session = direct.session()
     committed = set()
-    for number in range(100):
-        nonce = number.to_bytes(16, "big")
+    for nonce in reversed(drawn):
         capture = capture_id(nonce)
         known.append(capture)
         try:
-            session.begin(capture, nonce)
+            assert session.begin() == (capture, nonce)
             session.decide(capture, b"[]")
             committed.add(capture)
         except CaptureFenced:

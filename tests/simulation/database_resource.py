@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
+from relay.message.identity import capture_id
+from relay.resources import nonces
 from relay.resources.port import (
     AgedRow,
     AnswerLost,
@@ -93,8 +95,10 @@ class SimulatedSession:
         self._connection = connection
         self._begun = -1
 
-    def begin(self, capture: bytes, nonce: bytes) -> None:
+    def begin(self) -> tuple[bytes, bytes]:
         """Begin, with the decision as the first statement."""
+        (nonce,) = nonces.draw(1)
+        capture = capture_id(nonce)
 
         def work(backend: Backend) -> int:
             backend.begin()
@@ -112,6 +116,7 @@ class SimulatedSession:
             if refused.code == "unique_violation":
                 raise CaptureFenced(f"capture {capture.hex()} was decided before it began") from None
             raise Unreachable(f"resources.{self._name}: a capture cannot begin: {refused}") from None
+        return capture, nonce
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement of the application."""

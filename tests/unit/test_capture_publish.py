@@ -25,8 +25,8 @@ class Publisher:
         self.admitted: list[Buffered] = []
         self.enter = self.leave = self.give_back = self.check_process = lambda *_: None
 
-    def begin(self) -> tuple[Any, bytes]:
-        return SimpleNamespace(rollback=lambda: None), b"n" * 16
+    def begin(self) -> tuple[Any, bytes, bytes]:
+        return SimpleNamespace(rollback=lambda: None), bytes(16), b"n" * 16
 
     def topic(self, name: str) -> TopicFacts:
         return TopicFacts(name, b"", 4, 1)

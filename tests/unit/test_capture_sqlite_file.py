@@ -72,13 +72,13 @@ def test_no_decision_is_written_into_a_file_that_was_replaced(resource: SqliteRe
         decisions.uuid,
         lambda: decisions.abort_if_undecided(capture_id(NONCE)),
         lambda: decisions.read([capture_id(NONCE)]),
-        lambda: session.begin(capture_id(NONCE), NONCE),
+        session.begin,
     ):
         with pytest.raises(Unreachable, match="replaced"):
             ask()
     session.close()
     again = resource.session()
-    again.begin(capture_id(NONCE), NONCE)
+    again.begin()
     again.rollback()
 
 
@@ -103,12 +103,12 @@ def test_a_second_file_cannot_be_part_of_a_block(capture: Capture, path: Path) -
 
 def test_noting_waits_in_the_queue_of_this_processs_captures(resource: SqliteResource) -> None:
     decisions, session = resource.decisions(), resource.session()
-    session.begin(capture_id(NONCE), NONCE)
+    begun, _ = session.begin()
     with pytest.raises(RowLocked, match="of this process"):
-        decisions.mark([capture_id(NONCE)])
-    session.decide(capture_id(NONCE), b"[]")
+        decisions.mark([begun])
+    session.decide(begun, b"[]")
 
-    decisions.mark([capture_id(NONCE)])
+    decisions.mark([begun])
 
     assert decisions.unmarked(0.0, 10) == []
     session.close()
@@ -137,10 +137,9 @@ def test_a_file_that_captures_hand_to_each_other_is_had_by_resolvers_of_other_pr
     def publish() -> None:
         session = resource.session()
         while not is_over.is_set():
-            nonce = os.urandom(16)
-            session.begin(capture_id(nonce), nonce)
+            begun, _ = session.begin()
             is_over.wait(0.1)
-            session.decide(capture_id(nonce), b"[]")
+            session.decide(begun, b"[]")
         session.close()
 
     threads = [schedule.start_thread("publisher", publish) for _ in range(4)]
@@ -187,7 +186,7 @@ def test_the_writer_is_found_through_a_link_to_the_file(resource: SqliteResource
     link.symlink_to(path)
     linked = open_resource("shop", f"sqlite:///{link}", LOCK_TIMEOUT_S)
     session = resource.session()
-    session.begin(capture_id(NONCE), NONCE)
+    session.begin()
 
     assert linked.frozen_writer() == os.getpid()
     session.close()

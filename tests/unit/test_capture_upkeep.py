@@ -19,11 +19,11 @@ from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
-from relay.resources.port import AgedRow, Decisions, Resource, RowLocked, UnmarkedRow
+from relay.resources.port import AgedRow, Decisions, Resource, RowLocked, Session, UnmarkedRow
 from relay.run import clock, schedule
 
 CANARY = "a canary"
-NONCE, FOREIGN = b"o" * 16, b"f" * 16
+NONCE = b"o" * 16
 LEFT = 3
 """Captures that a dead publisher left without markers."""
 ENOUGH = 20
@@ -141,25 +141,30 @@ def test_another_database_under_the_right_name_does_not_end_a_capture_in_doubt(t
     decisions.close()
 
 
+def decided(session: Session, topic: str) -> bytes:
+    """Commit a capture with a message in that topic, and return its id."""
+    begun, _ = session.begin()
+    session.decide(begun, orjson.dumps([[topic, 0, 1, 1]]))
+    return begun
+
+
 def test_anothers_topic_that_may_not_be_seen_does_not_end_the_upkeep_of_the_own_ones(tmp_path: Path) -> None:
     shared, marking = database(tmp_path, "shared"), Marking()
     session = shared.session()
-    for nonce, topic in ((FOREIGN, "payroll"), (NONCE, "orders")):
-        session.begin(capture_id(nonce), nonce)
-        session.decide(capture_id(nonce), orjson.dumps([[topic, 0, 1, 1]]))
+    foreign, own = (decided(session, topic) for topic in ("payroll", "orders"))
     session.execute("update relay_capture set created_at = created_at - 1000000")
     session.close()
     upkeep = upkeep_of(shared.decisions, marking, shared.identity())
 
     upkeep.mark_again()
 
-    assert [ended.nonce for ended in marking.submitted] == [NONCE]
+    assert [ended.capture for ended in marking.submitted] == [own]
 
     decisions = shared.decisions()
-    decisions.mark([capture_id(NONCE), capture_id(FOREIGN)])
+    decisions.mark([own, foreign])
     upkeep.trim()
 
-    assert list(decisions.read([capture_id(NONCE), capture_id(FOREIGN)])) == [capture_id(FOREIGN)]
+    assert list(decisions.read([own, foreign])) == [foreign]
     decisions.close()
 
 
