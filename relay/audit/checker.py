@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from relay.audit.ledger import Ledger, Place
+from relay.audit.letters import SecondOutcomes
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 
 EXAMPLES_MAX: Final = 5
+DEAD_AND_DELIVERED: Final = "a second outcome: its dead letter stands beside its effect"
 EXPIRED_TWICE: Final = "its message, which has left the log, has further effects"
 MUST_BE_ZERO: Final = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "altered")
 
@@ -72,7 +74,7 @@ class State(NamedTuple):
     (``dead_expired``) the monitor's or inbox's word for a death is enough. ``outcomes`` says what they recorded.
     ``told`` are the offsets of which a person said that they were delivered, and the owner obeyed. ``dying`` are the
     digests that the inbox calls dead: their dead letters follow that commit, by the next recovery at the latest.
-    ``redriven`` are those whose dead letters a redrive took back.
+    ``redriven`` are those whose dead letters a redrive took back. ``second`` are those with an effect whose letter stands.
     """
 
     positions: Mapping[LogPartition, int]
@@ -84,6 +86,7 @@ class State(NamedTuple):
     told: Collection[InputRange] = ()
     dying: Collection[bytes] = ()
     redriven: Collection[bytes] = ()
+    second: SecondOutcomes = SecondOutcomes()
 
 
 class CommitOrder:
@@ -257,6 +260,12 @@ class Checker:
         found = self.unknown.get(key)
         self.unknown[key] = (where, 1) if found is None else (found[0], found[1] + 1)
 
+    def met(self, digests: Iterable[bytes]) -> set[bytes]:
+        """Return which of the messages have an effect so far, or may be given one of those that share a name with them."""
+        alike = {row for rows in self._ledger.namesakes.values() for row in rows}
+        index, times = self._ledger.index, self._times
+        return {digest for digest in digests if (row := index.get(digest)) is not None and (times[row] or row in alike)}
+
     def missing(self) -> Iterable[bytes]:
         """Yield the digests of captured messages without an effect so far, and of those that share a name with one."""
         alike = {row for rows in self._ledger.namesakes.values() for row in rows}
@@ -276,6 +285,10 @@ class Checker:
         for digest, row in zip(ledger.index, range(len(ledger)), strict=True):
             if not self._times[row]:
                 self._judge_missing(row, digest, state)
+            elif digest in state.second.faults:
+                findings.blame("duplicates", ledger.place(row), DEAD_AND_DELIVERED)
+            elif digest in state.second.redriving:
+                findings.blame("unseen", ledger.place(row), "redriven, and what takes its dead letter back is still to come")
         for key, (where, count) in self.unknown.items():
             self._judge_unknown(key, where, count, expired)
         for partition, offset in ledger.undecided.values():
@@ -294,14 +307,18 @@ class Checker:
         members = {row for groups in (ledger.namesakes, ledger.sharing) for rows in groups.values() for row in rows}
         if not members:
             return
-        lost = {
-            row for digest, row in ledger.index.items()
-            if row in members and self._verdict(ledger.place(row), digest, state)[0] == "lost"
-        }  # fmt: skip
+        named = {row: digest for digest, row in ledger.index.items() if row in members}
+        kinds = {row: self._verdict(ledger.place(row), digest, state)[0] for row, digest in named.items()}
+        lost = {row for row, kind in kinds.items() if kind == "lost"}
+        dead = {row for row, digest in named.items() if digest in state.second.faults or digest in state.second.redriving}
         for rows in ledger.namesakes.values():
-            spare = [row for row in rows if times[row] and row not in lost]
+            spare = sorted((row for row in rows if times[row] and row not in lost), key=lambda row: row not in dead)
             wanting = [row for row in rows if not times[row] and row in lost]
             for giver, taker in zip(spare, wanting, strict=False):
+                times[giver], times[taker] = 0, 1
+            # The effect of one that died is rather that of one whose delivery is not known yet.
+            idle = [row for row in rows if not times[row] and kinds[row] == "unseen"]
+            for giver, taker in zip([row for row in rows if times[row] and row in dead - lost], idle, strict=False):
                 times[giver], times[taker] = 0, 1
         for rows in ledger.sharing.values():
             if any(times[row] for row in rows):

@@ -18,7 +18,10 @@ from relay.monitor.entries import NOT_DELIVERED, Begin, Entry, InputRange, Page,
 
 
 class Proven(NamedTuple):
-    """The deciding entry of one message; ``group`` tells the delivery transactions apart, -1 where unknown."""
+    """The deciding entry of one message; ``group`` tells the delivery transactions apart, -1 where unknown.
+
+    ``replay`` is the number of the redrive that it is of, 0 for none.
+    """
 
     digest: bytes
     outcome: int
@@ -26,6 +29,7 @@ class Proven(NamedTuple):
     offset: int
     destination: int
     group: int
+    replay: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,8 @@ class Evidence:
                 continue
             group = -1 if page.recovered else groups.setdefault((page.instance, page.n), len(groups))
             destination = page.destinations[row] if page.destinations else -1
-            yield Proven(digest, page.outcomes[row], page.partition, page.offsets[row], destination, group)
+            replay = page.replays[row] if page.replays else 0
+            yield Proven(digest, page.outcomes[row], page.partition, page.offsets[row], destination, group, replay)
 
     def open_ranges(self) -> list[InputRange]:
         """Return the inputs of transactions that were begun, and of which nothing says how they ended.

@@ -10,6 +10,7 @@ import orjson
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
+from relay.audit.letters import Letters
 from relay.audit.stored_ids import AsStored
 from relay.capture.outcomes import is_marker
 from relay.config.model import RouteConfig, TableDestination
@@ -23,7 +24,6 @@ from relay.message.envelope import (
     ID,
     OUT_DIGEST,
     OUT_INSTANCE,
-    REDRIVEN,
     RESOURCE,
     SOURCE,
 )
@@ -31,6 +31,7 @@ from relay.message.errors import ConfigError
 from relay.message.record import LogPartition, headers_if_any
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
+from relay.monitor.redrive import Order, Orders
 from relay.monitor.resolution import Resolutions
 
 Batches = Iterable[list[Scanned]]
@@ -140,28 +141,25 @@ def outputs(
             )
 
 
-def dead_letters(batches: Batches, route: str) -> tuple[set[bytes], set[bytes]]:
-    """Return the digests of a route's dead letters that stand, and of those that a redrive has taken back.
-
-    A redrive takes back the letters with a lower number than its own.
-    """
+def dead_letters(batches: Batches, route: str, into: Letters) -> None:
+    """Put a route's dead letters, and what takes them back, into ``into``."""
     wanted = route.encode()
-    found, taken_back = dict[bytes, int](), dict[bytes, int]()
     for records in batches:
         for _place, _offset, message in records:
             headers = _headers(message)
             if headers.get(DEAD_ROUTE) != wanted:
                 continue
-            into = taken_back if headers.get(DEAD_CODE) == REDRIVEN.encode() else found
             key = message.key() or b""
             try:
                 digest = bytes.fromhex(key.decode("ascii"))
             except ValueError:
                 digest = identity.digest(b"?", key)
             number = headers.get(DEAD_REPLAY, b"")
-            into[digest] = max(int(number) if number.isdigit() and len(number) <= 3 else 0, into.get(digest, 0))
-    standing = {digest for digest, number in found.items() if number >= taken_back.get(digest, 0)}
-    return standing, taken_back.keys() - standing
+            into.take(
+                digest,
+                int(number) if number.isdigit() and len(number) <= 3 else 0,
+                (headers.get(DEAD_CODE) or b"").decode("utf-8", "replace"),
+            )
 
 
 def monitor(batches: Batches, known: Evidence | None = None) -> tuple[Evidence, int]:
@@ -196,6 +194,15 @@ def resolutions(batches: Batches) -> Resolutions:
         for _place, _offset, message in records:
             found.add(message.key() or b"", message.value())
     return found
+
+
+def orders(batches: Batches) -> list[Order]:
+    """Return the orders to redrive that have not ended, as the control topic has them."""
+    found = Orders()
+    for records in batches:
+        for _place, _offset, message in records:
+            found.add(message.key() or b"", message.value())
+    return list(found.open.values())
 
 
 def describe(scan: Scan, topic: str, partition: int, offset: int) -> tuple[str, str]:

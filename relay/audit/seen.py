@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.kafka.scan import Range
 from relay.message.record import LogPartition
@@ -19,9 +20,7 @@ class Seen:
 
     positions: dict[LogPartition, int]
     evidence: Evidence
-    dead: set[bytes]
-    dead_expired: bool
-    redriven: set[bytes] = field(default_factory=set)
+    deaths: Deaths
     foreign: set[bytes] = field(default_factory=set)
     outputs: dict[LogPartition, Range] = field(default_factory=dict)
     begins: dict[LogPartition, int] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from relay.audit import captures, readers, tables
 from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
+from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
 from relay.audit.neighbours import foreign, former
@@ -164,7 +165,8 @@ class _RouteAudit:
             ledger, lows = self._log(stores)
             seen.begins, seen.lows, seen.later = begins, lows, self._since(evidence)
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
-            checker = Checker(ledger, ordered=route.order != "none", apart=seen.dead | seen.redriven)
+            letters = seen.deaths.letters
+            checker = Checker(ledger, ordered=route.order != "none", apart=letters.standing | letters.redriven)
             if isinstance(to, TopicDestination):
                 identify = self._identity()
                 batches = self._scan.read(seen.outputs, self._progress(f"output {to.topic}", seen.outputs))
@@ -213,7 +215,7 @@ class _RouteAudit:
             LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)
         ]
         positions = self._scan.committed(config.group_id(route.name), partitions)
-        seen = Seen(positions, evidence, set(), dead_expired=False)
+        seen = Seen(positions, evidence, Deaths(config, route, self._facts, self._topics, self._scan))
         if not isinstance(route.to, TopicDestination):
             kept = stores[self._home].positions(config.relay.name, route.name)
             ids = {self._facts[name].topic_id: name for name in route.from_}
@@ -221,11 +223,7 @@ class _RouteAudit:
             seen.positions = {LogPartition(ids[t], p): at for (t, p), at in kept.items() if t in ids}
         else:
             seen.outputs = ranges_of(self._topics, needed(self._facts, self._route, route.to.topic, "the destination"))
-        if config.deadletter_topic in self._facts:
-            ranges = ranges_of(self._topics, self._facts[config.deadletter_topic])
-            batches = self._scan.read(ranges, self._progress("dead letters", ranges))
-            seen.dead, seen.redriven = readers.dead_letters(batches, route.name)
-            seen.dead_expired = any(low for low, _high in ranges.values())
+        seen.deaths.read(self._progress)
         seen.foreign = foreign(config, route, self._topics, self._scan) - seen.evidence.instances
         return seen
 
@@ -275,12 +273,14 @@ class _RouteAudit:
         expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
+        letters = seen.deaths.letters
         state = State(
-            {**untouched, **seen.positions}, seen.begins, seen.dead, seen.dead_expired, outcomes,
+            {**untouched, **seen.positions}, seen.begins, letters.standing, any(low for low, _high in seen.deaths.ranges.values()), outcomes,
             seen.evidence.open_ranges(),
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
             self._dying(store, missing) if store is not None and missing else (),
-            seen.redriven,
+            letters.redriven,
+            seen.deaths.beside(checker.met(letters.standing), lambda: self._since(seen.evidence)),
         )
         findings = checker.conclude(state, expired)
         self._note_forgotten(findings, lows, seen)

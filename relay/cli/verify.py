@@ -23,7 +23,7 @@ MEANINGS: Final = {
     "captured": "messages that count: of no capture, or of a committed one",
     "delivered": "messages with an effect",
     "lost": "passed by the route, without an effect",
-    "duplicates": "effects beyond a message's first",
+    "duplicates": "effects beyond a message's first, or beside its dead letter",
     "reordered": "effects after a later message of their lane",
     "phantoms": "effects of no captured message",
     "aborted": "messages that their publisher took back",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.message.envelope import ID, REDRIVEN, Headers, outgoing
+from relay.message.envelope import ID, REDRIVEN, UNTOLD_CODE, Headers, outgoing
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage
 
@@ -18,7 +18,7 @@ TAKEN_BACK: Final = MessageRejected("redrive", REDRIVEN, "a redrive delivered it
 """Stands for the cause in the record, without a value, that takes dead letters back."""
 UNTOLD: Final = MessageRejected(
     "redrive",
-    "untold",
+    UNTOLD_CODE,
     "whether a redrive delivered it can no longer be told; look for it at the destination before you redrive it again",
 )
 """The cause of a redrive that was torn and whose outputs have left their topic since."""

@@ -46,6 +46,7 @@ DEAD_ROUTE: Final = "__relay.errors.route"
 DEAD_CODE: Final = "__relay.errors.code"
 DEAD_REPLAY: Final = "__relay.errors.replay_count"
 REDRIVEN: Final = "redriven"
+UNTOLD_CODE: Final = "untold"
 """The code of the record that takes dead letters back."""
 """``ce_type`` of an outcome marker; its claims are checked against the nonce or the resource, never believed."""
 

@@ -131,6 +131,19 @@ class TestTables:
             site.dead(digest(number))
         assert wrong(site.audit()) == {}
 
+    def test_a_row_beside_a_dead_letter_that_stands_is_a_second_outcome(self, ledger: Ledger) -> None:
+        site = ledger.site
+        site.write(site.log, 0)
+        ledger.row(0)
+        ledger.inbox(0, 0)
+        ledger.stand_at(1)
+        site.dead(digest(0))
+
+        assert wrong(site.audit()) == {"duplicates": 1}
+
+        site.dead(digest(0), code="redriven", replay=1)
+        assert wrong(site.audit()) == {}
+
     def test_order_is_audited_by_the_monitor_when_the_inbox_was_trimmed(self, ledger: Ledger) -> None:
         site = ledger.site
         for number in range(4):

@@ -282,3 +282,20 @@ def test_rows_without_an_id_of_another_route_are_no_duplicates(make: Make) -> No
 
     assert wrong(report) == {}
     assert any("other" in note for note in report.findings.notes)
+
+
+def test_a_redrive_that_ends_while_the_audit_reads_leaves_no_second_outcome(make: Make) -> None:
+    place = make('to = { topic = "out" }')
+    digest = place.write("1")
+    place.cluster.append("out", b"k", b"1", ce("/a", "1"))  # of a transaction that is still open
+    place.stand_at(1)
+
+    def letter(code: str, number: int) -> None:
+        facts = {"route": "main", "code": code, "replay_count": str(number)}
+        headers = [(f"__relay.errors.{name}", fact.encode()) for name, fact in facts.items()]
+        place.cluster.append(place.config.deadletter_topic, digest.hex().encode(), None, headers)
+
+    letter("refused", 0)
+    place.cluster.meanwhile = (place.config.deadletter_topic, lambda: letter("redriven", 1))
+
+    assert wrong(place.audit()) == {}

@@ -1,0 +1,56 @@
+"""What the dead-letter topic and the orders of persons say of a route, read once, and once more for those with an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from relay.audit import readers
+from relay.audit.evidence import Evidence
+from relay.audit.letters import Letters, SecondOutcomes, second_outcomes
+from relay.audit.route_topics import ranges_of
+from relay.config.model import RelayConfig, RouteConfig
+from relay.kafka.scan import Progress, Range, Scan
+from relay.kafka.topics import TopicFacts, Topics
+from relay.message.record import LogPartition
+
+
+class Deaths:
+    """The dead letters of one route, and how far they were read."""
+
+    def __init__(
+        self, config: RelayConfig, route: RouteConfig, facts: Mapping[str, TopicFacts], topics: Topics, scan: Scan
+    ) -> None:
+        self.letters = Letters()
+        self.ranges: dict[LogPartition, Range] = {}
+        self._route = route
+        self._letters = facts.get(config.deadletter_topic)
+        self._control = facts.get(config.control_topic)
+        self._topics = topics
+        self._scan = scan
+
+    def read(self, progress: Callable[[str, Mapping[LogPartition, Range]], Progress]) -> None:
+        """Read the letters, after the ends of the destination: what has an effect by then was dead before."""
+        if self._letters is not None:
+            self.ranges = ranges_of(self._topics, self._letters)
+            batches = self._scan.read(self.ranges, progress("dead letters", self.ranges))
+            readers.dead_letters(batches, self._route.name, self.letters)
+
+    def beside(self, met: Collection[bytes], evidence: Callable[[], Evidence]) -> SecondOutcomes:
+        """Return which messages that are ``met`` at the destination are dead as well.
+
+        What a living worker wrote meanwhile is read in the order in which it writes the opposite: an order ends behind
+        all that its redrive has entered, and that behind its effect.
+        """
+        deaths = {digest: number for digest, number in self.letters.deaths.items() if digest in met}
+        if not deaths or self._letters is None:
+            return SecondOutcomes()
+        orders = readers.orders(self._scan.read(ranges_of(self._topics, self._control))) if self._control else []
+        ends = ranges_of(self._topics, self._letters).items()
+        more = {place: (max(low, self.ranges.get(place, (low, low))[1]), high) for place, (low, high) in ends}
+        now = Letters()
+        readers.dead_letters(self._scan.read(more), self._route.name, now)
+        for digest, number in list(deaths.items()):
+            if now.takes_back(digest, number):
+                del deaths[digest]
+        mine = (order for order in orders if order.route == self._route.name)
+        return second_outcomes(deaths, evidence().proven(deaths), mine)

@@ -1,0 +1,66 @@
+"""The dead letters of one route: which of them stand, and which stand beside an effect that no redrive explains. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from relay.audit.evidence import Proven
+from relay.message.envelope import REDRIVEN, UNTOLD_CODE
+from relay.monitor.entries import DELIVERED
+from relay.monitor.redrive import Order
+
+
+class Letters:
+    """Takes letters, and what takes them back, in any order: of either the one with the highest number counts."""
+
+    def __init__(self) -> None:
+        self._died: dict[bytes, tuple[int, bool]] = {}
+        self._taken_back: dict[bytes, int] = {}
+
+    def take(self, digest: bytes, number: int, code: str) -> None:
+        """Take a record; ``number`` is that of the redrive in which the message died, or which takes its deaths back."""
+        if code == REDRIVEN:
+            self._taken_back[digest] = max(number, self._taken_back.get(digest, 0))
+        else:
+            self._died[digest] = max((number, code != UNTOLD_CODE), self._died.get(digest, (0, False)))
+
+    @property
+    def standing(self) -> set[bytes]:
+        """Digests of the messages whose last letter no redrive has taken back."""
+        return {digest for digest, (number, _) in self._died.items() if number >= self._taken_back.get(digest, 0)}
+
+    @property
+    def redriven(self) -> set[bytes]:
+        """Digests of the messages whose letters a redrive has taken back."""
+        return self._taken_back.keys() - self.standing
+
+    def takes_back(self, digest: bytes, number: int) -> bool:
+        """Does a redrive take back the letters of this number?"""
+        return number < self._taken_back.get(digest, 0)
+
+    @property
+    def deaths(self) -> dict[bytes, int]:
+        """The numbers of the letters that stand and say that the message died, not that nobody can tell."""
+        return {digest: self._died[digest][0] for digest in self.standing if self._died[digest][1]}
+
+
+class SecondOutcomes(NamedTuple):
+    """Messages with an effect whose death stands; of those ``redriving`` a redrive under way will take it back."""
+
+    faults: frozenset[bytes] = frozenset()
+    redriving: frozenset[bytes] = frozenset()
+
+
+def second_outcomes(deaths: Mapping[bytes, int], entries: Iterable[Proven], orders: Iterable[Order]) -> SecondOutcomes:
+    """Judge the deaths of messages that have an effect.
+
+    A death is over when a later redrive is entered as delivered: a recovery that found it done writes no more than that.
+    One that is ordered, and whose order has not ended, may have its effect before the record that takes the letter back.
+    """
+    over = {
+        entry.digest for entry in entries if entry.outcome == DELIVERED and entry.replay > deaths.get(entry.digest, entry.replay)
+    }
+    ordered = {one.digest for order in orders for one in order.wanted if one.replay > deaths.get(one.digest, one.replay)}
+    left = deaths.keys() - over
+    return SecondOutcomes(frozenset(left - ordered), frozenset(left & ordered))

@@ -1,0 +1,68 @@
+"""Which dead letters stand, and which stand beside an effect that no redrive explains."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.audit.checker import Checker, State
+from relay.audit.evidence import Proven
+from relay.audit.ledger import Fact, Ledger
+from relay.audit.letters import Letters, SecondOutcomes, second_outcomes
+from relay.message.identity import digest
+from relay.message.record import LogPartition
+from relay.monitor.entries import DEAD, DELIVERED
+from relay.monitor.redrive import Order, Wanted
+
+LOG = LogPartition("orders", 0)
+A, B, C = (digest(b"c", name) for name in (b"a", b"b", b"c"))
+
+
+def entry(replay: int, outcome: int = DELIVERED) -> Proven:
+    return Proven(A, outcome, LOG, 0, -1, 0, replay)
+
+
+def order(replay: int) -> Order:
+    return Order(b"o" * 16, "main", LOG, b"i" * 16, [Wanted(0, A, replay)], "a person", 0)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_redrive_takes_back_the_letters_with_a_lower_number_whatever_is_read_first(is_reversed: bool) -> None:
+    records = [(A, 0, "refused"), (A, 1, "redriven"), (B, 0, "refused"), (B, 1, "refused"), (C, 1, "redriven"), (C, 1, "untold")]
+    letters = Letters()
+    for one in reversed(records) if is_reversed else records:
+        letters.take(*one)
+
+    assert (letters.standing, letters.redriven, letters.deaths) == ({B, C}, {A}, {B: 1})
+
+
+def test_a_death_beside_an_effect_is_over_with_a_later_redrive_only() -> None:
+    fault, lag = SecondOutcomes(frozenset({A})), SecondOutcomes(redriving=frozenset({A}))
+
+    assert second_outcomes({A: 1}, [], []) == fault
+    assert second_outcomes({A: 1}, [entry(1)], []) == fault
+    assert second_outcomes({A: 1}, [entry(2, DEAD)], []) == fault
+    assert second_outcomes({A: 1}, [entry(2)], []) == SecondOutcomes()
+    assert second_outcomes({A: 1}, [], [order(1)]) == fault
+    assert second_outcomes({A: 1}, [], [order(2)]) == lag
+    assert second_outcomes({B: 0}, [entry(2)], [order(2)]) == SecondOutcomes(frozenset({B}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes", "wanted"),
+    [(1, {B: DELIVERED}, (0, 0)), (1, {}, (0, 0)), (2, {B: DELIVERED}, (1, 0)), (1, {A: DELIVERED, B: DELIVERED}, (1, 1))],
+)
+def test_of_two_messages_of_one_name_the_row_is_that_of_the_one_that_did_not_die(
+    rows: int, outcomes: dict[bytes, int], wanted: tuple[int, int]
+) -> None:
+    ledger = Ledger([LOG], matches=True)
+    for offset, name in enumerate((A, B)):
+        ledger.add(Fact(0, offset, name, b"lane", 7, b"1"))
+    checker = Checker(ledger, ordered=True)
+    checker.rows([b"1"] * rows, "ledger")
+    assert checker.met([A]) == {A}
+
+    found = checker.conclude(
+        State({LOG: 0}, {LOG: 0}, {A}, dead_expired=False, outcomes=outcomes, open_ranges=(), second=SecondOutcomes(frozenset({A})))
+    )
+
+    assert (found.duplicates, found.lost) == wanted
