@@ -70,8 +70,8 @@ class State(NamedTuple):
     """What the route itself says, to be held against what the log and the destination show.
 
     ``positions`` are the committed offsets; a partition without one was never read. ``lows`` are the log's low
-    watermarks. ``dead`` are the digests of the route's dead letters; where the dead-letter topic has forgotten some
-    (``dead_expired``) the monitor's or inbox's word for a death is enough. ``outcomes`` says what they recorded.
+    watermarks. ``dead`` are the digests of the route's dead letters; of the ``forgotten`` the dead-letter topic may have lost
+    them, so that the monitor's word for a death is enough. ``outcomes`` says what it recorded.
     ``told`` are the offsets of which a person said that they were delivered, and the owner obeyed. ``dying`` are the
     digests that the inbox calls dead: their dead letters follow that commit, by the next recovery at the latest.
     ``redriven`` are those whose dead letters a redrive took back. ``second`` are those with an effect whose letter stands.
@@ -80,7 +80,7 @@ class State(NamedTuple):
     positions: Mapping[LogPartition, int]
     lows: Mapping[LogPartition, int]
     dead: Collection[bytes]
-    dead_expired: bool
+    forgotten: Collection[bytes]
     outcomes: Mapping[bytes, int]
     open_ranges: Iterable[InputRange]
     told: Collection[InputRange] = ()
@@ -339,7 +339,7 @@ class Checker:
         outcome = state.outcomes.get(digest)
         if digest in state.redriven and outcome != DELIVERED:
             verdict = "unseen", "its redrive is newer than what was read of the destination"
-        elif (digest in state.dead and outcome != DELIVERED) or (outcome == DEAD and state.dead_expired):
+        elif (digest in state.dead and outcome != DELIVERED) or (outcome == DEAD and digest in state.forgotten):
             verdict = "", ""  # while a letter excuses nothing that was delivered: anyone may have written it, or left it
         elif outcome == SKIPPED:
             verdict = "skipped", ""

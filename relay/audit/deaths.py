@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from relay.audit import readers
 from relay.audit.evidence import Evidence
-from relay.audit.letters import Letters, SecondOutcomes, second_outcomes
+from relay.audit.letters import Letters, SecondOutcomes, Trimmed, second_outcomes
 from relay.audit.route_topics import ranges_of
 from relay.config.model import RelayConfig, RouteConfig
-from relay.kafka.scan import Progress, Range, Scan
+from relay.kafka.scan import Progress, Range, Scan, broker_time
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.record import LogPartition
 
@@ -21,6 +21,7 @@ class Deaths:
         self, config: RelayConfig, route: RouteConfig, facts: Mapping[str, TopicFacts], topics: Topics, scan: Scan
     ) -> None:
         self.letters = Letters()
+        self.trimmed = Trimmed()
         self.ranges: dict[LogPartition, Range] = {}
         self._route = route
         self._letters = facts.get(config.deadletter_topic)
@@ -33,7 +34,19 @@ class Deaths:
         if self._letters is not None:
             self.ranges = ranges_of(self._topics, self._letters)
             batches = self._scan.read(self.ranges, progress("dead letters", self.ranges))
-            readers.dead_letters(batches, self._route.name, self.letters)
+            readers.dead_letters(self._noting_oldest(batches), self._route.name, self.letters)
+            self.trimmed.lows = {place: low for place, (low, _high) in ranges_of(self._topics, self._letters).items()}
+            for place, low in self.trimmed.lows.items():
+                if low > self.ranges.get(place, (0, 0))[0]:
+                    self.trimmed.oldest.pop(place, None)  # retention took more while it was read
+
+    def _noting_oldest(self, batches: readers.Batches) -> readers.Batches:
+        places = list(self.ranges)
+        for records in batches:
+            for place, _offset, message in records:
+                if places[place] not in self.trimmed.oldest:
+                    self.trimmed.oldest[places[place]] = broker_time(message)
+            yield records
 
     def beside(self, met: Collection[bytes], evidence: Callable[[], Evidence]) -> SecondOutcomes:
         """Return which messages that are ``met`` at the destination are dead as well.

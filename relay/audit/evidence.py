@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
-from relay.monitor.entries import NOT_DELIVERED, Begin, Entry, InputRange, Page, Proof, Seal, SettleSeal
+from relay.monitor.entries import DEAD, NOT_DELIVERED, Begin, Entry, InputRange, Page, Proof, Seal, SettleSeal
 
 
 class Proven(NamedTuple):
     """The deciding entry of one message; ``group`` tells the delivery transactions apart, -1 where unknown.
 
-    ``replay`` is the number of the redrive that it is of, 0 for none.
+    ``replay`` is the number of the redrive that it is of, 0 for none. Of a death that its own delivery transaction entered
+    ``at`` says when the broker took that, and ``begun`` which begin opened it, as far as they are known.
     """
 
     digest: bytes
@@ -30,6 +31,8 @@ class Proven(NamedTuple):
     destination: int
     group: int
     replay: int = 0
+    at: int = -1
+    begun: Begin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class _Rows:
     outcomes: bytes
     replays: bytes
     destinations: array[int]
+    at: int
+    begun: Begin | None
 
 
 class Evidence:
@@ -58,14 +63,15 @@ class Evidence:
         self._settled: set[tuple[bytes, int]] = set()
         self._last: dict[tuple[int, str], Begin] = {}
 
-    def take(self, monitor_partition: int, entry: Entry) -> None:
-        """Take the next entry of a monitor partition."""
+    def take(self, monitor_partition: int, entry: Entry, at: int = -1) -> None:
+        """Take the next entry of a monitor partition, which the broker appended ``at`` milliseconds, -1 if unknown."""
         if isinstance(entry, Page):
             self._pages.append(
                 _Rows(
                     entry.instance, entry.n, entry.proof, entry.recovery is not None,
                     LogPartition(entry.topic, entry.partition), entry.digests, array("q", entry.offsets),
                     entry.outcomes, entry.replays, array("q", entry.destinations),
+                    at if entry.recovery is None else -1, self._begin(monitor_partition, entry),
                 )
             )  # fmt: skip
         elif isinstance(entry, Begin):
@@ -119,7 +125,7 @@ class Evidence:
             group = -1 if page.recovered else groups.setdefault((page.instance, page.n), len(groups))
             destination = page.destinations[row] if page.destinations else -1
             replay = page.replays[row] if page.replays else 0
-            yield Proven(digest, page.outcomes[row], page.partition, page.offsets[row], destination, group, replay)
+            yield Proven(digest, page.outcomes[row], page.partition, page.offsets[row], destination, group, replay, page.at, page.begun)
 
     def open_ranges(self) -> list[InputRange]:
         """Return the inputs of transactions that were begun, and of which nothing says how they ended.
@@ -134,6 +140,13 @@ class Evidence:
             for taken in begin.inputs
             if taken.first < taken.next
         ]
+
+    def _begin(self, monitor_partition: int, page: Page) -> Begin | None:
+        """Return the begin of the transaction that a page with deaths is of; compaction keeps an instance's last one only."""
+        if DEAD not in page.outcomes or page.recovery is not None:
+            return None
+        begins = (begin for (number, _), begin in self._last.items() if number == monitor_partition)
+        return next((begin for begin in begins if (begin.instance, begin.n) == (page.instance, page.n)), None)
 
     def _counts(self, page: _Rows) -> bool:
         if page.proof is not Proof.SEALED:

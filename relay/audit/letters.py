@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from relay.audit.evidence import Proven
 from relay.message.envelope import REDRIVEN, UNTOLD_CODE
+from relay.message.record import LogPartition
 from relay.monitor.entries import DELIVERED
 from relay.monitor.redrive import Order
+
+SLACK_MS: Final = 600_000
+"""Far more than the clocks of brokers differ, and than a transaction takes."""
 
 
 class Letters:
@@ -43,6 +48,27 @@ class Letters:
     def deaths(self) -> dict[bytes, int]:
         """The numbers of the letters that stand and say that the message died, not that nobody can tell."""
         return {digest: self._died[digest][0] for digest in self.standing if self._died[digest][1]}
+
+
+@dataclass
+class Trimmed:
+    """What the dead-letter topic has forgotten: ``lows`` are where its partitions begin, ``oldest`` when what lies there came."""
+
+    lows: Mapping[LogPartition, int] = field(default_factory=dict)
+    oldest: dict[LogPartition, int] = field(default_factory=dict)
+
+    def may_cover(self, death: Proven) -> bool:
+        """Might the letter of a recorded death be among what was forgotten?
+
+        Not if its transaction began when the topic's end lay above all that. Where its begin is not known, not if it was
+        entered later than the oldest letter that is left in each partition that lost some: letters are written just before.
+        A recovery may enter a death at any time after it: of such ones nothing is known.
+        """
+        trimmed = {place: low for place, low in self.lows.items() if low > 0}
+        if death.begun is not None:
+            starts = {LogPartition(start.topic, start.partition): start.offset for start in death.begun.outputs}
+            return any(low > starts.get(place, low) for place, low in trimmed.items())
+        return any(not 0 <= self.oldest.get(place, -1) < death.at - SLACK_MS for place in trimmed)
 
 
 class SecondOutcomes(NamedTuple):

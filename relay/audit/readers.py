@@ -14,7 +14,7 @@ from relay.audit.letters import Letters
 from relay.audit.stored_ids import AsStored
 from relay.capture.outcomes import is_marker
 from relay.config.model import RouteConfig, TableDestination
-from relay.kafka.scan import Scan, Scanned
+from relay.kafka.scan import Scan, Scanned, broker_time
 from relay.message import identity
 from relay.message.envelope import (
     CAPTURE,
@@ -173,7 +173,7 @@ def monitor(batches: Batches, known: Evidence | None = None) -> tuple[Evidence, 
                 broken += 1
                 continue
             if entry is not None:
-                evidence.take(place, entry)
+                evidence.take(place, entry, broker_time(message))
     return evidence, broken
 
 

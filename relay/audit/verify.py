@@ -262,7 +262,8 @@ class _RouteAudit:
     def _conclude(self, checker: Checker, seen: Seen, store: tables.Store | None) -> Findings:
         missing, lows = set(checker.missing()), seen.lows
         wanted = missing | checker.unknown.keys()
-        outcomes = {entry.digest: entry.outcome for entry in seen.evidence.proven(missing)} if missing else {}
+        entered = list(seen.evidence.proven(missing)) if missing else []
+        outcomes = {entry.digest: entry.outcome for entry in entered}
         expired: set[bytes] = set()
         for entry in seen.later.proven(wanted) if wanted else ():
             if entry.digest in missing:
@@ -275,7 +276,8 @@ class _RouteAudit:
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
         letters = seen.deaths.letters
         state = State(
-            {**untouched, **seen.positions}, seen.begins, letters.standing, any(low for low, _high in seen.deaths.ranges.values()), outcomes,
+            {**untouched, **seen.positions}, seen.begins, letters.standing,
+            {entry.digest for entry in entered if entry.outcome == DEAD and seen.deaths.trimmed.may_cover(entry)}, outcomes,
             seen.evidence.open_ranges(),
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
             self._dying(store, missing) if store is not None and missing else (),

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from relay.kafka import settings
 from relay.message.errors import Unreachable
@@ -129,6 +136,12 @@ class Scan:
         finally:
             asker.close()
         return {LogPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+
+
+def broker_time(message: Message) -> int:
+    """Return when the broker appended a record, in milliseconds; -1 where its writer gave the time."""
+    kind, at = message.timestamp()
+    return at if kind == TIMESTAMP_LOG_APPEND_TIME else -1
 
 
 class _Reading:

@@ -171,6 +171,8 @@ def _deadletter_settings(config: RelayConfig, facts: Mapping[str, TopicFacts]) -
     return {
         "cleanup.policy": "delete",
         "retention.ms": str(round(config.timing.monitor_retention * 1000)),
+        # As with the monitor; and the auditor tells by it what retention may have taken.
+        "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(max(sizes, default=_MESSAGE_BYTES) + _CAUSE_HEADERS_BYTES),
     }
 

@@ -1,4 +1,4 @@
-"""`relay verify` tells a message with two outcomes from one that was redriven."""
+"""`relay verify` tells a message with two outcomes, and a death without a letter, from redrives and from what retention took."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from relay.audit import letters
 from relay.message.record import LogPartition
 from relay.monitor import redrive
-from relay.monitor.entries import DELIVERED, Page, Proof
+from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, OutputStart, Page, Proof, Seal
 from tests.integration.audit_site import Site, digest, offender, wrong
+from tests.routes import delete_below
 
 
 @pytest.fixture
@@ -79,3 +82,70 @@ def test_a_letter_that_says_that_nobody_can_tell_is_no_second_outcome(both: Site
     both.dead(digest(0), code="untold", replay=1)
 
     assert wrong(both.audit()) == {}
+
+
+@pytest.fixture
+def trimmed(make_site: Callable[..., Site], kafka_admin: AdminClient) -> Site:
+    """A route that has passed m0, and whose dead-letter topic has forgotten the only letter that it had."""
+    site = make_site()
+    site.write(site.log, 0)
+    site.stand_at(1, 0)
+    site.dead(digest(100))
+    delete_below(kafka_admin, site.config.deadletter_topic, 1)
+    return site
+
+
+def death(site: Site, *, proof: Proof = Proof.SEALED, recovery: str | None = None, instance: bytes = bytes(16)) -> Page:
+    return Page("w", instance, 1, proof, recovery, site.log, 0, digest(0), bytes(8), [0], bytes([DEAD]))
+
+
+def die(site: Site, *starts: int, recovery: str | None = None) -> None:
+    """Record a death in a sealed transaction whose letter lies at one of these offsets, or above."""
+    instance = os.urandom(16)
+    outputs = [OutputStart(site.config.deadletter_topic, 0, start) for start in starts]
+    site.record(
+        Begin("w", "t", instance, 1, -1, [InputRange(site.log, 0, 0, 1)], outputs),
+        death(site, recovery=recovery, instance=instance),
+        Seal("w", instance, 1),
+    )
+
+
+def test_a_death_whose_letter_lies_above_what_was_trimmed_needs_its_letter(trimmed: Site) -> None:
+    die(trimmed, 1)
+
+    report = trimmed.audit()
+
+    assert wrong(report) == {"lost": 1}
+    assert report.offences[0].why == "recorded as dead, but there is no dead letter of it"
+    trimmed.dead(digest(0))
+    assert wrong(trimmed.audit()) == {}
+
+
+def test_a_death_whose_transaction_named_no_place_for_a_letter_never_had_one(trimmed: Site) -> None:
+    die(trimmed)
+
+    assert wrong(trimmed.audit()) == {"lost": 1}
+
+
+def test_a_death_whose_letter_may_have_been_trimmed_is_believed(trimmed: Site) -> None:
+    die(trimmed, 0)
+    assert wrong(trimmed.audit()) == {}
+
+
+def test_a_death_that_a_recovery_entered_is_believed_whenever_that_was(trimmed: Site) -> None:
+    die(trimmed, 1, recovery="w2")  # settled long after its letter, maybe
+    trimmed.dead(digest(101))
+    assert wrong(trimmed.audit()) == {}
+
+
+def test_a_death_later_than_the_oldest_letter_that_is_left_needs_its_letter(
+    trimmed: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed.record(death(trimmed, proof=Proof.PROVEN))  # a table route's: no begin tells where its letter may lie
+    assert wrong(trimmed.audit()) == {}, "nothing is left to compare it with"
+    trimmed.dead(digest(101))
+    trimmed.record(death(trimmed, proof=Proof.PROVEN, instance=bytes([1]) * 16))
+
+    assert wrong(trimmed.audit()) == {}, "brokers' clocks may differ by more than that"
+    monkeypatch.setattr(letters, "SLACK_MS", -1)
+    assert wrong(trimmed.audit()) == {"lost": 1}

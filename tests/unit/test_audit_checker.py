@@ -54,9 +54,9 @@ def effects(*names: str, content: int = 7) -> list[tuple[int, int, bytes, int]]:
 
 
 def state(position: int = 100, *, low: int = 0, dead: tuple[str, ...] = (), outcomes: dict[str, int] | None = None,
-          dead_expired: bool = False, ranges: tuple[InputRange, ...] = ()) -> State:  # fmt: skip
+          forgotten: tuple[str, ...] = (), ranges: tuple[InputRange, ...] = ()) -> State:  # fmt: skip
     by_digest = {d(name): outcome for name, outcome in (outcomes or {}).items()}
-    return State({LOG: position}, {LOG: low}, {d(name) for name in dead}, dead_expired, by_digest, ranges)
+    return State({LOG: position}, {LOG: low}, {d(name) for name in dead}, {d(name) for name in forgotten}, by_digest, ranges)
 
 
 def audit(
@@ -192,9 +192,12 @@ def test_a_dead_letter_stands_for_its_message() -> None:
     assert (findings.dead_letters, findings.delivered) == (1, 1)
 
 
-def test_a_recorded_death_without_a_dead_letter_is_a_loss_unless_dead_letters_have_expired() -> None:
-    assert wrong(audit(ledger("a"), at=state(outcomes={"a": DEAD}))) == {"lost": 1}
-    assert wrong(audit(ledger("a"), at=state(outcomes={"a": DEAD}, dead_expired=True))) == {}
+def test_a_recorded_death_without_a_dead_letter_is_a_loss_unless_its_letter_may_have_expired() -> None:
+    recorded = state(outcomes={"a": DEAD, "b": DEAD}, forgotten=("b",))
+    findings = audit(ledger("a", "b"), at=recorded)
+
+    assert wrong(findings) == {"lost": 1}
+    assert str(findings.offenders[0].place) == "orders[0]@0"
 
 
 def test_a_skipped_message_is_counted_apart() -> None:

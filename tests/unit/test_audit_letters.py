@@ -7,10 +7,10 @@ import pytest
 from relay.audit.checker import Checker, State
 from relay.audit.evidence import Proven
 from relay.audit.ledger import Fact, Ledger
-from relay.audit.letters import Letters, SecondOutcomes, second_outcomes
+from relay.audit.letters import SLACK_MS, Letters, SecondOutcomes, Trimmed, second_outcomes
 from relay.message.identity import digest
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, DELIVERED
+from relay.monitor.entries import DEAD, DELIVERED, Begin, OutputStart
 from relay.monitor.redrive import Order, Wanted
 
 LOG = LogPartition("orders", 0)
@@ -62,7 +62,39 @@ def test_of_two_messages_of_one_name_the_row_is_that_of_the_one_that_did_not_die
     assert checker.met([A]) == {A}
 
     found = checker.conclude(
-        State({LOG: 0}, {LOG: 0}, {A}, dead_expired=False, outcomes=outcomes, open_ranges=(), second=SecondOutcomes(frozenset({A})))
+        State({LOG: 0}, {LOG: 0}, {A}, forgotten=(), outcomes=outcomes, open_ranges=(), second=SecondOutcomes(frozenset({A})))
     )
 
     assert (found.duplicates, found.lost) == wanted
+
+
+P, Q = LogPartition("shop.deadletter", 0), LogPartition("shop.deadletter", 1)
+
+
+@pytest.mark.parametrize(
+    ("starts", "covered"), [([(P, 5)], False), ([(P, 4)], True), ([(Q, 0)], False), ([], False), ([(P, 5), (Q, 0)], False)]
+)
+def test_a_letter_lies_where_its_transaction_said_or_above(starts: list[tuple[LogPartition, int]], covered: bool) -> None:
+    begun = Begin("w", "t", b"1" * 16, 1, -1, [], [OutputStart(*place, offset) for place, offset in starts])
+    death = entry(0, DEAD)._replace(begun=begun)
+
+    assert Trimmed({P: 5, Q: 0}).may_cover(death) is covered
+    assert not Trimmed({P: 0, Q: 0}).may_cover(death)
+
+
+@pytest.mark.parametrize(
+    ("oldest", "covered"),
+    [
+        ({}, True),
+        ({P: -1, Q: 10}, True),
+        ({P: 999, Q: 10}, False),
+        ({P: 999}, True),
+        ({P: 1000, Q: 10}, True),
+    ],
+)
+def test_a_letter_is_not_older_than_its_death_was_entered(oldest: dict[LogPartition, int], covered: bool) -> None:
+    death = entry(0, DEAD)._replace(at=1000 + SLACK_MS)
+
+    assert Trimmed({P: 5, Q: 7}, oldest).may_cover(death) is covered
+    assert Trimmed({P: 5, Q: 7}, {P: 1, Q: 1}).may_cover(death._replace(at=-1)), "a recovery's"
+    assert not Trimmed({P: 0, Q: 0}).may_cover(death._replace(at=-1))
