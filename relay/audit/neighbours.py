@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from relay.audit import readers, tables
 from relay.audit.route_topics import ranges_of
 from relay.config.model import RelayConfig, is_owned_topic
-from relay.config.routes import RouteConfig, TableDestination, TopicDestination
+from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
 from relay.kafka.scan import Scan
 from relay.kafka.topics import TopicFacts, Topics
 from relay.monitor.entries import DELIVERED
 
 
 def neighbours(config: RelayConfig, route: RouteConfig) -> list[RouteConfig]:
-    """Return the other routes into the table of this one."""
+    """Return the other routes into the table or queue of this one."""
+    place = _place(route)
+    return [other for other in config.routes.values() if other.name != route.name and place and _place(other) == place]
+
+
+def _place(route: RouteConfig) -> tuple[str, ...]:
     to = route.to
-    return [
-        other
-        for other in config.routes.values()
-        if isinstance(to, TableDestination)
-        and isinstance(other.to, TableDestination)
-        and other.name != route.name
-        and (other.to.table, other.to.resource) == (to.table, to.resource)
-    ]
+    if isinstance(to, TableDestination):
+        return to.table, to.resource
+    return (to.queue,) if isinstance(to, QueueDestination) else ()
 
 
 def theirs(
@@ -37,6 +37,28 @@ def theirs(
     facts = topics.describe([name], settings=False)
     if facts:
         yield from _delivered(topics, scan, facts[name], wanted)
+
+
+def in_their_logs(
+    routes: Iterable[RouteConfig], match: readers.Match, topics: Topics, scan: Scan, wanted: Collection[bytes]
+) -> tuple[set[bytes], bool]:
+    """Return which rows are known by the name of a message in the logs of these routes, and whether those are whole."""
+    names = {name for route in routes for name in route.from_}
+    logs = topics.describe(sorted(names), settings=False)
+    found: set[bytes] = set()
+    for facts in logs.values():
+        found.update(name for name in readers.names(scan.read(ranges_of(topics, facts)), match) if name in wanted)
+    lows = [low for facts in logs.values() for low, _high in ranges_of(topics, facts).values()]
+    return found, names == logs.keys() and not any(lows)
+
+
+def remember_all(config: RelayConfig, route: RouteConfig, topics: Topics) -> bool:
+    """Whether no monitor has lost anything of those that tell what was ever delivered to this route's destination."""
+    needed = {config.monitor_topic(one.name) for one in (route, *neighbours(config, route))}
+    found = topics.describe(sorted(needed | set(former_monitors(config, topics))), settings=False)
+    return needed <= found.keys() and not any(
+        low for facts in found.values() for low, _high in ranges_of(topics, facts).values()
+    )
 
 
 def foreign(config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan) -> set[bytes]:

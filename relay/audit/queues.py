@@ -1,4 +1,4 @@
-"""A queue as a route's destination: what of the log is in it, by (publisher, id), whoever else puts messages there."""
+"""A queue as a route's destination: what of the log is in it, by (publisher, id), and what is in it of no log."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from relay.message.envelope import ID, SOURCE
 _DIGEST_CHARACTERS = 2 * identity.DIGEST_BYTES
 
 
-def digests(store: Store, ledger: Ledger, queue: str) -> Iterator[bytes]:
-    """Yield what each message of the queue is known by in the log, also of an aborted or undecided capture.
+def digests(store: Store, ledger: Ledger, queue: str, strangers: list[list[bytes]]) -> Iterator[bytes]:
+    """Yield what each message that a route has put is known by in the log, also of an aborted or undecided capture.
 
-    Messages of other origins are passed over.
+    Of one that is in no log, ``strangers`` gets what it may have been known by.
     """
     for publisher, identifier in store.queued(queue):
-        known = _digest(publisher, identifier)
-        if _lies_in(ledger, known):
+        names = [_digest(publisher, identifier)]
+        if len(identifier) == _DIGEST_CHARACTERS:
+            names.append(_hex(identifier))
+        known = next((name for name in names if _lies_in(ledger, name)), None)
+        if known is None:
+            strangers.append(names)
+        else:
             yield known
-        elif len(identifier) == _DIGEST_CHARACTERS and _lies_in(ledger, _hex(identifier)):
-            yield _hex(identifier)
 
 
 def lets_go(queue: QueueConfig) -> bool:

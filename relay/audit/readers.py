@@ -121,6 +121,15 @@ def fill(
                 ledger.hold(fact, capture, headers.get(RESOURCE) or b"")
 
 
+def names(batches: Batches, match: Match) -> Iterator[bytes]:
+    """Yield what a destination knows the messages of a log by, as far as it knows them by anything."""
+    for records in batches:
+        for _place, _offset, message in records:
+            name = match(_headers(message), (message.topic() or "").encode())
+            if name is not None:
+                yield name
+
+
 def outputs(
     batches: Batches, partitions: Sequence[LogPartition], identify: Identity, foreign: set[bytes]
 ) -> Iterator[tuple[int, int, bytes, int]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from relay.audit import queues, readers, tables
 from relay.audit.checker import Checker, CommitOrder
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger
-from relay.audit.neighbours import neighbours, theirs
+from relay.audit.neighbours import in_their_logs, neighbours, remember_all, theirs
 from relay.audit.seen import Seen, Watch
 from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination
 from relay.kafka.scan import Scan
@@ -49,7 +49,7 @@ class StoredEffects:
             nameless = self._rows(checker, ledger, to)
             if nameless or ledger.nameless:
                 self._nameless(checker, ledger, seen, to, nameless)
-            self._leave_to_others(checker, ledger, to)
+            self._leave_to_others(checker, ledger, seen, to)
         self._order(checker, ledger, seen.evidence)
 
     def _nameless(
@@ -68,7 +68,7 @@ class StoredEffects:
             names = ", ".join(route.name for route in others)
             self._notes.append(f"{beyond} rows of {to.table} without an id may be those of {names}")
 
-    def _leave_to_others(self, checker: Checker, ledger: Ledger, to: TableDestination) -> None:
+    def _leave_to_others(self, checker: Checker, ledger: Ledger, seen: Seen, to: TableDestination) -> None:
         """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""
         others = neighbours(self._config, self._route)
         strangers = checker.unknown.keys() - ledger.refused.keys()
@@ -76,12 +76,11 @@ class StoredEffects:
             return
         names = ", ".join(route.name for route in others)
         if "ce:source" in to.columns.values():
-            strangers = {
-                digest
-                for route in others
-                for digest in theirs(self._config, route, self._store, self._topics, self._scan, strangers)
-            }
+            strangers = self._theirs(others, strangers)
             self._notes.append(f"{len(strangers)} rows of {to.table} are those of {names}")
+        elif (found := self._by_id(others, strangers, seen, to)) is not None:
+            strangers = found
+            self._notes.append(f"{len(strangers)} ids in {to.table} are of messages in the logs of {names}")
         else:
             self._notes.append(
                 f"{len(strangers)} ids in {to.table} are of no message of this route; they may be those of {names}: map a "
@@ -90,13 +89,67 @@ class StoredEffects:
         for digest in strangers:
             del checker.unknown[digest]
 
+    def _theirs(self, others: Iterable[RouteConfig], wanted: Collection[bytes]) -> set[bytes]:
+        """Return which of the digests other routes say that they have delivered."""
+        return {
+            digest
+            for route in others
+            for digest in theirs(self._config, route, self._store, self._topics, self._scan, wanted)
+        }
+
+    def _by_id(
+        self, others: list[RouteConfig], wanted: Collection[bytes], seen: Seen, to: TableDestination
+    ) -> set[bytes] | None:
+        """Return which rows without a source are of messages of other routes; None where their logs do not tell.
+
+        That is where a log has lost messages, also this route's own, or ids are in another column.
+        """
+        column = readers.id_column(to)
+        if column is None or any(seen.lows.values()):
+            return None
+        if any(not isinstance(one.to, TableDestination) or readers.id_column(one.to) != column for one in others):
+            return None
+        match = readers.table_match(to, self._store.as_stored(to.table, column))
+        found, whole = in_their_logs(others, match, self._topics, self._scan, wanted)
+        return found if whole else None
+
     def queue(self, checker: Checker, ledger: Ledger, seen: Seen, to: QueueDestination) -> None:
         """Take the queue's messages as effects; what has left it counts by inbox and monitor."""
-        checker.rows(queues.digests(self._store, ledger, to.queue), to.queue)
+        strangers: list[list[bytes]] = []
+        checker.rows(queues.digests(self._store, ledger, to.queue, strangers), to.queue)
+        if strangers:
+            self._of_no_log(checker, seen, to, strangers)
         if queues.lets_go(self._config.queues[to.queue]):
             self._notes.append(f"what has left queue {to.queue} is counted by inbox and monitor instead")
             checker.recorded(self._delivered(seen), f"inbox of {self._route.name}")
         self._order(checker, ledger, seen.evidence)
+
+    def _of_no_log(self, checker: Checker, seen: Seen, to: QueueDestination, strangers: list[list[bytes]]) -> None:
+        """Judge what was put by a route, and is in no log: it is a phantom if all that was ever delivered is known.
+
+        What another relay puts into the same store is not known, nor what a monitor has forgotten.
+        """
+        wanted = {name for names in strangers for name in names}
+        of_others = self._theirs(neighbours(self._config, self._route), wanted)
+        entered = {entry.digest for entry in seen.later.proven(wanted) if entry.outcome == DELIVERED}
+        inbox = self._store.inbox(self._config.relay.name, self._route.name)
+        entering = {row.digest for row in inbox if row.outcome == DELIVERED} & wanted - entered
+        knows_all = self._store.relays() <= {self._config.relay.name} and remember_all(self._config, self._route, self._topics)
+        untold = 0
+        for names in strangers:
+            own = next((name for name in names if name in entered), None)
+            if of_others.intersection(names):
+                continue
+            if entering.intersection(names):
+                checker.findings.expired += 1  # its entry follows, and it has left the log meanwhile
+            elif own is not None or knows_all:
+                checker.stranger(own or names[0], f"a message of {to.queue}")
+            else:
+                untold += 1
+        if untold:
+            self._notes.append(
+                f"{untold} messages in queue {to.queue} are of nothing that log and monitor still know; they may be older"
+            )
 
     def _order(self, checker: Checker, ledger: Ledger, evidence: Evidence) -> None:
         """Judge the order in which delivery transactions committed."""

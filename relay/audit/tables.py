@@ -23,8 +23,10 @@ _INBOX: Final = (
     "select digest, outcome, applied, {} from relay_inbox where relay = {} and route = {} order by applied"
 )
 _QUEUED: Final = (
-    "select publisher, id from relay_queue_message where queue = (select id from relay_queue where name = {})"
+    "select publisher, id from relay_queue_message"
+    " where parents is null and queue = (select id from relay_queue where name = {})"
 )
+_RELAYS: Final = "select distinct relay from relay_position"
 _POSITIONS: Final = (
     "select topic_id, partition, position from relay_position"
     " where relay = {} and route = {} and position is not null"
@@ -62,7 +64,10 @@ class Store(Protocol):
         """Return how a text reads once a column has it, None if as it was."""
 
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
-        """Yield (publisher, id) of every message that a queue has, whatever its state."""
+        """Yield (publisher, id) of every message that a route has put, whatever its state: a handler's have parents."""
+
+    def relays(self) -> set[str]:
+        """Return the names of the relays whose routes have positions here."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -124,6 +129,9 @@ class _Postgresql:
 
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         return self._stream(sql.SQL(_QUEUED).format(sql.Literal(queue)))
+
+    def relays(self) -> set[str]:
+        return {name for (name,) in self._all(sql.SQL(_RELAYS))}
 
     def close(self) -> None:
         self._connection.close()
@@ -200,6 +208,9 @@ class _Sqlite:
 
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         return self._stream(_QUEUED.format("?"), queue)
+
+    def relays(self) -> set[str]:
+        return {name for (name,) in self._all(_RELAYS)}
 
     def close(self) -> None:
         self._connection.close()

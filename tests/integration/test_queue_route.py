@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from relay.audit.checker import MUST_BE_ZERO
@@ -20,14 +23,14 @@ from relay.kafka import settings
 from relay.kafka.control import ControlTopic
 from relay.message.envelope import ResourceName
 from relay.queue.desired import Kind, Subject, Wanted, Wish
-from relay.queue.message import MessageView, NewMessage
+from relay.queue.message import MessageView, NewMessage, Parent
 from relay.queue.port import Filter, Holder
 from relay.queue.states import PublisherState
 from relay.run import clock
 from relay.run.following import follow
 from relay.run.queues import open_queue
 from relay.setup.queue_tables import create_tables
-from tests.routes import Route, ce, publish, read_all, wait_for
+from tests.routes import Route, ce, delete_below, publish, read_all, wait_for
 
 PARTITIONS = 2
 STORES = ("sqlite", "postgresql")
@@ -48,6 +51,7 @@ publishers = ["/source/0", "/source/1", "/held"]
 {resources}
 """
         self.path.write_text(self.path.read_text() + queue)
+        self.more = ""
 
     def found(self, **chosen: object) -> list[MessageView]:
         """Return what the queue holds, without values."""
@@ -83,6 +87,7 @@ def make(tmp_path: Path, kafka: str, postgres: str, make_topic: Callable[..., st
         resources = f'[resources.shop]\nurl = "{postgres}"\n' if store == "postgresql" else ""
         found = QueueRoute(tmp_path, kafka, make_topic(PARTITIONS), ADDRESSES[store], resources, extra)
         found.migrate()
+        found.more = make_topic(PARTITIONS)
         made.append(found)
         return found
 
@@ -296,6 +301,64 @@ def test_verify_finds_a_message_of_an_aborted_capture_in_the_queue(make: MakeRou
     follower.close()
 
     assert wrong(route) == {"phantoms": 1}
+
+
+@pytest.fixture
+def delivered(make: MakeRoute) -> QueueRoute:
+    """A queue with ten messages of its log, each there once."""
+    route = make("sqlite")
+    publish(route.kafka, route.log, messages(10))
+    assert route.finish() == 0, route.said()
+    return route
+
+
+def put(route: QueueRoute, publisher: str, identifier: str, *parents: Parent) -> None:
+    """Put a message as no route does, or as a handler does; one of that name that is there is taken away first."""
+    config = load(route.path)
+    follower = follow(config)
+    opened = open_queue(config, "credit", follower.now())
+    there = [view.handle for view in opened.find(Filter(), limit=100) if (view.publisher, view.id) == (publisher, identifier)]
+    opened.withdraw(there, 1)
+    assert opened.trim(there) == len(there)
+    opened.put([NewMessage(publisher, identifier, b"", parents=parents, attempt="a" if parents else None)], 1)
+    opened.close()
+    follower.close()
+
+
+def test_verify_finds_a_message_in_the_queue_that_no_route_has_put(delivered: QueueRoute, kafka_admin: AdminClient) -> None:
+    put(delivered, "/source/0", "nobody's")
+    put(delivered, "/source/0", "a child of another queue's", Parent("other", 1, "clerk"))
+
+    assert wrong(delivered) == {"phantoms": 1}
+
+    for partition in range(PARTITIONS):
+        delete_below(kafka_admin, delivered.log, 2, partition=partition)
+    assert wrong(delivered) == {"phantoms": 1}, "what has left the log is known by the monitor, which is whole"
+    delete_below(kafka_admin, load(delivered.path).monitor_topic("main"), 1)
+    (report,) = verify(load(delivered.path), ())
+    assert report.ok, "it may be older than log and monitor"
+    assert any("messages in queue credit are of nothing" in note for note in report.findings.notes)
+
+
+def test_verify_takes_no_child_for_the_message_whose_name_it_has(delivered: QueueRoute) -> None:
+    put(delivered, "/source/0", "m-4", Parent("other", 1, "clerk"))
+
+    assert wrong(delivered) == {"lost": 1}
+
+
+def test_verify_leaves_a_message_in_the_queue_to_the_route_that_has_put_it(delivered: QueueRoute) -> None:
+    config = delivered.path.read_text()
+    other = config.replace("[routes.main]", "[routes.other]").replace(f'from = ["{delivered.log}"]', f'from = ["{delivered.more}"]')
+    delivered.path.write_text(config + other[other.index("[routes.other]") : other.index("[queues.credit]")])
+    delivered.migrate()
+    publish(delivered.kafka, delivered.more, messages(10, 100))
+    command = [sys.executable, "-m", "relay.run.process", str(delivered.path), "--route", "other", "--worker", "0", "--until-idle", "2"]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+
+    reports = verify(load(delivered.path), ())
+
+    assert [report.ok for report in reports] == [True, True]
+    assert len(delivered.found()) == 20
 
 
 def wrong(route: QueueRoute) -> dict[str, int]:

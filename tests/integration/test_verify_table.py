@@ -198,8 +198,24 @@ class TestTables:
 
         (report,) = verify(site.config, ["main"])
 
-        assert wrong(report) == ({"phantoms": 1} if sourced else {})
+        assert wrong(report) == {"phantoms": 1}
         assert any("other" in note for note in report.findings.notes)
+
+    def test_rows_without_a_source_that_may_be_older_than_another_routes_log_are_said(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site], kafka_admin: AdminClient
+    ) -> None:
+        to = TABLE_ROUTE.replace(", source = \"ce:source\"", "")
+        ledger = self.make(request, make_site, f'{to}\n[routes.other]\nfrom = ["{{output}}"]\n{to}')
+        site = ledger.site
+        for number in (1, 2):
+            site.write(site.output, number)
+            ledger.row(number)
+        delete_below(kafka_admin, site.output, 1)
+
+        (report,) = verify(site.config, ["main"])
+
+        assert wrong(report) == {}
+        assert any("2 ids in ledger are of no message of this route" in note for note in report.findings.notes)
 
     def test_own_sql_is_held_against_the_inbox_alone(
         self, request: pytest.FixtureRequest, make_site: Callable[..., Site]
