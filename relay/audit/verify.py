@@ -205,7 +205,8 @@ class _RouteAudit:
         if not self._monitored:
             return evidence
         now = ranges_of(self._topics, self._facts[self._config.monitor_topic(self._route.name)])
-        ranges = {place: (max(low, self._monitored[place][1]), high) for place, (low, high) in now.items()}
+        read_to = {place: high for place, (_low, high) in self._monitored.items()}
+        ranges = {place: (max(low, read_to.get(place, low)), high) for place, (low, high) in now.items()}
         return readers.monitor(self._scan.read(ranges), evidence)[0]
 
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> Seen:
@@ -215,6 +216,7 @@ class _RouteAudit:
             LogPartition(name, p) for name in route.from_ for p in range(self._facts[name].partitions)
         ]
         positions = self._scan.committed(config.group_id(route.name), partitions)
+        self._look_again()
         seen = Seen(positions, evidence, Deaths(config, route, self._facts, self._topics, self._scan))
         if not isinstance(route.to, TopicDestination):
             kept = stores[self._home].positions(config.relay.name, route.name)
@@ -227,6 +229,10 @@ class _RouteAudit:
         seen.foreign = foreign(config, route, self._topics, self._scan) - seen.evidence.instances
         return seen
 
+    def _look_again(self) -> None:
+        """Know the partitions that were added meanwhile: what is read later must hold all that was read before promises."""
+        self._facts |= self._topics.describe(self._facts, settings=False)
+
     def _log_ranges(self) -> dict[LogPartition, Range]:
         found: dict[LogPartition, Range] = {}
         for name in self._route.from_:
@@ -235,6 +241,7 @@ class _RouteAudit:
 
     def _log(self, stores: Mapping[str, tables.Store]) -> tuple[Ledger, dict[LogPartition, int]]:
         """Read the log from where the route started, then ask the resources about what no marker decided."""
+        self._look_again()
         ranges = self._log_ranges()
         self._first = self._starts()
         for partition, start in self._first.items():

@@ -52,10 +52,12 @@ class Site:
         )  # fmt: skip
         assert self.producer.flush(30) == 0
 
-    def dead(self, digest: bytes, route: str = "main", code: str = "refused", replay: int = 0) -> None:
+    def dead(
+        self, digest: bytes, route: str = "main", code: str = "refused", replay: int = 0, *, partition: int = 0
+    ) -> None:
         facts = {"route": route, "code": code, "replay_count": str(replay)}
         self.producer.produce(
-            self.config.deadletter_topic, key=digest.hex(), value=b"{}", partition=0,
+            self.config.deadletter_topic, key=digest.hex(), value=b"{}", partition=partition,
             headers={f"__relay.errors.{name}": fact.encode() for name, fact in facts.items()},
         )  # fmt: skip
         assert self.producer.flush(30) == 0

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 from typer.testing import CliRunner
 
 from relay.audit.verify import _RouteAudit, verify
@@ -23,7 +23,7 @@ from relay.message import identity
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, InputRange, Seal
-from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest, offender, wrong
+from tests.integration.audit_site import PARTITIONS, TABLE_ROUTE, TOPIC_ROUTE, Site, digest, offender, wrong
 from tests.routes import delete_below
 
 
@@ -408,3 +408,41 @@ def test_a_route_that_cannot_be_audited_keeps_no_other_from_it(make_site: Callab
     assert (report["ok"], report["routes"]["main"]["ok"], report["routes"]["away"]["ok"]) == (False, True, False)
     assert "does not answer" in report["routes"]["away"]["error"]
     assert "s3cret" not in told.output + counted.output
+
+
+def test_partitions_that_are_added_while_the_audit_reads_are_read(
+    make_site: Callable[..., Site], kafka_admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site()
+    read_monitor = _RouteAudit._monitor
+
+    def grow_and_read(audit: _RouteAudit) -> Any:
+        grown = [NewPartitions(name, PARTITIONS + 1) for name in (site.log, site.output, site.config.deadletter_topic)]
+        for done in kafka_admin.create_partitions(grown).values():
+            done.result(30)
+        for number, name in ((1, site.log), (2, site.log), (1, site.output)):
+            site.write(name, number, partition=PARTITIONS)
+        site.dead(digest(2), partition=PARTITIONS)
+        site.stand_at(0, 0, 2)
+        return read_monitor(audit)
+
+    monkeypatch.setattr(_RouteAudit, "_monitor", grow_and_read)
+
+    report = site.audit()
+
+    assert wrong(report) == {}
+    assert (report.findings.captured, report.findings.delivered, report.findings.dead_letters) == (2, 1, 1)
+
+
+def test_what_retention_takes_before_it_is_read_is_said_and_not_passed_over(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    for number in range(3):
+        site.write(site.output, number)
+    place = LogPartition(site.output, 0)
+
+    with Scan(site.config.kafka, Timing(), "t", deadline_s=5) as scan:
+        delete_below(kafka_admin, site.output, 2)
+        with pytest.raises(Unreachable, match=rf"{site.output}\[0\] cannot be read"):
+            list(scan.read({place: (0, 3)}))
