@@ -8,7 +8,7 @@ digest the one with the highest replay number decides, and of several the latest
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,7 +101,17 @@ class Evidence:
 
     def proven(self, wanted: Collection[bytes] | None = None) -> Iterator[Proven]:
         """Yield the deciding entry of each digest (of those wanted, if given) that shows an outcome."""
-        latest: dict[bytes, int] = {}  # page and row in one number, since there may be millions
+        return self._shown(dict(self._counting(wanted)).items())
+
+    def proven_of(self, index: Mapping[bytes, int]) -> Iterator[Proven]:
+        """Yield the same for the digests of an index, which numbers them from 0, in 8 bytes for each instead of 180."""
+        latest = array("q", [-1]) * len(index)
+        for digest, place in self._counting(index):
+            latest[index[digest]] = place
+        return self._shown((digest, latest[row]) for digest, row in index.items() if latest[row] >= 0)
+
+    def _counting(self, wanted: Collection[bytes] | None) -> Iterator[tuple[bytes, int]]:
+        """Yield the entries that count, the deciding one of a digest last: page and row in one number."""
         redriven: dict[bytes, int] = {}
         for number, page in enumerate(self._pages):
             if not self._counts(page):
@@ -116,16 +126,19 @@ class Evidence:
                     if replay < redriven.get(digest, 0):
                         continue
                     redriven[digest] = replay
-                latest[digest] = number << 32 | row
+                yield digest, number << 32 | row
+
+    def _shown(self, latest: Iterable[tuple[bytes, int]]) -> Iterator[Proven]:
         groups: dict[tuple[bytes, int], int] = {}
-        for digest, packed in latest.items():
+        for digest, packed in latest:
             page, row = self._pages[packed >> 32], packed & 0xFFFFFFFF
             if page.outcomes[row] == NOT_DELIVERED:
                 continue
             group = -1 if page.recovered else groups.setdefault((page.instance, page.n), len(groups))
             destination = page.destinations[row] if page.destinations else -1
             replay = page.replays[row] if page.replays else 0
-            yield Proven(digest, page.outcomes[row], page.partition, page.offsets[row], destination, group, replay, page.at, page.begun)
+            partition, offset = page.partition, page.offsets[row]
+            yield Proven(digest, page.outcomes[row], partition, offset, destination, group, replay, page.at, page.begun)
 
     def open_ranges(self) -> list[InputRange]:
         """Return the inputs of transactions that were begun, and of which nothing says how they ended.

@@ -53,6 +53,9 @@ def verify_command(
 ) -> None:
     """Audit what the relay did; exit 0 all is right, 1 it is not, 2 the configuration is wrong, 3 unreachable.
 
+    It keeps some 235 bytes of memory for each message that the log and the monitor hold, 430 on a table route: four million
+    messages in a GiB, two and a half million on a table route.
+
     A route that cannot be audited does not keep the others from it; where they are right, its own status is returned.
     """
     loaded = load(Path(config))
