@@ -215,7 +215,8 @@ def stable_end_read() -> list[Change]:
     def short(reader: Any, topic: str, views: Any, highs: Any) -> None:
         fold(reader, topic, views, evidence_reading.high_watermarks(reader, topic, views))
 
-    return [(topic_recovery, "fold_committed", short)]
+    # What looks for open transactions would wait for this one, too.
+    return [(topic_recovery, "fold_committed", short), *hanging_left()]
 
 
 def no_sift() -> list[Change]:
@@ -233,7 +234,8 @@ def offsets_skipped() -> list[Change]:
         if any(stored.get(place, (None,))[0] != offset for place, offset in positions.items()):
             send(self, positions, notes, membership)
 
-    return [(TransactionalInstance, "send_offsets", skipping)]
+    # The offset that ends what hangs is always another one, and asks the group, too.
+    return [(TransactionalInstance, "send_offsets", skipping), *offsets_left_hanging()]
 
 
 def stale_membership() -> list[Change]:
