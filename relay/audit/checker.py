@@ -262,13 +262,17 @@ class Checker:
 
     def met(self, digests: Iterable[bytes]) -> set[bytes]:
         """Return which of the messages have an effect so far, or may be given one of those that share a name with them."""
-        alike = {row for rows in self._ledger.namesakes.values() for row in rows}
+        alike = self._alike()
         index, times = self._ledger.index, self._times
         return {digest for digest in digests if (row := index.get(digest)) is not None and (times[row] or row in alike)}
 
+    def _alike(self) -> set[int]:
+        """Return the rows that share a name with another."""
+        return {row for rows in self._ledger.namesakes.values() for row in rows}
+
     def missing(self) -> Iterable[bytes]:
         """Yield the digests of captured messages without an effect so far, and of those that share a name with one."""
-        alike = {row for rows in self._ledger.namesakes.values() for row in rows}
+        alike = self._alike()
         rows = enumerate(zip(self._ledger.index, self._times, strict=True))
         return (digest for row, (digest, times) in rows if not times or row in alike)
 

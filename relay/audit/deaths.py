@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from relay.audit import readers
 from relay.audit.evidence import Evidence
 from relay.audit.letters import Letters, SecondOutcomes, Trimmed, second_outcomes
-from relay.audit.route_topics import ranges_of
+from relay.audit.route_topics import ranges_of, ranges_since
 from relay.config.model import RelayConfig, RouteConfig
 from relay.kafka.scan import Progress, Range, Scan, broker_time
 from relay.kafka.topics import TopicFacts, Topics
@@ -58,9 +58,8 @@ class Deaths:
         if not deaths or self._letters is None:
             return SecondOutcomes()
         orders = readers.orders(self._scan.read(ranges_of(self._topics, self._control))) if self._control else []
-        ends = ranges_of(self._topics, self._letters).items()
-        more = {place: (max(low, self.ranges.get(place, (low, low))[1]), high) for place, (low, high) in ends}
         now = Letters()
+        more = ranges_since(self._topics, self._letters, self.ranges)
         readers.dead_letters(self._scan.read(more), self._route.name, now)
         for digest, number in list(deaths.items()):
             if now.takes_back(digest, number):

@@ -27,3 +27,11 @@ def ranges_of(topics: Topics, facts: TopicFacts) -> dict[LogPartition, tuple[int
     """Return (low, high) of each partition, by partition."""
     marks = topics.watermarks(facts.name, range(facts.partitions))
     return {LogPartition(facts.name, partition): marks[partition] for partition in sorted(marks)}
+
+
+def ranges_since(
+    topics: Topics, facts: TopicFacts, read: Mapping[LogPartition, tuple[int, int]]
+) -> dict[LogPartition, tuple[int, int]]:
+    """Return what each partition has beyond the ranges that were read; one that was not is taken whole."""
+    now = ranges_of(topics, facts)
+    return {place: (max(low, read[place][1]) if place in read else low, high) for place, (low, high) in now.items()}

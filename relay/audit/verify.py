@@ -17,7 +17,7 @@ from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
 from relay.audit.neighbours import foreign, former
-from relay.audit.route_topics import names_of, needed, ranges_of
+from relay.audit.route_topics import names_of, needed, ranges_of, ranges_since
 from relay.audit.seen import Seen, Watch
 from relay.audit.stored_effects import StoredEffects
 from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination, TopicDestination
@@ -204,9 +204,8 @@ class _RouteAudit:
         """Add what the monitor took in meanwhile: what a living worker has trimmed from its inbox, it has entered before."""
         if not self._monitored:
             return evidence
-        now = ranges_of(self._topics, self._facts[self._config.monitor_topic(self._route.name)])
-        read_to = {place: high for place, (_low, high) in self._monitored.items()}
-        ranges = {place: (max(low, read_to.get(place, low)), high) for place, (low, high) in now.items()}
+        monitor = self._facts[self._config.monitor_topic(self._route.name)]
+        ranges = ranges_since(self._topics, monitor, self._monitored)
         return readers.monitor(self._scan.read(ranges), evidence)[0]
 
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> Seen:
