@@ -14,7 +14,7 @@ from relay.capture.marking import Ended, Marking
 from relay.capture.outcomes import Placed
 from relay.capture.resolver import settle
 from relay.kafka.appender import Appender
-from relay.kafka.topics import TopicFacts
+from relay.kafka.topics import TopicFacts, numeric_setting
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable, whence
 from relay.resources.port import DecisionRow, Decisions, RowLocked
@@ -38,10 +38,10 @@ _ASK_AGAIN_MAX_S: Final = 1.0
 
 def horizon_s(facts: TopicFacts) -> float:
     """Return for how long a decision about this topic's messages may be asked for: its age at most, and a day."""
-    retention = int(facts.settings.get("retention.ms", -1))
+    retention = numeric_setting(facts.settings, "retention.ms", -1)
     if retention < 0:
         return _FOREVER
-    return (retention + int(facts.settings.get("segment.ms", _DEFAULT_SEGMENT_MS))) / 1000 + DAY_S
+    return (retention + numeric_setting(facts.settings, "segment.ms", _DEFAULT_SEGMENT_MS)) / 1000 + DAY_S
 
 
 class Upkeep:

@@ -159,6 +159,17 @@ class RelayConfig(_Section):
     notes: tuple[str, ...] = ()
 
     @property
+    def log_topics(self) -> set[str]:
+        """What the routes read."""
+        return {topic for route in self.routes.values() for topic in route.from_}
+
+    @property
+    def own_topics(self) -> set[str]:
+        """What `relay migrate` makes for the relay itself."""
+        shared = {self.control_topic, self.deadletter_topic, self.inquiries_topic, self.decisions_topic}
+        return shared | {self.monitor_topic(route) for route in self.routes}
+
+    @property
     def deadletter_topic(self) -> str:
         """Where messages go that cannot be decoded, mapped or applied."""
         return f"{self.relay.name}.deadletter"

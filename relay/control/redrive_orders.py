@@ -86,7 +86,7 @@ class Ordering:
 
     def plan(self, rows: Sequence[Mapping[str, Any]], who: str) -> Ordered:
         """Make the orders for these dead letters; nothing is written. Raises Unreachable."""
-        names = {name for route in self._config.routes.values() for name in route.from_}
+        names = self._config.log_topics
         with Topics(self._config.kafka, self._config.timing) as topics:
             facts = topics.describe(sorted(names), settings=False)
         left: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from relay.control.status import AGED_SHARE, DeadLetters, RouteFacts, RouteView,
 from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
-from relay.kafka.topics import TopicFacts, Topics
+from relay.kafka.topics import TopicFacts, Topics, numeric_setting
 from relay.message.envelope import DEAD_CODE, DEAD_ROUTE, REDRIVEN
 from relay.message.errors import ConfigError, InDoubt, Unreachable
 from relay.message.record import LogPartition, Record, headers_if_any
@@ -91,7 +91,7 @@ class _Retention(NamedTuple):
 
 
 def _retention(told: Mapping[str, str]) -> _Retention:
-    ms, size, largest = (int(told.get(key) or -1) for key in ("retention.ms", "retention.bytes", "max.message.bytes"))
+    ms, size, largest = (numeric_setting(told, key, -1) for key in ("retention.ms", "retention.bytes", "max.message.bytes"))
     return _Retention(ms, size, size // max(largest, 1))
 
 
@@ -134,7 +134,7 @@ class StatusReader:
         """
         config = self._config
         self.notes = []
-        logs = {topic for route in config.routes.values() for topic in route.from_}
+        logs = config.log_topics
         found = self._topics.describe({*logs, config.control_topic, config.deadletter_topic}, settings=False)
         for name in (config.control_topic, config.deadletter_topic):
             if name not in found:

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relay.kafka.client_log import ClientLog
 from relay.kafka.settings import TimingLike, producer
-from relay.kafka.topics import TopicFacts, Topics
+from relay.kafka.topics import TopicFacts, Topics, numeric_setting
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, ConfigError
 from relay.message.record import TOPIC_REMEDY, is_topic_name
@@ -139,7 +139,7 @@ class Appender:
 
     def record_bytes(self, facts: TopicFacts) -> int:
         """Return how large a record of this topic may be, with key and headers."""
-        return min(self._message_bytes, int(facts.settings.get("max.message.bytes", self._message_bytes)))
+        return min(self._message_bytes, numeric_setting(facts.settings, "max.message.bytes", self._message_bytes))
 
     def describe(self, names: Sequence[str]) -> dict[str, TopicFacts]:
         """Ask for the topics' facts; without the right to read settings, those stay empty."""

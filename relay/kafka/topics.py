@@ -103,6 +103,12 @@ class BrokerFacts:
     settings: dict[str, str] | None
 
 
+def numeric_setting(settings: Mapping[str, str], name: str, default: int) -> int:
+    """Return a topic's or broker's setting that is a number; ``default`` where it is not told."""
+    text = settings.get(name, "")
+    return int(text) if text.lstrip("-").isdecimal() else default
+
+
 class Topics:
     """An administrative client. Errors: Unreachable (with the brokers' address), ConfigError (a refusal)."""
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from relay.config.model import RelayConfig, TopicDestination
-from relay.kafka.topics import TopicFacts
-from relay.setup.check_topics import MIGRATE, Findings, number_of, own_topics
+from relay.kafka.topics import TopicFacts, numeric_setting
+from relay.setup.check_topics import MIGRATE, Findings
 
 INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
 """Kafka's own topics, in which positions and transactions live."""
@@ -22,8 +22,7 @@ _UNLIMITED: Final = -1
 
 def judge_durability(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers: int, findings: Findings) -> None:
     """Judge logs, outputs, the relay's own topics and, as far as their facts are given, Kafka's own."""
-    own = own_topics(config)
-    logs = {topic for route in config.routes.values() for topic in route.from_}
+    own, logs = config.own_topics, config.log_topics
     outputs = {route.to.topic for route in config.routes.values() if isinstance(route.to, TopicDestination)}
     for name in sorted(own & facts.keys()):
         _judge_size(facts[name], findings)
@@ -36,7 +35,7 @@ def judge_durability(config: RelayConfig, facts: Mapping[str, TopicFacts], broke
 
 def _judge_size(topic: TopicFacts, findings: Findings) -> None:
     """Evidence that goes by size goes before its time: what was delivered would be delivered again."""
-    size = number_of(topic.settings, _BYTES, _UNLIMITED)
+    size = numeric_setting(topic.settings, _BYTES, _UNLIMITED)
     if size != _UNLIMITED and "delete" in topic.settings.get("cleanup.policy", "delete"):
         problem = "what the relay keeps there would go by size, before its time; brokers may have a default (log.retention.bytes)"
         findings.fault(f"topic {topic.name} {_BYTES}", str(size), problem, MIGRATE)
@@ -50,7 +49,7 @@ def _judge_election(topic: TopicFacts, is_own: bool, findings: Findings) -> None
 
 
 def _note_size(log: TopicFacts, findings: Findings) -> None:
-    size = number_of(log.settings, _BYTES, _UNLIMITED)
+    size = numeric_setting(log.settings, _BYTES, _UNLIMITED)
     if size != _UNLIMITED:
         findings.notes.append(
             f"topic {log.name} keeps {size} bytes of each partition ({_BYTES}): what waits is lost as soon as so much was written "
@@ -79,7 +78,7 @@ def _note_replicas(
     single = [
         name
         for name in sorted(users)
-        if name in facts and facts[name].replication > 1 and number_of(facts[name].settings, _IN_SYNC, 2) <= 1
+        if name in facts and facts[name].replication > 1 and numeric_setting(facts[name].settings, _IN_SYNC, 2) <= 1
     ]
     if single:
         findings.notes.append(

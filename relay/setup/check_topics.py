@@ -8,7 +8,7 @@ from typing import Final
 
 from relay.config.faults import Fault
 from relay.config.model import RelayConfig, RouteConfig, TopicDestination
-from relay.kafka.topics import BrokerFacts, TopicFacts
+from relay.kafka.topics import BrokerFacts, TopicFacts, numeric_setting
 
 VERIFICATION: Final = "transaction.partition.verification.enable"
 _SINCE_3_7: Final = "group.coordinator.rebalance.protocols"
@@ -66,15 +66,15 @@ def _judge_broker(address: str, settings: Mapping[str, str], config: RelayConfig
         findings.notes.append(
             f"broker {address} is of 3.6: 3.6.0 is not enough, make sure that it is 3.6.1 or newer"
         )
-    longest = number_of(settings, "transaction.max.timeout.ms", 900_000)
+    longest = numeric_setting(settings, "transaction.max.timeout.ms", 900_000)
     if config.timing.transaction_timeout * 1000 > longest:
         problem = f"broker {address} refuses more than {longest / 1000:g} s"
         remedy = "lower it or raise transaction.max.timeout.ms"
         findings.fault(
             "timing.transaction_timeout", f"{config.timing.transaction_timeout:g}s", problem, remedy
         )
-    least = number_of(settings, "group.min.session.timeout.ms", 6000)
-    most = number_of(settings, "group.max.session.timeout.ms", 1_800_000)
+    least = numeric_setting(settings, "group.min.session.timeout.ms", 6000)
+    most = numeric_setting(settings, "group.max.session.timeout.ms", 1_800_000)
     if not least <= config.timing.session_timeout * 1000 <= most:
         problem = f"broker {address} takes {least / 1000:g} to {most / 1000:g} s"
         value = f"{config.timing.session_timeout:g}s"
@@ -112,23 +112,17 @@ def _judge_decisions(config: RelayConfig, facts: Mapping[str, TopicFacts], findi
         return
     if decisions.settings.get("cleanup.policy", "delete") != "delete":
         _policy_fault(decisions, "it must be delete: a run's abort must stay beside another run's commit", findings)
-    retention = number_of(decisions.settings, "retention.ms", _FOREVER)
-    for topic in sorted({topic for route in config.routes.values() for topic in route.from_} & facts.keys()):
-        kept = number_of(facts[topic].settings, "retention.ms", _FOREVER)
+    retention = numeric_setting(decisions.settings, "retention.ms", _FOREVER)
+    for topic in sorted(config.log_topics & facts.keys()):
+        kept = numeric_setting(facts[topic].settings, "retention.ms", _FOREVER)
         if retention != _FOREVER and (kept == _FOREVER or kept > retention):
             problem = f"{topic} keeps messages longer than their decisions are kept ({_days(retention)})"
             findings.fault(f"topic {decisions.name} retention.ms", str(retention), problem, MIGRATE)
 
 
-def own_topics(config: RelayConfig) -> set[str]:
-    """Return the relay's own topics, which `relay migrate` makes."""
-    shared = {config.control_topic, config.deadletter_topic, config.inquiries_topic, config.decisions_topic}
-    return shared | {config.monitor_topic(route) for route in config.routes}
-
-
 def named_topics(config: RelayConfig) -> list[str]:
     """Return every topic that the routes read, write or need."""
-    names = own_topics(config)
+    names = config.own_topics
     for route in config.routes.values():
         names.update(route.from_)
         if isinstance(route.to, TopicDestination):
@@ -178,7 +172,7 @@ def _judge_monitor(
         findings.fault(f"topic {name} partitions", str(monitor.partitions), problem, MIGRATE)
     if set(monitor.settings.get("cleanup.policy", "").replace(" ", "").split(",")) != {"compact", "delete"}:
         _policy_fault(monitor, "it must be compact,delete", findings)
-    retention = number_of(monitor.settings, "retention.ms", _FOREVER)
+    retention = numeric_setting(monitor.settings, "retention.ms", _FOREVER)
     if retention != _FOREVER and retention < config.timing.dedup_horizon * 1000:
         problem = f"shorter than timing.dedup_horizon ({_days(config.timing.dedup_horizon * 1000)})"
         findings.fault(f"topic {name} retention.ms", str(retention), problem, MIGRATE)
@@ -187,7 +181,7 @@ def _judge_monitor(
 
 
 def _judge_retention(name: str, retention: int, log: TopicFacts, findings: Findings) -> None:
-    kept = number_of(log.settings, "retention.ms", _FOREVER)
+    kept = numeric_setting(log.settings, "retention.ms", _FOREVER)
     if retention == _FOREVER:
         return
     if kept == _FOREVER:
@@ -196,7 +190,7 @@ def _judge_retention(name: str, retention: int, log: TopicFacts, findings: Findi
             "beginning delivers older messages again, except where a table's inbox still has them"
         )
         return
-    needed = kept + number_of(log.settings, "segment.ms", 604_800_000)
+    needed = kept + numeric_setting(log.settings, "segment.ms", 604_800_000)
     if retention < needed:
         problem = (
             f"{log.name} may keep messages for {_days(needed)} (retention.ms + segment.ms), "
@@ -217,7 +211,7 @@ def _judge_output(
         return
     alarm = config.timing.in_doubt_alarm * 1000
     if "compact" in output.settings.get("cleanup.policy", "delete"):
-        lag = number_of(output.settings, "min.compaction.lag.ms", 0)
+        lag = numeric_setting(output.settings, "min.compaction.lag.ms", 0)
         if lag <= alarm:
             why = "a message that compaction removed looks like one that was never written"
             remedy = f"set cleanup.policy=delete, or min.compaction.lag.ms well above {alarm:g}"
@@ -228,7 +222,7 @@ def _judge_output(
                 f"{topic} is compacted after {_days(lag)}: what was in doubt at a crash stays so if no worker "
                 "takes over within that time"
             )
-    retention = number_of(output.settings, "retention.ms", _FOREVER)
+    retention = numeric_setting(output.settings, "retention.ms", _FOREVER)
     if (
         retention != _FOREVER
         and retention <= alarm
@@ -245,9 +239,9 @@ def _judge_dead_letters(
         _policy_fault(
             dead, "it must be delete: a later dead letter must not replace an earlier one", findings
         )
-    room = number_of(dead.settings, "max.message.bytes", 1_048_588)
-    for topic in sorted({topic for route in config.routes.values() for topic in route.from_}):
-        largest = number_of(facts[topic].settings, "max.message.bytes", 0) if topic in facts else 0
+    room = numeric_setting(dead.settings, "max.message.bytes", 1_048_588)
+    for topic in sorted(config.log_topics):
+        largest = numeric_setting(facts[topic].settings, "max.message.bytes", 0) if topic in facts else 0
         if largest > room:
             problem = (
                 f"{topic} takes messages of up to {largest} bytes, which would not fit in as dead letters"
@@ -259,12 +253,6 @@ def _policy_fault(topic: TopicFacts, problem: str, findings: Findings) -> None:
     value = topic.settings.get("cleanup.policy", "")
     remedy = f"change it: kafka-configs --alter --topic {topic.name} --add-config cleanup.policy=..."
     findings.fault(f"topic {topic.name} cleanup.policy", value, problem, remedy)
-
-
-def number_of(settings: Mapping[str, str], name: str, default: int) -> int:
-    """Return a setting that is a number; ``default`` where it is not told."""
-    text = settings.get(name, "")
-    return int(text) if text.lstrip("-").isdecimal() else default
 
 
 def _days(milliseconds: float) -> str:

@@ -10,12 +10,11 @@ import psycopg
 from psycopg import sql
 
 from relay.config.model import RelayConfig, ResourceConfig
-from relay.kafka.topics import TopicFacts, TopicPlan, Topics
+from relay.kafka.topics import TopicFacts, TopicPlan, Topics, numeric_setting
 from relay.message.errors import ConfigError
 from relay.resources import open_resource
 from relay.resources.schema import ONE_AT_A_TIME, statements
 from relay.setup.check_table import OWN_TABLES, away
-from relay.setup.check_topics import own_topics
 from relay.setup.queue_tables import create_queues, statements_of
 
 _REPLICATION_MAX: Final = 3
@@ -81,7 +80,7 @@ class Migration:
 
 def wanted_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], brokers: int) -> list[TopicPlan]:
     """Return every topic the relay needs, as it should be; ConfigError if a log topic does not exist."""
-    missing = sorted({topic for route in config.routes.values() for topic in route.from_} - facts.keys())
+    missing = sorted(config.log_topics - facts.keys())
     if missing:
         raise ConfigError(
             f"topic = {missing[0]}: a route reads it and it does not exist; create it with cleanup.policy=delete "
@@ -145,10 +144,9 @@ def _monitor_settings(config: RelayConfig) -> dict[str, str]:
 
 
 def _decisions_settings(config: RelayConfig, facts: Mapping[str, TopicFacts]) -> dict[str, str]:
-    logs = {topic for route in config.routes.values() for topic in route.from_}
     return {
         "cleanup.policy": "delete",
-        "retention.ms": str(decisions_retention_ms(config, [facts[topic] for topic in sorted(logs)])),
+        "retention.ms": str(decisions_retention_ms(config, [facts[topic] for topic in sorted(config.log_topics)])),
         "max.message.bytes": str(DECISION_BYTES_MAX),
         "message.timestamp.type": "LogAppendTime",
     }
@@ -158,16 +156,15 @@ def decisions_retention_ms(config: RelayConfig, logs: Iterable[TopicFacts]) -> i
     """Return how long decisions must be kept, -1 for ever: as long as the log may hold a message that asks for one."""
     longest = round(config.timing.monitor_retention * 1000)
     for log in logs:
-        kept = int(log.settings.get("retention.ms") or longest)
+        kept = numeric_setting(log.settings, "retention.ms", longest)
         if kept < 0:
             return -1
-        longest = max(longest, kept + int(log.settings.get("segment.ms") or 0))
+        longest = max(longest, kept + numeric_setting(log.settings, "segment.ms", 0))
     return longest
 
 
 def _deadletter_settings(config: RelayConfig, facts: Mapping[str, TopicFacts]) -> dict[str, str]:
-    logs = {topic for route in config.routes.values() for topic in route.from_}
-    sizes = [int(facts[topic].settings.get("max.message.bytes") or _MESSAGE_BYTES) for topic in logs]
+    sizes = [numeric_setting(facts[topic].settings, "max.message.bytes", _MESSAGE_BYTES) for topic in config.log_topics]
     return {
         "cleanup.policy": "delete",
         "retention.ms": str(round(config.timing.monitor_retention * 1000)),
@@ -214,7 +211,7 @@ def migrate(config: RelayConfig, *, new_identity: bool = False) -> Migration:
 
 
 def _plan_with(topics: Topics, config: RelayConfig, migration: Migration) -> None:
-    names = own_topics(config) | {topic for route in config.routes.values() for topic in route.from_}
+    names = config.own_topics | config.log_topics
     plan_topics(config, topics.describe(names), topics.broker_count(), migration)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from relay.kafka.topics import TopicFacts
 from relay.setup.check_durability import judge_durability
-from relay.setup.check_topics import Findings, own_topics
+from relay.setup.check_topics import Findings
 from relay.setup.migrate import Migration, plan_topics
 from tests.unit.test_config_check import config_of, healthy, topic
 
@@ -36,7 +36,7 @@ def test_what_migrate_makes_holds_whatever_brokers_have_for_a_default() -> None:
 
 def test_topics_of_the_relay_with_the_brokers_defaults_are_faults_and_migrated() -> None:
     facts = healthy(CONFIG)
-    for name in own_topics(CONFIG):
+    for name in CONFIG.own_topics:
         kept = {key: value for key, value in facts[name].settings.items() if key not in CLUSTER_DEFAULTS}
         facts[name] = replace(facts[name], settings=CLUSTER_DEFAULTS | kept)
 
@@ -44,10 +44,10 @@ def test_topics_of_the_relay_with_the_brokers_defaults_are_faults_and_migrated()
     migration = Migration()
     plan_topics(CONFIG, facts, 1, migration)
 
-    by_size = own_topics(CONFIG) - {CONFIG.control_topic}
-    wanted = {f"topic {name} retention.bytes" for name in by_size} | {f"topic {name} {UNCLEAN}" for name in own_topics(CONFIG)}
+    by_size = CONFIG.own_topics - {CONFIG.control_topic}
+    wanted = {f"topic {name} retention.bytes" for name in by_size} | {f"topic {name} {UNCLEAN}" for name in CONFIG.own_topics}
     assert found == {(key, "run `relay migrate`") for key in wanted}
-    assert migration.alter == {name: {"retention.bytes": "-1", UNCLEAN: "false"} for name in own_topics(CONFIG)}
+    assert migration.alter == {name: {"retention.bytes": "-1", UNCLEAN: "false"} for name in CONFIG.own_topics}
 
 
 def test_a_log_that_is_kept_by_size_is_noted() -> None:
