@@ -33,7 +33,7 @@ log = structlog.get_logger("relay.recovery")
 WAIT_S: Final = 5.0
 """Other workers' transactions end within this, mostly; that nothing of ours was open then does no harm."""
 ROUNDS_MAX: Final = 2
-"""So often a place is ended in; what is still open there then is another worker's, or a stranger's."""
+"""So often a place is ended in before a recovery goes on; what is still open there is mostly another worker's, or a stranger's."""
 TAIL: Final = 100_000
 """So many records of each partition are looked through for traces of a commit."""
 TOUCH: Final = b"hanging"
@@ -82,6 +82,8 @@ class HangingTransactions:
         ended += [self._end_under(one, places, commit=True) for one, places in sorted(committing.items())]
         if any(ended):
             raise Retriable("what former instances may have left open was ended; recovery looks again")
+        # If this recovery does not get through, the next one ends it again: the marker of each round may have been left out, too.
+        self._rounds.clear()
 
     def end_own_offsets(self, group: Group, assigned: Sequence[LogPartition]) -> None:
         """Abort a transaction that holds an offset only, before an instance of the own id is made.

@@ -34,6 +34,8 @@ Two workers that fence each other in step did so for ever (seeds 28, 47 and 50 a
 one that stood still within recovery took another owner's news for a lost position and stopped for a person (seeds 1385
 and 4164 at 2a2c61c, ``tests/unit/test_recovery_beside_others.py``). A recovery reads the monitor once by now, and hears of
 another assignment at once: none of 2,000 seeds meets either.
+What hung in the monitor was ended twice and never again, although the markers of both rounds had been left out, and the
+worker waited for a restart (54915 at 98489dc, ``tests/unit/test_recovery_beside_others.py``).
 Two workers recorded a first start at once, and compaction kept the second's word, past what
 retention had taken meanwhile (4464 at ecbed77, ``tests/unit/test_starts.py``).
 

@@ -11,7 +11,7 @@ from relay.delivery.hanging import ROUNDS_MAX
 from relay.message.errors import Fenced, Retriable, Stopped, Stuck
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, encode
-from tests.unit.memory_kafka import MemoryKafka, MemoryReader, MemoryTransaction, Stored
+from tests.unit.memory_kafka import MemoryKafka, MemoryReader, MemoryTransaction, Stored, Unit
 from tests.unit.test_recovery_again import COUNT, LOG, MONITOR, OUT, Process, after_a_stray_commit, delivered
 
 
@@ -60,6 +60,39 @@ def recover_past_what_might_hang(worker: Process) -> None:
     for _ in range(3 * ROUNDS_MAX):
         with suppress(Retriable):
             worker.recover()
+
+
+class Leaderless(Isolated):
+    """The monitor never hears of the first ends of transactions of ``y``, and the one after them ends them all."""
+
+    unheard = 1 + ROUNDS_MAX
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hanging: list[Unit] = []
+
+    def end(self, transactional_id: str, *, commit: bool) -> None:
+        unit = self.open.get(transactional_id)
+        super().end(transactional_id, commit=commit)
+        if unit is None or transactional_id != "y":
+            return
+        self.hanging.append(unit)
+        self.unheard -= 1
+        for one in self.hanging:
+            one.committed = None if self.unheard >= 0 else commit
+
+
+def test_what_hangs_after_all_rounds_is_ended_by_the_next_recovery() -> None:
+    kafka = after_a_stray_commit(Leaderless())
+    worker = Process(kafka)
+
+    with pytest.raises(Stuck):
+        recover_past_what_might_hang(worker)
+    with pytest.raises(Retriable, match="ended"):
+        worker.recover()
+    worker.deliver(worker.recover()[LOG])
+
+    assert delivered(kafka) == list(range(COUNT))
 
 
 class Overtaken(MemoryKafka):
