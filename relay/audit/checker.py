@@ -18,6 +18,7 @@ from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 
 EXAMPLES_MAX: Final = 5
 DEAD_AND_DELIVERED: Final = "a second outcome: its dead letter stands beside its effect"
+REDRIVING: Final = "redriven, and what takes its dead letter back is still to come"
 EXPIRED_TWICE: Final = "its message, which has left the log, has further effects"
 MUST_BE_ZERO: Final = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "altered")
 
@@ -292,7 +293,7 @@ class Checker:
             elif digest in state.second.faults:
                 findings.blame("duplicates", ledger.place(row), DEAD_AND_DELIVERED)
             elif digest in state.second.redriving:
-                findings.blame("unseen", ledger.place(row), "redriven, and what takes its dead letter back is still to come")
+                findings.blame("unseen", ledger.place(row), REDRIVING)
         for key, (where, count) in self.unknown.items():
             self._judge_unknown(key, where, count, expired)
         for partition, offset in ledger.undecided.values():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from relay.audit import readers
-from relay.audit.evidence import Evidence
+from relay.audit.evidence import Proven
 from relay.audit.letters import Letters, SecondOutcomes, Trimmed, second_outcomes
 from relay.audit.route_topics import ranges_of, ranges_since
 from relay.config.model import RelayConfig, RouteConfig
@@ -48,13 +48,15 @@ class Deaths:
                     self.trimmed.oldest[places[place]] = broker_time(message)
             yield records
 
-    def beside(self, met: Collection[bytes], evidence: Callable[[], Evidence]) -> SecondOutcomes:
-        """Return which messages that are ``met`` at the destination are dead as well.
+    def beside(
+        self, found: Mapping[bytes, int], proven: Callable[[Collection[bytes]], Iterable[Proven]]
+    ) -> SecondOutcomes:
+        """Judge the deaths that were ``found`` of messages with an effect, by the numbers of their letters.
 
         What a living worker wrote meanwhile is read in the order in which it writes the opposite: an order ends behind
         all that its redrive has entered, and that behind its effect.
         """
-        deaths = {digest: number for digest, number in self.letters.deaths.items() if digest in met}
+        deaths = dict(found)
         if not deaths or self._letters is None:
             return SecondOutcomes()
         orders = readers.orders(self._scan.read(ranges_of(self._topics, self._control))) if self._control else []
@@ -65,4 +67,4 @@ class Deaths:
             if now.takes_back(digest, number):
                 del deaths[digest]
         mine = (order for order in orders if order.route == self._route.name)
-        return second_outcomes(deaths, evidence().proven(deaths), mine)
+        return second_outcomes(deaths, proven(deaths), mine)

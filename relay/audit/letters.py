@@ -44,10 +44,10 @@ class Letters:
         """Does a redrive take back the letters of this number?"""
         return number < self._taken_back.get(digest, 0)
 
-    @property
-    def deaths(self) -> dict[bytes, int]:
-        """The numbers of the letters that stand and say that the message died, not that nobody can tell."""
-        return {digest: self._died[digest][0] for digest in self.standing if self._died[digest][1]}
+    def deaths_of(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the numbers of their letters that stand and say that the message died, not that nobody can tell."""
+        standing = self.standing
+        return {digest: self._died[digest][0] for digest in digests if digest in standing and self._died[digest][1]}
 
 
 @dataclass

@@ -288,7 +288,9 @@ class _RouteAudit:
             [InputRange(*one.subject.place, one.subject.first, one.subject.next) for one in self._said_delivered(lows)],
             self._dying(store, missing) if store is not None and missing else (),
             letters.redriven,
-            seen.deaths.beside(checker.met(letters.standing), lambda: self._since(seen.evidence)),
+            seen.deaths.beside(
+                letters.deaths_of(checker.met(letters.standing)), lambda deaths: self._since(seen.evidence).proven(deaths)
+            ),
         )
         findings = checker.conclude(state, expired)
         self._note_forgotten(findings, lows, seen)

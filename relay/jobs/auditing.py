@@ -14,7 +14,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import readers, tables
-from relay.audit.checker import EXAMPLES_MAX, EXPIRED_TWICE, Findings, Offender
+from relay.audit.checker import DEAD_AND_DELIVERED, EXAMPLES_MAX, EXPIRED_TWICE, REDRIVING, Findings, Offender
+from relay.audit.deaths import Deaths
 from relay.audit.ledger import Place
 from relay.audit.neighbours import former_monitors, neighbours
 from relay.audit.route_topics import names_of, needed, ranges_of
@@ -46,9 +47,11 @@ _OFFENCES: Final = (
     ("in_doubt", "verdict = 'in_doubt'", _LOG, "its delivery was begun and nothing says how it ended"),
     ("in_doubt", "undecided is not null and log is null", "undecided.pos", "its capture is undecided"),
     ("unseen", "verdict = 'unseen'", _LOG, "not delivered yet"),
+    ("unseen", f"verdict = '{judging.REDRIVING}'", _LOG, REDRIVING),
     ("phantoms", "verdict = 'phantom'", "effect.pos", "no captured message has this identity"),
     ("phantoms", "verdict = 'phantom_aborted'", "effect.pos", "its capture was aborted"),
     ("duplicates", "log is not null and effects > 1", "last_effect", "a second effect"),
+    ("duplicates", f"verdict = '{judging.SECOND}'", _LOG, DEAD_AND_DELIVERED),
     ("duplicates", "verdict = 'expired' and effects > 1", "effect.pos", EXPIRED_TWICE),
     ("altered", "log is not null and effects > 0 and log.content <> effect.content", "effect.pos",
      "key or value differ from the log's"),
@@ -106,6 +109,7 @@ class RouteAudit:
             raise ConfigError(
                 f"routes.{route.name}.identity = {route.identity}: avro: identities cannot be audited"
             )
+        self._deaths = Deaths(config, route, self._facts, sources.topics, sources.scan)
         ids = {name: self._facts[name].topic_id for name in route.from_}
         self._rules = Rules(tuple(route.identity), route.order, ids)
 
@@ -142,7 +146,8 @@ class RouteAudit:
                 self._partitions, standing.positions, lows, standing.dead_expired, monitor.evidence.open_ranges(),
                 self._said_delivered(resolutions, lows),
             )  # fmt: skip
-            judged = judging.judge(met, self._entered(met, monitor), standing, self._of_others(met, to))
+            second = self._second(met)
+            judged = judging.judge(met, self._entered(met, monitor), standing, self._of_others(met, to), second)
             if isinstance(to, TableDestination) and readers.shares_rows(to):
                 judged = self._kept(judging.sharing(judged), stack)
             late = self._late(met, monitor, to)
@@ -217,6 +222,7 @@ class RouteAudit:
 
         name = self._config.deadletter_topic
         ranges = ranges_of(self._sources.topics, self._facts[name]) if name in self._facts else {}
+        self._deaths.ranges = ranges
         if not any(first < end for first, end in ranges.values()):
             empty = self._sources.spark.createDataFrame([], "digest binary")
             return judging.sided(empty, judging.PUT_ASIDE), any(first for first, _end in ranges.values())
@@ -271,6 +277,21 @@ class RouteAudit:
             return None
         self._step(f"monitor, for {'more than ' if len(first) > SMALL else ''}{min(len(first), SMALL):,} messages")
         return self._monitors.deciding(monitor, wanted, first).cache()
+
+    def _second(self, met: DataFrame) -> DataFrame | None:
+        """Return what is to be said of effects beside a dead letter that stands; None where there are none."""
+        wanted = judging.deaths_with_effect(met)
+        first = wanted.collect()
+        if not first:
+            return None
+        self._step(f"monitor, for {len(first):,} effects beside a dead letter")
+        monitor = self._config.monitor_topic(self._route.name)
+        found = self._deaths.beside(
+            {bytes(row.digest): row.death for row in first},
+            lambda _deaths: self._monitors.proven_now(monitor, wanted.select("digest"), first),
+        )
+        rows = [(one, judging.SECOND) for one in found.faults] + [(one, judging.REDRIVING) for one in found.redriving]
+        return self._sources.spark.createDataFrame(rows, "digest binary, beside string")
 
     def _of_others(self, met: DataFrame, to: TopicDestination | TableDestination) -> DataFrame | None:
         """Return which effects of no message are those of other routes into the table, or of ones configured no more."""

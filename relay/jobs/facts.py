@@ -25,6 +25,7 @@ from relay.message.envelope import (
     RESOURCE,
     SOURCE,
     TYPE,
+    UNTOLD_CODE,
 )
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord, codec
@@ -125,20 +126,25 @@ def output_effects(
 
 
 def dead_letters(records: DataFrame, route: str) -> DataFrame:
-    """Return the digests of a route's dead letters, each once, and whether a redrive took them back (``redriven``)."""
+    """Return the digests of a route's dead letters, each once, and whether a redrive took them back (``redriven``).
+
+    ``pos`` is the number of the redrive in which it died, null where its letter says that nobody can tell.
+    """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     key = sql.coalesce(sql.col("key"), sql.lit(b""))
     named = sql.when(key.cast("string").rlike("^([0-9a-fA-F]{2})*$"), sql.unhex(key.cast("string")))
     mine = records.where(_headers()[DEAD_ROUTE].cast("string") == route)
-    redriven = sql.coalesce(_headers()[DEAD_CODE].cast("string") == REDRIVEN, sql.lit(False))
+    code = sql.coalesce(_headers()[DEAD_CODE].cast("string"), sql.lit(""))
     said = _headers()[DEAD_REPLAY].cast("string")
     number = sql.when(said.rlike("^[0-9]{1,3}$"), said.cast("int")).otherwise(0)
-    rows = mine.select(sql.coalesce(named, key).alias("digest"), redriven.alias("redriven"), number.alias("number"))
-    taken_back = sql.max(sql.when(sql.col("redriven"), sql.col("number")))
-    standing = sql.max(sql.when(~sql.col("redriven"), sql.col("number")))
-    stands = sql.coalesce(standing >= sql.coalesce(taken_back, sql.lit(0)), sql.lit(False))
-    return rows.groupBy("digest").agg((~stands).alias("redriven"))
+    rows = mine.select(sql.coalesce(named, key).alias("digest"), code.alias("code"), number.alias("number"))
+    is_death = sql.col("code") != UNTOLD_CODE
+    taken_back = sql.max(sql.when(sql.col("code") == REDRIVEN, sql.col("number")))
+    letter = sql.max(sql.when(sql.col("code") != REDRIVEN, sql.struct("number", is_death.alias("is_death"))))
+    stands = sql.coalesce(letter["number"] >= sql.coalesce(taken_back, sql.lit(0)), sql.lit(False))
+    died = sql.when(stands & letter["is_death"], letter["number"].cast("long"))
+    return rows.groupBy("digest").agg((~stands).alias("redriven"), died.alias("pos"))
 
 
 def page_rows(

@@ -25,8 +25,11 @@ PUT_ASIDE: Final = 4
 REDRIVEN: Final = 5
 DYING: Final = 6
 """What a fact is about a digest: a message that counts, an effect, a message of an aborted or of an undecided
-capture, a dead letter, what takes dead letters back, a death in the inbox, which its dead letter follows."""
+capture, a dead letter (``pos`` is the number of its redrive), what takes dead letters back, a death in the inbox, which its dead letter follows."""
 
+SECOND: Final = "second"
+REDRIVING: Final = "redriving"
+"""Verdicts on a message with an effect whose dead letter stands: a second outcome, or a redrive is under way."""
 UNKNOWN: Final = "log is null and effects > 0 and aborted is null and undecided is null"
 LOST_WORDS: Final = {
     "lost_dead": "recorded as dead, but there is no dead letter of it",
@@ -94,6 +97,7 @@ def meet(sides: Iterable[DataFrame]) -> DataFrame:
         sql.min(sql.when(sql.col("side") == TAKEN_BACK, sql.struct("pos", "at"))).alias("aborted"),
         sql.min(sql.when(sql.col("side") == UNDECIDED, sql.struct("pos", "at"))).alias("undecided"),
         sql.coalesce(sql.bool_or(sql.col("side") == PUT_ASIDE), sql.lit(False)).alias("dead"),
+        sql.max(sql.when(sql.col("side") == PUT_ASIDE, sql.col("pos"))).alias("death"),
         sql.bool_or(sql.col("side") == REDRIVEN).alias("redriven"),
         sql.bool_or(sql.col("side").isin(PUT_ASIDE, REDRIVEN)).alias("apart"),
         sql.bool_or(sql.col("side") == DYING).alias("dying"),
@@ -108,8 +112,12 @@ def strangers(met: DataFrame) -> DataFrame:
 
 def unexplained(met: DataFrame) -> DataFrame:
     """Return the digests about which the monitor must be asked: messages without effect, effects without message."""
-    missing = "log is not null and effects = 0 and not dead"
-    return met.where(f"({missing}) or ({UNKNOWN})").select("digest")
+    return met.where(f"(log is not null and effects = 0) or ({UNKNOWN})").select("digest")
+
+
+def deaths_with_effect(met: DataFrame) -> DataFrame:
+    """Return the messages with an effect whose dead letter stands, with the number of the redrive in which they died."""
+    return met.where("log is not null and effects > 0 and death is not null").select("digest", "death")
 
 
 def deciding_entries(rows: DataFrame) -> DataFrame:
@@ -125,11 +133,16 @@ def deciding_entries(rows: DataFrame) -> DataFrame:
 
 
 def judge(
-    met: DataFrame, entered: DataFrame | None, standing: Standing, of_others: DataFrame | None = None
+    met: DataFrame,
+    entered: DataFrame | None,
+    standing: Standing,
+    of_others: DataFrame | None = None,
+    second: DataFrame | None = None,
 ) -> DataFrame:
     """Add to each row its ``verdict``: ``right``, or what is wrong with a missing message or an unknown effect.
 
     ``of_others`` names effects of other routes, and whether each is ``former``: one that is configured no more.
+    ``second`` is the verdict ``beside`` on effects whose dead letter stands.
     """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
@@ -142,12 +155,18 @@ def judge(
         known = known.withColumn("former", sql.lit(None).cast("boolean"))
     else:
         known = known.join(of_others, "digest", "left")
+    if second is None:
+        known = known.withColumn("beside", sql.lit(None).cast("string"))
+    else:
+        known = known.join(sql.broadcast(second), "digest", "left")
     outcome = sql.col("entry.outcome")
+    is_delivered = sql.coalesce(outcome == DELIVERED, sql.lit(False))
     number, offset = sql.shiftright("log.pos", PLACE_SHIFT), sql.col("log.pos").bitwiseAND(OFFSETS)
     position = _by_partition(number, standing.partitions, standing.positions)
     missing = (
-        sql.when(sql.col("redriven") & ~sql.coalesce(outcome == DELIVERED, sql.lit(False)), "unseen")
-        .when(sql.col("dead") | ((outcome == DEAD) & standing.dead_expired), "put_aside")
+        sql.when(sql.col("redriven") & ~is_delivered, "unseen")
+        # A letter excuses nothing that was delivered: anyone may have written it, or left it.
+        .when((sql.col("dead") & ~is_delivered) | ((outcome == DEAD) & standing.dead_expired), "put_aside")
         .when(outcome == SKIPPED, "skipped")
         .when(sql.col("dying"), "unseen")
         .when(outcome == DEAD, "lost_dead")
@@ -165,7 +184,7 @@ def judge(
         .otherwise("phantom")
     )
     verdict = (
-        sql.when(sql.col("log").isNotNull() & (sql.col("effects") > 0), "right")
+        sql.when(sql.col("log").isNotNull() & (sql.col("effects") > 0), sql.coalesce("beside", sql.lit("right")))
         .when(sql.col("log").isNotNull(), missing)
         .when(sql.col("effects") > 0, unknown)
         .otherwise("none")
@@ -246,12 +265,12 @@ def counts(judged: DataFrame, window: Column) -> DataFrame:
         "captured": sql.count_if(log),
         "delivered": sql.count_if(delivered),
         "lost": sql.count_if(verdict.startswith("lost")),
-        "duplicates": sql.sum(sql.when(delivered | expired, effects - 1).otherwise(0)),
+        "duplicates": sql.sum(sql.when(delivered | expired, effects - 1).otherwise(0)) + sql.count_if(verdict == SECOND),
         "phantoms": sql.sum(sql.when(phantom, effects).otherwise(0)),
         "aborted": sql.count_if(sql.col("aborted").isNotNull() & ~log),
         "in_doubt": sql.count_if(undecided) + sql.count_if(verdict == "in_doubt"),
         "dead_letters": sql.count_if("dead"),
-        "unseen": sql.count_if(verdict == "unseen"),
+        "unseen": sql.count_if(verdict.isin("unseen", REDRIVING)),
         "altered": sql.count_if(altered),
         "expired": sql.count_if(expired),
         "skipped": sql.count_if(verdict == "skipped"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.audit.evidence import Evidence
+from relay.audit.evidence import Evidence, Proven
 from relay.audit.route_topics import ranges_of
 from relay.jobs import facts, judging
 from relay.jobs.facts import Ends
@@ -44,7 +44,7 @@ class Monitors:
         """Read what a monitor's begins, seals and keys say: the route's own before the destination."""
         known = self._topics.describe([name], settings=False)
         if name not in known:
-            self._notes.append(f"the monitor {name} does not exist: run `relay migrate`")
+            self._note(f"the monitor {name} does not exist: run `relay migrate`")
             return Monitor()
         found = Monitor(ranges_of(self._topics, known[name]))
         records = self._read(found.ranges)
@@ -62,8 +62,12 @@ class Monitors:
                 found.evidence.take(row.partition, entry)
                 found.ends.take(entry)
         if broken:
-            self._notes.append(f"{broken} records of {name} cannot be read")
+            self._note(f"{broken} records of {name} cannot be read")
         return found
+
+    def _note(self, words: str) -> None:
+        if words not in self._notes:
+            self._notes.append(words)
 
     def instances(self, monitor: Monitor) -> set[bytes]:
         """Return the producer instances that a monitor knows, by its small records and by the keys of its pages."""
@@ -81,6 +85,14 @@ class Monitors:
             return judging.deciding_entries(facts.page_rows(pages, partitions, monitor.ends, asked))
         rows = facts.page_rows(pages, partitions, monitor.ends).join(wanted, "digest", "left_semi")
         return judging.deciding_entries(rows)
+
+    def proven_now(self, name: str, wanted: DataFrame, first: list[Any]) -> Iterator[Proven]:
+        """Yield what a monitor proves now of the digests that are wanted; which transaction did it is not told."""
+        monitor = self.small(name)
+        if monitor.ranges:
+            for digest, entry in self.deciding(monitor, wanted, first).collect():
+                place = LogPartition(entry.log_topic, entry.log_partition)
+                yield Proven(bytes(digest), entry.outcome, place, entry.log_offset, -1, -1, entry.replay)
 
     def entered(self, monitor: Monitor) -> set[LogPartition]:
         """Return the log partitions of which the monitor's pages tell anything that counts."""

@@ -19,6 +19,7 @@ from relay.message import identity
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_changed import delivered
+from tests.integration.test_verify_outcomes import order
 from tests.integration.test_verify_table import on_postgresql
 from tests.routes import delete_below
 
@@ -299,3 +300,29 @@ def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path:
     code, _, said = run(str(away))
     assert code == 3, said
     assert "Traceback" not in said
+
+
+def test_what_was_delivered_and_died_as_well_is_found(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    for number in range(9):
+        site.write(site.log, number)
+    # 0 delivered and dead; 1 untold; 2 redriven by its entry; 3 under redrive; 4 dead in the redrive that took it back
+    # once; 5 recorded as delivered, and there is a letter instead; 6 twice there, and dead
+    for number in (0, 1, 2, 3, 4, 6, 6):
+        site.write(site.output, number)
+    for number in (0, 2, 3, 5, 6):
+        site.dead(digest(number))
+    site.dead(digest(1), code="untold", replay=1)
+    site.dead(digest(4), code="redriven", replay=1)
+    site.dead(digest(4), replay=2)
+    order(site, 3, 1)
+    instance = os.urandom(16)
+    site.record(
+        page_of(site, [5], instance), Seal("w", instance, 1),
+        Page("w", bytes(16), 1, Proof.PROVEN, "w", site.log, 0, digest(2), bytes(8), [2], bytes([DELIVERED]), replays=bytes([1])),
+    )  # fmt: skip
+    site.stand_at(7, 0)
+
+    route = agree(site)
+
+    assert {kind: route[kind] for kind in ("duplicates", "lost", "unseen")} == {"duplicates": 4, "lost": 1, "unseen": 3}

@@ -32,7 +32,7 @@ def test_a_redrive_takes_back_the_letters_with_a_lower_number_whatever_is_read_f
     for one in reversed(records) if is_reversed else records:
         letters.take(*one)
 
-    assert (letters.standing, letters.redriven, letters.deaths) == ({B, C}, {A}, {B: 1})
+    assert (letters.standing, letters.redriven, letters.deaths_of([A, B, C])) == ({B, C}, {A}, {B: 1})
 
 
 def test_a_death_beside_an_effect_is_over_with_a_later_redrive_only() -> None:
