@@ -40,6 +40,16 @@ class Deaths:
                 if low > self.ranges.get(place, (0, 0))[0]:
                     self.trimmed.oldest.pop(place, None)  # retention took more while it was read
 
+    def note_what_is_left(self) -> None:
+        """Note what the topic has forgotten by now, for who has read the letters in another way."""
+        now = ranges_of(self._topics, self._letters) if self._letters is not None else {}
+        self.trimmed.lows = {place: low for place, (low, _high) in now.items()}
+        for place, (low, high) in now.items():
+            records = (record for batch in self._scan.read({place: (low, high)}) for record in batch)
+            first = next(records, None) if low > 0 else None
+            if first is not None:
+                self.trimmed.oldest[place] = broker_time(first.message)
+
     def _noting_oldest(self, batches: readers.Batches) -> readers.Batches:
         places = list(self.ranges)
         for records in batches:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import readers, tables
 from relay.audit.checker import DEAD_AND_DELIVERED, EXAMPLES_MAX, EXPIRED_TWICE, REDRIVING, Findings, Offender
-from relay.audit.deaths import Deaths
 from relay.audit.ledger import Place
 from relay.audit.neighbours import former_monitors, neighbours
 from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.audit.verify import Offence, RouteReport
 from relay.config.model import RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.jobs import facts, judging, table_facts
+from relay.jobs.deaths import Deaths
 from relay.jobs.facts import Rules
 from relay.jobs.monitors import SMALL, Monitor, Monitors
 from relay.jobs.outcomes import CaptureOutcomes
@@ -109,7 +109,7 @@ class RouteAudit:
             raise ConfigError(
                 f"routes.{route.name}.identity = {route.identity}: avro: identities cannot be audited"
             )
-        self._deaths = Deaths(config, route, self._facts, sources.topics, sources.scan)
+        self._deaths = Deaths(config, route, self._facts, sources, self._monitors, self._read)
         ids = {name: self._facts[name].topic_id for name in route.from_}
         self._rules = Rules(tuple(route.identity), route.order, ids)
 
@@ -143,11 +143,13 @@ class RouteAudit:
             met = self._kept(judging.meet([*sides, judging.sided(effects, judging.EFFECT), dead]), stack)
             self._step("meeting of log and destination")
             standing = judging.Standing(
-                self._partitions, standing.positions, lows, standing.dead_expired, monitor.evidence.open_ranges(),
+                self._partitions, standing.positions, lows, monitor.evidence.open_ranges(),
                 self._said_delivered(resolutions, lows),
             )  # fmt: skip
-            second = self._second(met)
-            judged = judging.judge(met, self._entered(met, monitor), standing, self._of_others(met, to), second)
+            second = self._deaths.second(met)
+            entered = self._entered(met, monitor)
+            forgotten = self._deaths.forgotten(met, entered, monitor)
+            judged = judging.judge(met, entered, standing, self._of_others(met, to), second, forgotten)
             if isinstance(to, TableDestination) and readers.shares_rows(to):
                 judged = self._kept(judging.sharing(judged), stack)
             late = self._late(met, monitor, to)
@@ -176,8 +178,7 @@ class RouteAudit:
             positions = self._kept_positions(to)
             dying = self._kept(table_facts.inbox(self._sources.spark, config, route, to, DEAD), stack)
             dying.count()  # now: a living worker trims a death as soon as its dead letter is there
-            dead, expired = self._dead()
-            dead = dead.unionByName(judging.sided(dying, judging.DYING))
+            dead = self._deaths.sides().unionByName(judging.sided(dying, judging.DYING))
             effects = self._kept(table_facts.effects(self._sources.spark, config, route, to), stack)
             self._step(f"table {to.table}")
             self._records += effects.count()  # now, before the log's end is taken
@@ -187,15 +188,15 @@ class RouteAudit:
                     f"routes.{route.name}: {untold} rows of {to.table} have no id, or no source where the route has several "
                     "topics, and this job cannot tell them apart: use `relay verify`"
                 )
-            return effects, dead, judging.Standing(partitions, positions, {}, dead_expired=expired)
+            return effects, dead, judging.Standing(partitions, positions, {})
         positions = self._sources.scan.committed(config.group_id(route.name), partitions)
         outputs = ranges_of(self._sources.topics, needed(self._facts, self._route, to.topic, "the destination"))
-        dead, expired = self._dead()
+        dead = self._deaths.sides()
         self._outputs = list(outputs)
         effects = facts.output_effects(
             self._read(outputs), self._outputs, self._rules, self._foreign(monitor, to)
         )
-        return effects, dead, judging.Standing(partitions, positions, {}, dead_expired=expired)
+        return effects, dead, judging.Standing(partitions, positions, {})
 
     def _kept_positions(self, to: TableDestination) -> dict[LogPartition, int]:
         """Return the positions in the table's own database: the group's offset is only a hint (design section 6)."""
@@ -216,19 +217,6 @@ class RouteAudit:
             pages = facts.page_rows(self._read(monitor.ranges), list(monitor.ranges), monitor.ends)
         committed = table_facts.commits(self._sources.spark, self._config, self._route, to, pages)
         return table_facts.lapses(met, committed)
-
-    def _dead(self) -> tuple[DataFrame, bool]:
-        from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
-
-        name = self._config.deadletter_topic
-        ranges = ranges_of(self._sources.topics, self._facts[name]) if name in self._facts else {}
-        self._deaths.ranges = ranges
-        if not any(first < end for first, end in ranges.values()):
-            empty = self._sources.spark.createDataFrame([], "digest binary")
-            return judging.sided(empty, judging.PUT_ASIDE), any(first for first, _end in ranges.values())
-        found = facts.dead_letters(self._read(ranges), self._route.name)
-        side = sql.when(sql.col("redriven"), judging.REDRIVEN).otherwise(judging.PUT_ASIDE)
-        return judging.sided(found, side), any(first for first, _end in ranges.values())
 
     def _log_ranges(self) -> dict[LogPartition, Range]:
         found: dict[LogPartition, Range] = {}
@@ -277,21 +265,6 @@ class RouteAudit:
             return None
         self._step(f"monitor, for {'more than ' if len(first) > SMALL else ''}{min(len(first), SMALL):,} messages")
         return self._monitors.deciding(monitor, wanted, first).cache()
-
-    def _second(self, met: DataFrame) -> DataFrame | None:
-        """Return what is to be said of effects beside a dead letter that stands; None where there are none."""
-        wanted = judging.deaths_with_effect(met)
-        first = wanted.collect()
-        if not first:
-            return None
-        self._step(f"monitor, for {len(first):,} effects beside a dead letter")
-        monitor = self._config.monitor_topic(self._route.name)
-        found = self._deaths.beside(
-            {bytes(row.digest): row.death for row in first},
-            lambda _deaths: self._monitors.proven_now(monitor, wanted.select("digest"), first),
-        )
-        rows = [(one, judging.SECOND) for one in found.faults] + [(one, judging.REDRIVING) for one in found.redriving]
-        return self._sources.spark.createDataFrame(rows, "digest binary, beside string")
 
     def _of_others(self, met: DataFrame, to: TopicDestination | TableDestination) -> DataFrame | None:
         """Return which effects of no message are those of other routes into the table, or of ones configured no more."""

@@ -43,6 +43,8 @@ ABORTED: Final = 2
 BROKEN_MARKER: Final = 3
 """What a record of the log is: a message, or a marker that proves a commit, hints at an abort, or proves nothing."""
 
+_BROKERS_TIME: Final = 1
+"""Kafka's number for a time that the broker gave."""
 _RULED: Final = "ruled_"
 FACTS: Final = (
     "pos long, at timestamp, content long, lane long, shared long, capture binary, resource binary, digest binary, kind byte"
@@ -50,7 +52,7 @@ FACTS: Final = (
 EFFECTS: Final = "pos long, at timestamp, content long, digest binary"
 PAGE_ROWS: Final = (
     "digest binary, replay short, entry_order long, outcome short, log_topic string, log_partition int, log_offset long,"
-    " destination long, transaction string"
+    " destination long, transaction string, at long, home int"
 )
 
 
@@ -150,10 +152,15 @@ def dead_letters(records: DataFrame, route: str) -> DataFrame:
 def page_rows(
     records: DataFrame, partitions: Sequence[LogPartition], ends: Ends, wanted: frozenset[bytes] | None = None
 ) -> DataFrame:
-    """Return the rows of the monitor's pages that count (of wanted digests, if given), with their order in the monitor."""
+    """Return the rows of the monitor's pages that count (of wanted digests, if given), with their order in the monitor.
+
+    ``at`` is when the broker took a page that its own delivery transaction wrote, in milliseconds, else -1.
+    """
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     pages = records.where("substring(key, 1, 1) = X'65' and value is not null")
-    return pages.select(place(partitions).alias("pos"), "key", "value").mapInArrow(
+    by_broker = sql.when(sql.col("timestampType") == _BROKERS_TIME, sql.unix_millis("timestamp")).otherwise(sql.lit(-1))
+    return pages.select(place(partitions).alias("pos"), "key", "value", "partition", by_broker.alias("at")).mapInArrow(
         _rows_of(ends, wanted), PAGE_ROWS
     )
 
@@ -327,8 +334,8 @@ def _rows_of(
 ) -> Callable[[Batches], Iterator[pyarrow.RecordBatch]]:
     def rows(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
-            for pos, key, value in zip(
-                *(batch.column(name).to_pylist() for name in ("pos", "key", "value")), strict=True
+            for pos, key, value, home, at in zip(
+                *(batch.column(name).to_pylist() for name in ("pos", "key", "value", "partition", "at")), strict=True
             ):
                 try:
                     page = entries.decode(key, value)
@@ -339,7 +346,7 @@ def _rows_of(
                         row for row, digest in enumerate(_digests(page)) if wanted is None or digest in wanted
                     ]
                     if chosen:
-                        yield _arrow_rows(pos, entries.select(page, chosen), chosen)
+                        yield _arrow_rows(pos, entries.select(page, chosen), chosen, home, at)
 
     return rows
 
@@ -349,7 +356,7 @@ def _digests(page: entries.Page) -> list[bytes]:
     return [page.digests[i : i + width] for i in range(0, page.rows * width, width)]
 
 
-def _arrow_rows(pos: int, page: entries.Page, numbers: list[int]) -> pyarrow.RecordBatch:
+def _arrow_rows(pos: int, page: entries.Page, numbers: list[int], home: int, at: int) -> pyarrow.RecordBatch:
     """Return the rows of a page, which ``numbers`` were theirs in the page as it was written."""
     import numpy as np  # noqa: PLC0415 - on the executor; comes with Arrow's users
     import pyarrow  # noqa: PLC0415 - on the executor
@@ -368,5 +375,7 @@ def _arrow_rows(pos: int, page: entries.Page, numbers: list[int]) -> pyarrow.Rec
             "log_offset": np.array(page.offsets, np.int64),
             "destination": np.array(page.destinations or [-1] * rows, np.int64),
             "transaction": [f"{page.instance.hex()}/{page.n}" if known >= 0 else None] * rows,
+            "at": np.full(rows, at if known >= 0 else -1, np.int64),
+            "home": np.full(rows, home, np.int32),
         }
     )

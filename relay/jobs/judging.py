@@ -36,6 +36,11 @@ LOST_WORDS: Final = {
     "lost_entered": "recorded as delivered, but it has no effect",
     "lost_passed": "passed by the route, but it has no effect",
 }
+_ENTRY: Final = {
+    "replay": "short", "entry_order": "long", "outcome": "short", "log_topic": "string", "log_partition": "int",
+    "log_offset": "long", "at": "long", "home": "int", "transaction": "string",
+}  # fmt: skip
+"""An entry's columns, by which the deciding one is the greatest; ``home`` is the monitor partition that it lies in."""
 COUNTED: Final = (
     "captured", "delivered", "lost", "duplicates", "reordered", "phantoms", "aborted", "in_doubt", "dead_letters",
     "conflicts", "unseen", "altered", "expired", "skipped", "repeats", "told",
@@ -49,7 +54,6 @@ class Standing:
     partitions: Sequence[LogPartition]
     positions: Mapping[LogPartition, int]
     lows: Mapping[LogPartition, int]
-    dead_expired: bool
     open_ranges: Sequence[InputRange] = field(default_factory=list)
     told: Sequence[InputRange] = field(default_factory=list)
 
@@ -124,12 +128,18 @@ def deciding_entries(rows: DataFrame) -> DataFrame:
     """Return the deciding entry of each digest, the latest of its last redrive, where it shows an outcome."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    entry = sql.struct("replay", "entry_order", "outcome", "log_topic", "log_partition", "log_offset").alias("entry")
+    entry = sql.struct(*_ENTRY).alias("entry")
     return (
         rows.groupBy("digest")
         .agg(sql.max(entry).alias("entry"))
         .where(sql.col("entry.outcome") != NOT_DELIVERED)
     )
+
+
+def deaths_without_letter(met: DataFrame, entered: DataFrame) -> DataFrame:
+    """Return the deciding entries of messages without an effect that are recorded as dead, and have no dead letter."""
+    missing = met.where("log is not null and effects = 0 and not dead").select("digest")
+    return missing.join(entered.where(f"entry.outcome = {DEAD}"), "digest").select("digest", "entry.*")
 
 
 def judge(
@@ -138,17 +148,18 @@ def judge(
     standing: Standing,
     of_others: DataFrame | None = None,
     second: DataFrame | None = None,
+    forgotten: DataFrame | None = None,
 ) -> DataFrame:
     """Add to each row its ``verdict``: ``right``, or what is wrong with a missing message or an unknown effect.
 
     ``of_others`` names effects of other routes, and whether each is ``former``: one that is configured no more.
-    ``second`` is the verdict ``beside`` on effects whose dead letter stands.
+    ``second`` is the verdict ``beside`` on effects whose dead letter stands. Of deaths that are ``forgotten`` retention may
+    have taken the letter.
     """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     if entered is None:
-        nothing = "struct<replay:short,entry_order:long,outcome:short,log_topic:string,log_partition:int,log_offset:long>"
-        known = met.withColumn("entry", sql.lit(None).cast(nothing))
+        known = met.withColumn("entry", sql.lit(None).cast(f"struct<{','.join(map(':'.join, _ENTRY.items()))}>"))
     else:
         known = met.join(entered, "digest", "left")
     if of_others is None:
@@ -159,6 +170,10 @@ def judge(
         known = known.withColumn("beside", sql.lit(None).cast("string"))
     else:
         known = known.join(sql.broadcast(second), "digest", "left")
+    if forgotten is None:
+        known = known.withColumn("forgotten", sql.lit(None).cast("boolean"))
+    else:
+        known = known.join(sql.broadcast(forgotten), "digest", "left")
     outcome = sql.col("entry.outcome")
     is_delivered = sql.coalesce(outcome == DELIVERED, sql.lit(False))
     number, offset = sql.shiftright("log.pos", PLACE_SHIFT), sql.col("log.pos").bitwiseAND(OFFSETS)
@@ -166,7 +181,7 @@ def judge(
     missing = (
         sql.when(sql.col("redriven") & ~is_delivered, "unseen")
         # A letter excuses nothing that was delivered: anyone may have written it, or left it.
-        .when((sql.col("dead") & ~is_delivered) | ((outcome == DEAD) & standing.dead_expired), "put_aside")
+        .when((sql.col("dead") & ~is_delivered) | ((outcome == DEAD) & sql.col("forgotten")), "put_aside")
         .when(outcome == SKIPPED, "skipped")
         .when(sql.col("dying"), "unseen")
         .when(outcome == DEAD, "lost_dead")

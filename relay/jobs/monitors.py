@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,6 +93,21 @@ class Monitors:
             for digest, entry in self.deciding(monitor, wanted, first).collect():
                 place = LogPartition(entry.log_topic, entry.log_partition)
                 yield Proven(bytes(digest), entry.outcome, place, entry.log_offset, -1, -1, entry.replay)
+
+    def begins(self, monitor: Monitor, wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], entries.Begin]:
+        """Return the begins of these transactions, by monitor partition and `page_rows`' name of them; compaction keeps a few."""
+        found: dict[tuple[int, str], entries.Begin] = {}
+        if not wanted:
+            return found
+        for row in self._read(monitor.ranges).where("substring(key, 1, 1) = X'62'").select("partition", "key", "value").collect():
+            try:
+                begin = entries.decode(bytes(row.key), bytes(row.value) if row.value is not None else None)
+            except UnknownRecord:
+                continue  # counted with the small records
+            if isinstance(begin, entries.Begin):
+                name = (row.partition, f"{begin.instance.hex()}/{begin.n}")
+                found |= {name: begin} if name in wanted else {}
+        return found
 
     def entered(self, monitor: Monitor) -> set[LogPartition]:
         """Return the log partitions of which the monitor's pages tell anything that counts."""

@@ -19,7 +19,7 @@ from relay.message import identity
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_changed import delivered
-from tests.integration.test_verify_outcomes import order
+from tests.integration.test_verify_outcomes import death, die, order
 from tests.integration.test_verify_table import on_postgresql
 from tests.routes import delete_below
 
@@ -326,3 +326,23 @@ def test_what_was_delivered_and_died_as_well_is_found(make_site: Callable[..., S
     route = agree(site)
 
     assert {kind: route[kind] for kind in ("duplicates", "lost", "unseen")} == {"duplicates": 4, "lost": 1, "unseen": 3}
+
+
+def test_a_death_without_a_letter_is_believed_only_if_retention_may_have_taken_its_letter(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    for number in range(6):
+        site.write(site.log, number)
+    site.dead(digest(100))
+    site.dead(digest(101))
+    delete_below(kafka_admin, site.config.deadletter_topic, 1)
+    # 0: its letter lay above what was taken; 1: maybe not; 2: a recovery entered it; 3: named no place for a letter
+    for number, starts in enumerate(((1,), (0,), (1,), ())):
+        die(site, *starts, number=number, recovery="w2" if number == 2 else None)
+    site.record(death(site, number=4, proof=Proof.PROVEN))  # and no begin tells where its letter may lie
+    site.stand_at(5, 0)
+
+    route = agree(site)
+
+    assert {kind: route[kind] for kind in ("captured", "lost", "unseen")} == {"captured": 6, "lost": 2, "unseen": 1}

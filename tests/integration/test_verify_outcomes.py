@@ -95,17 +95,19 @@ def trimmed(make_site: Callable[..., Site], kafka_admin: AdminClient) -> Site:
     return site
 
 
-def death(site: Site, *, proof: Proof = Proof.SEALED, recovery: str | None = None, instance: bytes = bytes(16)) -> Page:
-    return Page("w", instance, 1, proof, recovery, site.log, 0, digest(0), bytes(8), [0], bytes([DEAD]))
+def death(
+    site: Site, *, number: int = 0, proof: Proof = Proof.SEALED, recovery: str | None = None, instance: bytes = bytes(16)
+) -> Page:
+    return Page("w", instance, 1, proof, recovery, site.log, 0, digest(number), bytes(8), [number], bytes([DEAD]))
 
 
-def die(site: Site, *starts: int, recovery: str | None = None) -> None:
+def die(site: Site, *starts: int, number: int = 0, recovery: str | None = None) -> None:
     """Record a death in a sealed transaction whose letter lies at one of these offsets, or above."""
     instance = os.urandom(16)
     outputs = [OutputStart(site.config.deadletter_topic, 0, start) for start in starts]
     site.record(
         Begin("w", "t", instance, 1, -1, [InputRange(site.log, 0, 0, 1)], outputs),
-        death(site, recovery=recovery, instance=instance),
+        death(site, number=number, recovery=recovery, instance=instance),
         Seal("w", instance, 1),
     )
 
