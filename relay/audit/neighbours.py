@@ -52,9 +52,9 @@ def in_their_logs(
     return found, names == logs.keys() and not any(lows)
 
 
-def remember_all(config: RelayConfig, route: RouteConfig, topics: Topics) -> bool:
-    """Whether no monitor has lost anything of those that tell what was ever delivered to this route's destination."""
-    needed = {config.monitor_topic(one.name) for one in (route, *neighbours(config, route))}
+def remember_all(config: RelayConfig, routes: Iterable[str], topics: Topics) -> bool:
+    """Whether none of these routes' monitors is gone, and neither one of them nor a former route's has lost anything."""
+    needed = {config.monitor_topic(name) for name in routes}
     found = topics.describe(sorted(needed | set(former_monitors(config, topics))), settings=False)
     return needed <= found.keys() and not any(
         low for facts in found.values() for low, _high in ranges_of(topics, facts).values()

@@ -8,7 +8,7 @@ from relay.audit import queues, readers, tables
 from relay.audit.checker import Checker, CommitOrder
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger
-from relay.audit.neighbours import in_their_logs, neighbours, remember_all, theirs
+from relay.audit.neighbours import former, in_their_logs, neighbours, remember_all, theirs
 from relay.audit.seen import Seen, Watch
 from relay.config.model import QueueDestination, RelayConfig, RouteConfig, TableDestination
 from relay.kafka.scan import Scan
@@ -127,17 +127,23 @@ class StoredEffects:
     def _of_no_log(self, checker: Checker, seen: Seen, to: QueueDestination, strangers: list[list[bytes]]) -> None:
         """Judge what was put by a route, and is in no log: it is a phantom if all that was ever delivered is known.
 
-        What another relay puts into the same store is not known, nor what a monitor has forgotten.
+        What another relay puts into the same store is not known, nor what a monitor has forgotten, or one that is gone. The
+        store's positions name those who put there before, under a name or into a queue that they have no more.
         """
         wanted = {name for names in strangers for name in names}
-        of_others = self._theirs(neighbours(self._config, self._route), wanted)
+        relay, putting = self._config.relay.name, self._store.routes()
+        here = {route for name, route in putting if name == relay} | {one.name for one in neighbours(self._config, self._route)}
+        of_others = self._theirs([self._config.routes[name] for name in here & self._config.routes.keys() - {self._route.name}], wanted)
         entered = {entry.digest for entry in seen.later.proven(wanted) if entry.outcome == DELIVERED}
-        inbox = self._store.inbox(self._config.relay.name, self._route.name)
+        formerly = former(self._config, self._topics, self._scan, wanted - entered - of_others)
+        inbox = self._store.inbox(relay, self._route.name)
         entering = {row.digest for row in inbox if row.outcome == DELIVERED} & wanted - entered
-        knows_all = self._store.relays() <= {self._config.relay.name} and remember_all(self._config, self._route, self._topics)
+        knows_all = {name for name, _route in putting} <= {relay} and remember_all(
+            self._config, here | {self._route.name}, self._topics
+        )
         untold = 0
         for names in strangers:
-            own = next((name for name in names if name in entered), None)
+            own = next((name for name in names if name in entered or name in formerly), None)
             if of_others.intersection(names):
                 continue
             if entering.intersection(names):

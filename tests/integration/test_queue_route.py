@@ -366,3 +366,44 @@ def wrong(route: QueueRoute) -> dict[str, int]:
     (report,) = verify(load(route.path), ())
     names = (*MUST_BE_ZERO, "unseen")
     return {name: getattr(report.findings, name) for name in names if getattr(report.findings, name)}
+
+
+def instead(route: QueueRoute) -> None:
+    """Have another route put into the queue instead, from another log; what the first one has put stays there."""
+    config = route.path.read_text()
+    route.path.write_text(config.replace("[routes.main]", "[routes.next]").replace(route.log, route.more))
+    route.migrate()
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_verify_takes_nothing_for_a_phantom_that_a_former_route_has_put(
+    make: MakeRoute, kafka_admin: AdminClient, *, is_forgotten: bool
+) -> None:
+    route = make("sqlite")
+    publish(route.kafka, route.log, [*messages(3), (0, [("ce_source", b"/source/0")], b"without an id")])
+    assert route.finish() == 0, route.said()
+    former = load(route.path).monitor_topic("main")
+    instead(route)
+    if is_forgotten:
+        kafka_admin.delete_topics([former])[former].result(30)
+        wait_for(lambda: former not in kafka_admin.list_topics(timeout=10).topics)
+
+    assert wrong(route) == {}
+
+
+def test_verify_takes_nothing_for_a_phantom_that_a_route_has_put_before_it_was_led_elsewhere(make: MakeRoute) -> None:
+    route = make("sqlite")
+    publish(route.kafka, route.log, messages(3))
+    assert route.finish() == 0, route.said()
+    config = route.path.read_text()
+    routes = config[config.index("[routes.main]") : config.index("[queues.credit]")]
+    queue = config[config.index("[queues.credit]") :]
+    route.path.write_text(
+        config.replace("[routes.main]", "[routes.next]").replace(route.log, route.more)
+        + routes.replace('"credit"', '"debit"') + queue.replace("credit", "debit")
+    )  # fmt: skip
+    route.migrate()
+
+    (report,) = verify(load(route.path), ["next"])
+
+    assert report.findings.phantoms == 0
