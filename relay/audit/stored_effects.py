@@ -102,16 +102,25 @@ class StoredEffects:
     ) -> set[bytes] | None:
         """Return which rows without a source are of messages of other routes; None where their logs do not tell.
 
-        That is where a log has lost messages, also this route's own, or ids are in another column.
+        That is where a log has lost messages, also this route's own, where ids are in another column, or where a position tells
+        of a route or a log that are configured no more.
         """
         column = readers.id_column(to)
-        if column is None or any(seen.lows.values()):
+        if column is None or any(seen.lows.values()) or self._had_other_logs([self._route, *others]):
             return None
         if any(not isinstance(one.to, TableDestination) or readers.id_column(one.to) != column for one in others):
             return None
         match = readers.table_match(to, self._store.as_stored(to.table, column))
         found, whole = in_their_logs(others, match, self._topics, self._scan, wanted)
         return found if whole else None
+
+    def _had_other_logs(self, routes: list[RouteConfig]) -> bool:
+        read = {one.name: one.from_ for one in routes}
+        return any(
+            route not in self._config.routes or (route in read and topic not in read[route])
+            for relay, route, topic in self._store.routes()
+            if relay == self._config.relay.name
+        )
 
     def queue(self, checker: Checker, ledger: Ledger, seen: Seen, to: QueueDestination) -> None:
         """Take the queue's messages as effects; what has left it counts by inbox and monitor."""
@@ -132,13 +141,13 @@ class StoredEffects:
         """
         wanted = {name for names in strangers for name in names}
         relay, putting = self._config.relay.name, self._store.routes()
-        here = {route for name, route in putting if name == relay} | {one.name for one in neighbours(self._config, self._route)}
+        here = {route for name, route, _topic in putting if name == relay} | {one.name for one in neighbours(self._config, self._route)}
         of_others = self._theirs([self._config.routes[name] for name in here & self._config.routes.keys() - {self._route.name}], wanted)
         entered = {entry.digest for entry in seen.later.proven(wanted) if entry.outcome == DELIVERED}
         formerly = former(self._config, self._topics, self._scan, wanted - entered - of_others)
         inbox = self._store.inbox(relay, self._route.name)
         entering = {row.digest for row in inbox if row.outcome == DELIVERED} & wanted - entered
-        knows_all = {name for name, _route in putting} <= {relay} and remember_all(
+        knows_all = {name for name, _route, _topic in putting} <= {relay} and remember_all(
             self._config, here | {self._route.name}, self._topics
         )
         untold = 0

@@ -26,7 +26,7 @@ _QUEUED: Final = (
     "select publisher, id from relay_queue_message"
     " where parents is null and queue = (select id from relay_queue where name = {})"
 )
-_ROUTES: Final = "select distinct relay, route from relay_position"
+_ROUTES: Final = "select distinct relay, route, topic from relay_position"
 _POSITIONS: Final = (
     "select topic_id, partition, position from relay_position"
     " where relay = {} and route = {} and position is not null"
@@ -66,8 +66,8 @@ class Store(Protocol):
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         """Yield (publisher, id) of every message that a route has put, whatever its state: a handler's have parents."""
 
-    def routes(self) -> set[tuple[str, str]]:
-        """Return the routes that have positions here, also those that there are no more: (relay, route)."""
+    def routes(self) -> set[tuple[str, str, str]]:
+        """Return the routes that have positions here, also those that there are no more: (relay, route, topic read)."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -130,7 +130,7 @@ class _Postgresql:
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         return self._stream(sql.SQL(_QUEUED).format(sql.Literal(queue)))
 
-    def routes(self) -> set[tuple[str, str]]:
+    def routes(self) -> set[tuple[str, str, str]]:
         return set(self._all(sql.SQL(_ROUTES)))
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class _Sqlite:
     def queued(self, queue: str) -> Iterator[tuple[str, str]]:
         return self._stream(_QUEUED.format("?"), queue)
 
-    def routes(self) -> set[tuple[str, str]]:
+    def routes(self) -> set[tuple[str, str, str]]:
         return set(self._all(_ROUTES))
 
     def close(self) -> None:

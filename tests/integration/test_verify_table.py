@@ -40,11 +40,12 @@ class Ledger:
              "topic": self.site.topic_id, "offset": offset, "outcome": outcome},
         )  # fmt: skip
 
-    def stand_at(self, position: int) -> None:
+    def stand_at(self, position: int, *, route: str = "main", topic: str = "") -> None:
         self.execute(
             "insert into relay_position (relay, route, topic_id, topic, partition, position, epoch, worker)"
-            " values (:relay, 'main', :topic, :name, 0, :position, 1, 'w')",
-            {"relay": self.site.config.relay.name, "topic": self.site.topic_id, "name": self.site.log, "position": position},
+            " values (:relay, :route, :topic, :name, 0, :position, 1, 'w')",
+            {"relay": self.site.config.relay.name, "route": route, "topic": bytes(16) if topic else self.site.topic_id,
+             "name": topic or self.site.log, "position": position},
         )  # fmt: skip
 
 
@@ -216,6 +217,22 @@ class TestTables:
 
         assert wrong(report) == {}
         assert any("2 ids in ledger are of no message of this route" in note for note in report.findings.notes)
+
+    @pytest.mark.parametrize(("route", "topic"), [("before", ""), ("other", "a topic of before")])
+    def test_rows_without_a_source_that_a_route_may_have_written_before_it_was_changed_are_said(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site], route: str, topic: str
+    ) -> None:
+        to = TABLE_ROUTE.replace(", source = \"ce:source\"", "")
+        ledger = self.make(request, make_site, f'{to}\n[routes.other]\nfrom = ["{{output}}"]\n{to}')
+        ledger.stand_at(0)
+        ledger.row(1)
+        assert wrong(verify(ledger.site.config, ["main"])[0]) == {"phantoms": 1}
+        ledger.stand_at(7, route=route, topic=topic)
+
+        (report,) = verify(ledger.site.config, ["main"])
+
+        assert wrong(report) == {}
+        assert any("1 ids in ledger are of no message of this route" in note for note in report.findings.notes)
 
     def test_own_sql_is_held_against_the_inbox_alone(
         self, request: pytest.FixtureRequest, make_site: Callable[..., Site]
