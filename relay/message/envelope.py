@@ -42,13 +42,14 @@ OUT_DIGEST: Final = "relay_digest"
 """What settlement believes about an output record: the sealed transaction and the message it belongs to."""
 
 OUTCOME_TYPE: Final = "relay.outcome"
+"""``ce_type`` of an outcome marker; its claims are checked against the nonce or the resource, never believed."""
 DEAD_ROUTE: Final = "__relay.errors.route"
 DEAD_CODE: Final = "__relay.errors.code"
 DEAD_REPLAY: Final = "__relay.errors.replay_count"
 REDRIVEN: Final = "redriven"
-UNTOLD_CODE: Final = "untold"
 """The code of the record that takes dead letters back."""
-"""``ce_type`` of an outcome marker; its claims are checked against the nonce or the resource, never believed."""
+UNTOLD_CODE: Final = "untold"
+"""The code of the letter which says that nobody can tell whether a redrive delivered its message."""
 
 CAPTURE_HEADERS: Final = frozenset({CAPTURE, RESOURCE})
 OUTPUT_HEADERS: Final = frozenset({OUT_INSTANCE, OUT_N, OUT_DIGEST})
