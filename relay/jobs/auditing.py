@@ -176,6 +176,7 @@ class RouteAudit:
         ]
         if isinstance(to, TableDestination):
             positions = self._kept_positions(to)
+            self._look_again()
             dying = self._kept(table_facts.inbox(self._sources.spark, config, route, to, DEAD), stack)
             dying.count()  # now: a living worker trims a death as soon as its dead letter is there
             dead = self._deaths.sides().unionByName(judging.sided(dying, judging.DYING))
@@ -190,6 +191,7 @@ class RouteAudit:
                 )
             return effects, dead, judging.Standing(partitions, positions, {})
         positions = self._sources.scan.committed(config.group_id(route.name), partitions)
+        self._look_again()
         outputs = ranges_of(self._sources.topics, needed(self._facts, self._route, to.topic, "the destination"))
         dead = self._deaths.sides()
         self._outputs = list(outputs)
@@ -197,6 +199,10 @@ class RouteAudit:
             self._read(outputs), self._outputs, self._rules, self._foreign(monitor, to)
         )
         return effects, dead, judging.Standing(partitions, positions, {})
+
+    def _look_again(self) -> None:
+        """Know the partitions that were added meanwhile: what is read later must hold all that was read before promises."""
+        self._facts |= self._sources.topics.describe(self._facts, settings=False)
 
     def _kept_positions(self, to: TableDestination) -> dict[LogPartition, int]:
         """Return the positions in the table's own database: the group's offset is only a hint (design section 6)."""
@@ -226,6 +232,7 @@ class RouteAudit:
 
     def _log(self) -> tuple[DataFrame, dict[LogPartition, int], list[LogPartition]]:
         """Return the facts of the log from where the route started."""
+        self._look_again()
         ranges = self._log_ranges()
         lows = {partition: first for partition, (first, _end) in ranges.items()}
         self._first = self._starts()

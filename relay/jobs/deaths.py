@@ -34,10 +34,8 @@ class Deaths:
         monitors: Monitors,
         read: Callable[[Mapping[LogPartition, Range]], DataFrame],
     ) -> None:
-        self._spark, self._topics = sources.spark, sources.topics
-        self._letters = known.get(config.deadletter_topic)
-        self._monitor = config.monitor_topic(route.name)
-        self._route = route.name
+        self._config, self._route, self._sources = config, route, sources
+        self._known = known
         self._monitors, self._read = monitors, read
         self._deaths = deaths.Deaths(config, route, known, sources.topics, sources.scan)
 
@@ -45,10 +43,13 @@ class Deaths:
         """Return the letters, and what takes them back, as sides of the meeting."""
         from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-        self._deaths.ranges = ranges_of(self._topics, self._letters) if self._letters is not None else {}
+        # Again: partitions may have been added since.
+        self._deaths = deaths.Deaths(self._config, self._route, self._known, self._sources.topics, self._sources.scan)
+        letters = self._known.get(self._config.deadletter_topic)
+        self._deaths.ranges = ranges_of(self._sources.topics, letters) if letters is not None else {}
         if not any(first < end for first, end in self._deaths.ranges.values()):
-            return judging.sided(self._spark.createDataFrame([], "digest binary"), judging.PUT_ASIDE)
-        found = facts.dead_letters(self._read(self._deaths.ranges), self._route)
+            return judging.sided(self._sources.spark.createDataFrame([], "digest binary"), judging.PUT_ASIDE)
+        found = facts.dead_letters(self._read(self._deaths.ranges), self._route.name)
         side = sql.when(sql.col("redriven"), judging.REDRIVEN).otherwise(judging.PUT_ASIDE)
         return judging.sided(found, side)
 
@@ -60,10 +61,12 @@ class Deaths:
             return None
         found = self._deaths.beside(
             {bytes(row.digest): row.death for row in first},
-            lambda _deaths: self._monitors.proven_now(self._monitor, wanted.select("digest"), first),
+            lambda _deaths: self._monitors.proven_now(
+                self._config.monitor_topic(self._route.name), wanted.select("digest"), first
+            ),
         )
         rows = [(one, judging.SECOND) for one in found.faults] + [(one, judging.REDRIVING) for one in found.redriving]
-        return self._spark.createDataFrame(rows, "digest binary, beside string")
+        return self._sources.spark.createDataFrame(rows, "digest binary, beside string")
 
     def forgotten(self, met: DataFrame, entered: DataFrame | None, monitor: Monitor) -> DataFrame | None:
         """Return the recorded deaths whose letters retention may have taken; None where there are none. Letters were read."""
@@ -82,4 +85,4 @@ class Deaths:
                 )
             )
         ]  # fmt: skip
-        return self._spark.createDataFrame(found, "digest binary, forgotten boolean")
+        return self._sources.spark.createDataFrame(found, "digest binary, forgotten boolean")

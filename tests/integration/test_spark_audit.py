@@ -346,3 +346,18 @@ def test_a_death_without_a_letter_is_believed_only_if_retention_may_have_taken_i
     route = agree(site)
 
     assert {kind: route[kind] for kind in ("captured", "lost", "unseen")} == {"captured": 6, "lost": 2, "unseen": 1}
+
+
+def test_partitions_that_are_added_while_the_job_reads_are_read(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    job = spark.submission("audit", [])
+    command = [*job.command[:-1], str(Path(__file__).with_name("spark_growing_audit.py"))]
+    environment = {**job.environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    done = subprocess.run(
+        [*command, str(site.config.path), site.log, site.output], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    route = json.loads(done.stdout[done.stdout.index("{\n") :])["routes"]["main"]
+    assert (route["captured"], route["delivered"], route["dead_letters"]) == (2, 1, 1)
