@@ -55,6 +55,8 @@ def shown(key: str, value: Any) -> str:
         return HIDDEN
     if isinstance(value, dict):
         return "{" + ", ".join(str(name) for name in value) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
     text = repr([hiding(str(item)) for item in value] if isinstance(value, list) else hiding(value))
     return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "..."
 

@@ -287,6 +287,8 @@ class _Reading:
             remedy = _suggestion(str(parts[-1]), _names_at(model, parts[:-1]))
         elif detail["type"] in ("dict_type", "model_type", "model_attributes_type"):
             problem, remedy = "not a table of settings", "write { name = value }"
+        elif detail["type"] == "path_type":
+            problem, remedy = "not a path", "write a path in quotes"
         else:
             problem, remedy = detail["msg"][:1].lower() + detail["msg"][1:], _REMEDIES.get(detail["type"], "correct the value")
         self.faults.append(Fault(full, shown(full, value), problem, remedy))

@@ -5,6 +5,7 @@ Sources: librdkafka's CONFIGURATION.md; design.md sections 5, 6 and 13. Needs no
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
@@ -111,6 +112,7 @@ ALLOWED: Final[Mapping[str, Allowed]] = {
 
 _BY_TIMING: Final = "set the limit in [timing]; this one is derived from it"
 _LEAVE_OUT: Final = "leave it out"
+_PORT_MAX: Final = 65535
 
 FORCED: Final[Mapping[str, str]] = {
     "enable.auto.commit": "offsets are committed only with the effects they stand for (the relay sets false)",
@@ -200,8 +202,10 @@ def refusals(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> Iter
             yield refusal
     if not kafka.get("bootstrap.servers", "").strip(" ,"):
         yield Refusal("bootstrap.servers", "no broker is named", 'write for example "127.0.0.1:9092"')
-    elif not allow_plaintext:
-        yield from _plaintext_refusals(kafka)
+    else:
+        yield from _port_refusals(kafka)
+        if not allow_plaintext:
+            yield from _plaintext_refusals(kafka)
     if ("sasl.username" in kafka) != ("sasl.password" in kafka):
         yield Refusal(
             "sasl.username", "a user needs a password and a password a user", "give both or neither"
@@ -219,7 +223,9 @@ def _refusal(key: str, value: str) -> Refusal | None:
         problem, remedy = REFUSED[key]
         return Refusal(key, f"refused, because {problem}", remedy)
     if key not in ALLOWED:
-        return Refusal(key, "not on the list of client settings that may be given", _LEAVE_OUT)
+        close = difflib.get_close_matches(key, ALLOWED, n=1, cutoff=0.8)
+        remedy = f'did you mean "{close[0]}"?' if close else _LEAVE_OUT
+        return Refusal(key, "not on the list of client settings that may be given", remedy)
     return _value_refusal(key, value, ALLOWED[key])
 
 
@@ -232,6 +238,20 @@ def _value_refusal(key: str, value: str, allowed: Allowed) -> Refusal | None:
         if number is None or not allowed.least <= number <= allowed.most:
             return Refusal(key, "out of range", f"use a whole number from {allowed.least} to {allowed.most}")
     return None
+
+
+def _port_refusals(kafka: Mapping[str, str]) -> Iterator[Refusal]:
+    """The client takes 99999 for port 34463, and a word for port 0: its words then speak of an address that nobody gave."""
+    for server in kafka["bootstrap.servers"].split(","):
+        address = server.strip().rpartition("://")[2]
+        _, colon, port = address.rpartition("]" if address.startswith("[") else ":")
+        if address.startswith("["):
+            colon, port = port[:1], port[1:]
+        elif address.count(":") > 1:
+            continue
+        if colon and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORT_MAX):
+            problem = f"{server.strip()} has a port that is none"
+            yield Refusal("bootstrap.servers", problem, f"write host:port with a port from 1 to {_PORT_MAX}")
 
 
 def _plaintext_refusals(kafka: Mapping[str, str]) -> Iterator[Refusal]:

@@ -204,6 +204,14 @@ def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
     assert "did you mean instance?" in text
 
 
+def test_a_value_of_the_wrong_type_is_told_in_words_of_the_file(tmp_path: Path) -> None:
+    (fault,) = faults_of(BASE.replace('instance = "a"', 'instance = "a"\nstate = 3'), tmp_path)
+    (flag,) = faults_of(BASE + '[routes.r]\nfrom = ["x"]\nto = { topic = "t" }\ndedup = true\n', tmp_path)
+
+    assert str(fault) == "relay.state = 3: not a path; write a path in quotes"
+    assert str(flag).startswith("routes.r.dedup = true: ")
+
+
 def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text("[relay\n")

@@ -75,6 +75,24 @@ def test_plaintext_to_another_machine_must_be_allowed(server: str) -> None:
     assert list(settings.refusals({**kafka, "security.protocol": "SSL"})) == []
 
 
+@pytest.mark.parametrize(("key", "meant"), [("lingr.ms", "linger.ms"), ("bootstrap.server", "bootstrap.servers")])
+def test_a_slip_in_a_settings_name_is_answered_with_the_name_that_was_meant(key: str, meant: str) -> None:
+    assert refused(**{key.replace(".", "__"): "5"})[key].remedy == f'did you mean "{meant}"?'
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:99999", "localhost:0", "SSL://localhost:kafka", "[::1]:70000", "localhost:9092,localhost:"])
+def test_a_port_that_no_broker_can_have_is_refused_before_the_client_takes_it_for_another(server: str) -> None:
+    refusal = refused(bootstrap__servers=server)["bootstrap.servers"]
+
+    assert refusal.problem == f"{server.rpartition(',')[2]} has a port that is none"
+    assert refusal.remedy == "write host:port with a port from 1 to 65535"
+
+
+@pytest.mark.parametrize("server", ["localhost", "127.0.0.1:1", "[::1]:65535", "::1", " localhost:9092 , localhost:9093 ,"])
+def test_an_address_without_a_port_or_with_one_is_taken(server: str) -> None:
+    assert "bootstrap.servers" not in refused(bootstrap__servers=server)
+
+
 def test_a_password_needs_an_encrypted_way_that_uses_it() -> None:
     assert "sasl.username" in refused(sasl__password="x")
     assert "security.protocol" in refused(sasl__password="x", sasl__username="y")
