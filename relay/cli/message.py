@@ -37,9 +37,11 @@ from relay.control.queue_tracing import trace
 from relay.control.queue_views import message_row, timeline
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
+from relay.queue.receipt import edits_of
 from relay.queue.redriving import AT_ONCE, Redriven, chosen, redrive
 from relay.queue.withholding import waits_for_attempt
 from relay.run import clock
+from relay.run.logging import text
 
 UNDECIDED: Final = (
     "made by an attempt that is not decided yet, whose end reveals or discards them; "
@@ -104,8 +106,11 @@ def show_command(
         print_json({**row, "timeline": [{"at": at, "who": who, "state": name} for at, who, name in timeline(view)]})
         return
     for name, found in row.items():
-        if name not in ("subscribers", "headers") and found not in (None, []):
+        if name not in ("subscribers", "headers", "parents") and found is not None:
             print_line(f"{name}: {when(found) if name.endswith('_at') else found}")
+    _print_origin(row)
+    for at, editor, reason in edits_of(view.headers) if value else ():
+        print_line(f"edited: {when(at)} by {text(editor)}: {text(reason)}")
     for one in row["subscribers"]:
         cause = f": {one['cause']}" if one["cause"] else ""
         print_line(f"{one['subscriber']} ({one['group']}): {one['state']}, attempt {one['attempt']}{cause}")
@@ -226,7 +231,7 @@ def edit_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace the value of a message that nobody has taken yet; who and why stay with the message."""
+    """Replace the value of a message that nobody has taken yet; who and why stay with the message: `relay message show --value`."""
     needed(reason)
     try:
         content = value.read_bytes()
@@ -356,8 +361,22 @@ def _named(handles: Sequence[int]) -> str:
 
 
 def _line(row: dict[str, Any]) -> tuple[object, ...]:
-    states = ", ".join(f"{one['subscriber']} {one['state']}" for one in row["subscribers"])
+    states = ", ".join(f"{one['subscriber']} {_state(one)}" for one in row["subscribers"])
     return row["handle"], row["publisher"], row["id"], row["state"], states
+
+
+def _state(one: dict[str, Any]) -> str:
+    """Return a subscriber's state; of what is over without having been DONE, how it ended: JOURNALLED is also what went well."""
+    ends = [name.upper() for name in ("unusable", "expired") if name in one["times"] and one["state"] == "JOURNALLED"]
+    return f"{one['state']} ({ends[0]})" if ends else str(one["state"])
+
+
+def _print_origin(row: dict[str, Any]) -> None:
+    """Print what a message was made from and, where its payload is asked for, its headers."""
+    for parent in row.get("parents", ()):
+        print_line(f"parent: {parent['queue']}/{parent['handle']} for {parent['subscriber']}")
+    for header in row.get("headers", ()):
+        print_line(f"header {text(header['name'])}: {header['value']}")
 
 
 def _print_timeline(view: MessageView) -> None:

@@ -94,6 +94,20 @@ def edited(before: bytes | None, who: str, reason: str, now: int, *, digest: str
     return EDITED, orjson.dumps({"at": now, "who": who, "reason": reason, "before": named})
 
 
+def edits_of(headers: Headers) -> list[tuple[int, str, str]]:
+    """Return (milliseconds, who, reason) of each noted edit; a header of the name that is none, a stranger's, is passed over."""
+    found: list[tuple[int, str, str]] = []
+    for name, content in headers:
+        try:
+            noted = orjson.loads(content or b"") if name == EDITED else None
+        except orjson.JSONDecodeError:
+            continue
+        match noted:
+            case {"at": int(at), "who": str(who), "reason": str(reason)}:
+                found.append((at, who, reason))
+    return found
+
+
 def _check_audience(settings: QueueSettings, audience: Audience, named: str) -> None:
     members = [member for group in audience.groups for member in group.members]
     groups = [group.name for group in audience.groups]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ def test_a_message_is_seen_with_all_its_states_and_times_and_its_payload_only_if
     assert "value" not in row
     assert desk.run("message", "show", "inbound", handle, "--value")["value"] == "c2VjcmV0LXBheWxvYWQ="
     assert "clerk: DONE" in desk.table("message", "show", "inbound", handle)
+    assert "clerk JOURNALLED, ann JOURNALLED (UNUSABLE), bob AVAILABLE" in desk.table("message", "list", "inbound")
 
 
 def test_messages_are_listed_by_a_filter_page_by_page(desk: Desk) -> None:
@@ -203,6 +205,10 @@ def test_priority_reveal_withdraw_expire_and_edit_change_what_may_be_changed(des
     assert view is not None
     assert view.value == b"mended"
     assert any(b"typing error" in (value or b"") for _, value in view.headers)
+    shown = desk.table("message", "show", "inbound", first, "--value")
+    assert re.search(r"^edited: 20\S+ by \S+: typing error$", shown, re.MULTILINE)
+    assert re.search("^header relay_edited: ey", shown, re.MULTILINE)
+    assert "clerk JOURNALLED (EXPIRED), ann AVAILABLE" in desk.table("message", "list", "inbound")
     assert desk.finish("clerk") == [first, delayed]
     actions = [one["action"] for one in desk.run("queue", "show", "inbound")["audit"]]
     assert actions == ["priority 9", "reveal", "withdraw", "expire", "edit"]
@@ -236,6 +242,7 @@ def test_a_trace_leads_over_queues_from_parents_to_children(desk: Desk) -> None:
         found = desk.run("message", "trace", queue, handle)
         assert [(one["queue"], one["handle"]) for one in found] == [("inbound", parent), ("outbound", child)]
     assert "(child 1)" in desk.table("message", "trace", "inbound", parent)
+    assert f"parent: inbound/{parent} for clerk\n" in desk.table("message", "show", "outbound", child)
 
 
 def test_a_resumed_publisher_is_revealed_at_once(desk: Desk) -> None:
