@@ -45,9 +45,7 @@ def list_command(
     """List dead letters, each once, with how many there are of each cause."""
     loaded = load(Path(config))
     rows, complete = dead_letters(loaded, route=route, code=code)
-    if not rows and route is not None and route not in loaded.routes:
-        # Letters of a route that is configured no more are still found; a name without any is a slip of the pen.
-        raise ConfigError(f"--route {route}: there is no such route; there are: {', '.join(loaded.routes)}")
+    _check_route(loaded, rows, route)
     causes = Counter(row["code"] for row in rows)
     if as_json:
         print_json({"dead_letters": rows, "causes": causes, "complete": complete})
@@ -111,7 +109,13 @@ def redrive_command(
         if dry_run:
             _print_plan(plan, as_json=as_json)
             return
-        ordered = ordering.order(plan, wait)
+
+        def written() -> None:
+            # Before the wait: who interrupts it takes nothing back.
+            if wait and not as_json:
+                print_line(f"{len(plan.rows)} ordered; waiting up to {wait:g} s for their workers, who do it also without that")
+
+        ordered = ordering.order(plan, wait, written)
     if as_json:
         print_json(ordered.document())
     else:
@@ -119,8 +123,15 @@ def redrive_command(
     raise typer.Exit(0 if ordered.is_all_delivered else 1)
 
 
+def _check_route(config: RelayConfig, rows: Sequence[object], route: str | None) -> None:
+    """Letters of a route that is configured no more are still found; a name without any is a slip of the pen."""
+    if not rows and route is not None and route not in config.routes:
+        raise ConfigError(f"--route {route}: there is no such route; there are: {', '.join(config.routes)}")
+
+
 def _chosen(config: RelayConfig, digests: Sequence[str], route: str | None, code: str | None) -> list[dict[str, Any]]:
     rows, complete = dead_letters(config, route=route, code=code)
+    _check_route(config, rows, route)
     if not complete:
         print_problem(MORE)
     if digests:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from relay.config.model import RelayConfig
@@ -111,9 +112,16 @@ def _number(said: str) -> int:
     return int(said) if _NUMBER.fullmatch(said) else 0
 
 
+def _written_at(record: Any) -> str:
+    has_time, ms = record.timestamp()
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") if has_time else ""
+
+
 def _row(record: Any) -> dict[str, Any]:
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in headers_if_any(record)}
     row = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
     for name in ("partition", "offset", "replay_count"):
         row[name] = str(_number(row[name]))
+    # Workers write no time of their own: the topic's is the brokers', whatever a worker's clock says.
+    row["last_failed_at"] = row["last_failed_at"] or _written_at(record)
     return {"digest": _key(record)[0], **row, "source": text(headers.get(SOURCE, ""))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -99,12 +99,13 @@ class Ordering:
                 good.append(row)
         return Ordered(good, left, list(_orders(good, facts, who)))
 
-    def order(self, ordered: Ordered, wait_s: float) -> Ordered:
-        """Write the orders and wait for their endings. Raises Unreachable: what was written until then stands."""
+    def order(self, ordered: Ordered, wait_s: float, written: Callable[[], None] = lambda: None) -> Ordered:
+        """Write the orders, say so by ``written`` and wait for their endings. Raises Unreachable: what was written stands."""
         control = control_topic(self._config)
         self._stack.callback(control.close)
         for order in ordered.orders:
             control.put(*encode(order), wait=True)
+        written()
         followed = control_records(self._config)
         self._stack.callback(followed.close)
         known, limit = Orders(), clock.monotonic() + wait_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_a_letter_is_listed_however_many_were_taken_back_after_it(letters: Lette
         letters.write(number, "redriven", replay_count="1")
 
     assert [one["offset"] for one in letters.listed()] == ["0"]
+
+
+def test_a_letter_says_when_it_was_written(letters: Letters) -> None:
+    before = datetime.now(UTC)
+    letters.write(1, "json")
+    letters.write(2, "json", last_failed_at="2026-01-01T00:00:00Z")
+
+    first, second = (one["last_failed_at"] for one in letters.listed())
+
+    assert before - timedelta(seconds=1) < datetime.fromisoformat(first) < before + timedelta(minutes=1)
+    assert second == "2026-01-01T00:00:00Z", "what the letter itself says counts"
+
+
+def test_a_slip_in_a_routes_name_is_told_before_anything_is_redriven(letters: Letters) -> None:
+    letters.write(1, "json")
+    assert len(letters.listed()) == 1
+
+    result = CliRunner().invoke(app, ["deadletter", "redrive", str(letters.path), "--route", "mian"])
+
+    assert result.exit_code == 2
+    assert "--route mian: there is no such route; there are: main" in result.stderr
 
 
 def test_a_record_whose_numbers_are_none_hides_nothing(letters: Letters) -> None:
