@@ -1,4 +1,4 @@
-"""What librdkafka has to say inside an application: through ``logging``, and the same sentence once a minute.
+"""What librdkafka has to say: inside an application through ``logging``, of a worker as its events; the same once a minute.
 
 By itself it writes to standard error in a form of its own, up to twenty times a second for as long as the brokers are away.
 """
@@ -7,32 +7,60 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from relay.run import clock
 
 AGAIN_S: Final = 60.0
 _KINDS_MAX: Final = 100
+_WARNING: Final = 4
+"""syslog's number, as librdkafka's are."""
+_LINE: Final = re.compile(r"%([0-7])\|[0-9.]+\|([A-Z0-9_]+)\|[^|]*\| (?:\[thrd:[^\]]*\]: )?(.*)")
 _log: Final = logging.getLogger("relay.kafka")
+
+
+class Repeats:
+    """Sentences that were told a moment ago; those that differ in numbers only are one."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def is_one(self, sentence: str) -> bool:
+        """Tell whether it was told within the last minute; if not, it is told now."""
+        kind = re.sub(r"\d+", "", sentence)
+        now = clock.monotonic()
+        if now - self._told.get(kind, now - AGAIN_S) < AGAIN_S:
+            return True
+        if len(self._told) >= _KINDS_MAX:
+            self._told.clear()
+        self._told[kind] = now
+        return False
+
+
+class ClientLine(NamedTuple):
+    """A line of librdkafka's on standard error; its own error is a warning: clients go on by themselves."""
+
+    level: str
+    sentence: str
+
+
+def client_line(line: str) -> ClientLine | None:
+    """Return what a line of a worker says if one of its Kafka clients has written it."""
+    found = _LINE.fullmatch(line)
+    return None if found is None else ClientLine("warning" if int(found[1]) <= _WARNING else "info", f"{found[2]}: {found[3]}")
 
 
 class ClientLog:
     """The ``logger`` of one client. It never raises: a client gives up what it was doing if its logger does."""
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
+        self._repeats = Repeats()
 
     def log(self, level: int, text: str, *args: Any) -> None:
-        """Hand a sentence on, unless it was told a moment ago; sentences that differ in numbers only are one."""
+        """Hand a sentence on, unless it was told a moment ago."""
         try:
             sentence = text % args if args else text
-            kind = re.sub(r"\d+", "", sentence)
-            now = clock.monotonic()
-            if now - self._told.get(kind, now - AGAIN_S) < AGAIN_S:
-                return
-            if len(self._told) >= _KINDS_MAX:
-                self._told.clear()
-            self._told[kind] = now
-            _log.log(level, "%s", sentence)
+            if not self._repeats.is_one(sentence):
+                _log.log(level, "%s", sentence)
         except Exception:  # noqa: BLE001
             return  # Not a failure of ours: an application's own handler has raised, and the next sentence may reach it

@@ -9,12 +9,13 @@ import selectors
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
 import structlog
 
+from relay.kafka.client_log import Repeats, client_line
 from relay.run import clock
 from relay.run.child import Child, log_fields
 from relay.run.lifeline import parent_end
@@ -45,6 +46,7 @@ class _Worker:
     due: float | None = None
     leaving: bool = False
     last_line: str = ""
+    repeats: Repeats = field(default_factory=Repeats)
 
 
 class Supervisor:
@@ -231,13 +233,20 @@ class Supervisor:
         for line in lines:
             fields = log_fields(line)
             if fields is None:
-                worker.last_line = line.decode("utf-8", "replace")
-                self._tell("info", worker.last_line, worker)
+                self._pass_on_text(worker, line.decode("utf-8", "replace"))
                 continue
             event, level = str(fields["event"]), str(fields.get("level", "info"))
             worker.last_line = event
             others = {name: value for name, value in fields.items() if name not in _RESERVED}
             self._tell(level if level in LEVELS else "error", event, worker, **others)
+
+    def _pass_on_text(self, worker: _Worker, line: str) -> None:
+        said = client_line(line)
+        worker.last_line = line if said is None else said.sentence
+        if said is None:
+            self._tell("info", line, worker)
+        elif not worker.repeats.is_one(said.sentence):
+            self._tell(said.level, "kafka client", worker, said=said.sentence)
 
     def _tell(self, level: str, event: str, worker: _Worker | None = None, **fields: Any) -> None:
         if worker is not None:

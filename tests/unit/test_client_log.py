@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 
 import pytest
+from structlog.testing import capture_logs
 
 from relay.capture.publisher import DefaultTiming
 from relay.kafka.appender import Appender
 from relay.kafka.client_log import ClientLog
 from relay.message.errors import Unreachable
 from relay.run import clock
+from relay.run.supervisor import Supervisor
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 
@@ -47,3 +49,26 @@ def test_a_handler_that_fails_does_not_end_what_the_client_was_doing() -> None:
         ClientLog().log(logging.ERROR, "%s", "away")
     finally:
         logging.getLogger("relay.kafka").removeHandler(broken)
+
+
+REFUSED = b"%%3|17955669%d.991|FAIL|rdkafka#consumer-%d| [thrd:127.0.0.1:1/bootstrap]: 127.0.0.1:1/bootstrap: Connect failed (after %dms)"
+
+
+def test_a_workers_clients_are_heard_as_warnings_and_the_same_sentence_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    supervisor = Supervisor(["main"], 1, lambda *_: [])
+    (worker,) = supervisor._workers
+    with capture_logs() as told:
+        supervisor._pass_on(worker, [REFUSED % (n, n, n) for n in range(1000)])
+        supervisor._pass_on(worker, [b"%5|1.2|NOTICE|rdkafka#producer-1| all is well", b"%3 of it is done"])
+        now[0] += 60
+        supervisor._pass_on(worker, [REFUSED % (7, 7, 7)])
+
+    assert [(one["log_level"], one["event"], one.get("said")) for one in told] == [
+        ("warning", "kafka client", "FAIL: 127.0.0.1:1/bootstrap: Connect failed (after 0ms)"),
+        ("info", "kafka client", "NOTICE: all is well"),
+        ("info", "%3 of it is done", None),
+        ("warning", "kafka client", "FAIL: 127.0.0.1:1/bootstrap: Connect failed (after 7ms)"),
+    ]
+    assert worker.last_line.startswith("FAIL: ")
