@@ -78,8 +78,12 @@ def _check_host(config: RelayConfig, host: str, token: str | None, *, has_tls: b
 def _token(path: Path) -> str:
     try:
         token = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--token-file {path}: it cannot be read as UTF-8 text; give a file with one secret") from error
+    except OSError as error:
+        raise ConfigError(
+            f"--token-file {path}: the file cannot be read ({error.strerror}); correct the path or its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--token-file {path}: it is no UTF-8 text; give a file with one secret") from error
     least, most = TOKEN_CHARACTERS
     if not least <= len(token) <= most or not token.isprintable() or " " in token:
         raise ConfigError(

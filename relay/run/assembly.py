@@ -229,9 +229,10 @@ def _destination(
 ) -> Destination:
     if isinstance(route.to, TopicDestination):
         found = described(topics, [route.to.topic, config.deadletter_topic])
-        for name in (route.to.topic, config.deadletter_topic):
-            if name not in found:
-                raise Stopped(f"topic {name!r} does not exist; create it, or run `relay migrate`")
+        if route.to.topic not in found:
+            raise Stopped(f"topic {route.to.topic!r} does not exist; create it, or correct `to` of the route")
+        if config.deadletter_topic not in found:
+            raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
         return TopicDelivery(
             ports,
             route=route.name,

@@ -37,9 +37,11 @@ class TopicWatch:
     def facts(self) -> dict[str, TopicFacts]:
         """Describe the log topics and the monitor; raises Stopped if they cannot serve the route."""
         found = described(self._topics, [*self._names, self._monitor, *self._outputs])
-        missing = [name for name in [*self._names, self._monitor] if name not in found]
-        if missing:
-            raise Stopped(f"topics {', '.join(missing)} do not exist; create them, or run `relay migrate`")
+        # `relay migrate` makes the monitor only, and only once the log is there.
+        if missing := [name for name in self._names if name not in found]:
+            raise Stopped(f"topics {', '.join(missing)} do not exist; create them, or correct `from` of the route")
+        if self._monitor not in found:
+            raise Stopped(f"topic {self._monitor} does not exist; run `relay migrate`")
         counts = {name: found[name].partitions for name in self._names}
         if len(set(counts.values())) > 1:
             raise Stopped(f"the route's topics have different partition counts {counts}; give all of them the same")

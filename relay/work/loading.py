@@ -21,9 +21,7 @@ def load_handler(app: str, queue: str) -> Handler:
     except RelayError:
         raise
     except Exception as error:  # whatever the application raises while it is loaded: not the relay's failure
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
-        raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error} ({place}); correct it there") from error
+        raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}{_place(error)}; correct it there") from error
     found = {key: value for key, value in vars(module).items() if isinstance(value, Handler)}
     if name:
         if name not in found:
@@ -38,6 +36,14 @@ def load_handler(app: str, queue: str) -> Handler:
         others = ", ".join(sorted({handler.queue for handler in found.values()})) or "no queue"
         raise ConfigError(f'{app} handles {others}, not {queue!r}: write @subscriber("{queue}") there')
     raise ConfigError(f"{app} has {len(ours)} handlers of {queue!r}: add :name to choose one")
+
+
+def _place(error: Exception) -> str:
+    """Return where it was raised, unless it says so itself: of a slip in the file the last frame is the interpreter's."""
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return ""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({Path(last.filename).name}, line {last.lineno})"
 
 
 def _module(where: str) -> ModuleType:

@@ -266,7 +266,7 @@ def test_a_destination_that_does_not_exist_is_refused(tmp_path: Path, kafka: str
 
     assert route.finish() == ExitCode.PERSON, route.said()
 
-    assert "topic 'no-such-topic' does not exist" in route.said()
+    assert "topic 'no-such-topic' does not exist; create it, or correct `to` of the route" in route.said()
 
 
 def test_an_unreachable_broker_at_start_is_one_sentence_and_exit_code_3(tmp_path: Path) -> None:

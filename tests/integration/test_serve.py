@@ -133,7 +133,7 @@ def test_other_machines_need_a_token(tmp_path: Path, make_route: Callable[..., T
         (["--host", "0.0.0.0"], "--token-file"),
         (["--host", "0.0.0.0", "--token-file", "{good}"], "allow_plaintext"),
         (["--token-file", "{short}"], "16 to 1000 characters"),
-        (["--token-file", "{absent}"], "cannot be read"),
+        (["--token-file", "{absent}"], "the file cannot be read (No such file or directory)"),
         (["--tls-certificate", "{good}"], "go together"),
         (["--tls-certificate", "{absent}", "--tls-key", "{good}"], "No such file"),
         (["--tls-certificate", "{good}", "--tls-key", "{good}"], "in PEM"),

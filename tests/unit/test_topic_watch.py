@@ -40,6 +40,23 @@ def test_a_topic_of_the_route_that_is_another_one_stops_it_before_the_next_batch
         watch.check()
 
 
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (["monitor"], "topics orders do not exist; create them, or correct `from` of the route"),
+        (["orders"], "topic monitor does not exist; run `relay migrate`"),
+        ([], "topics orders do not exist; create them, or correct `from` of the route"),
+    ],
+)
+def test_migrate_is_named_only_where_it_makes_what_is_missing(there: list[str], said: str) -> None:
+    cluster: Any = Cluster(*there)
+
+    with pytest.raises(Stopped) as raised:
+        TopicWatch(cluster, ["orders"], "monitor").facts()
+
+    assert str(raised.value) == said
+
+
 def test_without_an_output_topic_nothing_else_is_asked_for() -> None:
     cluster: Any = Cluster("orders", "monitor")
     watch = TopicWatch(cluster, ["orders"], "monitor")

@@ -42,6 +42,16 @@ def test_a_file_gives_the_handler_of_the_queue(app: str) -> None:
     assert (found.name, found.batch, found.order, found.resource) == ("look", 7, "none", None)
 
 
+def test_a_slip_in_the_file_is_told_with_its_own_place_only(tmp_path: Path) -> None:
+    path = tmp_path / "slip_of_a_test.py"
+    path.write_text("one = 1\ndef handle(:\n")
+
+    with pytest.raises(ConfigError) as raised:
+        load_handler(str(path), "credit")
+
+    assert str(raised.value).endswith("cannot be loaded: SyntaxError: invalid syntax (slip_of_a_test.py, line 2); correct it there")
+
+
 def test_a_name_chooses_among_several(app: str) -> None:
     assert load_handler(f"{app}:approve", "credit").resource == "shop"
     assert load_handler(f"{app}:count", "credit").batch == BATCH_DEFAULT
