@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +67,7 @@ def check(path: Path, *, connect: bool) -> CheckReport:
     if config is not None:
         report.findings.notes.extend(notes(config))
         if connect:
+            judge_state(config, report.findings)
             check_kafka(config, report.findings)
             check_resources(config, report.findings)
             check_registry(config, report.findings)
@@ -93,6 +95,19 @@ def notes(config: RelayConfig) -> list[str]:
     if not config.routes and not config.queues:
         found.append("no route is configured: there is nothing to relay")
     return found
+
+
+def judge_state(config: RelayConfig, findings: Findings) -> None:
+    """Note a place for checkpoints that cannot be written: it works, and nothing else says what that costs."""
+    place = config.relay.state
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    # With a slash behind it a file is refused as well.
+    if config.routes and not os.access(f"{place}/", os.W_OK | os.X_OK):
+        findings.notes.append(
+            f"relay.state = {config.relay.state}: this user cannot write there, so workers that run as it read the whole "
+            "monitor at every start; correct the path or its permissions"
+        )
 
 
 def check_kafka(config: RelayConfig, findings: Findings) -> None:

@@ -12,7 +12,7 @@ from relay.config.model import RelayConfig, ResourceConfig, TableDestination
 from relay.config.reading import read
 from relay.kafka.topics import BrokerFacts, TopicFacts
 from relay.message.errors import ConfigError, Unreachable
-from relay.setup.check import notes
+from relay.setup.check import judge_state, notes
 from relay.setup.check_table import Column, TableFacts, judge_table, look_at
 from relay.setup.check_topics import VERIFICATION, Findings, judge_brokers, judge_topics
 from relay.setup.migrate import Migration, plan_topics, wanted_topics
@@ -229,6 +229,19 @@ def test_a_log_that_does_not_exist_is_not_migrated() -> None:
         wanted_topics(config_of(), {}, 1)
     with pytest.raises(ConfigError, match=r"relay.replication = 3"):
         wanted_topics(thrice, logs, 1)
+
+
+def test_a_state_that_cannot_be_written_is_noted_before_every_start_reads_the_whole_monitor(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = {}
+    for state in ("file/state", "file", "new/state"):
+        findings = Findings()
+        judge_state(config_of(TEXT.replace('instance = "a"', f'instance = "a"\nstate = "{tmp_path / state}"')), findings)
+        told[state] = findings.notes
+
+    assert [len(notes) for notes in told.values()] == [1, 1, 0]
+    assert told["file"][0].startswith(f"relay.state = {tmp_path / 'file'}: this user cannot write there")
+    assert not (tmp_path / "new").exists(), "looking makes nothing"
 
 
 def test_a_file_that_is_no_database_is_a_sentence(tmp_path: Path) -> None:
