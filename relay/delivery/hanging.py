@@ -69,7 +69,7 @@ class HangingTransactions:
         if not hanging:
             return
         found = {place: self._found(scanner, reader, place, ends[place]) for place in sorted(hanging)}
-        committed = self._committed(scanner, reader, views, stored)
+        committed = self._committed(scanner, reader, views, stored, hanging)
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
         for place, last in found.items():
@@ -84,6 +84,11 @@ class HangingTransactions:
             raise Retriable("what former instances may have left open was ended; recovery looks again")
         # If this recovery does not get through, the next one ends it again: the marker of each round may have been left out, too.
         self._rounds.clear()
+        log.warning(
+            "somebody's transaction stays open, and readers wait before it; if nobody is writing there, it hangs: "
+            "`kafka-transactions.sh find-hanging` names it, and `abort` ends it",
+            partitions=[f"{place.topic}[{place.partition}]" for place in sorted(hanging)],
+        )
 
     def end_own_offsets(self, group: Group, assigned: Sequence[LogPartition]) -> None:
         """Abort a transaction that holds an offset only, before an instance of the own id is made.
@@ -147,9 +152,17 @@ class HangingTransactions:
         return _last(read(record) for records in scanner.read({place: (first, end)}) for record in records)
 
     def _committed(
-        self, scanner: Reader, reader: Reader, views: Iterable[MonitorView], stored: Mapping[LogPartition, tuple[int, str]]
+        self,
+        scanner: Reader,
+        reader: Reader,
+        views: Iterable[MonitorView],
+        stored: Mapping[LogPartition, tuple[int, str]],
+        hanging: Collection[LogPartition],
     ) -> dict[bytes, int]:
-        """Return the last n of each instance of which a commit left a trace."""
+        """Return the last n of each instance of which a commit left a trace.
+
+        A seal that was read where nothing hangs tells by itself whether it shows: the position may be moved by others since.
+        """
         spans = {}
         for place in (LogPartition(self._monitor, number) for number in range(reader.partitions(self._monitor))):
             end = reader.watermarks(place)[1]
@@ -159,7 +172,8 @@ class HangingTransactions:
             (begin.instance, begin.n)
             for view in views
             if view.scan is not None
-            for _, begin in view.scan.last.values()
+            for offset, begin in view.scan.last.values()
+            if (home := LogPartition(self._monitor, view.partition)) in hanging or offset < spans[home][0]
             if view.scan.evidence.is_sealed(begin.instance, begin.n)
             if _has_moved(begin, stored) or self._shows(scanner, reader, begin)
         )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from random import Random
+from typing import Final
 
 from tests.simulation import collecting
-from tests.simulation.crew import LOG, RELAY, ROUTE
+from tests.simulation.crew import LOG, OUTPUT, RELAY, ROUTE
 from tests.simulation.evidence import Evidence, MessageId
 from tests.simulation.log_faults import AGAIN, SECOND_LIFE, LogFaults
 from tests.simulation.person import Person
 from tests.simulation.route_trial import HEALING_S, RouteTrial
 from tests.simulation.trial import FAULTS_S, Outcome
+
+LOOKS_AFTER_S: Final = 10.0
+"""The last partition has a leader again by then."""
 
 
 class LogTrial(RouteTrial):
@@ -60,6 +64,14 @@ class LogTrial(RouteTrial):
         self.cluster.topics.create(f"{RELAY}.{AGAIN}.monitor", len(self.cluster.topics.by_name[LOG].partitions))
         route = self.crew.config.routes[ROUTE].model_copy(update={"name": AGAIN})
         self.crew.rename(self._with(AGAIN, route), AGAIN)
+        self.world.at(max(FAULTS_S - self.world.now, 0.0) + LOOKS_AFTER_S, self._end_what_hangs)
+
+    def _end_what_hangs(self) -> None:
+        """As `kafka-transactions.sh abort`: no worker has the former route's ids any more, so no recovery can."""
+        for transactional_id, entry in self.cluster.transactions.entries.items():
+            if transactional_id.startswith(f"{RELAY}.{ROUTE}.") and not entry.places:
+                for partition in self.cluster.topics.by_name[OUTPUT].partitions:
+                    partition.end_transaction(entry.producer_id, entry.epoch, commit=False)
 
     def _with(self, name: str, route: object):  # type: ignore[no-untyped-def]
         return self.crew.config.model_copy(update={"routes": {name: route}})

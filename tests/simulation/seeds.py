@@ -36,6 +36,8 @@ and 4164 at 2a2c61c, ``tests/unit/test_recovery_beside_others.py``). A recovery 
 another assignment at once: none of 2,000 seeds meets either.
 What hung in the monitor was ended twice and never again, although the markers of both rounds had been left out, and the
 worker waited for a restart (54915 at 98489dc, ``tests/unit/test_recovery_beside_others.py``).
+What a former route's worker had left hanging in the output hid all that the route of a new name wrote (78868 at 98489dc): that is
+for a person to end, whom a warning tells, and who does so in the simulator by now.
 Two workers recorded a first start at once, and compaction kept the second's word, past what
 retention had taken meanwhile (4464 at ecbed77, ``tests/unit/test_starts.py``).
 

@@ -8,11 +8,25 @@ from contextlib import suppress
 import pytest
 
 from relay.delivery.hanging import ROUNDS_MAX
+from relay.delivery.sealed import SealedProducer
+from relay.message.envelope import OUT_DIGEST
 from relay.message.errors import Fenced, Retriable, Stopped, Stuck
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, encode
 from tests.unit.memory_kafka import MemoryKafka, MemoryReader, MemoryTransaction, Stored, Unit
-from tests.unit.test_recovery_again import COUNT, LOG, MONITOR, OUT, Process, after_a_stray_commit, delivered
+from tests.unit.test_recovery_again import (
+    COUNT,
+    LOG,
+    MESSAGES,
+    MONITOR,
+    OUT,
+    Killed,
+    Process,
+    after_a_stray_commit,
+    delivered,
+    killed_at,
+    work,
+)
 
 
 class Isolated(MemoryKafka):
@@ -93,6 +107,49 @@ def test_what_hangs_after_all_rounds_is_ended_by_the_next_recovery() -> None:
     worker.deliver(worker.recover()[LOG])
 
     assert delivered(kafka) == list(range(COUNT))
+
+
+class OutputLeftOut(Isolated):
+    """The output never hears of the first ends of transactions of ``y``, and the one after them ends them all there."""
+
+    unheard = 1 + ROUNDS_MAX
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hanging = Unit()
+
+    def end(self, transactional_id: str, *, commit: bool) -> None:
+        unit = self.open.get(transactional_id)
+        super().end(transactional_id, commit=commit)
+        mine = [one for one in self.logs.get(OUT, []) if one.unit is unit]
+        if transactional_id != "y" or not mine:
+            return
+        for one in mine:
+            one.unit = self.hanging
+        self.unheard -= 1
+        if self.unheard < 0:
+            self.hanging.committed = commit
+            self.hanging = Unit()
+
+
+def test_what_was_aborted_is_not_taken_for_committed_since_others_have_delivered_it() -> None:
+    kafka = OutputLeftOut()
+    left = kafka.transaction("y")
+    left.init()
+    producer = SealedProducer(left, "y", "monitor", {OUT: 0})
+    with killed_at("sealed.committing"), pytest.raises(Killed):
+        producer.run(work(MESSAGES, COUNT, producer, COUNT))
+    worker = Process(kafka)
+    recover_past_what_might_hang(worker)
+    worker.deliver(worker.recover()[LOG])
+
+    recover_past_what_might_hang(Process(kafka))
+    again = kafka.transaction("y")
+    again.init()
+    again.produce(OUT, None, b"of another partition", [(OUT_DIGEST, b"ff")])
+    again.commit()
+
+    assert delivered(kafka) == [*range(COUNT), 255]
 
 
 class Overtaken(MemoryKafka):
