@@ -34,6 +34,8 @@ WAIT_S: Final = 5.0
 """Other workers' transactions end within this, mostly; that nothing of ours was open then does no harm."""
 ROUNDS_MAX: Final = 2
 """So often a place is ended in before a recovery goes on; what is still open there is mostly another worker's, or a stranger's."""
+SURE_ROUNDS_MAX: Final = 20
+"""The same where what is first there is surely a former instance's: a producer id that the broker has forgotten ends nothing."""
 TAIL: Final = 100_000
 """So many records of each partition are looked through for traces of a commit."""
 TOUCH: Final = b"hanging"
@@ -68,22 +70,23 @@ class HangingTransactions:
             del self._rounds[known]
         if not hanging:
             return
-        found = {place: self._found(scanner, reader, place, ends[place]) for place in sorted(hanging)}
+        firsts, found = self._found(scanner, reader, {place: ends[place] for place in sorted(hanging)})
         committed = self._committed(scanner, reader, views, stored, hanging)
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
+        sure: set[LogPartition] = set()
         for place, last in found.items():
             # What names nobody that is known here may be our own former instance's.
             for instance, n in last.items():
                 into = aborting if n > committed.get(instance, 0) else committing
                 if into is aborting or place.topic == self._monitor:
                     into[names.get(instance, self._own)].append(place)
-        ended = [self._end_under(one, places, commit=False) for one, places in sorted(aborting.items())]
-        ended += [self._end_under(one, places, commit=True) for one, places in sorted(committing.items())]
+                    if instance in names and instance == firsts.get(place):
+                        sure.add(place)  # the last stable offset is at the first record of what is open: no stranger's
+        ended = [self._end_under(one, places, sure, commit=False) for one, places in sorted(aborting.items())]
+        ended += [self._end_under(one, places, sure, commit=True) for one, places in sorted(committing.items())]
         if any(ended):
             raise Retriable("what former instances may have left open was ended; recovery looks again")
-        # If this recovery does not get through, the next one ends it again: the marker of each round may have been left out, too.
-        self._rounds.clear()
         log.warning(
             "somebody's transaction stays open, and readers wait before it; if nobody is writing there, it hangs: "
             "`kafka-transactions.sh find-hanging` names it, and `abort` ends it",
@@ -109,8 +112,11 @@ class HangingTransactions:
     def _unasked(self, assigned: Sequence[LogPartition]) -> dict[LogPartition, int]:
         return {LogPartition(self._monitor, assigned[0].partition): 0}
 
-    def _end_under(self, transactional_id: str, places: Iterable[LogPartition], *, commit: bool) -> bool:
-        due = sorted({place for place in places if self._rounds[transactional_id, place] < ROUNDS_MAX})
+    def _end_under(
+        self, transactional_id: str, places: Iterable[LogPartition], sure: Collection[LogPartition], *, commit: bool
+    ) -> bool:
+        most = {place: SURE_ROUNDS_MAX if place in sure else ROUNDS_MAX for place in places}
+        due = sorted(place for place in most if self._rounds[transactional_id, place] < most[place])
         if due:
             log.warning(
                 "ending what may hang", transactional_id=transactional_id, commit=commit,
@@ -145,11 +151,21 @@ class HangingTransactions:
             transaction.abort()
         transaction.discard()
 
-    def _found(self, scanner: Reader, reader: Reader, place: LogPartition, end: int) -> dict[bytes, int]:
-        """Return the instances, with their last n, of which something lies where nobody can read yet."""
-        first = max(reader.watermarks(place)[1], scanner.watermarks(place)[0])
-        read = _begun if place.topic == self._monitor else _written
-        return _last(read(record) for records in scanner.read({place: (first, end)}) for record in records)
+    def _found(
+        self, scanner: Reader, reader: Reader, ends: Mapping[LogPartition, int]
+    ) -> tuple[dict[LogPartition, bytes], dict[LogPartition, dict[bytes, int]]]:
+        """Return the instances, with their last n, of which something lies where nobody can read yet; apart, whose is first there."""
+        firsts: dict[LogPartition, bytes] = {}
+        found: dict[LogPartition, dict[bytes, int]] = {}
+        for place, end in ends.items():
+            first = max(reader.watermarks(place)[1], scanner.watermarks(place)[0])
+            read = _begun if place.topic == self._monitor else _written
+            numbers = (read(record) for records in scanner.read({place: (first, end)}) for record in records)
+            whose = next(numbers, None)
+            found[place] = _last(chain([whose], numbers))
+            if whose is not None:
+                firsts[place] = whose[0]
+        return firsts, found
 
     def _committed(
         self,
