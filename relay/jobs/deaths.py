@@ -37,13 +37,13 @@ class Deaths:
         self._config, self._route, self._sources = config, route, sources
         self._known = known
         self._monitors, self._read = monitors, read
-        self._deaths = deaths.Deaths(config, route, known, sources.topics, sources.scan)
+        self._deaths: deaths.Deaths
 
     def sides(self) -> DataFrame:
         """Return the letters, and what takes them back, as sides of the meeting."""
         from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-        # Again: partitions may have been added since.
+        # Made here: partitions may have been added to the topics until now.
         self._deaths = deaths.Deaths(self._config, self._route, self._known, self._sources.topics, self._sources.scan)
         letters = self._known.get(self._config.deadletter_topic)
         self._deaths.ranges = ranges_of(self._sources.topics, letters) if letters is not None else {}

@@ -76,24 +76,27 @@ def recover_past_what_might_hang(worker: Process) -> None:
             worker.recover()
 
 
-class Leaderless(Isolated):
-    """The monitor never hears of the first ends of transactions of ``y``, and the one after them ends them all."""
+class LeftOut(Isolated):
+    """A place never hears of the first ends of transactions of ``y``, and the one after them ends them all there."""
 
-    unheard = 5 * ROUNDS_MAX
-
-    def __init__(self) -> None:
+    def __init__(self, place: LogPartition, unheard: int) -> None:
         super().__init__()
-        self.hanging: list[Unit] = []
+        self.place = place
+        self.unheard = unheard
+        self.hanging = Unit()
 
     def end(self, transactional_id: str, *, commit: bool) -> None:
         unit = self.open.get(transactional_id)
         super().end(transactional_id, commit=commit)
-        if unit is None or transactional_id != "y":
+        mine = [one for one in self.logs.get(self.place, []) if one.unit is unit]
+        if transactional_id != "y" or not mine:
             return
-        self.hanging.append(unit)
+        for one in mine:
+            one.unit = self.hanging
         self.unheard -= 1
-        for one in self.hanging:
-            one.committed = None if self.unheard >= 0 else commit
+        if self.unheard < 0:
+            self.hanging.committed = commit
+            self.hanging = Unit()
 
 
 def recover_for_good(worker: Process) -> int:
@@ -104,34 +107,12 @@ def recover_for_good(worker: Process) -> int:
 
 
 def test_what_hangs_in_the_monitor_is_ended_as_often_as_it_takes() -> None:
-    kafka = after_a_stray_commit(Leaderless())
+    kafka = after_a_stray_commit(LeftOut(MONITOR, unheard=5 * ROUNDS_MAX))
     worker = Process(kafka)
 
     worker.deliver(recover_for_good(worker))
 
     assert delivered(kafka) == list(range(COUNT))
-
-
-class OutputLeftOut(Isolated):
-    """The output never hears of the first ends of transactions of ``y``, and the one after them ends them all there."""
-
-    def __init__(self, unheard: int) -> None:
-        super().__init__()
-        self.unheard = unheard
-        self.hanging = Unit()
-
-    def end(self, transactional_id: str, *, commit: bool) -> None:
-        unit = self.open.get(transactional_id)
-        super().end(transactional_id, commit=commit)
-        mine = [one for one in self.logs.get(OUT, []) if one.unit is unit]
-        if transactional_id != "y" or not mine:
-            return
-        for one in mine:
-            one.unit = self.hanging
-        self.unheard -= 1
-        if self.unheard < 0:
-            self.hanging.committed = commit
-            self.hanging = Unit()
 
 
 def after_an_abort(kafka: MemoryKafka) -> None:
@@ -150,7 +131,7 @@ def commit_again(kafka: MemoryKafka) -> None:
 
 
 def test_what_hangs_for_sure_is_ended_before_anything_is_delivered() -> None:
-    kafka = OutputLeftOut(unheard=5 * ROUNDS_MAX)
+    kafka = LeftOut(OUT, unheard=5 * ROUNDS_MAX)
     after_an_abort(kafka)
     worker = Process(kafka)
 
@@ -161,7 +142,7 @@ def test_what_hangs_for_sure_is_ended_before_anything_is_delivered() -> None:
 
 
 def test_what_was_aborted_is_not_taken_for_committed_since_others_have_delivered_it() -> None:
-    kafka = OutputLeftOut(unheard=1 + ROUNDS_MAX)
+    kafka = LeftOut(OUT, unheard=1 + ROUNDS_MAX)
     stranger = kafka.transaction("z")
     stranger.init()
     stranger.begin()
