@@ -27,19 +27,20 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc
 
 @app.command("list")
 def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None:
-    """List what is in doubt; exit 0 if nothing needs a person, 1 if something does, 3 unreachable."""
+    """List what is in doubt; exit 0 if nothing needs a person, 1 if something does, 3 if brokers or a database are away."""
     loaded = load(Path(config))
     with InDoubtReader(loaded) as reader:
         items = reader.items()
         now = clock.wall_ms()
         waits = [item for item in items if item.needs_person and item.resolution is None]
+        code = 1 if waits or reader.stuck else reader.unseen.exit_code if reader.unseen else 0
         if as_json:
             alarm_ms = loaded.timing.in_doubt_alarm * 1000
             print_json(
                 {
                     "relay": loaded.relay.name,
                     "at": now,
-                    "ok": not waits and not reader.stuck,
+                    "ok": code == 0,
                     "items": [item.document(now, alarm_ms) for item in items],
                     "stuck": [
                         {"route": one.route, "topic": one.place.topic, "partition": one.place.partition, "why": one.why}
@@ -53,7 +54,7 @@ def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None
             )
         else:
             _print(reader, items, now)
-    raise typer.Exit(1 if waits or reader.stuck else 0)
+    raise typer.Exit(code)
 
 
 @app.command("show")

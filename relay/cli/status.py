@@ -32,7 +32,7 @@ def status_command(
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C; JSON on one line each.")] = False,
 ) -> None:
-    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle and nothing that waits is about to leave the log, 1 if not, 3 unreachable.
+    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle and nothing that waits is about to leave the log, 1 if not, 3 if brokers or a database are away.
 
     A worker that said nothing for six seconds is gone: the clocks of its host and this one must agree.
     """
@@ -58,9 +58,10 @@ def status_command(
 def show_once(config: RelayConfig, reader: StatusReader, *, as_json: bool, more: bool = False) -> int:
     """Read, print, and return the exit code; with ``more`` to come, JSON takes one line."""
     views = reader.read()
-    code = exit_code(views)
+    code = exit_code(views) or (reader.unseen.exit_code if reader.unseen else 0)
     if as_json:
-        print_json(document(config.relay.name, clock.wall_ms(), views, reader.notes), one_line=more)
+        told = document(config.relay.name, clock.wall_ms(), views, reader.notes)
+        print_json(told | {"ok": code == 0}, one_line=more)
         return code
     for route in views:
         _print_route(route)

@@ -20,6 +20,7 @@ from relay.delivery.evidence_reading import ProvenOffsets
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
+from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord
 from relay.monitor.entries import Begin, decode
@@ -121,6 +122,7 @@ class InDoubtReader:
         self.decided = Resolutions()
         self.stuck: list[Stuck] = []
         self.notes: list[str] = []
+        self.unseen: Unreachable | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -133,10 +135,11 @@ class InDoubtReader:
         self._status.__exit__(kind, error, trace)
 
     def items(self) -> list[Item]:
-        """Return everything in doubt, by route; ``stuck``, ``decided`` and ``notes`` are set beside it."""
+        """Return everything in doubt, by route; ``stuck``, ``decided``, ``notes`` and ``unseen`` are set beside it."""
         views = self._status.read()
         records = self._status.records()
         self.notes = list(self._status.notes)
+        self.unseen = self._status.unseen
         self.decided = self.book.read()
         self.stuck = [
             Stuck(view.name, LogPartition(place.topic, place.partition), place.stuck)

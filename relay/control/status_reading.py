@@ -116,6 +116,8 @@ class StatusReader:
         self._latest: dict[bytes, bytes] = {}
         self._dead: dict[tuple[str, bytes], str] = {}
         self.notes: list[str] = []
+        self.unseen: Unreachable | None = None
+        """Which database was away: what is read without it may lack what needs somebody."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,12 +130,13 @@ class StatusReader:
         self._groups.close()
 
     def read(self) -> list[RouteView]:
-        """Return every route as it is now, with ``notes`` on what could not be seen.
+        """Return every route as it is now, with ``notes`` on what could not be seen, and ``unseen``.
 
         Raises Unreachable (brokers), ConfigError (the relay's topics are missing).
         """
         config = self._config
         self.notes = []
+        self.unseen = None
         logs = config.log_topics
         found = self._topics.describe({*logs, config.control_topic, config.deadletter_topic}, settings=False)
         for name in (config.control_topic, config.deadletter_topic):
@@ -263,5 +266,7 @@ class StatusReader:
                 name, resource = route.to.resource, config.resources[route.to.resource]
             return stored_positions(name, resource, config.relay.name, route.name, topic_ids)
         except (Unreachable, ConfigError) as error:
+            if isinstance(error, Unreachable):
+                self.unseen = error
             self.notes.append(f"route {route.name}: positions are those its workers told last; {error}")
             return None

@@ -173,5 +173,5 @@ def test_where_the_positions_cannot_be_asked_nothing_is_called_lost(
 
     code, found, _ = relay(route, "list")
 
-    assert (code, found["items"]) == (0, [])
+    assert (code, found["ok"], found["items"]) == (3, False, []), "nor that nothing is"
     assert "positions are those its workers told last" in found["notes"][0]

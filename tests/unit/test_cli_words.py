@@ -296,6 +296,7 @@ def test_json_reaches_a_pipe_at_once_and_on_one_line_where_more_follow(monkeypat
 def test_each_look_of_a_watch_is_one_line_for_programs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Seen:
         notes = ("one", "two")
+        unseen = None
 
         def read(self) -> list[Any]:
             return []
