@@ -266,7 +266,17 @@ def reaching(name: str) -> Iterator[None]:
         ) from error
     except psycopg.Error as error:
         # Whatever else it says (read-only after a failover, out of memory): ask again later.
-        raise Unreachable(f"resources.{name}: the database does not answer ({_first_line(error)})") from error
+        raise Unreachable(
+            f"resources.{name}: the database does not answer ({_first_line(error)}); {remedy(error)}"
+        ) from error
+
+
+def remedy(error: psycopg.Error) -> str:
+    """Return what helps a person against it."""
+    # A server that speaks is where the address says.
+    if error.sqlstate is not None or "FATAL:" in str(error):
+        return "correct what it names (user, password, database), or look at the server's log"
+    return "start it, or correct the address"
 
 
 def _uuid(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> str:

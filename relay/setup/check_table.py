@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from relay.config.model import ResourceConfig, TableDestination
 from relay.message.errors import Unreachable
+from relay.resources.postgresql import remedy
 from relay.setup.check_topics import Findings
 
 _CONNECT_S: Final = 5
@@ -190,7 +191,7 @@ def _ask(name: str, url: str, query: LiteralString, parameters: list[Any]) -> li
         raise away(name, url, error) from None
 
 
-def away(name: str, url: str, error: Exception) -> Unreachable:
+def away(name: str, url: str, error: psycopg.Error) -> Unreachable:
     """Return the sentence for a database that does not answer, without its user and password."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     try:
@@ -201,7 +202,7 @@ def away(name: str, url: str, error: Exception) -> Unreachable:
     except psycopg.Error:
         where, reason = "(hidden)", type(error).__name__
     return Unreachable(
-        f"resources.{name}.url = {where}: no answer ({reason}); start it, or correct the address"
+        f"resources.{name}.url = {where}: no answer ({reason}); {remedy(error)}"
     )
 
 

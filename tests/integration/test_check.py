@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import conninfo
 from typer.testing import CliRunner
 
 from relay.cli.main import app
@@ -205,7 +206,18 @@ def test_a_database_that_is_away_is_unreachable_and_shows_no_password(write: Cal
 
     assert code == 3
     assert "127.0.0.1:1/shop: no answer" in report["unreachable"][0]
+    assert "start it, or correct the address" in report["unreachable"][0]
     assert "c4n4ry" not in json.dumps(report)
+
+
+def test_a_database_that_refuses_the_login_is_not_told_to_be_at_another_address(
+    postgres: str, write: Callable[[str], str]
+) -> None:
+    url = conninfo.conninfo_to_dict(postgres)
+    code, report = check(write(f'[resources.shop]\nurl = "postgresql://nobody:x@{url["host"]}:{url["port"]}/shop"\n'))
+
+    assert code == 3
+    assert report["unreachable"][0].endswith("correct what it names (user, password, database), or look at the server's log")
 
 
 def test_a_queues_tables_that_are_missing_or_not_granted_are_faults(
