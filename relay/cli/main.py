@@ -11,13 +11,13 @@ import importlib
 import os
 import sys
 from errno import ENOSPC
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from relay import __version__
 from relay.cli.report import unbroken
 from relay.message.errors import ConfigError, RelayError
 
@@ -61,10 +61,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        try:
-            typer.echo(f"relay {version('transactional-relay')}")
-        except PackageNotFoundError:
-            typer.echo("relay (not installed)")
+        typer.echo(f"relay {__version__}")
         raise typer.Exit
 
 

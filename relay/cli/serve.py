@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 import ssl
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from relay import __version__
 from relay.cli.report import ConfigArgument, print_json, print_line
 from relay.config.loading import load
 from relay.config.model import RelayConfig
@@ -54,7 +54,7 @@ def serve_command(
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         _say(listening, host, has_tls=tls is not None, as_json=as_json)
-        serve(application(loaded.relay.name, _version(), watching, door), listening, tls)
+        serve(application(loaded.relay.name, __version__, watching, door), listening, tls)
     finally:
         watching.close()
         listening.close()
@@ -130,10 +130,3 @@ def _say(listening: socket.socket, host: str, *, has_tls: bool, as_json: bool) -
         print_json({"url": url}, one_line=True)
     else:
         print_line(f"{url}  (also status, metrics, livez, readyz); Ctrl-C ends it")
-
-
-def _version() -> str:
-    try:
-        return version("transactional-relay")
-    except PackageNotFoundError:
-        return "unknown"

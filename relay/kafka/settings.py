@@ -243,15 +243,22 @@ def _value_refusal(key: str, value: str, allowed: Allowed) -> Refusal | None:
 def _port_refusals(kafka: Mapping[str, str]) -> Iterator[Refusal]:
     """The client takes 99999 for port 34463, and a word for port 0: its words then speak of an address that nobody gave."""
     for server in kafka["bootstrap.servers"].split(","):
-        address = server.strip().rpartition("://")[2]
-        _, colon, port = address.rpartition("]" if address.startswith("[") else ":")
-        if address.startswith("["):
-            colon, port = port[:1], port[1:]
-        elif address.count(":") > 1:
-            continue
-        if colon and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORT_MAX):
+        _, port = _host_and_port(server)
+        if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORT_MAX):
             problem = f"{server.strip()} has a port that is none"
             yield Refusal("bootstrap.servers", problem, f"write host:port with a port from 1 to {_PORT_MAX}")
+
+
+def _host_and_port(server: str) -> tuple[str, str | None]:
+    """Take an address apart; without a port None, which is whatever stands there otherwise."""
+    address = server.strip().rpartition("://")[2]
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        return host, rest.removeprefix(":") if rest else None
+    if address.count(":") != 1:  # none, or an IPv6 address
+        return address, None
+    host, _, port = address.partition(":")
+    return host, port
 
 
 def _plaintext_refusals(kafka: Mapping[str, str]) -> Iterator[Refusal]:
@@ -267,9 +274,7 @@ def _plaintext_refusals(kafka: Mapping[str, str]) -> Iterator[Refusal]:
 
 def is_loopback(server: str) -> bool:
     """Tell whether ``host:port``, perhaps with a protocol before it, is on this machine."""
-    address = server.strip().rpartition("://")[2]
-    host = address.rpartition(":")[0] if address.count(":") == 1 or "]" in address else address
-    host = host.strip("[]")
+    host, _ = _host_and_port(server)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -57,7 +57,7 @@ def test_dangerous_unknown_and_unbounded_settings_are_refused(key: str, value: s
 
 
 @pytest.mark.parametrize(
-    "server", ["127.0.0.1:9092", "localhost:9092", "[::1]:9092", "PLAINTEXT://127.1.2.3:1"]
+    "server", ["127.0.0.1:9092", "localhost:9092", "[::1]:9092", "[::1]", "::1", "PLAINTEXT://127.1.2.3:1"]
 )
 def test_plaintext_on_this_machine_is_fine(server: str) -> None:
     assert list(settings.refusals({"bootstrap.servers": server})) == []
