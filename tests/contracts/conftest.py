@@ -14,7 +14,7 @@ from relay.queue.stores.sql_schema import create
 from tests.conftest import Services
 from tests.contracts.queue_media import MEDIA, Medium, medium_of
 
-pytest.register_assert_rewrite("tests.contracts.kafka_reading", "tests.contracts.kafka_transactions", "tests.contracts.kafka_groups")
+pytest.register_assert_rewrite("tests.contracts.kafka_reading", "tests.contracts.kafka_transactions", "tests.contracts.kafka_groups", "tests.contracts.resource_contract")
 
 
 @pytest.fixture(scope="session")

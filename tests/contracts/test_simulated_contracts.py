@@ -10,8 +10,8 @@ import pytest
 from relay.message.errors import InDoubt, Retriable, Unreachable
 from relay.resources.port import AnswerLost, Resource
 from relay.transfer.cursor import TableCursor
+from tests.contracts.resource_contract import LOCK_TIMEOUT_S, PLACED, ResourceContract
 from tests.contracts.table_databases import LEDGER, P0, Store, message, plan
-from tests.contracts.test_resource_contract import LOCK_TIMEOUT_S, PLACED, ResourceContract
 from tests.contracts.test_table_cursor_contract import TableCursorContract
 from tests.simulation.database_cursor import SimulatedCursor
 from tests.simulation.database_resource import SimulatedResource, SimulatedSession

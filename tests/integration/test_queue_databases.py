@@ -6,7 +6,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import psycopg
 import pytest
 
 from relay.message.errors import ConfigError, InDoubt
-from relay.queue.alerts import Alerts, open_alerts
+from relay.queue.alerts import open_alerts
 from relay.queue.port import Filter, Holder, QueueStore, Retired, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
@@ -26,6 +25,7 @@ from relay.queue.stores.sqlite import bind_sqlite
 from relay.resources import patience
 from tests.capture_log import DatabaseProxy, until
 from tests.contracts.queue_media import NOW, message, put, settings
+from tests.integration.threads import in_thread
 
 WAIT_S = 30.0
 WAITING = """select count(*) from pg_stat_activity
@@ -59,21 +59,6 @@ def opened(postgres: str, database: psycopg.Connection) -> Iterator[Opened]:
 def one_waits(database: psycopg.Connection) -> bool:
     (count,) = database.execute(WAITING).fetchone() or (0,)
     return bool(count)
-
-
-def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """Run work beside the test; what it returns or raises is in the list at its end."""
-    ended: list[object] = []
-
-    def run() -> None:
-        try:
-            ended.append(work())
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            ended.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, ended
 
 
 def work_off(store: QueueStore, subscriber: str, holder: bytes, log: list[tuple[bytes | None, int]], total: int) -> None:
@@ -405,90 +390,6 @@ def test_a_callers_transaction_on_a_file_decides_as_well(tmp_path: Path) -> None
     assert store.waiting() == 1
     connection.close()
     store.close()
-
-
-# Alerts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'q.db'}"
-    request.getfixturevalue("database")
-    return str(request.getfixturevalue("postgres"))
-
-
-@pytest.fixture
-def listening(url: str) -> Iterator[tuple[QueueStore, Alerts]]:
-    asked = settings("ann")
-    store = open_store(asked, url)
-    alerts = open_alerts(asked.name, url)
-    while alerts.wait("ann", 0.1):  # what making the tables told
-        pass
-    yield store, alerts
-    alerts.close()
-    store.close()
-
-
-def test_who_waits_wakes_at_once_when_something_is_put(listening: tuple[QueueStore, Alerts]) -> None:
-    store, alerts = listening
-    begun = time.monotonic()
-    thread, ended = in_thread(lambda: (alerts.wait("ann", WAIT_S), time.monotonic() - begun))
-    put(store, "m")
-    thread.join(WAIT_S)
-
-    ((told, seconds),) = ended  # type: ignore[misc]
-    assert told
-    assert seconds < WAIT_S / 3
-
-
-def test_what_came_before_the_wait_is_not_missed_and_told_once(listening: tuple[QueueStore, Alerts]) -> None:
-    store, alerts = listening
-    put(store, "m")
-
-    assert alerts.wait("ann", 5)
-    assert not alerts.wait("ann", 0.2)
-
-
-def test_what_was_taken_back_wakes_nobody(listening: tuple[QueueStore, Alerts]) -> None:
-    store, alerts = listening
-    with suppress(StoreAway), store.transaction():
-        put(store, "m")
-        raise StoreAway
-
-    assert not alerts.wait("ann", 0.2)
-
-
-def test_what_another_process_puts_into_a_file_is_seen(tmp_path: Path) -> None:
-    asked = settings("ann")
-    store = open_store(asked, "sqlite:///q.db", state=tmp_path)
-    alerts = open_alerts("another name, as if the board were another process's", "sqlite:///q.db", state=tmp_path)
-    alerts.wait("ann", 0.1)
-
-    put(store, "m")
-
-    assert alerts.wait("ann", 5)
-    alerts.close()
-    store.close()
-
-
-def test_a_listening_connection_that_was_lost_is_made_again(
-    postgres: str, database: psycopg.Connection, opened: Opened
-) -> None:
-    asked = settings("ann")
-    store = opened(asked)
-    alerts = open_alerts(asked.name, postgres)
-    database.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and query like 'listen%'"
-    )
-    # Unheard meanwhile: it is told that something may have come.
-    assert alerts.wait("ann", 5)
-    until(lambda: not alerts.wait("ann", 0.1), "it listens again")
-
-    put(store, "m")
-
-    assert alerts.wait("ann", 5)
-    alerts.close()
 
 
 class TestTrimmedWhileItIsGivenAgain:

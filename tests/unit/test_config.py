@@ -3,59 +3,15 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from relay.config.faults import Fault
 from relay.config.loading import examine, load
-from relay.config.model import RelayConfig, TableDestination, TopicDestination
+from relay.config.model import TableDestination, TopicDestination
 from relay.config.quantities import duration, spoken
-from relay.config.reading import read
 from relay.message.errors import ConfigError
-
-BASE = """
-[relay]
-name = "shop"
-instance = "a"
-
-[kafka]
-"bootstrap.servers" = "127.0.0.1:9092"
-
-[resources.shop]
-url = "sqlite:///shop.db"
-"""
-
-ROUTES = """
-[routes.to-ledger]
-from = ["orders"]
-to = { topic = "ledger" }
-
-[routes.to-table]
-from = ["orders"]
-to = { table = "ledger", resource = "shop", mode = "insert", columns = { id = "ce:id", total = "json:/total" } }
-"""
-
-
-def faults_of(text: str, tmp_path: Path, **env: str) -> list[Fault]:
-    _, faults = read(tomllib.loads(text), tmp_path / "relay.toml", env)
-    return faults
-
-
-def good(text: str, tmp_path: Path, **env: str) -> RelayConfig:
-    config, faults = read(tomllib.loads(text), tmp_path / "relay.toml", env)
-    assert faults == []
-    assert config is not None
-    return config
-
-
-def route_with(lines: str, to: str = '{ topic = "ledger" }') -> str:
-    return f'{BASE}\n[routes.r]\nfrom = ["orders"]\nto = {to}\n{lines}\n'
-
-
-def table_with(words: str) -> str:
-    return route_with("", f'{{ table = "ledger", resource = "shop", columns = {{ id = "ce:id" }}, {words} }}')
+from tests.unit.configurations import BASE, ROUTES, faults_of, good, route_with, table_with
 
 
 def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
@@ -133,15 +89,6 @@ def test_references(tmp_path: Path) -> None:
     assert config.relay.instance == "box-left"
     assert config.resources["shop"].url.get_secret_value() == "postgresql://bob:s3cret@db/shop${x}"
     assert config.notes == ()
-
-
-def test_a_secret_file_that_everybody_reads_is_noted(tmp_path: Path) -> None:
-    (tmp_path / "url").write_text("postgresql://db/shop")
-    (tmp_path / "url").chmod(0o644)
-
-    config = good(BASE.replace("sqlite:///shop.db", "${file:url}"), tmp_path)
-
-    assert "chmod" in config.notes[0]
 
 
 def test_the_machine_has_a_name_even_when_the_environment_has_none(tmp_path: Path) -> None:
@@ -473,54 +420,6 @@ def test_addresses_that_no_driver_reads(url: str, tmp_path: Path) -> None:
     assert "c4n4ry" not in str(fault)
 
 
-CANARY = "c4n4ry"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        BASE.replace("sqlite:///shop.db", f"mysql://bob:{CANARY}@db/shop"),
-        BASE.replace('url = "sqlite:///shop.db"', f'url = ["postgresql://bob:{CANARY}@db/shop"]'),
-        BASE.replace(
-            'url = "sqlite:///shop.db"', f'url = "sqlite:///x"\nmigrate_url = "postgresql://b:{CANARY}@h/d"'
-        ),
-        BASE.replace('url = "sqlite:///shop.db"', f'ulr = "postgresql://bob:{CANARY}@db/shop"'),
-        BASE.replace("[kafka]", f'[kafka]\n"sasl.password" = "{CANARY}"'),
-        BASE.replace("[kafka]", f'[kafka]\n"ssl.key.password" = "{CANARY}"\n"sasl.username" = "x"'),
-        BASE.replace("[kafka]", f'[kafka]\n"sasl.oauthbearer.client.secret" = "{CANARY}"'),
-        BASE.replace("[kafka]", f"""[kafka]\n"sasl.jaas.config" = 'x required password="{CANARY}";'"""),
-        BASE.replace("sqlite:///shop.db", f"postgresql://bob:a/{CANARY}@db/shop"),
-        BASE + f'[queues.q]\nstore = "postgresql://bob:a/{CANARY}@db/shop"\nsubscribers = {{ a = {{}} }}\n',
-        BASE + f'[queues.q]\nstore = "postgresql://bob:a@{CANARY}@db/shop"\nsubscribers = {{ a = {{}} }}\n',
-        BASE.replace('instance = "a"', 'instance = "${env:SECRET}/"'),
-        BASE.replace(
-            "[resources.shop]", f'[resources]\nother = "postgresql://bob:{CANARY}@db/shop"\n[resources.shop]'
-        ),
-        route_with("").replace('["orders"]', '["${env:SECRET}/"]'),
-        table_with('mode = "sql", sql = "insert into x values (%(${env:SECRET})s)"'),
-    ],
-)
-def test_no_fault_shows_a_secret(text: str, tmp_path: Path) -> None:
-    faults = faults_of(text, tmp_path, SECRET=CANARY)
-
-    assert faults
-    assert CANARY not in " ".join(str(fault) for fault in faults)
-
-
-def test_printing_a_configuration_shows_no_secret(tmp_path: Path) -> None:
-    text = BASE.replace("sqlite:///shop.db", f"postgresql://bob:{CANARY}@db/shop").replace(
-        "[kafka]",
-        f'[kafka]\n"sasl.password" = "{CANARY}"\n"sasl.username" = "bob"\n"security.protocol" = "sasl_ssl"\n'
-        f'"ssl.key.pem" = "{CANARY}"',
-    )
-
-    config = good(text, tmp_path)
-
-    for shown in (repr(config), str(config), repr(config.kafka), f"{config.kafka}", repr(config.resources)):
-        assert CANARY not in shown
-    assert config.kafka["sasl.password"] == CANARY
-
-
 def test_examine_reads_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "relay.toml"
     path.write_text(BASE.replace('"a"', '"${env:WHO}"'))
@@ -530,61 +429,6 @@ def test_examine_reads_the_environment(tmp_path: Path) -> None:
     assert faults == []
     assert config is not None
     assert config.relay.instance == "me"
-
-
-def registry_with(lines: str) -> str:
-    return f"{BASE}\n[registry]\n{lines}\n"
-
-
-def test_a_registry_stands_in_for_schema_files(tmp_path: Path) -> None:
-    words = 'url = "https://registry:8081/"\nuser = "relay"\npassword = "${env:REGISTRY_PASSWORD}"\ntimeout = "500ms"'
-    text = table_with('mode = "insert"').replace("ce:id", "avro:id") + 'identity = ["avro:id"]\n'
-
-    config = good(text + f"[registry]\n{words}\n", tmp_path, REGISTRY_PASSWORD="canary")
-
-    assert config.registry is not None
-    assert (config.registry.url, config.registry.timeout) == ("https://registry:8081", 0.5)
-    assert config.registry.credentials == "relay:canary"
-    assert "canary" not in repr(config)
-    assert good(BASE, tmp_path).registry is None
-
-
-@pytest.mark.parametrize(
-    ("lines", "key", "words"),
-    [
-        ("", "registry.url", "missing"),
-        ('url = "registry:8081"', "registry.url", "not the address"),
-        ('url = "ftp://registry"', "registry.url", "not the address"),
-        ('url = "https://:8081"', "registry.url", "not the address"),
-        ('url = "https://a:99999"', "registry.url", "not an address"),
-        ('url = "https://relay:canary@registry"', "registry.url", "no password"),
-        ('url = "https://a,https://b"', "registry.url", "more than one"),
-        ('url = "http://registry:8081"', "registry.url", "not encrypted"),
-        ('url = "https://a"\nuser = "relay"', "registry.user", "needs a password"),
-        ('url = "https://a"\npassword = "canary"', "registry.user", "needs a password"),
-        ('url = "https://a"\nuser = "re:lay"\npassword = "canary"', "registry.user", "pattern"),
-        ('url = "https://a"\nca = "absent.pem"', "registry.ca", "cannot be read"),
-        ('url = "https://a"\ntimeout = "5m"', "registry.timeout", "60"),
-        ('url = "https://a"\ncache = 0', "registry.cache", "1"),
-        ('url = "https://a"\ntoken = "canary"', "registry.token", "not a setting"),
-    ],
-)
-def test_a_wrong_registry_is_one_fault_with_its_remedy(lines: str, key: str, words: str, tmp_path: Path) -> None:
-    (fault,) = faults_of(registry_with(lines), tmp_path)
-
-    assert fault.key == key
-    assert words in f"{fault.problem} {fault.remedy}"
-    assert "canary" not in str(fault)
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8081", "http://[::1]:8081", "http://localhost"])
-def test_a_registry_on_this_machine_may_be_plain(url: str, tmp_path: Path) -> None:
-    good(registry_with(f'url = "{url}"'), tmp_path)
-
-
-def test_plain_http_elsewhere_must_be_allowed(tmp_path: Path) -> None:
-    text = registry_with('url = "http://registry:8081"')
-    good(text.replace('instance = "a"', 'instance = "a"\nallow_plaintext = true'), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -602,23 +446,3 @@ def test_a_value_of_a_wrong_kind_is_told_how_to_write_it(right: str, wrong: str,
 
     assert [f"write {remedy}" for _ in faults] == [fault.remedy for fault in faults]
     assert len(faults) == 1
-
-
-SECURE = BASE.replace(':9092"', ':9092"\n"security.protocol" = "ssl"\n"ssl.ca.location" = "{}"')
-
-
-def test_a_certificate_lies_beside_the_file_as_every_path_does(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----")
-    (tmp_path / "authorities").mkdir()
-
-    for written in ("ca.pem", str(tmp_path / "ca.pem"), "authorities"):
-        assert good(SECURE.format(written), tmp_path).kafka["ssl.ca.location"] == str(tmp_path / written)
-    assert good(SECURE.format("probe"), tmp_path).kafka["ssl.ca.location"] == "probe", "the client's word, and no path"
-
-
-def test_a_certificate_that_is_not_there_is_told_before_any_broker_is_asked(tmp_path: Path) -> None:
-    (fault,) = faults_of(SECURE.format("absent.pem"), tmp_path)
-
-    assert fault.key == 'kafka."ssl.ca.location"'
-    assert "No such file" in fault.problem
-    assert "relative to the configuration" in fault.remedy
