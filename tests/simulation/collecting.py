@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import orjson
 
@@ -178,7 +178,7 @@ def table_of(
     ``first_of`` a topic id is where its offsets count from, if several topics had the log's name.
     """
     effects: dict[tuple[object, ...], Effect] = {}
-    positions: dict[Partition, int] = {}
+    rows: dict[tuple[int, Partition], int] = {}
     for commit in database.history:
         into.restored = into.restored or commit.by == "restore"
         new = []
@@ -190,30 +190,38 @@ def table_of(
             elif name == table and after is None:
                 effects.pop(key, None)
             elif name == POSITIONS:
-                _position(commit, (before, after), positions, first_of, into)
+                _position(commit, (before, after), rows, first_of, into)
         if commit.by != "restore":
             _torn(commit, new, into)
         if any(change[0] == POSITIONS for change in commit.changes):
-            into.samples.append(Sample(commit.at, dict(positions), frozenset(e.id for e in effects.values())))
+            into.samples.append(Sample(commit.at, _standing(rows), frozenset(e.id for e in effects.values())))
     into.effects += effects.values()
-    into.positions.update(positions)
+    into.positions.update(_standing(rows))
+
+
+def _standing(rows: Mapping[tuple[int, Partition], int]) -> dict[Partition, int]:
+    """Return where a route stands: a commit of the first topic's that comes late says nothing of the second's row."""
+    return {place: position for (_, place), position in sorted(rows.items())}
 
 
 def _position(
     commit: Commit,
     change: tuple[Row | None, Row | None],
-    positions: dict[Partition, int],
+    rows: dict[tuple[int, Partition], int],
     first_of: Callable[[bytes], int],
     into: Evidence,
 ) -> None:
     before, after = change
+    known = after or before
+    assert known is not None
+    first = first_of(known["topic_id"])
+    row = (first, (known["topic"], known["partition"]))
     if after is None or after["position"] is None:
-        known = before or after
-        assert known is not None
-        positions.pop((known["topic"], known["partition"]), None)
+        rows.pop(row, None)
+    else:
+        rows[row] = after["position"] + first
     if after is None:
         return
-    place: Partition = (after["topic"], after["partition"])
     claim = before is None or before["epoch"] != after["epoch"]
     # Who held it when the backup was made holds it again: its word stands in the row.
     by = commit.by if commit.by != "restore" else _last_name(after["worker"], into)
@@ -221,8 +229,6 @@ def _position(
     into.held.append(
         Held(held, after["epoch"], after["worker"], by, after["position"], claim or commit.by == "restore", commit.at)
     )
-    if after["position"] is not None:
-        positions[place] = after["position"] + first_of(after["topic_id"])
 
 
 def _last_name(owner: str, into: Evidence) -> str:
