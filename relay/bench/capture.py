@@ -6,9 +6,6 @@ Commits are counted without a reader; the time until they show is taken in turns
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import quantiles
@@ -16,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from relay.bench.capture_peers import MARKER_KEY_BYTES, PARTITIONS
+from relay.bench.peers import MARKER_KEY_BYTES, PARTITIONS, beside
 from relay.capture.publisher import Capture, DefaultTiming
 from relay.kafka.topics import TopicPlan, Topics
 from relay.resources import open_resource
@@ -127,7 +124,7 @@ def _outbox_round(
 
         return commit
 
-    with _reader(kafka, topic, read) as seen, _peer("poll", kafka, postgres):
+    with _reader(kafka, topic, read) as seen, beside("poll", kafka, postgres):
         _drive(side, seconds, seen, measured)
     for connection in connections:
         connection.close()
@@ -168,36 +165,7 @@ def _drive(
 
 
 def _reader(kafka: str, topic: str, read: bool) -> AbstractContextManager[dict[bytes, float] | None]:
-    return _peer("read", kafka, topic) if read else nullcontext()
-
-
-@contextmanager
-def _peer(*arguments: str) -> Iterator[dict[bytes, float]]:
-    """Run a process beside this one; yields what it prints: key -> monotonic time of showing."""
-    command = [sys.executable, "-m", "relay.bench.capture_peers", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    output = process.stdout
-    seen: dict[bytes, float] = {}
-    ready = threading.Event()
-
-    def gather() -> None:
-        output.readline()
-        ready.set()
-        for line in output:
-            key, _, at = line.partition(" ")
-            seen.setdefault(bytes.fromhex(key), float(at))
-
-    gathering = schedule.start_thread("bench-peer", gather)
-    try:
-        if not ready.wait(DRAIN_S) or process.poll() is not None:
-            raise RuntimeError(f"{arguments[0]} did not start")
-        yield seen
-    finally:
-        process.terminate()
-        process.wait()
-        gathering.join()
-        output.close()
+    return beside("read", kafka, topic) if read else nullcontext()
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
 
@@ -15,7 +19,7 @@ from relay.kafka.settings import consumer
 from relay.kafka.tail import tail
 from relay.message import envelope
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.run import clock, schedule
 
 PARTITIONS: Final = 4
 MARKER_KEY_BYTES: Final = 16
@@ -24,10 +28,40 @@ _PROMPT: Final = {"fetch.wait.max.ms": 5, "fetch.min.bytes": 65_536}
 _POLL_ROWS: Final = 500
 _POLL_PAUSE_S: Final = 0.005
 _ACK_S: Final = 10.0
+_START_S: Final = 10.0
 
 TAKE: Final = """delete from relay_bench_outbox where id in (
     select id from relay_bench_outbox order by id limit %s for update skip locked
 ) returning id, topic, key, type, created_at, payload"""
+
+
+@contextmanager
+def beside(*arguments: str) -> Iterator[dict[bytes, float]]:
+    """Run a process beside this one; yields what it prints: key -> monotonic time of showing."""
+    command = [sys.executable, "-m", "relay.bench.peers", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    output = process.stdout
+    seen: dict[bytes, float] = {}
+    ready = threading.Event()
+
+    def gather() -> None:
+        output.readline()
+        ready.set()
+        for line in output:
+            key, _, at = line.partition(" ")
+            seen.setdefault(bytes.fromhex(key), float(at))
+
+    gathering = schedule.start_thread("bench-peer", gather)
+    try:
+        if not ready.wait(_START_S) or process.poll() is not None:
+            raise RuntimeError(f"{arguments[0]} did not start")
+        yield seen
+    finally:
+        process.terminate()
+        process.wait()
+        gathering.join()
+        output.close()
 
 
 def read(kafka: str, topic: str) -> None:

@@ -61,7 +61,14 @@ def row(name: str, speeds: Mapping[str, list[float]]) -> dict[str, Any]:
 def relay_pace(
     topics: Topics, kafka: str, route: Callable[[Path], str], filled: Callable[[], int], messages: int
 ) -> float:
-    """Run one worker until its destination is filled; ``route`` writes the sections of resources and the route `bench`.
+    """Run one worker of the ``route`` (see `lent_worker`) until its destination is filled."""
+    with lent_worker(topics, kafka, route) as command:
+        return pace(command, filled, messages)
+
+
+@contextmanager
+def lent_worker(topics: Topics, kafka: str, route: Callable[[Path], str]) -> Iterator[list[str]]:
+    """Lend the command of one worker; ``route`` writes the sections of resources and the route `bench`.
 
     It may put files into the directory it is given.
     """
@@ -73,9 +80,8 @@ def relay_pace(
         )
         config = load(path)
         migrate(config)
-        command = [sys.executable, "-m", "relay.run.process", str(path), "--route", "bench", "--worker", "0"]
         try:
-            return pace(command, filled, messages)
+            yield [sys.executable, "-m", "relay.run.process", str(path), "--route", "bench", "--worker", "0"]
         finally:
             owned = [config.deadletter_topic, config.control_topic, config.inquiries_topic, config.decisions_topic]
             topics.delete([config.monitor_topic("bench"), *owned])

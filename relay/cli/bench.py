@@ -28,6 +28,12 @@ def _topic(services: LocalServices, messages: int) -> Row:
     return run(services.kafka, messages)
 
 
+def _latency(services: LocalServices, messages: int) -> Row:
+    from relay.bench.latency import run  # noqa: PLC0415
+
+    return run(services.kafka, messages)
+
+
 def _table(services: LocalServices, messages: int) -> Row:
     from relay.bench.table import run  # noqa: PLC0415
 
@@ -87,6 +93,7 @@ def _queue_postgres(services: LocalServices, messages: int) -> Row:
 
 BENCHES: Final[dict[str, tuple[Callable[[LocalServices, int], Row], int]]] = {
     "topic": (_topic, 1_500_000),
+    "latency": (_latency, 15_000),
     "table": (_table, 600_000),
     "capture": (_capture, 0),
     "dedup-restore": (_dedup_restore, 2_000_000),

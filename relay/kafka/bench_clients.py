@@ -19,6 +19,7 @@ _EMPTY_MAX: Final = 100
 _ROOM_S: Final = 0.05
 _FLUSH_S: Final = 60.0
 _LINGER: Final = {"linger.ms": 50}
+_VALUE_BYTES: Final = 256
 
 
 def append(
@@ -72,3 +73,30 @@ def consume_plainly(kafka: str, partition: LogPartition, count: int) -> int:
     finally:
         consumer.close()
     return size
+
+
+class Steady:
+    """A publisher that hands over one record at a time, at its caller's pace: 256 bytes, with CloudEvents headers."""
+
+    def __init__(self, kafka: str, topic: str, partitions: int) -> None:
+        # Not the batches of a producer in a hurry: what is measured is what comes behind it.
+        self._producer = Producer({**settings.producer({"bootstrap.servers": kafka}, Timing()), "linger.ms": 0})
+        self._topic = topic
+        self._partitions = partitions
+
+    def append(self, key: bytes, number: int) -> None:
+        """Hand over the record of that number."""
+        partition = number % self._partitions
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("ce_specversion", b"1.0"),
+            ("ce_id", b"%d" % number),
+            ("ce_source", b"/bench/%d" % partition),
+            ("ce_type", b"bench"),
+        ]
+        self._producer.produce(self._topic, bytes(_VALUE_BYTES), key, partition, headers=headers)
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        """Wait until all is acknowledged. Raises Unreachable."""
+        if self._producer.flush(_FLUSH_S):
+            raise Unreachable(f"not every record of {self._topic} was acknowledged")
