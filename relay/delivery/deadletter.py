@@ -23,6 +23,18 @@ UNTOLD: Final = MessageRejected(
 )
 """The cause of a redrive that was torn and whose outputs have left their topic since."""
 
+LETTER_LOST: Final = MessageRejected(
+    "apply",
+    "letter_lost",
+    "it died, and its first dead letter is lost with a transaction that a broker left open; redrive it to learn why",
+)
+"""Stands for a cause that only the lost letter knew."""
+OUTPUT_LOST: Final = MessageRejected(
+    "apply",
+    "output_lost",
+    "its output is lost with a transaction that a broker left open, and it has left the log since: publish it again",
+)
+
 
 def dead_letter(
     message: LogMessage,

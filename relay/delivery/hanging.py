@@ -9,7 +9,8 @@ for that: ``kafka-transactions.sh abort``.)
 
 A transaction ends everywhere alike, unless a stray EndTxn tore it: then its last part has no seal that shows. So it is
 aborted unless its seal shows, or lies in a monitor that hangs while an output shows or a position has moved. Then it was
-committed: the monitor's part is committed as well, an output that hangs is left to the next commit under its id.
+committed: the monitor's part is committed as well. An output that hangs is aborted all the same, since a commit would show
+the touch there; what is missing then is written again by whoever recovers its log partition (``unshown``).
 """
 
 from __future__ import annotations
@@ -72,17 +73,23 @@ class HangingTransactions:
             return
         firsts, found = self._found(scanner, reader, {place: ends[place] for place in sorted(hanging)})
         committed = self._committed(scanner, reader, views, stored, hanging)
+        torn = self._torn(scanner, reader, views, hanging)
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
         sure: set[LogPartition] = set()
         for place, last in found.items():
             # What names nobody that is known here may be our own former instance's.
             for instance, n in last.items():
-                into = aborting if n > committed.get(instance, 0) else committing
-                if into is aborting or place.topic == self._monitor:
-                    into[names.get(instance, self._own)].append(place)
-                    if instance in names and instance == firsts.get(place):
-                        sure.add(place)  # the last stable offset is at the first record of what is open: no stranger's
+                surely = instance in names and instance == firsts.get(place)
+                is_torn = place.topic == self._monitor and n <= torn.get(instance, 0)
+                if n > committed.get(instance, 0) and not is_torn:
+                    aborting[names.get(instance, self._own)].append(place)
+                elif place.topic == self._monitor:
+                    committing[names.get(instance, self._own)].append(place)
+                elif surely:
+                    aborting[names[instance]].append(place)
+                if surely:
+                    sure.add(place)  # the last stable offset is at the first record of what is open: no stranger's
         ended = [self._end_under(one, places, sure, commit=False) for one, places in sorted(aborting.items())]
         ended += [self._end_under(one, places, sure, commit=True) for one, places in sorted(committing.items())]
         if any(ended):
@@ -195,6 +202,21 @@ class HangingTransactions:
         )
         return _last(chain(sealed, traces))
 
+    def _torn(
+        self, scanner: Reader, reader: Reader, views: Iterable[MonitorView], hanging: Collection[LogPartition]
+    ) -> dict[bytes, int]:
+        """Return the n of what a stray COMMIT tore while the monitor was left out: an output shows, and no seal was written.
+
+        Its begin, which comes before all outputs, was committed with them: settlement must find it.
+        """
+        return _last(
+            (begin.instance, begin.n)
+            for view in views
+            if view.scan is not None and LogPartition(self._monitor, view.partition) in hanging
+            for _, begin in view.scan.last.values()
+            if not view.scan.evidence.is_sealed(begin.instance, begin.n) and self._shows(scanner, reader, begin)
+        )
+
     def _shows(self, scanner: Reader, reader: Reader, begin: Begin) -> bool:
         """Does any output of the transaction show to a read_committed reader?"""
         spans = {}
@@ -218,9 +240,11 @@ def _last(numbers: Iterable[Number | None]) -> dict[bytes, int]:
 
 
 def _has_moved(begin: Begin, stored: Mapping[LogPartition, tuple[int, str]]) -> bool:
-    """Has a position moved past what the transaction took?"""
-    ends = [(one, stored.get(LogPartition(one.topic, one.partition), (0, ""))[0]) for one in begin.inputs]
-    return any(one.first < one.next <= position for one, position in ends)
+    """Has the transaction moved a position? Nothing else was begun before it was seen committed, so nobody else has.
+
+    It may read further than it moves the position: what waits behind an undecided capture holds that back.
+    """
+    return any(one.first < stored.get(LogPartition(one.topic, one.partition), (0, ""))[0] for one in begin.inputs)
 
 
 def _begun(record: Record) -> Number | None:

@@ -11,14 +11,22 @@ from binascii import hexlify
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
+
+import structlog
 
 from relay.delivery.ports import Transaction
+from relay.delivery.sightings import SOON_S, Committed, Sightings, Watch
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
+from relay.message.errors import InDoubt
 from relay.message.record import Appended, LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, Seal, SettleSeal, encode
 from relay.monitor.ranges import RangeEntry
-from relay.run import randomness
+from relay.run import clock, randomness
 from relay.run.crash import crash_point
+
+log = structlog.get_logger("relay.topic")
+WARN_S: Final = 600.0
 
 
 @dataclass(slots=True)
@@ -57,14 +65,26 @@ class SealedWork:
 class SealedProducer:
     """Runs sealed transactions on one instance; after any exception the instance must be discarded."""
 
-    def __init__(self, transaction: Transaction, worker: str, monitor_topic: str, floors: dict[LogPartition, int]) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        worker: str,
+        monitor_topic: str,
+        floors: dict[LogPartition, int],
+        watch: Watch | None = None,
+    ) -> None:
         self.instance = randomness.uuid_bytes()
         self.n = 0
+        self._watch = watch
+        self._sightings = Sightings()
+        self._to_say = self._said = 0
+        self._warn_at = float("-inf")
         self._worker = worker
         self._monitor = monitor_topic
         self._floors = floors
         self._begun: dict[int, int] = {}
         self._begin_offsets: dict[int, int] = {}
+        self._starts: dict[LogPartition, int] = {}
         self._tx = transaction
 
     @property
@@ -79,6 +99,23 @@ class SealedProducer:
     def discard(self) -> None:
         """Throw the instance away; its successor's ``init`` ends what it left open."""
         self._tx.discard()
+        if self._watch is not None:
+            self._watch.close()
+
+    def look(self, now: float) -> None:
+        """Between batches: ask whether outputs are closed by now. Raises InDoubt if one hangs for sure."""
+        if self._watch is None:
+            return
+        ends = self._watch.ends(self._sightings.places)
+        self._sightings.seen(ends)
+        for place in self._sightings.overdue(now):
+            if place in ends and self._watch.is_first(place, ends[place], self.instance):
+                raise InDoubt(f"transaction {self._sightings.closed + 1} was called committed, and hangs in {place.topic}[{place.partition}]")
+
+    @property
+    def has_news(self) -> bool:
+        """Were all outputs seen closed, and no begin has said so yet?"""
+        return self._said < self._to_say <= self._sightings.closed
 
     def run(self, work: SealedWork) -> None:
         """Run one sealed transaction.
@@ -89,7 +126,7 @@ class SealedProducer:
         4. offsets of every input partition under the membership captured with the batch;
         5. what takes dead letters back, and the seal to the same monitor partitions, acknowledged: refused by the broker
            if an EndTxn landed in between;
-        6. commit.
+        6. commit, and wait until the monitor shows it: whatever follows might abort what hangs there.
 
         Any exception means: outcome unknown, discard this instance and recover.
         """
@@ -117,12 +154,49 @@ class SealedProducer:
         self._take_back(work)
         self._seal(sorted(touched))
         crash_point("sealed.committing")
+        committing_at = clock.monotonic()
         self._tx.commit()
         crash_point("sealed.committed")
+        self._see(work, sorted(touched), committing_at)
+
+    def _see(self, work: SealedWork, touched: list[int], committing_at: float) -> None:
+        """Wait until the seal shows. Closed alone would not do: a late copy of a request opens an empty transaction, and
+        when that times out it aborts what hangs."""
+        believed = self._sightings.committed(
+            Committed(
+                self.n,
+                {place: self._tx.acked[place] for place in self._starts},
+                self._starts,
+                {partition: self._begin_offsets[partition] for partition in touched},
+                sum(map(len, work.outputs.values())) + len(work.dead),
+            )
+        )
+        if believed:
+            self._warn()
+        if self._starts:
+            self._to_say = self.n
+        if self._watch is not None:
+            needed = {place: self._tx.acked[place] for place in (LogPartition(self._monitor, one) for one in touched)}
+            ends = self._watch.wait(needed, self._sightings.places, work.meanwhile)
+            if clock.monotonic() - committing_at > SOON_S and not self._watch.show(needed):
+                raise InDoubt(f"transaction {self.n} was called committed, and was aborted where it hung")
+            self._sightings.seen(ends)
+
+    def _warn(self) -> None:
+        """A stranger's transaction, most likely, and no reason to stop: readers of the outputs wait for it as well."""
+        now = clock.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_S
+            log.warning(
+                "outputs stay hidden behind somebody's open transaction; what was committed is taken for shown",
+                partitions=[f"{place.topic}[{place.partition}]" for place in sorted(self._sightings.places)],
+            )
 
     def _write_begin(self, work: SealedWork, touched: list[int]) -> None:
         starts = set(work.outputs) | {dead.partition for dead in work.dead}
-        outputs = [OutputStart(p.topic, p.partition, self._floor(p)) for p in sorted(starts)]
+        self._starts = {place: self._floor(place) for place in starts}
+        outputs = [OutputStart(p.topic, p.partition, self._starts[p]) for p in sorted(starts)]
+        closed, unseen = self._sightings.closed, self._sightings.unseen()
         for partition in touched:
             begin = Begin(
                 worker=self._worker,
@@ -132,9 +206,13 @@ class SealedProducer:
                 previous=self._begun.get(partition, -1),
                 inputs=[one for one in work.inputs if one.partition == partition],
                 outputs=outputs,
+                closed=closed,
+                since=self._sightings.since(partition),
+                unseen=unseen,
             )
             self._tx.produce(LogPartition(self._monitor, partition), *encode(begin))
             self._begun[partition] = self.n
+        self._said = closed
         self._tx.flush()
         for partition in touched:
             self._begin_offsets[partition] = self._tx.acked[LogPartition(self._monitor, partition)]

@@ -11,8 +11,9 @@ import structlog
 
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.carrying import Carrying
-from relay.delivery.deadletter import TAKEN_BACK, UNTOLD, dead_letter
+from relay.delivery.deadletter import LETTER_LOST, OUTPUT_LOST, TAKEN_BACK, UNTOLD, dead_letter
 from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.inbox_messages import as_message
 from relay.delivery.narrowing import Narrowing
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, accept, closings, judged, written
 from relay.delivery.ports import Book, Group, KafkaPorts, Starts
@@ -20,11 +21,13 @@ from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sifting import sift
 from relay.delivery.told import Persons, split
 from relay.delivery.topic_recovery import TopicRecovery
+from relay.delivery.unshown import Again, Derive, Missing
 from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, InputRange, Page, pages
 from relay.monitor.ranges import Closings, RangeEntry, RangeLimits, Ranges
 from relay.monitor.resolution import Resolution
+from relay.transfer.cursor import InboxRow
 
 log = structlog.get_logger("relay.topic")
 READ_AT_ONCE: Final = 500
@@ -32,6 +35,10 @@ READ_AT_ONCE: Final = 500
 LANE_KEPT_MAX: Final = 1024
 """A lane's name may be a key or a source as large as a record; such a one is not remembered."""
 CLAIMS_PER_HORIZON: Final = 4
+LOOK_S: Final = 1.0
+"""Between batches outputs are asked for so often, while some were not seen closed."""
+NEWS_AFTER_S: Final = 30.0
+"""A quiet route says that its outputs were seen closed: a recovery would else read what others have written since."""
 IDLE_S: Final = 5.0
 """A route without a batch for so long writes the ranges that are due in a transaction of their own."""
 
@@ -55,6 +62,7 @@ class TopicDelivery:
         book: Book | None = None,
         limits: RangeLimits | None = None,
         horizon_s: float = HORIZON_S,
+        derive: Derive = lambda *_: None,
     ) -> None:
         self.counts = Counts()
         self.read_at_once = READ_AT_ONCE
@@ -70,6 +78,8 @@ class TopicDelivery:
             deads=self._deads,
             letter=lambda message, replay: self._letter(message, UNTOLD, replay),
             persons=Persons(book, route),
+            derive=derive,
+            rewrite=self._written_again,
         )
         self._told: list[Resolution] = []
         self._limits = limits or RangeLimits()
@@ -80,7 +90,7 @@ class TopicDelivery:
         self._membership = b""
         self._positions: Mapping[LogPartition, int] = {}
         self._reached: Mapping[LogPartition, int] = {}
-        self._now = self._idle_since = 0.0
+        self._now = self._idle_since = self._look_at = 0.0
         self._worker = transactional_id
         self._route = route
         self._group_id = group_id
@@ -180,6 +190,9 @@ class TopicDelivery:
         self._upkeep.tend(now, self._views.values(), {place.topic for place in self._positions})
         if self._producer is None:
             return
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._producer.look(now)
         pages = self._carrying.due(
             now, self._views.values(), self._positions, self._reached,
             worker=self._worker, instance=self._producer.instance, n=self._producer.n + 1,
@@ -196,7 +209,13 @@ class TopicDelivery:
             accept(self._ranges(), {}, ranges, now)
 
     def _claims(self, now: float) -> set[int]:
-        """Batches claim where something moves; whoever takes a quiet partition over must find this worker there, too."""
+        """Batches claim where something moves; whoever takes a quiet partition over must find this worker there, too.
+
+        So it is with the news that all outputs were seen closed.
+        """
+        assert self._producer is not None
+        if self._producer.has_news and now - self._idle_since >= NEWS_AFTER_S:
+            return set(self._views)
         if self._claim_at is not None and now >= self._claim_at:
             self._claim_at = now + self._claims_s
             return set(self._views)
@@ -338,6 +357,56 @@ class TopicDelivery:
                 self._lane_outputs[lane] = found
         return found
 
+    def _written_again(self, missing: list[Missing], gone: set[LogPartition], instance: bytes) -> Again:
+        """What a claim writes again: outputs and dead letters as they were; a letter for what the log has no more.
+
+        Where an output has left its topic the seal's word is all there is: whoever could have read it has done so.
+        """
+        good: list[LogMessage] = []
+        replays: dict[bytes, int] = {}
+        letters: list[tuple[LogMessage, MessageRejected]] = []
+        untold = 0
+        for row, message in missing:
+            if self._may_have_gone(row.is_dead, message, gone):
+                untold += 1
+                continue
+            replays[row.digest] = row.replay
+            if message is None:
+                known = InboxRow(row.digest, row.content, row.place, row.offset, DEAD, -1)
+                letters.append((as_message(known), LETTER_LOST if row.is_dead else OUTPUT_LOST))
+            elif row.is_dead:
+                letters.append((message, message.fault or LETTER_LOST))
+            else:
+                good.append(message)
+        if untold:
+            log.error("outputs have left their topics and were not seen closed; they are taken for shown", messages=untold)
+        names: dict[str, Any] = {"worker": self._worker, "instance": instance, "n": 1, "recovery": self._worker}
+        numbers = [bytes([replays[m.digest] for m in some]) for some in (good, [m for m, _ in letters])]
+        return Again(
+            outputs=self._by_output(good),
+            pages=[(page.partition, page) for page in pages(good, replays=numbers[0] if any(numbers[0]) else b"", **names)],
+            dead=[self._letter(m, cause, replays[m.digest]) for m, cause in letters],
+            dead_pages=[
+                (page.partition, page)
+                for page in pages(
+                    [m for m, _ in letters], outcomes=bytes([DEAD]) * len(letters),
+                    replays=numbers[1] if any(numbers[1]) else b"", **names,
+                )
+            ],
+            taken_back=[
+                self._letter(m._replace(value=None), TAKEN_BACK, replays[m.digest]) for m in good if replays[m.digest]
+            ],
+        )  # fmt: skip
+
+    def _may_have_gone(self, is_dead: bool, message: LogMessage | None, gone: set[LogPartition]) -> bool:
+        """May it lie where nobody can look any more? Without the message nobody knows its lane."""
+        if message is None:
+            return any((place in self._deads) is is_dead for place in gone)
+        return (self._dead_place(message.lane) if is_dead else self._output(message.lane)) in gone
+
+    def _dead_place(self, lane: bytes) -> LogPartition:
+        return self._deads[crc32(lane) % len(self._deads)]
+
     def _dead(self, message: LogMessage, cause: MessageRejected, tried: Counts) -> DeadRecord:
         tried.died(cause.code)
         return self._letter(message, cause, self._replays.get(message.digest, 0))
@@ -347,7 +416,7 @@ class TopicDelivery:
             message, cause, route=self._route, target=self._outputs[0].topic, group=self._group_id, attempts=1,
             replay_count=replay,
         )  # fmt: skip
-        return DeadRecord(self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
+        return DeadRecord(self._dead_place(message.lane), key, value, headers)
 
     def _stop(self, fresh: list[LogMessage], message: LogMessage, cause: MessageRejected) -> NoReturn:
         """Deliver what lies before a message that nobody may put aside, then stop at it."""

@@ -6,7 +6,8 @@ The steps of design section 7 (US 7,480,918), each of which may be interrupted a
    claimed, is fenced by a throw-away producer; then our own instance is made and the committed offsets are read;
 2. take the high watermarks, read_uncommitted;
 3. read read_committed up to them;
-4. settle: find out by the outputs themselves what an unsealed transaction left, and write it down;
+4. settle: find out by the outputs themselves what an unsealed transaction left, and write it down; write again what a
+   sealed one does not show (``unshown``);
 5. in the same first transaction claim every owned partition. What neither monitor nor outputs prove is delivered.
 
 Where the outputs cannot tell any more the partition is stuck until a person decides (``relay.delivery.told``).
@@ -27,12 +28,14 @@ from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
+from relay.delivery.sightings import Watch
 from relay.delivery.told import Persons
+from relay.delivery.unshown import Again, Derive, Missing, Row, missing_of, passed, unshown
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
-from relay.message.errors import Fenced, Stopped, TwinDetected, Unreachable
+from relay.message.errors import Fenced, Retriable, Stopped, TwinDetected, Unreachable
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
 from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
-from relay.monitor.entries import DEAD, Begin, Page, SettleSeal
+from relay.monitor.entries import DEAD, Begin, Page, Proof, SettleSeal
 from relay.monitor.index import DedupIndex
 from relay.monitor.recovery import settle
 from relay.monitor.resolution import Resolution
@@ -44,6 +47,8 @@ log = structlog.get_logger("relay.recovery")
 FENCE_ROUNDS_MAX: Final = 5
 Letter = Callable[[LogMessage, int], DeadRecord]
 """Makes the dead letter of a redrive of which nobody can tell; the number is the redrive's."""
+Rewrite = Callable[[list[Missing], set[LogPartition], bytes], Again]
+"""Makes what a claim of this instance writes again, of what does not show, given the outputs that cannot tell."""
 
 
 @dataclass(slots=True)
@@ -71,7 +76,11 @@ class TopicRecovery:
         deads: Sequence[LogPartition] = (),
         letter: Letter | None = None,
         persons: Persons | None = None,
+        derive: Derive = lambda *_: None,
+        rewrite: Rewrite = lambda *_: Again(),
     ) -> None:
+        self._derive = derive
+        self._rewrite = rewrite
         self._ports = ports
         self._worker = transactional_id
         self._monitor = monitor_topic
@@ -101,25 +110,46 @@ class TopicRecovery:
             highs = high_watermarks(scanner, self._monitor, views)
             self._check_monitor(stored, highs)
             opened = scan_begins(scanner, self._monitor, views, highs)
-            floors = {p: scanner.watermarks(p)[1] for p in self._outputs}
-            producer = SealedProducer(own, self._worker, self._monitor, floors)
+            floors = scanner.ends(self._outputs)
+            producer = SealedProducer(own, self._worker, self._monitor, floors, Watch(self._ports))
             self._made.add(producer.instance)
             monitors = {LogPartition(self._monitor, number): high for number, (_, high) in highs.items()}
             self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored)
             fold_committed(reader, self._monitor, views, highs)
             # Committed records only: a first claim that aborted left its begin here and stored no position. Where
             # retention has taken records, theirs were the traces: positions expire sooner than a log that is kept.
-            traces = {view.partition for view in views if view.evidence.has_begun or highs[view.partition][0] > 0}
+            # Where nobody has done more than claim, a broker may have left the claim's position out.
+            traces = {
+                view.partition
+                for view in views
+                if view.evidence.has_delivered or len(view.index) or highs[view.partition][0] > 0
+            }
             ran_before = {p for p in assigned if p.partition in traces}
             begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
-            pages, seals, dead = self._settle(scanner, reader, producer, views, unfinished, begin_at)
+            pages, seals, dead, rows = self._settle(scanner, reader, producer, views, unfinished, begin_at, stored)
+            more, gone = unshown(scanner, reader, self._monitor, views, highs, self._deads)
+            missing = list(missing_of(scanner, reader, rows + more, self._derive))
+            again = self._rewrite(missing, gone, producer.instance)
+            again.pages[:0] = pages  # what a settlement takes back may be written again
+            again.dead += dead
+            first = [place for place in assigned if place not in stored]
         crash_point("recovery.settled")
-        self._claim(producer, views, group, begin_at, notes, pages, seals, dead)
-        for partition, page in pages:
+        try:
+            self._claim(producer, views, group, begin_at, notes, again, seals)
+            if first and len(group.committed(first)) < len(first):
+                raise Retriable("the first positions are not stored; recovery claims again")
+        except Exception:
+            producer.discard()
+            raise
+        for view in views:
+            view.own_begin = producer.begin_offset(view.partition)
+            if view.own_begin is not None:
+                view.scan_from = view.own_begin
+        for partition, page in (*again.pages, *again.dead_pages):
             view = next(v for v in views if v.partition == partition)
-            view.evidence.on_rows(page) if page.proof.value == "PROVEN" else view.evidence.on_void(page)
+            view.evidence.on_void(page) if page.proof is Proof.VOID else view.evidence.on_rows(page)
         told = self._persons.said_it_happened(begin_at)
         return Recovered(producer, begin_at, self._in_doubt(views, begin_at), len(seals), told)
 
@@ -191,11 +221,13 @@ class TopicRecovery:
         views: list[MonitorView],
         unfinished: Mapping[int, list[Begin]],
         positions: Mapping[LogPartition, int],
-    ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]], list[DeadRecord]]:
+        stored: Mapping[LogPartition, tuple[int, str]],
+    ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]], list[DeadRecord], list[Row]]:
         """Step 4: all reads of a settlement happen before its transaction begins."""
         pages: list[tuple[int, Page]] = []
         seals: list[tuple[int, SettleSeal]] = []
         dead: list[DeadRecord] = []
+        rows: list[Row] = []
         torn: list[tuple[MonitorView, Begin]] = []
         for view in views:
             visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
@@ -218,6 +250,7 @@ class TopicRecovery:
             else:
                 letters = set(split(told.letters))
                 present = letters.union(split(told.outputs))
+                rows += passed(view.evidence.pending(*key), present, stored)
             done = settle(
                 begin, view.evidence.pending(*key), present, worker=self._worker, instance=producer.instance, n=1,
                 letters=letters, replays=partial(_next_replays, view.index), can_tell=not isinstance(told, str),
@@ -227,7 +260,7 @@ class TopicRecovery:
             )
             pages += [(view.partition, page) for page in done.pages]
             seals.append((view.partition, done.seal))
-        return pages, seals, dead
+        return pages, seals, dead, rows
 
     def _untold(self, reader: Reader, pages: Sequence[Page]) -> list[DeadRecord]:
         """Dead letters of redrives that count as died: a person orders the next one by the number in the last letter."""
@@ -248,9 +281,8 @@ class TopicRecovery:
         group: Group,
         positions: Mapping[LogPartition, int],
         notes: Mapping[str, str],
-        pages: list[tuple[int, Page]],
+        again: Again,
         seals: list[tuple[int, SettleSeal]],
-        dead: list[DeadRecord],
     ) -> None:
         """Step 5: the instance's first transaction writes begin and seal in every owned monitor partition."""
         crash_point("recovery.claiming")
@@ -258,18 +290,17 @@ class TopicRecovery:
             SealedWork(
                 positions=positions,
                 membership=group.membership(),
-                pages=pages,
-                dead=dead,
+                outputs=again.outputs,
+                pages=again.pages,
+                dead=again.dead,
+                dead_pages=again.dead_pages,
+                taken_back=again.taken_back,
                 settled=seals,
                 claims={view.partition for view in views},
                 notes=notes,
             )
         )
         crash_point("recovery.claimed")
-        for view in views:
-            view.own_begin = producer.begin_offset(view.partition)
-            if view.own_begin is not None:
-                view.scan_from = view.own_begin
 
     def _in_doubt(self, views: list[MonitorView], starts: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
         """From the committed position to the end of what any begin names: these were attempted before.

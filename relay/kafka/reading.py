@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import LEADER_MOVES, MISSING, kafka_error, sentence
 from relay.message.errors import Stuck, Unreachable
@@ -83,6 +83,30 @@ class PartitionReader:
             else:
                 return low, high
 
+    def ends(self, places: Collection[LogPartition], wait_s: float | None = None) -> dict[LogPartition, int]:
+        """Return where partitions end, by one request to each leader; with ``committed`` their last stable offsets.
+
+        Raises Unreachable after ``wait_s`` seconds, the reader's own deadline if none are given.
+        """
+        asked = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
+        patience = self._deadline_s if wait_s is None else wait_s
+        limit = self._clock() + patience
+        while True:
+            try:
+                # As a time the client takes it for "latest", and asks under the handle's isolation level.
+                found = self._consumer.offsets_for_times(asked, timeout=patience)
+                failed = [one.error for one in found if one.error is not None]
+                if failed:
+                    raise KafkaException(failed[0])
+            except KafkaException as error:
+                self.renew()
+                reason = kafka_error(error)
+                if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
+                    raise Unreachable(f"the ends of {len(asked)} partitions cannot be read: {sentence(error)}") from error
+                pausing.sleep(_LEADER_PAUSE_S)
+            else:
+                return {LogPartition(one.topic, one.partition): one.offset for one in found}
+
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
         """Yield batches of records until each partition is read from ``first`` to ``end`` (exclusive).
 
@@ -127,8 +151,10 @@ class PartitionReader:
         """
         limit = self._clock() + wait_s
         left = set(ends)
-        while left := {partition for partition in left if self.watermarks(partition)[1] < ends[partition]}:
-            if self._clock() >= limit:
+        while left:
+            found = self.ends(left)
+            left = {partition for partition in left if found[partition] < ends[partition]}
+            if not left or self._clock() >= limit:
                 break
             self._meanwhile()
             pausing.sleep(_LEADER_PAUSE_S)

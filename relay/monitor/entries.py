@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -82,7 +82,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Opens sealed transaction ``n`` of an instance; ``previous`` is its last begun n here, -1 for none."""
+    """Opens sealed transaction ``n`` of an instance; ``previous`` is its last begun n here, -1 for none.
+
+    Up to ``closed`` (-1: not said) all outputs of the instance were seen closed. Of what it committed after that ``since``
+    is the offset of the first begin here (-1: this one), and ``unseen`` says where its outputs may lie.
+    """
 
     worker: str
     transactional_id: str
@@ -91,6 +95,9 @@ class Begin:
     previous: int
     inputs: list[InputRange]
     outputs: list[OutputStart]
+    closed: int = -1
+    since: int = -1
+    unseen: list[OutputStart] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +258,9 @@ def _begin_record(begin: Begin) -> dict[str, Any]:
         "previous": begin.previous,
         "inputs": [entry._asdict() for entry in begin.inputs],
         "outputs": [entry._asdict() for entry in begin.outputs],
+        "closed": begin.closed,
+        "since": begin.since,
+        "unseen": [entry._asdict() for entry in begin.unseen],
     }
 
 
@@ -282,4 +292,5 @@ def _read_range(key: bytes, value: bytes) -> RangeEntry:
 def _read_begin(record: dict[str, Any]) -> Begin:
     record["inputs"] = [InputRange(**entry) for entry in record["inputs"]]
     record["outputs"] = [OutputStart(**entry) for entry in record["outputs"]]
+    record["unseen"] = [OutputStart(**entry) for entry in record["unseen"]]
     return Begin(**record)

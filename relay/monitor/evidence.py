@@ -66,7 +66,7 @@ class Evidence:
         self.on_range = on_range
         self.on_closing = on_closing
         self.alarms: list[str] = []
-        self._has_begun = False
+        self._has_delivered = False
         self._instances: dict[bytes, _Instance] = {}
         self._latest: dict[str, tuple[int, bytes]] = {}
         self._next = 0
@@ -74,12 +74,13 @@ class Evidence:
     def anew(self) -> Evidence:
         """Return a fold with the same callbacks that knows nothing to be open: it goes on where nothing is."""
         made = Evidence(self.on_rows, self.on_void, self.on_range, self.on_closing)
-        made._has_begun = True
+        made._has_delivered = True
         return made
 
     def add(self, offset: int, entry: Entry) -> None:
         """Fold the entry at ``offset``; offsets only grow, but a range may be folded again."""
         self._next = max(self._next, offset + 1)
+        self._has_delivered |= entry.n > 1 or isinstance(entry, Page | RangeEntry) or (isinstance(entry, Begin) and bool(entry.inputs))
         one = self._instances.get(entry.instance)
         if one is None:
             one = self._instances[entry.instance] = _Instance()
@@ -99,6 +100,7 @@ class Evidence:
     def add_unread(self, offset: int, instance: bytes, n: int) -> None:
         """Fold a page of (instance, n) for what its presence says; what it holds is not wanted."""
         self._next = max(self._next, offset + 1)
+        self._has_delivered = True
         one = self._instances.setdefault(instance, _Instance())
         one.begun = max(one.begun, n)
 
@@ -138,9 +140,9 @@ class Evidence:
         return found
 
     @property
-    def has_begun(self) -> bool:
-        """Was anything of any instance folded, here or before ``anew``?"""
-        return self._has_begun or bool(self._instances)
+    def has_delivered(self) -> bool:
+        """Was anything but first claims folded, here or before ``anew``? A position has stood beside it."""
+        return self._has_delivered
 
     @property
     def decided_offset(self) -> int:

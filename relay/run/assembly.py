@@ -17,6 +17,7 @@ from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.delivery.table_route import TableDelivery
 from relay.delivery.table_sqlite import SqliteCursor
 from relay.delivery.topic import TopicDelivery
+from relay.delivery.unshown import Derive
 from relay.kafka import settings
 from relay.kafka.appending import Appending
 from relay.kafka.control import ControlTopic
@@ -117,7 +118,14 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     scanner = ports.reader(committed=False)
     control = ports.control()
     book = ControlBook(lambda: control, worker_id)
-    destination = _destination(config, route, ports, topics, worker_id, book)
+    intake = Intake(
+        _identity_rules(route, ports.registry),
+        route.order,
+        budget=HoldBudget(route.inflight.hold_bytes),
+        marker_wait_s=config.timing.marker_wait,
+        askable=frozenset(resources),
+    )
+    destination = _destination(config, route, ports, topics, worker_id, book, intake.derive)
     twins = Twins(control, worker_id)
     twins.announce()
     policy = StartPolicy(
@@ -133,13 +141,6 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     reloading = Reloading(
         lambda: ports.reader(committed=True),
         lambda place, first, following: book.pass_lost(route.name, place, first, following, count=0),
-    )
-    intake = Intake(
-        _identity_rules(route, ports.registry),
-        route.order,
-        budget=HoldBudget(route.inflight.hold_bytes),
-        marker_wait_s=config.timing.marker_wait,
-        askable=frozenset(resources),
     )
     holder: list[RouteWorker] = []
     worker = RouteWorker(
@@ -225,7 +226,13 @@ def _identity_rules(route: RouteConfig, registry: Registry | None) -> list[Rule]
 
 
 def _destination(
-    config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: Topics, worker_id: str, book: ControlBook
+    config: RelayConfig,
+    route: RouteConfig,
+    ports: RoutePorts,
+    topics: Topics,
+    worker_id: str,
+    book: ControlBook,
+    derive: Derive,
 ) -> Destination:
     if isinstance(route.to, TopicDestination):
         found = described(topics, [route.to.topic, config.deadletter_topic])
@@ -247,6 +254,7 @@ def _destination(
             book=book,
             limits=_range_limits(route),
             horizon_s=config.timing.dedup_horizon,
+            derive=derive,
         )
     if isinstance(route.to, QueueDestination):
         return _queue(config, route, ports, topics, worker_id)

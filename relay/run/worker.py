@@ -268,6 +268,7 @@ class RouteWorker:
         self._check_topics()
         topic_ids = self._topic_ids()
         self._progress.state("recovering")
+        self._intake.start({}, topic_ids)  # a recovery may read messages of the log again
         views = self._views.take({p.partition for p in assigned}, self._group.stay)
         if not assigned:
             starts: dict[LogPartition, int] = {}

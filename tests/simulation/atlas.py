@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Final
 
+from tests.simulation.broker import NewRecord
 from tests.simulation.broker_groups import OffsetsOf
 from tests.simulation.crew import OUTPUT, RELAY, ROUTE, Crew
 from tests.simulation.scheduler import Process, World
@@ -13,6 +14,8 @@ from tests.simulation.site import Cluster
 
 TRANSACTION_APIS: Final = ("EndTxn", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "InitProducerId")
 COMPACTION_LAG_S: Final = 22.0
+STRANGER: Final = 90_000
+"""The first producer id of strangers."""
 OTHER_APIS: Final = ("Produce", "ListOffsets", "OffsetFetch", "Heartbeat", "JoinGroup", "SyncGroup", "OffsetCommit")
 
 
@@ -28,6 +31,7 @@ class Faults:
         only: frozenset[str] | None = None,
         *,
         storm: bool = False,
+        never: Collection[str] = (),
     ) -> None:
         self.world = world
         self.cluster = cluster
@@ -40,6 +44,7 @@ class Faults:
         # Each fault has a coin of its own, so that a new one leaves the runs without it as they were.
         coins = {name: Random(f"{world.seed}/{name}").random() for name in ATLAS}
         self.names = [name for name in ATLAS if (coins[name] < RARE.get(name, 0.5) if only is None else name in only)]
+        self.names = [name for name in self.names if name not in never]
         if storm and only is None:
             self.names = [*STORM, *rng.sample(["kills", "slow_markers", "freezes", "resets"], rng.randrange(0, 3))]
         for name in self.names:
@@ -82,7 +87,8 @@ class Faults:
         self.cluster.network.heal()
         self.cluster.marker_slow = 0.0
         self.cluster.hang_rate = 0.0
-        self.cluster.transactions.leaderless[False].clear()
+        for left_out in self.cluster.transactions.leaderless.values():
+            left_out.clear()
         for process in self.crew.running.values():
             process.kill_in = process.freeze_in = None
             process.thawed_at = min(process.thawed_at, self.world.now)
@@ -288,21 +294,50 @@ def clock_jumps(faults: Faults) -> None:
 
 def lost_markers(faults: Faults) -> None:
     """Partitions without a leader for a moment: transactions that are aborted meanwhile stay open in them."""
+    _without_leaders(faults, "lost_markers", (OUTPUT, f"{RELAY}.{ROUTE}.monitor"), commit=False)
+
+
+def lost_commits(faults: Faults) -> None:
+    """The same for transactions that are committed meanwhile; dead letters are outputs, too."""
+    _without_leaders(
+        faults, "lost_commits", (OUTPUT, f"{RELAY}.{ROUTE}.monitor", f"{RELAY}.deadletter"), commit=True
+    )
+
+
+def _without_leaders(faults: Faults, fault: str, names: Sequence[str], *, commit: bool) -> None:
     world, leaderless = faults.world, faults.cluster.transactions.leaderless
-    rng = Random(f"{world.seed}/lost_markers/places")
-    names = (OUTPUT, f"{RELAY}.{ROUTE}.monitor")
+    rng = Random(f"{world.seed}/{fault}/places")
     places: list[object] = [p.place for name in names for p in faults.cluster.topics.by_name[name].partitions]
     places.append(OffsetsOf(f"{RELAY}.{ROUTE}"))
 
     def strike() -> None:
-        leaderless[False] = chosen = set(rng.sample(places, rng.randrange(1, len(places) + 1)))
+        leaderless[commit] = chosen = set(rng.sample(places, rng.randrange(1, len(places) + 1)))
         world.at(rng.uniform(1.0, 6.0), chosen.clear)
 
     for _ in range(rng.randrange(4, 12)):
         world.at(rng.uniform(0.3, faults.until), strike)
 
 
-RARE: Final = {"silent_connections": 0.1, "live_twins": 0.1, "lost_markers": 0.2}
+def strangers(faults: Faults) -> None:
+    """A stranger's long transactions in the output; not beside commits that hang, which nobody tells from them (DESIGN.md)."""
+    world = faults.world
+    rng = Random(f"{world.seed}/strangers/places")
+    if "lost_commits" in faults.names:
+        return
+
+    def open_one(producer_id: int) -> None:
+        partition = rng.choice(faults.cluster.topics.by_name[OUTPUT].partitions)
+        left = rng.uniform(1.0, 40.0)
+        for sequence in range(rng.randrange(1, 4)):
+            record = NewRecord(b"stranger", b"of a stranger", None, 0)
+            world.at(left * sequence / 4, partition.append, [record], producer_id, 0, sequence, "stranger", lambda *_: 0)
+        world.at(left, lambda: partition.end_transaction(producer_id, 0, commit=False))
+
+    for number in range(rng.randrange(1, 8)):
+        world.at(rng.uniform(0.3, faults.until), open_one, STRANGER + number)
+
+
+RARE: Final = {"silent_connections": 0.1, "live_twins": 0.1, "lost_markers": 0.2, "lost_commits": 0.2, "strangers": 0.1}
 """Shares of runs with a fault, where it is not half of them."""
 STORM: Final = ("strays", "deaf_members", "frozen_points")
 """What the protocol was made for: strays while memberships end and workers stand still."""
@@ -316,6 +351,6 @@ ATLAS: Final[dict[str, Callable[[Faults], None]]] = {
     for fault in (
         kills, kills_between_calls, freezes, crash_points, strays, bad_lines, resets, broker_pauses, broker_restarts,
         partitions, deaf_members, silent_connections, live_twins, frozen_points, slow_markers, hanging_calls,
-        compactions, clock_jumps, lost_markers,
+        compactions, clock_jumps, lost_markers, lost_commits, strangers,
     )
 }  # fmt: skip

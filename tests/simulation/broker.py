@@ -57,7 +57,7 @@ class StoredRecord(Placed):
     """A record of the log; to a reader it is the client's ``Message``."""
 
     __slots__ = ("_headers", "_key", "_timestamp_ms", "_value", "aborted", "control", "decided_at",
-                 "epoch", "producer_id", "size", "stored_at", "transactional")  # fmt: skip
+                 "epoch", "left_out", "producer_id", "size", "stored_at", "transactional")  # fmt: skip
 
     def __init__(self, place: LogPartition, offset: int, record: NewRecord, producer_id: int, epoch: int) -> None:
         super().__init__(place, offset)
@@ -67,6 +67,8 @@ class StoredRecord(Placed):
         self.transactional = False
         self.control: bool | None = None
         self.aborted = False
+        self.left_out = False
+        """Committed by the coordinator's word, but the marker was left out here: whatever follows may abort it."""
         self.stored_at = 0.0
         self.decided_at: float | None = None
 
@@ -182,6 +184,12 @@ class Partition:
         marker = self.records[-1]
         marker.control = commit
         marker.decided_at = self._world.now
+
+    def leave_out(self, producer_id: int) -> None:
+        """A commit ends without its marker here: what the producer has open stays open."""
+        for record in self.records:
+            if record.producer_id == producer_id and record.transactional and record.decided_at is None:
+                record.left_out = True
 
     def read(self, position: int, count: int, *, committed: bool) -> tuple[list[StoredRecord], int]:
         """Return up to ``count`` records at and above ``position`` that the reader may see, and where to read on."""

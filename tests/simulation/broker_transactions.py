@@ -150,6 +150,9 @@ class Transactions:
         entry.state = State.PREPARE_COMMIT if commit else State.PREPARE_ABORT
         self._world.trace("coordinator", transactional_id, entry.epoch, entry.state.value, len(entry.places))
         waiting = entry.places - self.leaderless[commit]
+        for place in entry.places - waiting if commit else ():
+            if not isinstance(place, OffsetsOf):
+                self._topics.partition(place).leave_out(entry.producer_id)  # type: ignore[arg-type]
         if not waiting:
             self._complete(transactional_id, entry, commit=commit)
         for place in sorted(waiting, key=str):

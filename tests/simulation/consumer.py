@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from tests.simulation.broker_groups import Group, Joined
 from tests.simulation.network import Reply
 from tests.simulation.producer import METADATA_PREFIX
 from tests.simulation.scheduler import Waiters
-from tests.simulation.site import BACKOFF_S, Client, Cluster, error, failure
+from tests.simulation.site import BACKOFF_S, Client, Cluster, Done, error, failure
 
 ALSO_STABLE: Final = frozenset({KafkaError.UNSTABLE_OFFSET_COMMIT})
 LOST: Final = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION})
@@ -144,6 +145,29 @@ class SimConsumer(Client):
             raise failure(code)
         found: tuple[int, int] = marks
         return found
+
+    def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = 10.0) -> list[TopicPartition]:
+        """ListOffsets for the time "latest", by one request to each leader."""
+        by_leader: dict[int, list[LogPartition]] = {}
+        for one in partitions:
+            place = LogPartition(one.topic, one.partition)
+            by_leader.setdefault(self.cluster.leader_of(place), []).append(place)
+        found: list[TopicPartition] = []
+        for _, places in sorted(by_leader.items()):
+            code, ends = self.wait_for(partial(self._ask_ends, places), timeout)
+            if code:
+                raise failure(code)
+            found += [TopicPartition(*place, end) for place, end in zip(places, ends, strict=True)]
+        return found
+
+    def _ask_ends(self, places: list[LogPartition], done: Done) -> None:
+        topics = self.cluster.topics
+
+        def ask() -> tuple[int, list[int]]:
+            logs = [topics.partition(place) for place in places]
+            return 0, [log.stable_end if self._committed else log.end for log in logs]
+
+        self.repeat(self.leader(places[0]), "ListOffsets", ask, done)
 
     def list_topics(self, topic: str, timeout: float = -1) -> Any:
         """Metadata of one topic, as far as it is asked for: how many partitions it has."""

@@ -39,7 +39,10 @@ class Gathering:
         world.at(READ_PERIOD_S, self._read_on)
 
     def sample(self) -> None:
-        """Note positions and effects as a crash leaves them: what the coordinator has decided counts as done."""
+        """Note positions and effects as a crash leaves them: what the coordinator has decided counts as done.
+
+        Also where a partition did not hear of it: until a recovery has looked nobody can do more.
+        """
         effects = {message_id(record) for output in self._outputs for record in self._decided(output)}
         dead = {message_id(record) for topic in self._dead for record in self._decided(topic)}
         positions = {place: max(at, self._reached.get(place, 0)) for place, at in self._positions().items()}
@@ -83,10 +86,21 @@ class Gathering:
     def is_done(self) -> bool:
         """Is everything read, decided and delivered?"""
         positions = self._positions()
-        return all(
-            log.stable_end == log.end and positions.get((LOG, log.place.partition), 0) >= log.end + self._first
-            for log in self._logs
-        ) and all(one.stable_end == one.end for one in (*self._outputs, *self._dead))
+        written = (*self._outputs, *self._dead)
+        return (
+            all(
+                log.stable_end == log.end and positions.get((LOG, log.place.partition), 0) >= log.end + self._first
+                for log in self._logs
+            )
+            and all(one.stable_end == one.end for one in written)
+            and not self._missing()
+        )
+
+    def _missing(self) -> set[MessageId]:
+        """What the coordinator committed and a partition aborted since: somebody must still notice."""
+        written = (*self._outputs, *self._dead)
+        lost = {message_id(record) for one in written for record in one.records if record.left_out and record.aborted}
+        return lost - {message_id(record) for one in written for record in one.visible()} if lost else lost
 
     def _positions(self) -> dict[tuple[str, int], int]:
         committed = self._group.committed
@@ -117,8 +131,10 @@ class Gathering:
             record
             for record in partition.records
             if record.control is None
-            and not record.aborted
-            and (record.decided_at is not None or record.producer_id in committing)
+            and (
+                record.left_out
+                or (not record.aborted and (record.decided_at is not None or record.producer_id in committing))
+            )
         ]
 
     def _read_on(self) -> None:

@@ -24,6 +24,8 @@ class LogTrial(RouteTrial):
 
     redrives_often = 0.0
     """Dead letters outlive the topic whose offsets they name."""
+    never = frozenset({"lost_commits"})
+    """What an output loses is written again from the log, as far as that has it (``tests/unit/test_unshown.py``)."""
 
     def __init__(self, seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> None:
         super().__init__(seed, tracing=tracing, only=only)

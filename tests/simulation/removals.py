@@ -17,8 +17,10 @@ from relay.delivery import evidence_reading, topic_recovery
 from relay.delivery.carrying import Carrying
 from relay.delivery.hanging import HangingTransactions
 from relay.delivery.sealed import SealedProducer, SealedWork
+from relay.delivery.sightings import Sightings, Watch
 from relay.delivery.topic import TopicDelivery
 from relay.delivery.topic_recovery import TopicRecovery
+from relay.delivery.unshown import Shown
 from relay.kafka.group import GroupConsumer
 from relay.kafka.transactions import TransactionalInstance
 from relay.log.holds import PartitionHolds
@@ -203,6 +205,35 @@ def hanging_left() -> list[Change]:
     return [(HangingTransactions, "end", lambda *_: None)]
 
 
+def unshown_left() -> list[Change]:
+    """What a seal calls delivered is not looked for in the outputs."""
+    return [(topic_recovery, "unshown", lambda *_: ([], set()))]
+
+
+def monitor_not_awaited() -> list[Change]:
+    """The next transaction is begun whether or not the monitor shows the last one."""
+
+    def ends(self: Watch, needed: Any, also: Any, *_: Any) -> dict[Any, int]:
+        return self.ends({*needed, *also})
+
+    return [(Watch, "wait", ends), (Watch, "show", lambda *_: True)]
+
+
+def torn_aborted() -> list[Change]:
+    """What a stray COMMIT has shown of a transaction without a seal says nothing of the monitor, where it hangs."""
+    return [(HangingTransactions, "_torn", lambda *_: {})]
+
+
+def hidden_written_again() -> list[Change]:
+    """What a stranger's open transaction hides is taken for lost."""
+    return [(Shown, "hides", lambda *_: False)]
+
+
+def own_hang_awaited() -> list[Change]:
+    """A quiet worker waits for what hangs of its own, as for a stranger."""
+    return [(Sightings, "overdue", lambda *_: ())]
+
+
 def offsets_left_hanging() -> list[Change]:
     """What a former instance sent as offsets is left to the next commit under its id."""
     return [(HangingTransactions, "end_own_offsets", lambda *_: None)]
@@ -357,10 +388,10 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
         no_seal, unsealed_trusted, no_verification, ordinary_settle_seal, no_claim, begin_not_flushed,
-        offsets_before_flush, instance_kept, not_fenced, hanging_left, offsets_left_hanging, stable_end_read, no_sift,
-        offsets_skipped, stale_membership,
-        no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step, overtaken_is_lost,
-        last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
+        offsets_before_flush, instance_kept, not_fenced, hanging_left, unshown_left, monitor_not_awaited,
+        torn_aborted, hidden_written_again, own_hang_awaited, offsets_left_hanging, stable_end_read, no_sift,
+        offsets_skipped, stale_membership, no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step,
+        overtaken_is_lost, last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
         entries_not_carried, carried_not_entered, dropped_without_an_end, silent_recovery, settled_not_forgotten,
     )
 }  # fmt: skip

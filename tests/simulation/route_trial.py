@@ -43,6 +43,7 @@ class RouteTrial:
     """Composes a run; ``run`` lets it happen and returns what it showed."""
 
     redrives_often = 0.4
+    never: frozenset[str] = frozenset()
 
     def __init__(self, seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> None:
         world = self.world = World(seed, tracing=tracing)
@@ -63,7 +64,7 @@ class RouteTrial:
         )
         if only is None and rng.random() < 0.25:
             only = frozenset()  # calm workers live long enough to meet a database that went back
-        self.faults = Faults(world, self.cluster, self.crew, FAULTS_S, only)
+        self.faults = Faults(world, self.cluster, self.crew, FAULTS_S, only, never=self.never)
         self._strikes_left = rng.choice((0, 0, 2, 4))
         self.gathering = Gathering(world, self.cluster) if self.destination is None else None
         if self.gathering is not None:

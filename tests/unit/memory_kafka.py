@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -188,6 +188,14 @@ class MemoryReader:
 
     def watermarks(self, partition: LogPartition) -> tuple[int, int]:
         return self._kafka.low.get(partition, 0), len(self._kafka.logs.get(partition, []))
+
+    def ends(self, places: Collection[LogPartition], _wait_s: float | None = None) -> dict[LogPartition, int]:
+        return {place: self._stable_end(place) for place in places}
+
+    def _stable_end(self, place: LogPartition) -> int:
+        records = self._kafka.logs.get(place, [])
+        undecided = [one.offset() for one in records if one.unit.committed is None and self._committed]
+        return min(undecided, default=len(records))
 
     def partitions(self, topic: str) -> int:
         return 1 + max((place.partition for place in self._kafka.logs if place.topic == topic), default=-1)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from relay.delivery.evidence_reading import MonitorView
-from relay.delivery.topic import IDLE_S, TopicDelivery
+from relay.delivery.topic import IDLE_S, NEWS_AFTER_S, TopicDelivery
 from relay.log.holds import Aborted
 from relay.message.envelope import INCARNATION, SEQUENCE, SOURCE
 from relay.message.errors import Fenced, Stopped
@@ -212,6 +212,7 @@ def test_an_idle_route_writes_its_ranges_again_before_they_age_out() -> None:
     kafka = MemoryKafka()
     process = TopicProcess(kafka)
     process.delivery.submit(batch([captured(1)], 1))
+    process.delivery.tend(NEWS_AFTER_S)
     written = len(kafka.logs[MONITOR])
 
     process.delivery.tend(DAY)

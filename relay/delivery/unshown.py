@@ -1,0 +1,248 @@
+"""What a seal calls delivered and no output shows: the transaction hung in an output, and was aborted there since.
+
+A recovery looks for it before it claims. Begins say up to where an instance has seen its own outputs closed, so only the
+last transactions of whoever claimed a partition last are in question: whatever was there before that claim, the recovery
+that made it has looked for. What is missing is read from the log again, and written again in the transaction that
+claims: its entries stand, positions and publisher ranges stay as they are. In its lane nothing is behind it yet, since an
+abort takes all that the instance has written to a partition since what hung there.
+
+Outputs are shared. What a stranger's open transaction hides, and what lies too far back, is taken for shown, as its seal
+says: nobody can tell whether it hangs, and whoever waited for strangers would recover without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+import structlog
+
+from relay.delivery.evidence_reading import MonitorView, entries
+from relay.delivery.ports import Reader
+from relay.delivery.sealed import DeadRecord
+from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
+from relay.message.identity import CONTENT_BYTES
+from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
+from relay.monitor.entries import DEAD, Begin, OutputStart, Page, Proof
+from relay.monitor.rows import split
+
+log = structlog.get_logger("relay.recovery")
+READ_MAX: Final = 1_000_000
+"""So many offsets of an output are read at most, counted from its end: others may have written much there since."""
+Derive = Callable[[Record, str, int], LogMessage | None]
+
+
+class Row(NamedTuple):
+    """An entry whose output, or dead letter, must show."""
+
+    digest: bytes
+    content: bytes
+    place: LogPartition
+    offset: int
+    is_dead: bool
+    replay: int
+    n: int
+
+
+class Missing(NamedTuple):
+    """What must be written again: the entry, and its message if the log still has it."""
+
+    row: Row
+    message: LogMessage | None
+
+
+@dataclass(slots=True)
+class Again:
+    """What a claim writes again, as parts of its transaction."""
+
+    outputs: Mapping[LogPartition, Sequence[LogMessage]] = field(default_factory=dict)
+    pages: list[tuple[int, Page]] = field(default_factory=list)
+    dead: list[DeadRecord] = field(default_factory=list)
+    dead_pages: list[tuple[int, Page]] = field(default_factory=list)
+    taken_back: list[DeadRecord] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Question:
+    """The last claimant of one monitor partition, as far as it has not seen its outputs closed."""
+
+    view: MonitorView
+    begin: Begin
+    since: int
+    rows: dict[bytes, Row] = field(default_factory=dict)
+
+    @property
+    def places(self) -> list[OutputStart]:
+        """Where outputs in question may lie."""
+        return [*self.begin.unseen, *self.begin.outputs]
+
+    def take(self, page: Page) -> None:
+        """Take the entries of a page that its seal alone proves; those that a person told of have no outputs."""
+        begin, is_told = self.begin, page.recovery is not None and page.recovery != page.worker
+        if page.instance != begin.instance or page.n <= begin.closed or page.proof is not Proof.SEALED or is_told:
+            return
+        if page.n >= begin.n and not self.view.evidence.is_sealed(page.instance, page.n):
+            return  # what has no seal is settled
+        self.rows.update((row.digest, row) for row in rows_of(page))
+
+
+def question(view: MonitorView) -> Question | None:
+    """Return what is in question in a monitor partition; None where nobody has claimed, or an earlier version did."""
+    last = view.scan.last.values() if view.scan is not None else ()
+    for offset, begin in sorted(last, key=itemgetter(0), reverse=True):
+        # A claim is the first transaction of an instance, and was seen committed before the second was begun.
+        if begin.n > 1 or view.evidence.is_sealed(begin.instance, 1):
+            since = offset if begin.since < 0 else begin.since
+            return Question(view, begin, since) if begin.closed >= 0 else None
+    return None
+
+
+class Shown:
+    """What outputs show of some instances, by the marks of the records; ``hidden`` is what lies there and nobody can read yet."""
+
+    def __init__(self, instances: Iterable[bytes]) -> None:
+        self._instances = {instance.hex().encode(): instance for instance in instances}
+        self._exact: set[tuple[bytes, int, bytes]] = set()
+        self._digests: set[bytes] = set()
+        self._hidden: set[tuple[bytes, int, bytes]] = set()
+
+    def take(self, record: Record, *, hidden: bool) -> None:
+        """Note a record; nothing for whatever else may lie in the topic."""
+        headers = dict(headers_if_any(record))
+        instance = self._instances.get(headers.get(OUT_INSTANCE) or b"")
+        if instance is None:
+            return
+        try:
+            digest, n = bytes.fromhex((headers.get(OUT_DIGEST) or b"").decode()), int(headers.get(OUT_N) or b"")
+        except ValueError:
+            return  # a stranger's
+        if hidden:
+            self._hidden.add((instance, n, digest))
+        else:
+            self._exact.add((instance, n, digest))
+            self._digests.add(digest)
+
+    def has(self, row: Row, instance: bytes) -> bool:
+        """Does it show? Of what was redriven, or died, one record of several counts: that of its own transaction."""
+        if row.is_dead or row.replay:
+            return (instance, row.n, row.digest) in self._exact
+        return row.digest in self._digests
+
+    def hides(self, row: Row, instance: bytes) -> bool:
+        """Does it lie where nobody can read yet?"""
+        return (instance, row.n, row.digest) in self._hidden
+
+
+def unshown(
+    scanner: Reader,
+    reader: Reader,
+    monitor: str,
+    views: Sequence[MonitorView],
+    highs: Mapping[int, tuple[int, int]],
+    deads: Collection[LogPartition],
+) -> tuple[list[Row], set[LogPartition]]:
+    """Return what does not show, and the places that have lost what they might have shown.
+
+    All partitions were read to ``highs`` before.
+    """
+    asked = {one.view.partition: one for one in map(question, views) if one is not None}
+    spans = {number: (max(highs[number][0], one.since), highs[number][1]) for number, one in asked.items()}
+    for number, _, entry in entries(reader, monitor, spans):
+        if isinstance(entry, Page):
+            asked[number].take(entry)
+    asked = {number: one for number, one in asked.items() if one.rows}
+    if not asked:
+        return [], set()
+    begun = {begin.instance for view in views if view.scan is not None for _, begin in view.scan.last.values()}
+    gone: set[LogPartition] = set()
+    found = {of_letters: Shown(begun) for of_letters in (False, True)}
+    for of_letters, shown in found.items():
+        starts = [start for one in asked.values() for start in one.places]
+        _look(scanner, reader, [s for s in starts if (LogPartition(s.topic, s.partition) in deads) is of_letters], shown, gone)
+    left = [(row, one) for one in asked.values() for row in one.rows.values() if not found[row.is_dead].has(row, one.begin.instance)]
+    rows = [row for row, one in left if not found[row.is_dead].hides(row, one.begin.instance)]
+    if len(rows) < len(left):
+        log.warning("outputs are hidden by somebody's open transaction and taken for shown", messages=len(left) - len(rows))
+    if rows:
+        log.warning("sealed and not shown", messages=len(rows), first=f"{rows[0].place.topic}@{rows[0].offset}")
+    return rows, gone
+
+
+def _look(
+    scanner: Reader, reader: Reader, starts: Iterable[OutputStart], shown: Shown, gone: set[LogPartition]
+) -> None:
+    """Read what shows, and behind it what nobody can read yet."""
+    spans = _spans(scanner, starts, gone)
+    stable = reader.ends(spans) if spans else {}
+    below = {place: (first, min(stable[place], high)) for place, (first, high) in spans.items()}
+    above = {place: (max(first, stable[place]), high) for place, (first, high) in spans.items()}
+    for hidden, records in chain(
+        ((False, records) for records in reader.read(below)), ((True, records) for records in scanner.read(above))
+    ):
+        for record in records:
+            shown.take(record, hidden=hidden)
+
+
+def _spans(
+    scanner: Reader, starts: Iterable[OutputStart], gone: set[LogPartition]
+) -> dict[LogPartition, tuple[int, int]]:
+    """Return what is to be read; ``gone`` gets the places whose beginnings cannot be."""
+    floors: dict[LogPartition, int] = {}
+    for start in starts:
+        place = LogPartition(start.topic, start.partition)
+        floors[place] = min(start.offset, floors.get(place, start.offset))
+    spans: dict[LogPartition, tuple[int, int]] = {}
+    for place, floor in floors.items():
+        low, high = scanner.watermarks(place)
+        first = max(low, floor, high - READ_MAX)
+        if first > floor:
+            gone.add(place)
+        spans[place] = first, high
+    return spans
+
+
+def passed(pages: Iterable[Page], present: Collection[bytes], stored: Mapping[LogPartition, tuple[int, str]]) -> list[Row]:
+    """Return what an unsealed transaction has not left in its outputs, though the stored position is past it.
+
+    A stray COMMIT came behind the offsets, and an output hung: what is below the position nobody delivers otherwise.
+    Redrives are below it always; their orders are open still. A position without our note is a person's word.
+    """
+    positions = {place: at for place, (at, note) in stored.items() if note}
+    return [
+        row
+        for page in pages
+        if not page.replays
+        for row in rows_of(page)
+        if row.digest not in present and row.offset < positions.get(row.place, 0)
+    ]
+
+
+def rows_of(page: Page) -> Iterator[Row]:
+    """Yield the entries of a page."""
+    place, replays = LogPartition(page.topic, page.partition), page.replays or bytes(page.rows)
+    cells = zip(split(page.digests), split(page.contents, CONTENT_BYTES), page.offsets, page.outcomes, replays, strict=True)
+    for digest, content, offset, outcome, replay in cells:
+        yield Row(digest, content, place, offset, outcome == DEAD, replay, page.n)
+
+
+def missing_of(scanner: Reader, reader: Reader, rows: Sequence[Row], derive: Derive) -> Iterator[Missing]:
+    """Read the messages from the log, in its order; what has left it, or is another one by now, comes without."""
+    for place in sorted({row.place for row in rows}):
+        wanted = {row.offset: row for row in sorted(rows, key=itemgetter(3)) if row.place == place}
+        low, high = scanner.watermarks(place)
+        there = [offset for offset in wanted if low <= offset < high]
+        found: dict[int, LogMessage] = {}
+        span = {place: (min(there), max(there) + 1)} if there else {}
+        for record in (one for records in reader.read(span) for one in records):
+            offset = record.offset() or 0
+            if offset in wanted:
+                message = derive(record, place.topic, place.partition)
+                if message is not None and message.digest == wanted[offset].digest:
+                    found[offset] = message
+        for offset, row in wanted.items():
+            yield Missing(row, found.get(offset))
+
+
