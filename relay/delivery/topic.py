@@ -63,7 +63,9 @@ class TopicDelivery:
         limits: RangeLimits | None = None,
         horizon_s: float = HORIZON_S,
         derive: Derive = lambda *_: None,
+        keeps_all: bool = True,
     ) -> None:
+        self._keeps_all = keeps_all
         self.counts = Counts()
         self.read_at_once = READ_AT_ONCE
         self._narrowing = Narrowing()
@@ -360,8 +362,10 @@ class TopicDelivery:
     def _written_again(self, missing: list[Missing], gone: set[LogPartition], instance: bytes) -> Again:
         """What a claim writes again: outputs and dead letters as they were; a letter for what the log has no more.
 
-        Where an output has left its topic the seal's word is all there is: whoever could have read it has done so.
+        Where an output may have left its topic, as it may at any time where older ones of a key do not stay, the seal's word
+        is all there is: an older value behind a newer one would be worse than none.
         """
+        gone = gone if self._keeps_all else {*gone, *self._outputs}
         good: list[LogMessage] = []
         replays: dict[bytes, int] = {}
         letters: list[tuple[LogMessage, MessageRejected]] = []
@@ -379,7 +383,7 @@ class TopicDelivery:
             else:
                 good.append(message)
         if untold:
-            log.error("outputs have left their topics and were not seen closed; they are taken for shown", messages=untold)
+            log.error("outputs may have left their topics and were not seen closed; they are taken for shown", messages=untold)
         names: dict[str, Any] = {"worker": self._worker, "instance": instance, "n": 1, "recovery": self._worker}
         numbers = [bytes([replays[m.digest] for m in some]) for some in (good, [m for m, _ in letters])]
         return Again(

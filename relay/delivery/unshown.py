@@ -198,7 +198,7 @@ def _spans(
     for place, floor in floors.items():
         low, high = scanner.watermarks(place)
         first = max(low, floor, high - READ_MAX)
-        if first > floor:
+        if first > floor or floor > high:  # taken away, or another topic by now
             gone.add(place)
         spans[place] = first, high
     return spans

@@ -50,7 +50,7 @@ from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
-from relay.run.topic_watch import TopicWatch, described
+from relay.run.topic_watch import TopicWatch, described, keeps_all
 from relay.run.twins import Twins
 from relay.run.units import AskingUnits
 from relay.run.views import ViewKeeper
@@ -255,6 +255,7 @@ def _destination(
             limits=_range_limits(route),
             horizon_s=config.timing.dedup_horizon,
             derive=derive,
+            keeps_all=keeps_all(topics, route.to.topic),
         )
     if isinstance(route.to, QueueDestination):
         return _queue(config, route, ports, topics, worker_id)

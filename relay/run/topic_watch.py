@@ -20,6 +20,15 @@ def described(topics: Topics, names: list[str]) -> dict[str, TopicFacts]:
         raise Stopped(str(refused)) from refused
 
 
+def keeps_all(topics: Topics, name: str) -> bool:
+    """Does a topic surely keep older values of a key? Not if it may be compacted, or the broker does not say."""
+    try:
+        policy = topics.describe([name])[name].settings.get("cleanup.policy")
+    except (ConfigError, KeyError):
+        return False
+    return policy is not None and "compact" not in policy
+
+
 class TopicWatch:
     """The route's topics as they are now; tells when one was recreated or has other partitions.
 

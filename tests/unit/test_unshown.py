@@ -84,7 +84,7 @@ class AwayReader(MemoryReader):
 class Worker:
     """A worker's process on a log of ``count`` messages; those of ``bad`` cannot be read."""
 
-    def __init__(self, kafka: MemoryKafka, count: int = 6, bad: Collection[int] = ()) -> None:
+    def __init__(self, kafka: MemoryKafka, count: int = 6, bad: Collection[int] = (), keeps_all: bool = True) -> None:
         self.kafka = kafka
         self.messages = [message(n)._replace(fault=FAULT if n in bad else None) for n in range(count)]
         if LOG not in kafka.logs:
@@ -96,6 +96,7 @@ class Worker:
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
             topic_partitions=1, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, derive=self.derive,
+            keeps_all=keeps_all,
         )  # fmt: skip
 
     def derive(self, record: Record, _topic: str, _partition: int) -> LogMessage | None:
@@ -195,6 +196,26 @@ def test_what_left_the_output_is_believed() -> None:
 
     assert delivered(kafka) == []
     assert [line["messages"] for line in lines if line["log_level"] == "error"] == [3]
+
+
+def test_an_output_whose_older_values_may_go_is_believed() -> None:
+    """What compaction took, and a newer value stands for, would come back behind that."""
+    kafka = lost_at_the_end()
+
+    with capture_logs() as lines:
+        Worker(kafka, keeps_all=False).recover_for_good()
+
+    assert delivered(kafka) == [0, 1, 2]
+    assert [line["messages"] for line in lines if line["log_level"] == "error"] == [3]
+
+
+def test_an_output_that_is_another_topic_by_now_is_not_filled_with_what_the_former_had() -> None:
+    kafka = lost_at_the_end()
+    kafka.logs[OUT] = []
+
+    Worker(kafka).recover_for_good()
+
+    assert delivered(kafka) == []
 
 
 def test_what_lies_too_far_back_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
