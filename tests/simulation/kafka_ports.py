@@ -32,13 +32,13 @@ class SimTopics:
         self._cluster = cluster
 
     def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
-        """Return the facts of the topics that exist."""
+        """Return the facts of the topics that exist; with their settings it takes no time, which leaves runs as they were."""
         world = self._cluster.world
-        if world.current is not None:
+        if world.current is not None and not settings:
             world.sleep(0.002)
         known = self._cluster.topics.by_name
         return {
-            name: TopicFacts(name, known[name].topic_id, len(known[name].partitions), 1)
+            name: TopicFacts(name, known[name].topic_id, len(known[name].partitions), 1, {"cleanup.policy": "delete"} if settings else {})
             for name in sorted(set(names))
             if name in known
         }
