@@ -8,7 +8,7 @@ throw-away instance of the same id that writes there and aborts: its marker ends
 for that: ``kafka-transactions.sh abort``.)
 
 A transaction ends everywhere alike, unless a stray EndTxn tore it: then its last part has no seal that shows. So it is
-aborted unless its seal shows, or lies in a monitor that hangs while an output shows or a position has moved. Then it was
+aborted unless its seal shows, or lies in a monitor that hangs while an output shows or a position names it. Then it was
 committed: the monitor's part is committed as well. An output that hangs is aborted all the same, since a commit would show
 the touch there; what is missing then is written again by whoever recovers its log partition (``unshown``).
 """
@@ -63,17 +63,20 @@ class HangingTransactions:
         reader: Reader,
         views: Sequence[MonitorView],
         ends: Mapping[LogPartition, int],
-        stored: Mapping[LogPartition, tuple[int, str]],
+        stored_by: Collection[Number],
     ) -> None:
-        """End what is open below ``ends``, by place; raises Retriable if there was anything, since more can be read now."""
+        """End what is open below ``ends``, by place; raises Retriable if there was anything, since more can be read now.
+
+        ``stored_by`` are the transactions that have stored the positions.
+        """
         hanging = reader.still_open(ends, WAIT_S)
         for known in [known for known in self._rounds if known[1] not in hanging]:
             del self._rounds[known]
         if not hanging:
             return
         firsts, found = self._found(scanner, reader, {place: ends[place] for place in sorted(hanging)})
-        committed = self._committed(scanner, reader, views, stored, hanging)
-        torn = self._torn(scanner, reader, views, hanging)
+        committed = self._committed(scanner, reader, views, stored_by, hanging)
+        torn = self._torn(scanner, reader, views, stored_by, hanging)
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
         sure: set[LogPartition] = set()
@@ -179,7 +182,7 @@ class HangingTransactions:
         scanner: Reader,
         reader: Reader,
         views: Iterable[MonitorView],
-        stored: Mapping[LogPartition, tuple[int, str]],
+        stored_by: Collection[Number],
         hanging: Collection[LogPartition],
     ) -> dict[bytes, int]:
         """Return the last n of each instance of which a commit left a trace.
@@ -198,14 +201,19 @@ class HangingTransactions:
             for offset, begin in view.scan.last.values()
             if (home := LogPartition(self._monitor, view.partition)) in hanging or offset < spans[home][0]
             if view.scan.evidence.is_sealed(begin.instance, begin.n)
-            if _has_moved(begin, stored) or self._shows(scanner, reader, begin)
+            if (begin.instance, begin.n) in stored_by or self._shows(scanner, reader, begin)
         )
         return _last(chain(sealed, traces))
 
     def _torn(
-        self, scanner: Reader, reader: Reader, views: Iterable[MonitorView], hanging: Collection[LogPartition]
+        self,
+        scanner: Reader,
+        reader: Reader,
+        views: Iterable[MonitorView],
+        stored_by: Collection[Number],
+        hanging: Collection[LogPartition],
     ) -> dict[bytes, int]:
-        """Return the n of what a stray COMMIT tore while the monitor was left out: an output shows, and no seal was written.
+        """Return the n of what a stray COMMIT tore while the monitor was left out: it left a trace, and no seal was written.
 
         Its begin, which comes before all outputs, was committed with them: settlement must find it.
         """
@@ -214,7 +222,8 @@ class HangingTransactions:
             for view in views
             if view.scan is not None and LogPartition(self._monitor, view.partition) in hanging
             for _, begin in view.scan.last.values()
-            if not view.scan.evidence.is_sealed(begin.instance, begin.n) and self._shows(scanner, reader, begin)
+            if not view.scan.evidence.is_sealed(begin.instance, begin.n)
+            if (begin.instance, begin.n) in stored_by or self._shows(scanner, reader, begin)
         )
 
     def _shows(self, scanner: Reader, reader: Reader, begin: Begin) -> bool:
@@ -237,14 +246,6 @@ def _last(numbers: Iterable[Number | None]) -> dict[bytes, int]:
         if number is not None:
             last[number[0]] = max(number[1], last.get(number[0], 0))
     return last
-
-
-def _has_moved(begin: Begin, stored: Mapping[LogPartition, tuple[int, str]]) -> bool:
-    """Has the transaction moved a position? Nothing else was begun before it was seen committed, so nobody else has.
-
-    It may read further than it moves the position: what waits behind an undecided capture holds that back.
-    """
-    return any(one.first < stored.get(LogPartition(one.topic, one.partition), (0, ""))[0] for one in begin.inputs)
 
 
 def _begun(record: Record) -> Number | None:

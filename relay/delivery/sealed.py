@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from relay.delivery.ports import Transaction
+from relay.delivery.position_note import PositionNote
 from relay.delivery.sightings import SOON_S, Committed, Sightings, Watch
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
 from relay.message.errors import InDoubt
@@ -44,7 +45,8 @@ class SealedWork:
     """All that one sealed transaction holds.
 
     ``pages``, ``settled`` and ``ranges`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
-    seal only. ``outputs`` are messages by output partition; ``taken_back`` are dead letters that these outputs make void; ``meanwhile`` runs in every wait for the broker; ``notes`` is the metadata of each topic's offsets.
+    seal only. ``outputs`` are messages by output partition; ``taken_back`` are dead letters that these outputs make void; ``meanwhile`` runs in every wait for the broker;
+    ``topic_ids`` (hexadecimal digits) go into the notes beside the positions.
     """
 
     positions: Mapping[LogPartition, int]
@@ -58,7 +60,7 @@ class SealedWork:
     settled: list[tuple[int, SettleSeal]] = field(default_factory=list)
     ranges: list[tuple[int, RangeEntry]] = field(default_factory=list)
     claims: set[int] = field(default_factory=set)
-    notes: Mapping[str, str] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
     meanwhile: Callable[[], bool] | None = None
 
 
@@ -149,7 +151,7 @@ class SealedProducer:
         crash_point("sealed.entries")
         self._tx.flush()
         crash_point("sealed.flushed")
-        self._tx.send_offsets(work.positions, work.notes, work.membership)
+        self._tx.send_offsets(work.positions, self._notes(work), work.membership)
         crash_point("sealed.offsets")
         self._take_back(work)
         self._seal(sorted(touched))
@@ -265,6 +267,9 @@ class SealedProducer:
         for partition in touched:
             self._tx.produce(LogPartition(self._monitor, partition), *encode(seal))
         self._tx.flush()
+
+    def _notes(self, work: SealedWork) -> dict[str, str]:
+        return {topic: PositionNote(one, self.instance, self.n).text for topic, one in work.topic_ids.items()}
 
     def _marks(self) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
         return (OUT_INSTANCE, self.instance.hex().encode()), (OUT_N, str(self.n).encode())

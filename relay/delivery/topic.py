@@ -101,7 +101,7 @@ class TopicDelivery:
         self._views: dict[int, MonitorView] = {}
         self._in_doubt_to: dict[LogPartition, int] = {}
         self._lane_outputs: dict[bytes, LogPartition] = {}
-        self._notes: Mapping[str, str] = {}
+        self._topic_ids: Mapping[str, str] = {}
         self._condemned: dict[tuple[bytes, int], MessageRejected] = {}
         self._replays: Mapping[bytes, int] = {}
 
@@ -117,8 +117,8 @@ class TopicDelivery:
         self.abandon()
         self._narrowing.keep(assigned)
         membership = group.membership()
-        self._notes = {topic: topic_id.hex() for topic, topic_id in topic_ids.items()}
-        found = self._recovery.run(assigned, views, group, starts, self._notes)
+        self._topic_ids = {topic: topic_id.hex() for topic, topic_id in topic_ids.items()}
+        found = self._recovery.run(assigned, views, group, starts, self._topic_ids)
         self._producer = found.producer
         self._views = {view.partition: view for view in views}
         for view in views:
@@ -203,7 +203,7 @@ class TopicDelivery:
         claims = self._claims(now)
         if pages or ranges or claims:
             work = SealedWork(
-                self._positions, self._membership, pages=pages, ranges=ranges, claims=claims, notes=self._notes
+                self._positions, self._membership, pages=pages, ranges=ranges, claims=claims, topic_ids=self._topic_ids
             )
             self._producer.run(work)
             # An index on disk drops what has left the monitor; what is written again came again.
@@ -286,7 +286,7 @@ class TopicDelivery:
                 for message in (good if batch.replays else ())
             ],
             claims={p.partition for p, end in batch.positions.items() if end > batch.first[p]},
-            notes=self._notes,
+            topic_ids=self._topic_ids,
             meanwhile=batch.meanwhile,
         )
         return work, [*entered, *dead_entered]

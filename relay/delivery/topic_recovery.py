@@ -16,7 +16,7 @@ Where the outputs cannot tell any more the partition is stuck until a person dec
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -27,10 +27,21 @@ from relay.delivery.evidence_reading import MonitorView, fold_committed, high_wa
 from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
+from relay.delivery.position_note import Stored, committed_by, read_note
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sightings import Watch
 from relay.delivery.told import Persons
-from relay.delivery.unshown import Again, Derive, Missing, Row, missing_of, passed, unshown
+from relay.delivery.unshown import (
+    Again,
+    Derive,
+    Missing,
+    Row,
+    Vanished,
+    missing_of,
+    passed,
+    unshown,
+    vanished,
+)
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import Fenced, Retriable, Stopped, TwinDetected, Unreachable
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
@@ -93,7 +104,7 @@ class TopicRecovery:
         self._hanging = HangingTransactions(ports, transactional_id, monitor_topic, self._outputs)
 
     def run(
-        self, assigned: Sequence[LogPartition], views: list[MonitorView], group: Group, starts: Starts, notes: Mapping[str, str]
+        self, assigned: Sequence[LogPartition], views: list[MonitorView], group: Group, starts: Starts, topic_ids: Mapping[str, str]
     ) -> Recovered:
         """Run all steps once; any exception means: unassign, poll, run again."""
         self._persons.read(assigned)
@@ -106,7 +117,8 @@ class TopicRecovery:
             own = self._fence(scanner, views)
             crash_point("recovery.fenced")
             stored = self._stored(views, group, assigned)
-            _check_topics(stored, notes)
+            _check_topics(stored, topic_ids)
+            stored_by = committed_by(stored)
             highs = high_watermarks(scanner, self._monitor, views)
             self._check_monitor(stored, highs)
             opened = scan_begins(scanner, self._monitor, views, highs)
@@ -114,7 +126,7 @@ class TopicRecovery:
             producer = SealedProducer(own, self._worker, self._monitor, floors, Watch(self._ports))
             self._made.add(producer.instance)
             monitors = {LogPartition(self._monitor, number): high for number, (_, high) in highs.items()}
-            self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored)
+            self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored_by)
             fold_committed(reader, self._monitor, views, highs)
             # Committed records only: a first claim that aborted left its begin here and stored no position. Where
             # retention has taken records, theirs were the traces: positions expire sooner than a log that is kept.
@@ -128,7 +140,8 @@ class TopicRecovery:
             begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
-            pages, seals, dead, rows = self._settle(scanner, reader, producer, views, unfinished, begin_at, stored)
+            lost = vanished(scanner, self._monitor, views, highs, stored_by)
+            pages, seals, dead, rows = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
             more, gone = unshown(scanner, reader, self._monitor, views, highs, self._deads)
             missing = list(missing_of(scanner, reader, rows + more, self._derive))
             again = self._rewrite(missing, gone, producer.instance)
@@ -137,7 +150,7 @@ class TopicRecovery:
             first = [place for place in assigned if place not in stored]
         crash_point("recovery.settled")
         try:
-            self._claim(producer, views, group, begin_at, notes, again, seals)
+            self._claim(producer, views, group, begin_at, topic_ids, again, seals)
             if first and len(group.committed(first)) < len(first):
                 raise Retriable("the first positions are not stored; recovery claims again")
         except Exception:
@@ -198,7 +211,7 @@ class TopicRecovery:
                     )
 
     def _check_monitor(
-        self, stored: Mapping[LogPartition, tuple[int, str]], highs: Mapping[int, tuple[int, int]]
+        self, stored: Stored, highs: Mapping[int, tuple[int, int]]
     ) -> None:
         """A position with our note was stored together with a begin in the monitor: one without any is a namesake.
 
@@ -220,39 +233,45 @@ class TopicRecovery:
         producer: SealedProducer,
         views: list[MonitorView],
         unfinished: Mapping[int, list[Begin]],
+        lost: Collection[Vanished],
         positions: Mapping[LogPartition, int],
-        stored: Mapping[LogPartition, tuple[int, str]],
+        stored: Stored,
     ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]], list[DeadRecord], list[Row]]:
         """Step 4: all reads of a settlement happen before its transaction begins."""
         pages: list[tuple[int, Page]] = []
         seals: list[tuple[int, SettleSeal]] = []
         dead: list[DeadRecord] = []
         rows: list[Row] = []
-        torn: list[tuple[MonitorView, Begin]] = []
+        torn: list[tuple[MonitorView, Begin, list[Page]]] = []
         for view in views:
             visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
+            gone = {(one.begin.instance, one.begin.n): one for one in lost if one.partition == view.partition}
+            for one in gone.values():
+                # What a claim had found out by itself holds, though nobody could read it since.
+                pages += [(view.partition, replace(page, instance=producer.instance, n=1)) for page in one.pages if page.proof is not Proof.SEALED]
+                torn.append((view, one.begin, [page for page in one.pages if page.proof is Proof.SEALED]))
             known = {(b.instance, b.n): b for b in (*view.evidence.unsealed(), *unfinished[view.partition])}
             for key, begin in known.items():
-                if view.evidence.is_ended(*key):
+                if view.evidence.is_ended(*key) or key in gone:
                     continue
                 if key in visible:
-                    torn.append((view, begin))
+                    torn.append((view, begin, view.evidence.pending(*key)))
                 else:
                     seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin in torn}, self._deads)
-        for view, begin in torn:
+        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin, _ in torn}, self._deads)
+        for view, begin, entered in torn:
             key = (begin.instance, begin.n)
             told, letters = shown[key], set[bytes]()
             if isinstance(told, str):
                 self._persons.settle(reader, self._monitor, view.partition, begin, positions, told)
-                present = _below(view.evidence.pending(*key), positions)
-                dead += self._untold(reader, view.evidence.pending(*key))
+                present = _below(entered, positions)
+                dead += self._untold(reader, entered)
             else:
                 letters = set(split(told.letters))
-                present = letters.union(split(told.outputs))
-                rows += passed(view.evidence.pending(*key), present, stored)
+                present = letters.union(split(told.outputs), _below([page for page in entered if page.is_told], positions))
+                rows += passed(entered, present, stored)
             done = settle(
-                begin, view.evidence.pending(*key), present, worker=self._worker, instance=producer.instance, n=1,
+                begin, entered, present, worker=self._worker, instance=producer.instance, n=1,
                 letters=letters, replays=partial(_next_replays, view.index), can_tell=not isinstance(told, str),
             )  # fmt: skip
             log.warning(
@@ -280,7 +299,7 @@ class TopicRecovery:
         views: list[MonitorView],
         group: Group,
         positions: Mapping[LogPartition, int],
-        notes: Mapping[str, str],
+        topic_ids: Mapping[str, str],
         again: Again,
         seals: list[tuple[int, SettleSeal]],
     ) -> None:
@@ -297,7 +316,7 @@ class TopicRecovery:
                 taken_back=again.taken_back,
                 settled=seals,
                 claims={view.partition for view in views},
-                notes=notes,
+                topic_ids=topic_ids,
             )
         )
         crash_point("recovery.claimed")
@@ -406,7 +425,7 @@ def gather_stamped(record: Record, found: Stamped) -> None:
 def _start(
     starts: Starts,
     assigned: Sequence[LogPartition],
-    stored: Mapping[LogPartition, tuple[int, str]],
+    stored: Stored,
     ran_before: set[LogPartition],
     group: Group,
 ) -> dict[LogPartition, int]:
@@ -419,10 +438,10 @@ def _start(
         raise  # stop: nobody moved, so it is lost indeed
 
 
-def _check_topics(stored: Mapping[LogPartition, tuple[int, str]], notes: Mapping[str, str]) -> None:
+def _check_topics(stored: Stored, topic_ids: Mapping[str, str]) -> None:
     """A committed offset belongs to the topic whose id stands beside it."""
     for partition, (offset, note) in stored.items():
-        if note and note != notes.get(partition.topic):
+        if note and read_note(note).topic_id != topic_ids.get(partition.topic):
             raise Stopped(
                 f"topic {partition.topic!r} was deleted and created again: the stored position {offset} of partition "
                 f"{partition.partition} belongs to the old one; check what was lost, then give the route a new name"

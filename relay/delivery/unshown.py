@@ -22,6 +22,7 @@ import structlog
 
 from relay.delivery.evidence_reading import MonitorView, entries
 from relay.delivery.ports import Reader
+from relay.delivery.position_note import Stored
 from relay.delivery.sealed import DeadRecord
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.identity import CONTENT_BYTES
@@ -81,8 +82,8 @@ class Question:
 
     def take(self, page: Page) -> None:
         """Take the entries of a page that its seal alone proves; those that a person told of have no outputs."""
-        begin, is_told = self.begin, page.recovery is not None and page.recovery != page.worker
-        if page.instance != begin.instance or page.n <= begin.closed or page.proof is not Proof.SEALED or is_told:
+        begin = self.begin
+        if page.instance != begin.instance or page.n <= begin.closed or page.proof is not Proof.SEALED or page.is_told:
             return
         if page.n >= begin.n and not self.view.evidence.is_sealed(page.instance, page.n):
             return  # what has no seal is settled
@@ -204,7 +205,42 @@ def _spans(
     return spans
 
 
-def passed(pages: Iterable[Page], present: Collection[bytes], stored: Mapping[LogPartition, tuple[int, str]]) -> list[Row]:
+class Vanished(NamedTuple):
+    """A committed transaction of which a monitor partition shows nothing, and what it had entered there."""
+
+    partition: int
+    begin: Begin
+    pages: list[Page]
+
+
+def vanished(
+    scanner: Reader,
+    monitor: str,
+    views: Sequence[MonitorView],
+    highs: Mapping[int, tuple[int, int]],
+    stored_by: Collection[tuple[bytes, int]],
+) -> list[Vanished]:
+    """Return what has stored the positions, was aborted where it hung in the monitor, and so has neither begin nor seal there.
+
+    All partitions were read to ``highs`` before. Its records still lie there, for whoever reads uncommitted.
+    """
+    found: dict[int, Vanished] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    for view in views:
+        seen = {(begin.instance, begin.n) for begin in view.evidence.unsealed()}
+        for offset, begin in view.scan.last.values() if view.scan is not None else ():
+            key = begin.instance, begin.n
+            if key in stored_by and key not in seen and not view.evidence.is_ended(*key):
+                found[view.partition] = Vanished(view.partition, begin, [])
+                spans[view.partition] = offset, highs[view.partition][1]
+    for number, _, entry in entries(scanner, monitor, spans):
+        begin = found[number].begin
+        if isinstance(entry, Page) and (entry.instance, entry.n) == (begin.instance, begin.n):
+            found[number].pages.append(entry)
+    return list(found.values())
+
+
+def passed(pages: Iterable[Page], present: Collection[bytes], stored: Stored) -> list[Row]:
     """Return what an unsealed transaction has not left in its outputs, though the stored position is past it.
 
     A stray COMMIT came behind the offsets, and an output hung: what is below the position nobody delivers otherwise.

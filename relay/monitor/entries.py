@@ -79,6 +79,11 @@ class Page:
         """Number of entries."""
         return len(self.offsets)
 
+    @property
+    def is_told(self) -> bool:
+        """Has a person said that these were delivered? Then nothing shows them."""
+        return self.recovery is not None and self.recovery != self.worker
+
 
 @dataclass(frozen=True, slots=True)
 class Begin:

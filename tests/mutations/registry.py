@@ -63,6 +63,11 @@ TOPIC_GUARDS: Final = (
         Search("topic", range(98, 99), "lost write"),
     ),
     Guard(
+        "vanished_left",
+        "a committed transaction that hung in output and monitor is lost with the next abort",
+        Search("topic", range(8415, 8416), "lost write"),
+    ),
+    Guard(
         "monitor_not_awaited",
         "an abort takes away what the monitor knew of committed transactions",
         Search("topic", range(44, 45), "lost write"),

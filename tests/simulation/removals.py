@@ -145,7 +145,7 @@ def offsets_before_flush() -> list[Change]:
         touched = sorted(work.claims | {p for p, _ in work.pages} | {p for p, _ in work.dead_pages} | {p for p, _ in work.settled})
         self._tx.begin()
         self._write_begin(work, touched)
-        self._tx.send_offsets(work.positions, work.notes, work.membership)
+        self._tx.send_offsets(work.positions, self._notes(work), work.membership)
         self._seal(touched)
         self._write_dead(work)
         self._write_outputs(work)
@@ -208,6 +208,11 @@ def hanging_left() -> list[Change]:
 def unshown_left() -> list[Change]:
     """What a seal calls delivered is not looked for in the outputs."""
     return [(topic_recovery, "unshown", lambda *_: ([], set()))]
+
+
+def vanished_left() -> list[Change]:
+    """What only the position calls committed counts as aborted."""
+    return [(topic_recovery, "vanished", lambda *_: [])]
 
 
 def monitor_not_awaited() -> list[Change]:
@@ -388,8 +393,8 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
         no_seal, unsealed_trusted, no_verification, ordinary_settle_seal, no_claim, begin_not_flushed,
-        offsets_before_flush, instance_kept, not_fenced, hanging_left, unshown_left, monitor_not_awaited,
-        torn_aborted, hidden_written_again, own_hang_awaited, offsets_left_hanging, stable_end_read, no_sift,
+        offsets_before_flush, instance_kept, not_fenced, hanging_left, unshown_left, vanished_left,
+        monitor_not_awaited, torn_aborted, hidden_written_again, own_hang_awaited, offsets_left_hanging, stable_end_read, no_sift,
         offsets_skipped, stale_membership, no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step,
         overtaken_is_lost, last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
         entries_not_carried, carried_not_entered, dropped_without_an_end, silent_recovery, settled_not_forgotten,

@@ -28,6 +28,7 @@ from tests.unit.test_recovery_again import (
     delivered,
     entries,
     killed_then_clean,
+    positions,
 )
 from tests.unit.test_worker_events import Event
 
@@ -150,7 +151,7 @@ def test_a_recovery_that_lost_its_partitions_anywhere_ends_as_one_clean_run(lost
 
     assert delivered(kafka) == delivered(clean) == list(range(COUNT))
     assert entries(kafka) == entries(clean)
-    assert kafka.group == clean.group
+    assert positions(kafka) == positions(clean)
 
 
 def test_what_was_folded_before_is_not_read_again() -> None:
