@@ -28,9 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *(arguments or sys.argv[1:])])
+    sys.unraisablehook = _unraisable
     if options.seed is not None:
         return _one(options)
     return _many(options)
+
+
+def _unraisable(one: sys.UnraisableHookArgs) -> None:
+    """A killed process runs no finalizers: here they meet the end of their world, and stop at it."""
+    from tests.simulation.scheduler import Crashed  # noqa: PLC0415
+
+    if not isinstance(one.exc_value, Crashed):
+        sys.__unraisablehook__(one)
 
 
 def _one(options: argparse.Namespace) -> int:
@@ -85,7 +94,6 @@ def _run(seed: int, kind: str, *, tracing: bool) -> Any:
     """Run one seed without the garbage collector: when it strikes must not matter."""
     from tests.simulation.kinds import run  # noqa: PLC0415
     from tests.simulation.trial import Outcome  # noqa: PLC0415
-
     def alarm(*_: object) -> None:
         raise TimeoutError(f"no end within {SEED_SECONDS_MAX} s of computing")
 
