@@ -79,6 +79,10 @@ to = {to}
         )
         self._workers: list[subprocess.Popen[bytes]] = []
 
+    def say(self, line: str) -> None:
+        """Add a line to the section [relay]."""
+        self.path.write_text(self.path.read_text().replace("[kafka]", f"{line}\n\n[kafka]", 1))
+
     def migrate(self) -> None:
         """Create what the relay owns."""
         migrate(load(self.path))

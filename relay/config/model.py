@@ -107,7 +107,8 @@ class RelaySection(_Section):
 
     ``replication`` is for topics that ``relay migrate`` creates; None means three, or fewer brokers.
     ``partition_verification = "assured"`` says what a relay without the cluster right cannot ask: that every broker
-    is 3.6.1 or newer with ``transaction.partition.verification.enable=true``.
+    is 3.6.1 or newer with ``transaction.partition.verification.enable=true``; ``"absent"`` that it is not so, and each
+    transaction gets a client of its own.
     """
 
     name: Name
@@ -115,7 +116,7 @@ class RelaySection(_Section):
     state: Path = Path("state")
     allow_plaintext: bool = False
     replication: int | None = Field(default=None, ge=1, le=9)
-    partition_verification: Literal["ask", "assured"] = "ask"
+    partition_verification: Literal["ask", "assured", "absent"] = "ask"
 
 
 class ResourceConfig(_Section):

@@ -3,6 +3,9 @@
 After anything but a clean commit the instance is thrown away and its successor, by ``init_transactions`` under the
 same transactional id, ends whatever it left open. librdkafka repeats a lost EndTxn silently under the same epoch
 (KAFKA-17754), so nothing of an aborted transaction may still be under way in an epoch that goes on.
+
+Brokers that do not verify a transaction's partitions do not notice either when such a copy of a *commit* ends the next one.
+For them no epoch has more than one transaction (design section 6): what is late is of a former epoch, and refused.
 """
 
 from __future__ import annotations
@@ -27,18 +30,24 @@ FLUSH_SLICE_S: Final = 0.1
 
 
 class TransactionalInstance:
-    """A producer instance with its transactional id; every method may block up to ``timeout_s``."""
+    """A producer instance with its transactional id; every method may block up to ``timeout_s``.
 
-    def __init__(self, settings: Mapping[str, object], transactional_id: str, timeout_s: float) -> None:
+    With ``one_each`` every transaction has a client of its own, and so an epoch.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, object], transactional_id: str, timeout_s: float, *, one_each: bool = False
+    ) -> None:
         self.transactional_id = transactional_id
         self.acked: dict[LogPartition, int] = {}
         self.meanwhile: Callable[[], bool] | None = None
         self._timeout_s = timeout_s
+        self._one_each = one_each
+        self._has_begun = False
         self._refused: KafkaError | None = None
         self._failed: KafkaError | None = None
-        self._producer = Producer(
-            {**settings, "transactional.id": transactional_id, "error_cb": weakly(self._on_error)}
-        )
+        self._settings = {**settings, "transactional.id": transactional_id, "error_cb": weakly(self._on_error)}
+        self._producer = Producer(self._settings)
         self._report = weakly(self._delivered)
         self._append: Callable[..., None] = self._producer.produce
         self._unwatched: dict[KafkaError | None, Message] = {}
@@ -50,6 +59,12 @@ class TransactionalInstance:
 
     def begin(self) -> None:
         """Open the transaction."""
+        if self._has_begun and self._one_each:
+            self.discard()
+            self._producer = Producer(self._settings)
+            self._append = self._producer.produce
+            self._by_deadline("begin", self.init)
+        self._has_begun = True
         self._producer.begin_transaction()
 
     def produce(

@@ -75,7 +75,8 @@ class RoutePorts:
         """Make a producer instance; nothing is sent before its ``init``."""
         timing = self._config.timing
         made = settings.producer(self._config.kafka, timing, transactional_id)
-        return TransactionalInstance(made, transactional_id, timing.transaction_timeout)
+        absent = self._config.relay.partition_verification == "absent"
+        return TransactionalInstance(made, transactional_id, timing.transaction_timeout, one_each=absent)
 
     def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> PartitionReader:
         """Make a reader by hand; it belongs to no group."""

@@ -34,9 +34,11 @@ class Findings:
 def judge_brokers(config: RelayConfig, brokers: Sequence[BrokerFacts], findings: Findings) -> None:
     """Every broker must verify that a transaction still owns the partition it writes (design section 6)."""
     findings.checked.append(f"{len(brokers)} broker" + ("s" if len(brokers) != 1 else ""))
-    assured = config.relay.partition_verification == "assured"
+    assured, absent = (config.relay.partition_verification == one for one in ("assured", "absent"))
     hidden = [broker for broker in brokers if broker.settings is None]
-    if hidden and assured:
+    if absent:
+        findings.notes.append('relay.partition_verification = "absent": each transaction of a topic route has a client of its own')
+    elif hidden and assured:
         findings.notes.append(
             f"{VERIFICATION} cannot be seen without the right DescribeConfigs on the cluster; "
             'relay.partition_verification = "assured" says that it is true on every broker, 3.6.1 or newer'
@@ -46,7 +48,8 @@ def judge_brokers(config: RelayConfig, brokers: Sequence[BrokerFacts], findings:
             VERIFICATION,
             "",
             f"cannot be seen on {hidden[0].address}: the right DescribeConfigs on the cluster is missing",
-            'grant it for the check, or set [relay] partition_verification = "assured" if every broker has it',
+            'grant it for the check, or set [relay] partition_verification = "assured" if every broker has it, '
+            '"absent" if not',
         )
     for broker in brokers:
         if broker.settings is not None:
@@ -54,18 +57,8 @@ def judge_brokers(config: RelayConfig, brokers: Sequence[BrokerFacts], findings:
 
 
 def _judge_broker(address: str, settings: Mapping[str, str], config: RelayConfig, findings: Findings) -> None:
-    verification = settings.get(VERIFICATION)
-    if verification is None:
-        findings.fault(f"broker {address}", "", "is older than 3.6", "upgrade it to 3.6.1 or newer")
-    elif verification != "true":
-        problem = "a late end of one transaction could end the next one unnoticed"
-        findings.fault(
-            f"broker {address} {VERIFICATION}", verification, problem, "set it to true on every broker"
-        )
-    elif _SINCE_3_7 not in settings:
-        findings.notes.append(
-            f"broker {address} is of 3.6: 3.6.0 is not enough, make sure that it is 3.6.1 or newer"
-        )
+    if config.relay.partition_verification != "absent":
+        _judge_verification(address, settings, findings)
     longest = numeric_setting(settings, "transaction.max.timeout.ms", 900_000)
     if config.timing.transaction_timeout * 1000 > longest:
         problem = f"broker {address} refuses more than {longest / 1000:g} s"
@@ -79,6 +72,22 @@ def _judge_broker(address: str, settings: Mapping[str, str], config: RelayConfig
         problem = f"broker {address} takes {least / 1000:g} to {most / 1000:g} s"
         value = f"{config.timing.session_timeout:g}s"
         findings.fault("timing.session_timeout", value, problem, "choose a value inside")
+
+
+def _judge_verification(address: str, settings: Mapping[str, str], findings: Findings) -> None:
+    verification = settings.get(VERIFICATION)
+    otherwise = 'or set [relay] partition_verification = "absent", which is slower'
+    if verification is None:
+        findings.fault(f"broker {address}", "", "is older than 3.6", f"upgrade it to 3.6.1 or newer, {otherwise}")
+    elif verification != "true":
+        problem = "a late end of one transaction could end the next one unnoticed"
+        findings.fault(
+            f"broker {address} {VERIFICATION}", verification, problem, f"set it to true on every broker, {otherwise}"
+        )
+    elif _SINCE_3_7 not in settings:
+        findings.notes.append(
+            f"broker {address} is of 3.6: 3.6.0 is not enough, make sure that it is 3.6.1 or newer"
+        )
 
 
 def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:

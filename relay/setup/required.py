@@ -37,11 +37,11 @@ def require_verification(config: RelayConfig) -> None:
         log.warning("brokers not asked for their settings", reason=str(away))
         return
     seen = [broker for broker in brokers if broker.settings is not None]
-    if len(seen) < len(brokers) and config.relay.partition_verification != "assured":
+    if len(seen) < len(brokers) and config.relay.partition_verification == "ask":
         log.warning(
             "what exactly once into topics rests on cannot be seen",
             setting=VERIFICATION,
-            remedy='grant DescribeConfigs on the cluster, or set [relay] partition_verification = "assured"',
+            remedy='grant DescribeConfigs on the cluster, or set [relay] partition_verification = "assured", or "absent"',
         )
     findings = Findings()
     judge_brokers(config, seen, findings)

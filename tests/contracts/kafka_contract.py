@@ -63,9 +63,9 @@ class KafkaContract:
         for member in self.members:
             member.close()
 
-    def begun(self, transactional_id: str = "") -> TransactionalInstance:
+    def begun(self, transactional_id: str = "", *, one_each: bool = False) -> TransactionalInstance:
         """Make an instance with an open transaction."""
-        made = self.system.instance(transactional_id or f"tx-{uuid4().hex[:8]}")
+        made = self.system.instance(transactional_id or f"tx-{uuid4().hex[:8]}", one_each=one_each)
         made.init()
         made.begin()
         return made

@@ -69,10 +69,12 @@ class KafkaSystem(ABC):
     def drop_below(self, place: LogPartition, offset: int) -> None:
         """Move the low watermark."""
 
-    def instance(self, transactional_id: str, timing: Timing = TIMING) -> TransactionalInstance:
+    def instance(
+        self, transactional_id: str, timing: Timing = TIMING, *, one_each: bool = False
+    ) -> TransactionalInstance:
         """Make an instance that has not called ``init`` yet."""
         made = settings.producer(self.kafka, timing, transactional_id, log_level=0)
-        return TransactionalInstance(made, transactional_id, timing.transaction_timeout)
+        return TransactionalInstance(made, transactional_id, timing.transaction_timeout, one_each=one_each)
 
     def reader(
         self, *, committed: bool, deadline_s: float = 10.0, batch: int = BATCH_RECORDS,

@@ -141,6 +141,22 @@ class TransactionContract(KafkaContract):
         new.commit()
         assert self.read(place) == ["first", "second"]
 
+    def test_with_a_client_for_each_transaction_what_is_late_is_refused(self) -> None:
+        place = LogPartition(self.system.topic(), 0)
+        instance = self.begun(one_each=True)
+        arrive = self.system.keep_end(instance)
+        self.write(instance, place, "first")
+        instance.commit()
+        self.wait_for_markers(place)
+        instance.begin()
+        self.write(instance, place, "half")
+        assert arrive() in (KafkaError.INVALID_PRODUCER_EPOCH, 90), "90 is PRODUCER_FENCED"
+        self.write(instance, place, "other half")
+        assert self.read_to_stable(place) == ["first"]
+        instance.commit()
+        assert self.read(place) == ["first", "half", "other half"]
+        assert instance.acked[place] == self.ends(place)[1] - 2, "a marker lies behind it"
+
     def read_to_stable(self, place: LogPartition) -> list[str]:
         with self.system.reader(committed=True) as reader:
             return [r.value().decode() for records in reader.read({place: reader.watermarks(place)}) for r in records]

@@ -58,6 +58,15 @@ def test_a_broker_that_does_not_verify_partitions_is_refused(
 
 
 @pytest.mark.usefixtures("careless_broker")
+def test_it_is_taken_by_whoever_says_so(make_route: Callable[..., TopicRoute], started: list[object]) -> None:
+    route = make_route()
+    route.say('partition_verification = "absent"')
+
+    assert run(route)[0] == 0
+    assert len(started) == 1
+
+
+@pytest.mark.usefixtures("careless_broker")
 def test_a_table_does_not_rest_on_it(tmp_path: Path, kafka: str, started: list[object]) -> None:
     to = '{ table = "ledger", resource = "shop", columns = { id = "ce:id" } }'
     route = Route(tmp_path, kafka, "log", to, f'[resources.shop]\nurl = "sqlite:///{tmp_path}/shop.db"')
@@ -72,8 +81,7 @@ def test_what_cannot_be_seen_is_warned_of_unless_somebody_vouches_for_it(
 ) -> None:
     route = make_route()
     if assured:
-        text = route.path.read_text()
-        route.path.write_text(text.replace("[kafka]", 'partition_verification = "assured"\n\n[kafka]', 1))
+        route.say('partition_verification = "assured"')
     monkeypatch.setattr(Topics, "brokers", lambda _: [BrokerFacts(1, "here:9092", None)])
 
     code, said = run(route)

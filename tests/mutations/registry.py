@@ -43,6 +43,11 @@ TOPIC_GUARDS: Final = (
         "no_verification", "a broker lets a torn transaction go on unnoticed", Search("topic", range(207, 208))
     ),
     Guard(
+        "one_client_for_all",
+        "the same, where the configuration says that brokers do not verify",
+        Search("unverified", range(207, 208)),
+    ),
+    Guard(
         "instance_kept",
         "a late EndTxn of the aborted transaction ends the next one",
         Search("topic", range(25)),

@@ -72,6 +72,15 @@ def no_verification() -> list[Change]:
     return [(Transactions, "verify", lambda self, *_: 0)]
 
 
+def one_client_for_all() -> list[Change]:
+    """Where partitions are not verified, transactions share a client, and so an epoch, all the same."""
+
+    def begin(self: TransactionalInstance) -> None:
+        self._producer.begin_transaction()
+
+    return [(TransactionalInstance, "begin", begin)]
+
+
 def ordinary_settle_seal() -> list[Change]:
     """A settlement writes an ordinary seal."""
 
@@ -392,7 +401,7 @@ def settled_not_forgotten() -> list[Change]:
 REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
-        no_seal, unsealed_trusted, no_verification, ordinary_settle_seal, no_claim, begin_not_flushed,
+        no_seal, unsealed_trusted, no_verification, one_client_for_all, ordinary_settle_seal, no_claim, begin_not_flushed,
         offsets_before_flush, instance_kept, not_fenced, hanging_left, unshown_left, vanished_left,
         monitor_not_awaited, torn_aborted, hidden_written_again, own_hang_awaited, offsets_left_hanging, stable_end_read, no_sift,
         offsets_skipped, stale_membership, no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step,

@@ -27,6 +27,7 @@ HEALING_S: Final = 150.0
 """After healing: sessions, transaction timeouts and back-offs, with room."""
 LOOK_S: Final = 0.5
 CONFIG: Final = read_config()
+UNVERIFIED: Final = CONFIG.model_copy(update={"relay": CONFIG.relay.model_copy(update={"partition_verification": "absent"})})
 
 
 @dataclass
@@ -48,12 +49,20 @@ class Outcome:
         return hashlib.blake2b(repr(self.lines).encode(), digest_size=16).hexdigest()
 
 
-def run_topic(seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> Outcome:
+def run_unverified(seed: int, *, tracing: bool = False) -> Outcome:
+    """Run one seed of a topic route on a broker that does not verify the partitions of transactions."""
+    return run_topic(seed, tracing=tracing, base=UNVERIFIED)
+
+
+def run_topic(
+    seed: int, *, tracing: bool = False, only: frozenset[str] | None = None, base: RelayConfig = CONFIG
+) -> Outcome:
     """Run one seed of a topic route."""
     world = World(seed, tracing=tracing)
     _log_to(world)
     cluster = Cluster(world)
-    config = _vary(world, CONFIG)
+    cluster.transactions.verification = base.relay.partition_verification != "absent"
+    config = _vary(world, base)
     _make_topics(world, cluster)
     crew = Crew(world, config)
     gathering = Gathering(world, cluster)

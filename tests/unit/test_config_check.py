@@ -152,6 +152,15 @@ def test_what_may_not_be_asked_must_be_said_in_the_configuration() -> None:
     assert broker_findings(None, assured).notes
 
 
+@pytest.mark.parametrize("settings", [None, {}, BROKER | {VERIFICATION: "false"}], ids=["not seen", "older", "off"])
+def test_where_brokers_do_not_verify_each_transaction_may_have_a_client_of_its_own(settings: dict[str, str] | None) -> None:
+    absent = TEXT.replace('instance = "a"', 'instance = "a"\npartition_verification = "absent"')
+
+    assert 'partition_verification = "absent"' in broker_findings(settings).faults[0].remedy or settings is None
+    assert broker_findings(settings, absent).faults == []
+    assert "a client of its own" in broker_findings(settings, absent).notes[0]
+
+
 UPSERT = TableDestination(
     table="ledger", resource="shop", mode="upsert", columns={"id": "ce:id", "n": "json:/n"}, key=["id"]
 )
