@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.chaos.frame_proxy import Match, Request, end_txn
+from relay.chaos.frame_proxy import Match, Request, end_txn, produce_to
 from relay.config.loading import load
 from tests.integration.conftest import Proxied
 from tests.integration.crash_site import (
@@ -85,11 +85,17 @@ def far(proxied: Proxied, tmp_path: Path) -> Iterator[TopicRoute]:
     made.stop()
 
 
-def third(match: Match) -> Match:
-    left = [3]
+def second_commit_of_outputs(out: str, transactional_id: str) -> Match:
+    """Claims have none; there is a second one where a slow machine costs the worker its first assignment."""
+    writes, commits = produce_to(out), end_txn(committed=True, transactional_id=transactional_id)
+    left, has_written = [2], [False]
 
     def matches(request: Request) -> bool:
-        left[0] -= match(request)
+        has_written[0] |= writes(request)
+        if not has_written[0] or not commits(request):
+            return False
+        has_written[0] = False
+        left[0] -= 1
         return left[0] == 0
 
     return matches
@@ -99,7 +105,7 @@ def third(match: Match) -> Match:
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrived", "lost"])
 def test_killed_while_end_txn_is_under_way(far: TopicRoute, proxied: Proxied, arrives: bool) -> None:
     publish_range(far, 0, COUNT)
-    commit = third(end_txn(committed=True, transactional_id=far.name))
+    commit = second_commit_of_outputs(far.out, far.name)
     killed: list[int] = []
 
     def kill(_: Request) -> None:
