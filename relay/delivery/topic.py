@@ -24,7 +24,7 @@ from relay.delivery.topic_recovery import TopicRecovery
 from relay.delivery.unshown import Again, Derive, Missing
 from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.monitor.entries import DEAD, InputRange, Page, pages
+from relay.monitor.entries import DEAD, DELIVERED, InputRange, Page, pages
 from relay.monitor.ranges import Closings, RangeEntry, RangeLimits, Ranges
 from relay.monitor.resolution import Resolution
 from relay.transfer.cursor import InboxRow
@@ -384,23 +384,30 @@ class TopicDelivery:
                 good.append(message)
         if untold:
             log.error("outputs may have left their topics and were not seen closed; they are taken for shown", messages=untold)
-        names: dict[str, Any] = {"worker": self._worker, "instance": instance, "n": 1, "recovery": self._worker}
-        numbers = [bytes([replays[m.digest] for m in some]) for some in (good, [m for m, _ in letters])]
+        lost = [message for message, _ in letters]
         return Again(
             outputs=self._by_output(good),
-            pages=[(page.partition, page) for page in pages(good, replays=numbers[0] if any(numbers[0]) else b"", **names)],
+            pages=self._pages_again(good, replays, instance, DELIVERED),
             dead=[self._letter(m, cause, replays[m.digest]) for m, cause in letters],
-            dead_pages=[
-                (page.partition, page)
-                for page in pages(
-                    [m for m, _ in letters], outcomes=bytes([DEAD]) * len(letters),
-                    replays=numbers[1] if any(numbers[1]) else b"", **names,
-                )
-            ],
+            dead_pages=self._pages_again(lost, replays, instance, DEAD),
             taken_back=[
                 self._letter(m._replace(value=None), TAKEN_BACK, replays[m.digest]) for m in good if replays[m.digest]
             ],
-        )  # fmt: skip
+        )
+
+    def _pages_again(
+        self, messages: Sequence[LogMessage], replays: Mapping[bytes, int], instance: bytes, outcome: int
+    ) -> list[tuple[int, Page]]:
+        """Entries of what is written again; redrives have pages of their own, as they fall back to a death where they are taken back."""
+        made: list[Page] = []
+        for is_redriven in (False, True):
+            some = [message for message in messages if bool(replays[message.digest]) is is_redriven]
+            numbers = bytes(replays[message.digest] for message in some) if is_redriven else b""
+            made += pages(
+                some, worker=self._worker, instance=instance, n=1, recovery=self._worker,
+                outcomes=bytes([outcome]) * len(some), replays=numbers,
+            )  # fmt: skip
+        return [(page.partition, page) for page in made]
 
     def _may_have_gone(self, is_dead: bool, message: LogMessage | None, gone: set[LogPartition]) -> bool:
         """May it lie where nobody can look any more? Without the message nobody knows its lane."""

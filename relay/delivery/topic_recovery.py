@@ -16,7 +16,7 @@ Where the outputs cannot tell any more the partition is stuck until a person dec
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -71,6 +71,17 @@ class Recovered:
     in_doubt_to: dict[LogPartition, int]
     settled: int
     told: list[Resolution]
+
+
+@dataclass(slots=True)
+class Settled:
+    """What settles what has no seal: ``rows`` are to be written again, but for what a claim that nobody can read has ``mended``."""
+
+    pages: list[tuple[int, Page]] = field(default_factory=list)
+    seals: list[tuple[int, SettleSeal]] = field(default_factory=list)
+    dead: list[DeadRecord] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    mended: set[tuple[bytes, int]] = field(default_factory=set)
 
 
 class TopicRecovery:
@@ -141,16 +152,16 @@ class TopicRecovery:
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
             lost = vanished(scanner, self._monitor, views, highs, stored_by)
-            pages, seals, dead, rows = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
+            done = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
             more, gone = unshown(scanner, reader, self._monitor, views, highs, self._deads)
-            missing = list(missing_of(scanner, reader, rows + more, self._derive))
-            again = self._rewrite(missing, gone, producer.instance)
-            again.pages[:0] = pages  # what a settlement takes back may be written again
-            again.dead += dead
+            rows = [row for row in done.rows + more if (row.digest, row.replay) not in done.mended]
+            again = self._rewrite(list(missing_of(scanner, reader, rows, self._derive)), gone, producer.instance)
+            again.dead_pages[:0] = done.pages  # what a settlement takes back may be written again: it comes first
+            again.dead += done.dead
             first = [place for place in assigned if place not in stored]
         crash_point("recovery.settled")
         try:
-            self._claim(producer, views, group, begin_at, topic_ids, again, seals)
+            self._claim(producer, views, group, begin_at, topic_ids, again, done.seals)
             if first and len(group.committed(first)) < len(first):
                 raise Retriable("the first positions are not stored; recovery claims again")
         except Exception:
@@ -160,11 +171,11 @@ class TopicRecovery:
             view.own_begin = producer.begin_offset(view.partition)
             if view.own_begin is not None:
                 view.scan_from = view.own_begin
-        for partition, page in (*again.pages, *again.dead_pages):
+        for partition, page in (*again.dead_pages, *again.pages):
             view = next(v for v in views if v.partition == partition)
             view.evidence.on_void(page) if page.proof is Proof.VOID else view.evidence.on_rows(page)
         told = self._persons.said_it_happened(begin_at)
-        return Recovered(producer, begin_at, self._in_doubt(views, begin_at), len(seals), told)
+        return Recovered(producer, begin_at, self._in_doubt(views, begin_at), len(done.seals), told)
 
     def _fence(self, scanner: Reader, views: list[MonitorView]) -> Transaction:
         """Step 1: nobody but our new instance may write under any transactional id that the partitions name."""
@@ -236,28 +247,25 @@ class TopicRecovery:
         lost: Collection[Vanished],
         positions: Mapping[LogPartition, int],
         stored: Stored,
-    ) -> tuple[list[tuple[int, Page]], list[tuple[int, SettleSeal]], list[DeadRecord], list[Row]]:
+    ) -> Settled:
         """Step 4: all reads of a settlement happen before its transaction begins."""
-        pages: list[tuple[int, Page]] = []
-        seals: list[tuple[int, SettleSeal]] = []
-        dead: list[DeadRecord] = []
-        rows: list[Row] = []
+        done = Settled()
         torn: list[tuple[MonitorView, Begin, list[Page]]] = []
         for view in views:
             visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
             gone = {(one.begin.instance, one.begin.n): one for one in lost if one.partition == view.partition}
             for one in gone.values():
                 # What a claim had found out by itself holds, though nobody could read it since.
-                pages += [(view.partition, replace(page, instance=producer.instance, n=1)) for page in one.pages if page.proof is not Proof.SEALED]
+                done.pages += [(view.partition, replace(page, instance=producer.instance, n=1)) for page in one.pages if page.proof is not Proof.SEALED]
                 torn.append((view, one.begin, [page for page in one.pages if page.proof is Proof.SEALED]))
             known = {(b.instance, b.n): b for b in (*view.evidence.unsealed(), *unfinished[view.partition])}
             for key, begin in known.items():
                 if view.evidence.is_ended(*key) or key in gone:
                     continue
-                if key in visible:
+                if key in visible and not any(one.has_settled(begin, view.scan) for one in gone.values()):
                     torn.append((view, begin, view.evidence.pending(*key)))
                 else:
-                    seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
+                    done.seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
         shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin, _ in torn}, self._deads)
         for view, begin, entered in torn:
             key = (begin.instance, begin.n)
@@ -265,21 +273,24 @@ class TopicRecovery:
             if isinstance(told, str):
                 self._persons.settle(reader, self._monitor, view.partition, begin, positions, told)
                 present = _below(entered, positions)
-                dead += self._untold(reader, entered)
+                done.dead += self._untold(reader, entered)
             else:
                 letters = set(split(told.letters))
                 present = letters.union(split(told.outputs), _below([page for page in entered if page.is_told], positions))
-                rows += passed(entered, present, stored)
-            done = settle(
+                done.rows += passed(entered, present, stored)
+            for one in lost:
+                if (one.partition, one.begin) == (view.partition, begin):
+                    done.mended.update(one.mended(present))
+            made = settle(
                 begin, entered, present, worker=self._worker, instance=producer.instance, n=1,
                 letters=letters, replays=partial(_next_replays, view.index), can_tell=not isinstance(told, str),
             )  # fmt: skip
             log.warning(
-                "settled", transactional_id=begin.transactional_id, n=begin.n, added=done.added, voided=done.voided
+                "settled", transactional_id=begin.transactional_id, n=begin.n, added=made.added, voided=made.voided
             )
-            pages += [(view.partition, page) for page in done.pages]
-            seals.append((view.partition, done.seal))
-        return pages, seals, dead, rows
+            done.pages += [(view.partition, page) for page in made.pages]
+            done.seals.append((view.partition, made.seal))
+        return done
 
     def _untold(self, reader: Reader, pages: Sequence[Page]) -> list[DeadRecord]:
         """Dead letters of redrives that count as died: a person orders the next one by the number in the last letter."""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from relay.delivery.evidence_reading import MonitorView, entries
+from relay.delivery.evidence_reading import BeginScan, MonitorView, entries
 from relay.delivery.ports import Reader
 from relay.delivery.position_note import Stored
 from relay.delivery.sealed import DeadRecord
@@ -206,11 +206,24 @@ def _spans(
 
 
 class Vanished(NamedTuple):
-    """A committed transaction of which a monitor partition shows nothing, and what it had entered there."""
+    """A committed transaction of which a monitor partition shows nothing, and what it had entered there; ``offset`` is its begin's."""
 
     partition: int
+    offset: int
     begin: Begin
     pages: list[Page]
+
+    def has_settled(self, begin: Begin, scan: BeginScan | None) -> bool:
+        """Was this begun before? Then the claim of the instance has settled it, and its entries say how."""
+        known = scan.last.get(begin.instance) if scan is not None else None
+        return known is None or known[0] < self.offset
+
+    def mended(self, present: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Yield what this claim has written again, or found so written, by digest and replay number: its marks are on it now."""
+        for page in self.pages if self.begin.n == 1 else ():
+            for row in rows_of(page):
+                if page.proof is Proof.PROVEN or (page.proof is Proof.SEALED and row.digest in present):
+                    yield row.digest, row.replay
 
 
 def vanished(
@@ -231,7 +244,7 @@ def vanished(
         for offset, begin in view.scan.last.values() if view.scan is not None else ():
             key = begin.instance, begin.n
             if key in stored_by and key not in seen and not view.evidence.is_ended(*key):
-                found[view.partition] = Vanished(view.partition, begin, [])
+                found[view.partition] = Vanished(view.partition, offset, begin, [])
                 spans[view.partition] = offset, highs[view.partition][1]
     for number, _, entry in entries(scanner, monitor, spans):
         begin = found[number].begin

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from relay.audit.evidence import Evidence as AuditEvidence
 from relay.delivery import sightings
 from relay.delivery.batch import Batch
 from relay.delivery.position_note import PositionNote, committed_by, read_note
 from relay.delivery.sealed import SealedProducer
 from relay.message.errors import InDoubt, Stopped
 from relay.message.record import LogPartition
-from relay.monitor.entries import pages
-from tests.unit.test_recovery_again import LOG, MONITOR, OUT, Killed, delivered, killed_at, work
+from relay.monitor.entries import decode, pages
+from tests.unit.test_recovery_again import LOG, MONITOR, OUT, Killed, delivered, killed_at, message, work
 from tests.unit.test_recovery_again import entries as entered
 from tests.unit.test_unshown import DEAD, LeftOut, Worker, letters
 
@@ -89,6 +90,15 @@ def test_what_shows_above_the_position_is_not_delivered_again() -> None:
     assert set(entered(kafka)) == set(range(6))
 
 
+def claim_vanishes(kafka: Forgetful, left_out: set[LogPartition], bad: Collection[int] = ()) -> None:
+    """An heir claims, unseen in some places, and dies before it saw its seal."""
+    kafka.left_out = left_out
+    with killed_at("sealed.committed"), pytest.raises(Killed):
+        Worker(kafka, bad=bad).recover_for_good()
+    kafka.left_out = set()
+    kafka.late_request()
+
+
 @pytest.mark.parametrize("left_out", [{OUT, MONITOR}, {MONITOR}])
 @pytest.mark.parametrize("first_left_out", [{OUT, MONITOR}, {MONITOR}])
 def test_a_claim_that_vanishes_as_well_is_mended_with_what_it_had_mended(
@@ -96,16 +106,84 @@ def test_a_claim_that_vanishes_as_well_is_mended_with_what_it_had_mended(
 ) -> None:
     worker, kafka = begun()
     last_of(worker, kafka, first_left_out)
-    kafka.left_out = left_out
-    with killed_at("sealed.committed"), pytest.raises(Killed):
-        Worker(kafka).recover_for_good()
-    kafka.left_out = set()
-    kafka.late_request()
+    claim_vanishes(kafka, left_out)
 
     Worker(kafka).recover_for_good()
 
     assert delivered(kafka) == list(range(6))
     assert set(entered(kafka)) == set(range(6))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("left_out", [{OUT, MONITOR}, {MONITOR}])
+def test_what_a_vanished_claim_has_settled_and_written_is_not_written_once_more(left_out: set[LogPartition], times: int) -> None:
+    kafka = Forgetful()
+    victim = kafka.transaction("x")
+    messages = Worker(kafka).messages
+    victim.init()
+    producer = SealedProducer(victim, "x", "monitor", {OUT: 0})
+    with killed_at("sealed.offsets"), pytest.raises(Killed):
+        producer.run(work(messages, 6, producer, 6))
+    kafka.left_out = {OUT}
+    kafka.end("x", commit=True)  # a stray one, behind the offsets
+    kafka.left_out = set()
+    kafka.late_request()
+    for _ in range(times):
+        claim_vanishes(kafka, left_out)
+
+    Worker(kafka).recover_for_good()
+
+    assert delivered(kafka) == list(range(6))
+    assert set(entered(kafka)) == set(range(6))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("low", [0, 5])
+def test_letters_that_a_vanished_claim_has_written_are_not_written_once_more(low: int, times: int) -> None:
+    worker, kafka = begun(bad={4})
+    kafka.left_out = {OUT, DEAD}
+    worker.submit(3, 6)
+    kafka.left_out = set()
+    kafka.late_request()
+    kafka.low[LOG] = low
+    for _ in range(times):
+        claim_vanishes(kafka, {MONITOR}, bad={4})
+
+    Worker(kafka, bad={4}).recover_for_good()
+
+    assert letters(kafka) == ([(3, "output_lost"), (4, "letter_lost")] if low else [(4, "no_id")])
+    assert delivered(kafka) == ([0, 1, 2, 5] if low else [0, 1, 2, 3, 5])
+
+
+@pytest.mark.parametrize("left_out", [{OUT, MONITOR}, {MONITOR}])
+def test_a_redrive_that_a_vanished_claim_has_written_beside_others_is_there_once(left_out: set[LogPartition]) -> None:
+    worker, kafka = begun(bad={1})
+    worker.messages[1] = message(1)
+    kafka.left_out = {OUT}
+    redriven = {worker.messages[1].digest: 1}
+    worker.delivery.submit(Batch(1, [worker.messages[1]], {LOG: 3}, {LOG: 3}, {LOG: 3}, b"member", replays=redriven))
+    worker.submit(3, 6)
+    kafka.left_out = set()
+    kafka.late_request()
+    claim_vanishes(kafka, left_out)
+
+    Worker(kafka).recover_for_good()
+
+    assert sorted(delivered(kafka)) == list(range(6))
+
+
+def test_auditors_take_what_is_written_again_for_the_later_word() -> None:
+    """They fold by offset: what a settlement takes back lies before what is dead by now."""
+    worker, kafka = begun(bad={4})
+    last_of(worker, kafka, {OUT, DEAD, MONITOR})
+    Worker(kafka, bad={4}).recover_for_good()
+    evidence = AuditEvidence()
+    for stored in kafka.visible(MONITOR):
+        entry = decode(stored.key(), stored.value())
+        assert entry is not None
+        evidence.take(0, entry)
+
+    assert {one.offset: one.outcome for one in evidence.proven()} == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 0}
 
 
 def test_what_a_person_said_was_delivered_is_not_written_now() -> None:
