@@ -363,7 +363,8 @@ class TopicDelivery:
         """What a claim writes again: outputs and dead letters as they were; a letter for what the log has no more.
 
         Where an output may have left its topic, as it may at any time where older ones of a key do not stay, the seal's word
-        is all there is: an older value behind a newer one would be worse than none.
+        is all there is: an older value behind a newer one would be worse than none. In which partition it lay its lane does
+        not tell: partitions may have been added since, or the route have another order.
         """
         gone = gone if self._keeps_all else {*gone, *self._outputs}
         good: list[LogMessage] = []
@@ -371,7 +372,7 @@ class TopicDelivery:
         letters: list[tuple[LogMessage, MessageRejected]] = []
         untold = 0
         for row, message in missing:
-            if self._may_have_gone(row.is_dead, message, gone):
+            if any((place in self._deads) is row.is_dead for place in gone):
                 untold += 1
                 continue
             replays[row.digest] = row.replay
@@ -408,12 +409,6 @@ class TopicDelivery:
                 outcomes=bytes([outcome]) * len(some), replays=numbers,
             )  # fmt: skip
         return [(page.partition, page) for page in made]
-
-    def _may_have_gone(self, is_dead: bool, message: LogMessage | None, gone: set[LogPartition]) -> bool:
-        """May it lie where nobody can look any more? Without the message nobody knows its lane."""
-        if message is None:
-            return any((place in self._deads) is is_dead for place in gone)
-        return (self._dead_place(message.lane) if is_dead else self._output(message.lane)) in gone
 
     def _dead_place(self, lane: bytes) -> LogPartition:
         return self._deads[crc32(lane) % len(self._deads)]

@@ -15,7 +15,7 @@ from relay.delivery.batch import Batch
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
 from relay.delivery.topic import TopicDelivery
-from relay.message.envelope import DEAD_CODE
+from relay.message.envelope import DEAD_CODE, OUT_DIGEST
 from relay.message.errors import InDoubt, MessageRejected, Retriable, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import Begin, OutputStart, decode
@@ -84,7 +84,9 @@ class AwayReader(MemoryReader):
 class Worker:
     """A worker's process on a log of ``count`` messages; those of ``bad`` cannot be read."""
 
-    def __init__(self, kafka: MemoryKafka, count: int = 6, bad: Collection[int] = (), keeps_all: bool = True) -> None:
+    def __init__(
+        self, kafka: MemoryKafka, count: int = 6, bad: Collection[int] = (), keeps_all: bool = True, outputs: int = 1
+    ) -> None:
         self.kafka = kafka
         self.messages = [message(n)._replace(fault=FAULT if n in bad else None) for n in range(count)]
         if LOG not in kafka.logs:
@@ -95,7 +97,7 @@ class Worker:
             log.commit()
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
-            topic_partitions=1, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, derive=self.derive,
+            topic_partitions=outputs, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, derive=self.derive,
             keeps_all=keeps_all,
         )  # fmt: skip
 
@@ -143,6 +145,10 @@ def stranger(kafka: MemoryKafka) -> None:
     other.init()
     other.begin()
     other.produce(OUT, None, b"of a stranger")
+
+
+def delivered_to(kafka: MemoryKafka, number: int) -> list[int]:
+    return [int(dict(one.headers())[OUT_DIGEST], 16) for one in kafka.visible(LogPartition("out", number))]
 
 
 def test_what_hangs_is_aborted_and_written_again() -> None:
@@ -196,6 +202,19 @@ def test_what_left_the_output_is_believed() -> None:
 
     assert delivered(kafka) == []
     assert [line["messages"] for line in lines if line["log_level"] == "error"] == [3]
+
+
+def test_what_left_the_output_is_believed_although_its_lane_goes_to_another_partition_by_now() -> None:
+    """Nothing hung: the route stood still, retention took the output, and partitions were added to it."""
+    kafka = LeftOut()
+    worker = Worker(kafka)
+    worker.recover()
+    worker.submit(0, 6)
+    kafka.low[OUT] = 6
+
+    Worker(kafka, outputs=4).recover()
+
+    assert [delivered_to(kafka, number) for number in range(4)] == 4 * [[]]
 
 
 def test_an_output_whose_older_values_may_go_is_believed() -> None:
