@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from relay.delivery.evidence_reading import MonitorView, decoded
 from relay.delivery.ports import Group, KafkaPorts, Reader
+from relay.delivery.unshown import READ_MAX
 from relay.message.envelope import DEAD_CODE, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import Retriable
 from relay.message.record import LogPartition, Record, headers_if_any
@@ -45,6 +46,15 @@ Number = tuple[bytes, int]
 """A transaction: its instance and its n."""
 UNNAMED: Final[Number] = (b"", 1)
 """The transaction of what has no marks: a touch, or what takes a dead letter back."""
+
+
+class Begun(NamedTuple):
+    """The last begin of an instance in a monitor partition; is its transaction sealed, for whoever reads uncommitted?"""
+
+    partition: int
+    offset: int
+    begin: Begin
+    is_sealed: bool
 
 
 class HangingTransactions:
@@ -75,9 +85,10 @@ class HangingTransactions:
         if not hanging:
             return
         firsts, found = self._found(scanner, reader, {place: ends[place] for place in sorted(hanging)})
-        committed = self._committed(scanner, reader, views, stored_by, hanging)
-        torn = self._torn(scanner, reader, views, stored_by, hanging)
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
+        asked = _begun_by({instance for last in found.values() for instance in last}, views)
+        committed = self._committed(scanner, reader, asked, stored_by, hanging) if any(found.values()) else {}
+        torn = self._torn(scanner, reader, asked, stored_by, hanging)
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
         sure: set[LogPartition] = set()
         for place, last in found.items():
@@ -164,13 +175,17 @@ class HangingTransactions:
     def _found(
         self, scanner: Reader, reader: Reader, ends: Mapping[LogPartition, int]
     ) -> tuple[dict[LogPartition, bytes], dict[LogPartition, dict[bytes, int]]]:
-        """Return the instances, with their last n, of which something lies where nobody can read yet; apart, whose is first there."""
+        """Return the instances, with their last n, of which something lies where nobody can read yet; apart, whose is first there.
+
+        Behind a transaction that a stranger left open for good all lies that was written since: a bounded part is looked at.
+        """
         firsts: dict[LogPartition, bytes] = {}
         found: dict[LogPartition, dict[bytes, int]] = {}
         for place, end in ends.items():
             first = max(reader.watermarks(place)[1], scanner.watermarks(place)[0])
             read = _begun if place.topic == self._monitor else _written
-            numbers = (read(record) for records in scanner.read({place: (first, end)}) for record in records)
+            spans = (first, first + 1), (max(first + 1, end - READ_MAX), end)
+            numbers = (read(record) for span in spans for records in scanner.read({place: span}) for record in records)
             whose = next(numbers, None)
             found[place] = _last(chain([whose], numbers))
             if whose is not None:
@@ -181,11 +196,11 @@ class HangingTransactions:
         self,
         scanner: Reader,
         reader: Reader,
-        views: Iterable[MonitorView],
+        asked: Iterable[Begun],
         stored_by: Collection[Number],
         hanging: Collection[LogPartition],
     ) -> dict[bytes, int]:
-        """Return the last n of each instance of which a commit left a trace.
+        """Return the last n of each instance of which a commit left a trace; outputs are read for those ``asked`` only.
 
         A seal that was read where nothing hangs tells by itself whether it shows: the position may be moved by others since.
         """
@@ -196,11 +211,9 @@ class HangingTransactions:
         sealed = (_sealed(record) for records in reader.read(spans) for record in records)
         traces = (
             (begin.instance, begin.n)
-            for view in views
-            if view.scan is not None
-            for offset, begin in view.scan.last.values()
-            if (home := LogPartition(self._monitor, view.partition)) in hanging or offset < spans[home][0]
-            if view.scan.evidence.is_sealed(begin.instance, begin.n)
+            for number, offset, begin, is_sealed in asked
+            if is_sealed
+            if (home := LogPartition(self._monitor, number)) in hanging or offset < spans[home][0]
             if (begin.instance, begin.n) in stored_by or self._shows(scanner, reader, begin)
         )
         return _last(chain(sealed, traces))
@@ -209,7 +222,7 @@ class HangingTransactions:
         self,
         scanner: Reader,
         reader: Reader,
-        views: Iterable[MonitorView],
+        asked: Iterable[Begun],
         stored_by: Collection[Number],
         hanging: Collection[LogPartition],
     ) -> dict[bytes, int]:
@@ -219,10 +232,8 @@ class HangingTransactions:
         """
         return _last(
             (begin.instance, begin.n)
-            for view in views
-            if view.scan is not None and LogPartition(self._monitor, view.partition) in hanging
-            for _, begin in view.scan.last.values()
-            if not view.scan.evidence.is_sealed(begin.instance, begin.n)
+            for number, _, begin, is_sealed in asked
+            if not is_sealed and LogPartition(self._monitor, number) in hanging
             if (begin.instance, begin.n) in stored_by or self._shows(scanner, reader, begin)
         )
 
@@ -234,6 +245,16 @@ class HangingTransactions:
             spans[place] = (max(output.offset, scanner.watermarks(place)[0]), reader.watermarks(place)[1])
         found = (_written(record) for records in reader.read(spans) for record in records)
         return any(number == (begin.instance, begin.n) for number in found)
+
+
+def _begun_by(instances: Collection[bytes], views: Iterable[MonitorView]) -> list[Begun]:
+    return [
+        Begun(view.partition, offset, begin, view.scan.evidence.is_sealed(begin.instance, begin.n))
+        for view in views
+        if view.scan is not None
+        for offset, begin in view.scan.last.values()
+        if begin.instance in instances
+    ]
 
 
 def _last_begins(views: Iterable[MonitorView]) -> list[Begin]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from relay.delivery import sightings, unshown
+from relay.delivery import hanging, sightings, unshown
 from relay.delivery.batch import Batch
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
@@ -19,7 +19,7 @@ from relay.message.envelope import DEAD_CODE, OUT_DIGEST
 from relay.message.errors import InDoubt, MessageRejected, Retriable, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import Begin, OutputStart, decode
-from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Unit
+from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Stored, Unit
 from tests.unit.test_recovery_again import (
     COUNT,
     LOG,
@@ -34,7 +34,7 @@ from tests.unit.test_recovery_again import (
     view,
     work,
 )
-from tests.unit.test_recovery_beside_others import Isolated, recover_for_good
+from tests.unit.test_recovery_beside_others import Isolated, StableReader, recover_for_good
 
 DEAD = LogPartition("dead", 0)
 FAULT = MessageRejected("decode", "no_id", "it has no id")
@@ -79,6 +79,25 @@ class AwayReader(MemoryReader):
         if OUT in places and self._kafka.is_away:
             raise Unreachable("no leader")
         return super().ends(places)
+
+
+class Counting(LeftOut):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[LogPartition, tuple[int, int]]] = []
+
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return CountingReader(self, committed, meanwhile)
+
+
+class CountingReader(StableReader):
+    _kafka: Counting
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
+        self._kafka.reads += [(place, span) for place, span in ranges.items() if span[0] < span[1]]
+        yield from super().read(ranges)
 
 
 class Worker:
@@ -312,6 +331,40 @@ def test_what_hangs_behind_a_stranger_is_believed_and_left_to_the_next_commit() 
 
     kafka.end("stranger", commit=False)
     assert delivered(kafka) == list(range(6))
+
+
+def test_what_a_stranger_holds_open_has_no_output_read_for_former_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor has a begin of every instance of a horizon, and their outputs may be all that the topic holds."""
+    monkeypatch.setattr(hanging, "TAIL", 0)
+    kafka = Counting()
+    for n in range(5):
+        worker = Worker(kafka)
+        worker.recover()
+        worker.submit(n, n + 1)
+    stranger(kafka)
+    kafka.reads.clear()
+
+    Worker(kafka).recover()
+
+    first = kafka.logs[OUT][4].offset()
+    assert all(span[0] >= first for place, span in kafka.reads if place == OUT), "what the last instance has written, and what hides it"
+    assert delivered(kafka) == list(range(5))
+
+
+def test_what_lies_behind_a_stranger_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Counting()
+    worker = Worker(kafka, 10)
+    worker.recover()
+    stranger(kafka)
+    for n in range(10):
+        worker.submit(n, n + 1)
+    monkeypatch.setattr(hanging, "READ_MAX", 2)
+    monkeypatch.setattr(unshown, "READ_MAX", 2)
+    kafka.reads.clear()
+
+    Worker(kafka, 10).recover()
+
+    assert max(end - first for place, (first, end) in kafka.reads if place == OUT) <= 2
 
 
 def test_an_output_that_does_not_answer_holds_nothing_up() -> None:
