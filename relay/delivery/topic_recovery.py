@@ -153,7 +153,7 @@ class TopicRecovery:
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
             lost = vanished(scanner, self._monitor, views, highs, stored_by)
             done = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
-            more, gone = unshown(scanner, reader, self._monitor, views, highs, self._deads)
+            more, gone = unshown(scanner, reader, self._monitor, views, highs, self._outputs, self._deads)
             rows = [row for row in done.rows + more if (row.digest, row.replay) not in done.mended]
             again = self._rewrite(list(missing_of(scanner, reader, rows, self._derive)), gone, producer.instance)
             again.dead_pages[:0] = done.pages  # what a settlement takes back may be written again: it comes first
@@ -262,7 +262,7 @@ class TopicRecovery:
             for key, begin in known.items():
                 if view.evidence.is_ended(*key) or key in gone:
                     continue
-                if key in visible and not any(one.has_settled(begin, view.scan) for one in gone.values()):
+                if key in visible and not any(key in one.settled for one in gone.values()):
                     torn.append((view, begin, view.evidence.pending(*key)))
                 else:
                     done.seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))

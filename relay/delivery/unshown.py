@@ -20,14 +20,14 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from relay.delivery.evidence_reading import BeginScan, MonitorView, entries
+from relay.delivery.evidence_reading import MonitorView, entries
 from relay.delivery.ports import Reader
 from relay.delivery.position_note import Stored
 from relay.delivery.sealed import DeadRecord
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.identity import CONTENT_BYTES
 from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
-from relay.monitor.entries import DEAD, Begin, OutputStart, Page, Proof
+from relay.monitor.entries import DEAD, Begin, Entry, OutputStart, Page, Proof, Seal, SettleSeal
 from relay.monitor.rows import split
 
 log = structlog.get_logger("relay.recovery")
@@ -143,15 +143,16 @@ def unshown(
     monitor: str,
     views: Sequence[MonitorView],
     highs: Mapping[int, tuple[int, int]],
+    known: Collection[LogPartition],
     deads: Collection[LogPartition],
 ) -> tuple[list[Row], set[LogPartition]]:
     """Return what does not show, and the places that have lost what they might have shown.
 
-    All partitions were read to ``highs`` before.
+    All partitions were read to ``highs`` before; ``known`` are the outputs of today, dead letters among them.
     """
     asked = {one.view.partition: one for one in map(question, views) if one is not None}
-    spans = {number: (max(highs[number][0], one.since), highs[number][1]) for number, one in asked.items()}
-    for number, _, entry in entries(reader, monitor, spans):
+    since = {number: (max(highs[number][0], one.since), highs[number][1]) for number, one in asked.items()}
+    for number, _, entry in entries(reader, monitor, since):
         if isinstance(entry, Page):
             asked[number].take(entry)
     asked = {number: one for number, one in asked.items() if one.rows}
@@ -162,7 +163,8 @@ def unshown(
     found = {of_letters: Shown(begun) for of_letters in (False, True)}
     for of_letters, shown in found.items():
         starts = [start for one in asked.values() for start in one.places]
-        _look(scanner, reader, [s for s in starts if (LogPartition(s.topic, s.partition) in deads) is of_letters], shown, gone)
+        spans = _spans(scanner, [s for s in starts if (LogPartition(s.topic, s.partition) in deads) is of_letters], known, gone)
+        _look(scanner, reader, spans, shown)
     left = [(row, one) for one in asked.values() for row in one.rows.values() if not found[row.is_dead].has(row, one.begin.instance)]
     rows = [row for row, one in left if not found[row.is_dead].hides(row, one.begin.instance)]
     if len(rows) < len(left):
@@ -172,11 +174,8 @@ def unshown(
     return rows, gone
 
 
-def _look(
-    scanner: Reader, reader: Reader, starts: Iterable[OutputStart], shown: Shown, gone: set[LogPartition]
-) -> None:
+def _look(scanner: Reader, reader: Reader, spans: Mapping[LogPartition, tuple[int, int]], shown: Shown) -> None:
     """Read what shows, and behind it what nobody can read yet."""
-    spans = _spans(scanner, starts, gone)
     stable = reader.ends(spans) if spans else {}
     below = {place: (first, min(stable[place], high)) for place, (first, high) in spans.items()}
     above = {place: (max(first, stable[place]), high) for place, (first, high) in spans.items()}
@@ -188,15 +187,21 @@ def _look(
 
 
 def _spans(
-    scanner: Reader, starts: Iterable[OutputStart], gone: set[LogPartition]
+    scanner: Reader, starts: Iterable[OutputStart], known: Collection[LogPartition], gone: set[LogPartition]
 ) -> dict[LogPartition, tuple[int, int]]:
-    """Return what is to be read; ``gone`` gets the places whose beginnings cannot be."""
+    """Return what is to be read; ``gone`` gets the places whose beginnings cannot be, or that are no more.
+
+    A route may deliver to another topic by now, or to one that was created again with fewer partitions.
+    """
     floors: dict[LogPartition, int] = {}
     for start in starts:
         place = LogPartition(start.topic, start.partition)
         floors[place] = min(start.offset, floors.get(place, start.offset))
     spans: dict[LogPartition, tuple[int, int]] = {}
     for place, floor in floors.items():
+        if place not in known and place.partition >= scanner.partitions(place.topic):
+            gone.add(place)
+            continue
         low, high = scanner.watermarks(place)
         first = max(low, floor, high - READ_MAX)
         if first > floor or floor > high:  # taken away, or another topic by now
@@ -205,18 +210,26 @@ def _spans(
     return spans
 
 
-class Vanished(NamedTuple):
-    """A committed transaction of which a monitor partition shows nothing, and what it had entered there; ``offset`` is its begin's."""
+@dataclass(slots=True)
+class Vanished:
+    """A committed transaction of which a monitor partition shows nothing, and what it had entered there."""
 
     partition: int
-    offset: int
     begin: Begin
-    pages: list[Page]
+    pages: list[Page] = field(default_factory=list)
+    settled: set[tuple[bytes, int]] = field(default_factory=set)
+    """What its claim has settled, so that its pages tell of that."""
+    is_read: bool = False
 
-    def has_settled(self, begin: Begin, scan: BeginScan | None) -> bool:
-        """Was this begun before? Then the claim of the instance has settled it, and its entries say how."""
-        known = scan.last.get(begin.instance) if scan is not None else None
-        return known is None or known[0] < self.offset
+    def take(self, entry: Entry | None) -> None:
+        """Take an entry that lies there, up to the seal: behind it are those of others, who may have settled the same."""
+        mine = self.begin.instance, self.begin.n
+        if isinstance(entry, Page) and (entry.instance, entry.n) == mine:
+            self.pages.append(entry)
+        elif isinstance(entry, SettleSeal) and not self.is_read:
+            self.settled.add((entry.instance, entry.n))
+        elif isinstance(entry, Seal):
+            self.is_read |= (entry.instance, entry.n) == mine
 
     def mended(self, present: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         """Yield what this claim has written again, or found so written, by digest and replay number: its marks are on it now."""
@@ -244,12 +257,10 @@ def vanished(
         for offset, begin in view.scan.last.values() if view.scan is not None else ():
             key = begin.instance, begin.n
             if key in stored_by and key not in seen and not view.evidence.is_ended(*key):
-                found[view.partition] = Vanished(view.partition, offset, begin, [])
+                found[view.partition] = Vanished(view.partition, begin)
                 spans[view.partition] = offset, highs[view.partition][1]
     for number, _, entry in entries(scanner, monitor, spans):
-        begin = found[number].begin
-        if isinstance(entry, Page) and (entry.instance, entry.n) == (begin.instance, begin.n):
-            found[number].pages.append(entry)
+        found[number].take(entry)
     return list(found.values())
 
 

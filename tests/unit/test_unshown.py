@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,29 @@ class CountingReader(StableReader):
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
         self._kafka.reads += [(place, span) for place, span in ranges.items() if span[0] < span[1]]
         yield from super().read(ranges)
+
+
+class Without(LeftOut):
+    """Places of ``without`` were deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without: set[LogPartition] = set()
+
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return WithoutReader(self, committed, meanwhile)
+
+
+class WithoutReader(StableReader):
+    _kafka: Without
+
+    def watermarks(self, partition: LogPartition) -> tuple[int, int]:
+        if partition in self._kafka.without:
+            raise Unreachable("unknown partition")
+        return super().watermarks(partition)
+
+    def partitions(self, topic: str) -> int:
+        return len({place for place in self._kafka.logs.keys() - self._kafka.without if place.topic == topic})
 
 
 class Worker:
@@ -254,6 +278,24 @@ def test_an_output_that_is_another_topic_by_now_is_not_filled_with_what_the_form
     Worker(kafka).recover_for_good()
 
     assert delivered(kafka) == []
+
+
+@pytest.mark.parametrize("former", [LogPartition("former", 0), LogPartition("out", 1)], ids=["another topic", "fewer partitions"])
+def test_an_output_that_is_no_more_keeps_nobody_from_going_on(former: LogPartition) -> None:
+    kafka = Without()
+    worker = kafka.transaction("w")
+    worker.init()
+    producer = SealedProducer(worker, "w", "monitor", {former: 0})
+    messages = Worker(kafka).messages
+    producer.run(replace(work(messages[:3], 0, producer, 3), outputs={former: messages[:3]}))
+    kafka.logs[OUT] = []
+    kafka.without = {former}
+    heir = Worker(kafka)
+
+    heir.recover()
+    heir.submit(3, 6)
+
+    assert delivered(kafka) == [3, 4, 5]
 
 
 def test_what_lies_too_far_back_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
