@@ -79,7 +79,8 @@ class SealedProducer:
         self.n = 0
         self._watch = watch
         self._sightings = Sightings()
-        self._to_say = self._said = 0
+        self._to_say: dict[int, int] = {}
+        self._said: dict[int, int] = {}
         self._warn_at = float("-inf")
         self._worker = worker
         self._monitor = monitor_topic
@@ -115,9 +116,10 @@ class SealedProducer:
                 raise InDoubt(f"transaction {self._sightings.closed + 1} was called committed, and hangs in {place.topic}[{place.partition}]")
 
     @property
-    def has_news(self) -> bool:
-        """Were all outputs seen closed, and no begin has said so yet?"""
-        return self._said < self._to_say <= self._sightings.closed
+    def news(self) -> dict[int, int]:
+        """Return, by monitor partition, the last n with outputs, where these were seen closed and no begin there has said so yet."""
+        closed = self._sightings.closed
+        return {partition: n for partition, n in self._to_say.items() if self._said.get(partition, 0) < n <= closed}
 
     def run(self, work: SealedWork) -> None:
         """Run one sealed transaction.
@@ -176,7 +178,7 @@ class SealedProducer:
         if believed:
             self._warn()
         if self._starts:
-            self._to_say = self.n
+            self._to_say.update(dict.fromkeys(touched, self.n))
         if self._watch is not None:
             needed = {place: self._tx.acked[place] for place in (LogPartition(self._monitor, one) for one in touched)}
             ends = self._watch.wait(needed, self._sightings.places, work.meanwhile)
@@ -214,7 +216,7 @@ class SealedProducer:
             )
             self._tx.produce(LogPartition(self._monitor, partition), *encode(begin))
             self._begun[partition] = self.n
-        self._said = closed
+            self._said[partition] = closed
         self._tx.flush()
         for partition in touched:
             self._begin_offsets[partition] = self._tx.acked[LogPartition(self._monitor, partition)]

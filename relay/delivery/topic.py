@@ -38,7 +38,7 @@ CLAIMS_PER_HORIZON: Final = 4
 LOOK_S: Final = 1.0
 """Between batches outputs are asked for so often, while some were not seen closed."""
 NEWS_AFTER_S: Final = 30.0
-"""A quiet route says that its outputs were seen closed: a recovery would else read what others have written since."""
+"""A quiet route, or partition, says that its outputs were seen closed: a recovery would else read what others have written since."""
 IDLE_S: Final = 5.0
 """A route without a batch for so long writes the ranges that are due in a transaction of their own."""
 
@@ -92,7 +92,8 @@ class TopicDelivery:
         self._membership = b""
         self._positions: Mapping[LogPartition, int] = {}
         self._reached: Mapping[LogPartition, int] = {}
-        self._now = self._idle_since = self._look_at = 0.0
+        self._now = self._idle_since = self._look_at = self._news_at = 0.0
+        self._news: Mapping[int, int] = {}
         self._worker = transactional_id
         self._route = route
         self._group_id = group_id
@@ -127,6 +128,7 @@ class TopicDelivery:
         self._membership, self._positions, self._reached = membership, found.starts, {}
         self._carrying.start()
         self._claim_at = None
+        self._news = {}
         self._in_doubt_to = found.in_doubt_to
         self._told = found.told
         self.counts.recoveries += 1
@@ -213,11 +215,17 @@ class TopicDelivery:
     def _claims(self, now: float) -> set[int]:
         """Batches claim where something moves; whoever takes a quiet partition over must find this worker there, too.
 
-        So it is with the news that all outputs were seen closed.
+        So it is with the news that all outputs were seen closed, where no batch brings it.
         """
         assert self._producer is not None
-        if self._producer.has_news and now - self._idle_since >= NEWS_AFTER_S:
-            return set(self._views)
+        if now - self._idle_since >= NEWS_AFTER_S and (news := self._producer.news):
+            return set(news)
+        if now >= self._news_at:
+            self._news_at = now + NEWS_AFTER_S
+            before, self._news = self._news, self._producer.news
+            quiet = {partition for partition, n in self._news.items() if before.get(partition) == n}
+            if quiet:
+                return quiet
         if self._claim_at is not None and now >= self._claim_at:
             self._claim_at = now + self._claims_s
             return set(self._views)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from relay.delivery import hanging, sightings, unshown
+from relay.delivery import sightings, unshown
 from relay.delivery.batch import Batch
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
@@ -20,7 +19,7 @@ from relay.message.envelope import DEAD_CODE, OUT_DIGEST
 from relay.message.errors import InDoubt, MessageRejected, Retriable, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import Begin, OutputStart, decode
-from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Stored, Unit
+from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Unit
 from tests.unit.test_recovery_again import (
     COUNT,
     LOG,
@@ -35,7 +34,7 @@ from tests.unit.test_recovery_again import (
     view,
     work,
 )
-from tests.unit.test_recovery_beside_others import Isolated, StableReader, recover_for_good
+from tests.unit.test_recovery_beside_others import Isolated, recover_for_good
 
 DEAD = LogPartition("dead", 0)
 FAULT = MessageRejected("decode", "no_id", "it has no id")
@@ -80,48 +79,6 @@ class AwayReader(MemoryReader):
         if OUT in places and self._kafka.is_away:
             raise Unreachable("no leader")
         return super().ends(places)
-
-
-class Counting(LeftOut):
-    """Notes what is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[tuple[LogPartition, tuple[int, int]]] = []
-
-    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
-        return CountingReader(self, committed, meanwhile)
-
-
-class CountingReader(StableReader):
-    _kafka: Counting
-
-    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
-        self._kafka.reads += [(place, span) for place, span in ranges.items() if span[0] < span[1]]
-        yield from super().read(ranges)
-
-
-class Without(LeftOut):
-    """Places of ``without`` were deleted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.without: set[LogPartition] = set()
-
-    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
-        return WithoutReader(self, committed, meanwhile)
-
-
-class WithoutReader(StableReader):
-    _kafka: Without
-
-    def watermarks(self, partition: LogPartition) -> tuple[int, int]:
-        if partition in self._kafka.without:
-            raise Unreachable("unknown partition")
-        return super().watermarks(partition)
-
-    def partitions(self, topic: str) -> int:
-        return len({place for place in self._kafka.logs.keys() - self._kafka.without if place.topic == topic})
 
 
 class Worker:
@@ -280,24 +237,6 @@ def test_an_output_that_is_another_topic_by_now_is_not_filled_with_what_the_form
     assert delivered(kafka) == []
 
 
-@pytest.mark.parametrize("former", [LogPartition("former", 0), LogPartition("out", 1)], ids=["another topic", "fewer partitions"])
-def test_an_output_that_is_no_more_keeps_nobody_from_going_on(former: LogPartition) -> None:
-    kafka = Without()
-    worker = kafka.transaction("w")
-    worker.init()
-    producer = SealedProducer(worker, "w", "monitor", {former: 0})
-    messages = Worker(kafka).messages
-    producer.run(replace(work(messages[:3], 0, producer, 3), outputs={former: messages[:3]}))
-    kafka.logs[OUT] = []
-    kafka.without = {former}
-    heir = Worker(kafka)
-
-    heir.recover()
-    heir.submit(3, 6)
-
-    assert delivered(kafka) == [3, 4, 5]
-
-
 def test_what_lies_too_far_back_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unshown, "READ_MAX", 2)
     kafka = lost_at_the_end()
@@ -375,40 +314,6 @@ def test_what_hangs_behind_a_stranger_is_believed_and_left_to_the_next_commit() 
     assert delivered(kafka) == list(range(6))
 
 
-def test_what_a_stranger_holds_open_has_no_output_read_for_former_instances(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A monitor has a begin of every instance of a horizon, and their outputs may be all that the topic holds."""
-    monkeypatch.setattr(hanging, "TAIL", 0)
-    kafka = Counting()
-    for n in range(5):
-        worker = Worker(kafka)
-        worker.recover()
-        worker.submit(n, n + 1)
-    stranger(kafka)
-    kafka.reads.clear()
-
-    Worker(kafka).recover()
-
-    first = kafka.logs[OUT][4].offset()
-    assert all(span[0] >= first for place, span in kafka.reads if place == OUT), "what the last instance has written, and what hides it"
-    assert delivered(kafka) == list(range(5))
-
-
-def test_what_lies_behind_a_stranger_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka = Counting()
-    worker = Worker(kafka, 10)
-    worker.recover()
-    stranger(kafka)
-    for n in range(10):
-        worker.submit(n, n + 1)
-    monkeypatch.setattr(hanging, "READ_MAX", 2)
-    monkeypatch.setattr(unshown, "READ_MAX", 2)
-    kafka.reads.clear()
-
-    Worker(kafka, 10).recover()
-
-    assert max(end - first for place, (first, end) in kafka.reads if place == OUT) <= 2
-
-
 def test_an_output_that_does_not_answer_holds_nothing_up() -> None:
     kafka = Away()
     worker = Worker(kafka)
@@ -483,5 +388,3 @@ def test_what_is_kept_in_mind_has_a_bound_and_the_last_one_is_in_it(count: int, 
     assert count - TRANSACTIONS_MAX <= seen.closed < count
     assert sum(believed) == seen.closed
     assert seen.since(0) == 100 + seen.closed + 1
-
-

@@ -1,0 +1,145 @@
+"""What a recovery reads of outputs to learn what shows: what is asked for, a bounded part, and nothing of what is no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from relay.delivery import hanging, unshown
+from relay.delivery.batch import Batch
+from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.sealed import SealedProducer
+from relay.delivery.topic import NEWS_AFTER_S
+from relay.message.errors import Unreachable
+from relay.message.record import LogPartition
+from relay.monitor.evidence import Evidence
+from relay.monitor.index import memory_index
+from tests.unit.memory_kafka import MemoryReader, Stored
+from tests.unit.test_recovery_again import LOG, OUT, delivered, view, work
+from tests.unit.test_recovery_beside_others import StableReader
+from tests.unit.test_unshown import LeftOut, Worker, stranger
+
+
+class Counting(LeftOut):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[LogPartition, tuple[int, int]]] = []
+
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return CountingReader(self, committed, meanwhile)
+
+
+class CountingReader(StableReader):
+    _kafka: Counting
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
+        self._kafka.reads += [(place, span) for place, span in ranges.items() if span[0] < span[1]]
+        yield from super().read(ranges)
+
+
+class Without(LeftOut):
+    """Places of ``without`` were deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without: set[LogPartition] = set()
+
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return WithoutReader(self, committed, meanwhile)
+
+
+class WithoutReader(StableReader):
+    _kafka: Without
+
+    def watermarks(self, partition: LogPartition) -> tuple[int, int]:
+        if partition in self._kafka.without:
+            raise Unreachable("unknown partition")
+        return super().watermarks(partition)
+
+    def partitions(self, topic: str) -> int:
+        return len({place for place in self._kafka.logs.keys() - self._kafka.without if place.topic == topic})
+
+
+@pytest.mark.parametrize("former", [LogPartition("former", 0), LogPartition("out", 1)], ids=["another topic", "fewer partitions"])
+def test_an_output_that_is_no_more_keeps_nobody_from_going_on(former: LogPartition) -> None:
+    kafka = Without()
+    worker = kafka.transaction("w")
+    worker.init()
+    producer = SealedProducer(worker, "w", "monitor", {former: 0})
+    messages = Worker(kafka).messages
+    producer.run(replace(work(messages[:3], 0, producer, 3), outputs={former: messages[:3]}))
+    kafka.logs[OUT] = []
+    kafka.without = {former}
+    heir = Worker(kafka)
+
+    heir.recover()
+    heir.submit(3, 6)
+
+    assert delivered(kafka) == [3, 4, 5]
+
+
+def test_a_quiet_partition_of_a_busy_worker_is_said_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heir would read all that the others have written since, or, where that is too much, call it an error."""
+    kafka = Counting()
+    worker = Worker(kafka)
+    other = LogPartition("log", 1)
+
+    def recover(one: Worker) -> None:
+        quiet = memory_index(1)
+        views = [view(), MonitorView(1, quiet, Evidence(quiet.add_page, quiet.void), 0, 0)]
+        one.delivery.recover([LOG, other], views, kafka, lambda stored, _: {p: at or 0 for p, at in stored.items()}, {"log": b"id"})
+
+    recover(worker)
+    last = worker.messages[0]._replace(partition=1, digest=b"q" * 16)
+    worker.delivery.submit(Batch(1, [last], {LOG: 0, other: 0}, {LOG: 0, other: 1}, {LOG: 0, other: 1}, b"member"))
+    for n in range(6):
+        worker.delivery.tend(n * NEWS_AFTER_S / 2)
+        both = {LOG: n + 1, other: 1}
+        worker.delivery.submit(Batch(1, [worker.messages[n]], {LOG: n, other: 1}, both, both, b"member"))
+    monkeypatch.setattr(unshown, "READ_MAX", 3)
+    kafka.reads.clear()
+
+    with capture_logs() as lines:
+        recover(Worker(kafka))
+
+    assert [line["event"] for line in lines if line["log_level"] in ("warning", "error")] == []
+    assert [span for place, span in kafka.reads if place == OUT] == [(6, 7)], "what the last batch has written"
+
+
+def test_what_a_stranger_holds_open_has_no_output_read_for_former_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor has a begin of every instance of a horizon, and their outputs may be all that the topic holds."""
+    monkeypatch.setattr(hanging, "TAIL", 0)
+    kafka = Counting()
+    for n in range(5):
+        worker = Worker(kafka)
+        worker.recover()
+        worker.submit(n, n + 1)
+    stranger(kafka)
+    kafka.reads.clear()
+
+    Worker(kafka).recover()
+
+    first = kafka.logs[OUT][4].offset()
+    assert all(span[0] >= first for place, span in kafka.reads if place == OUT), "what the last instance has written, and what hides it"
+    assert delivered(kafka) == list(range(5))
+
+
+def test_what_lies_behind_a_stranger_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Counting()
+    worker = Worker(kafka, 10)
+    worker.recover()
+    stranger(kafka)
+    for n in range(10):
+        worker.submit(n, n + 1)
+    monkeypatch.setattr(hanging, "READ_MAX", 2)
+    monkeypatch.setattr(unshown, "READ_MAX", 2)
+    kafka.reads.clear()
+
+    Worker(kafka, 10).recover()
+
+    assert max(end - first for place, (first, end) in kafka.reads if place == OUT) <= 2
