@@ -151,7 +151,7 @@ class TopicRecovery:
             begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
-            lost = vanished(scanner, self._monitor, views, highs, stored_by)
+            lost = vanished(scanner, reader, self._monitor, views, highs, stored_by)
             done = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
             more, gone = unshown(scanner, reader, self._monitor, views, highs, self._outputs, self._deads)
             rows = [row for row in done.rows + more if (row.digest, row.replay) not in done.mended]

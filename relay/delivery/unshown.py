@@ -126,6 +126,10 @@ class Shown:
             self._exact.add((instance, n, digest))
             self._digests.add(digest)
 
+    def has_any(self, begin: Begin) -> bool:
+        """Does anything of a transaction show?"""
+        return any((instance, n) == (begin.instance, begin.n) for instance, n, _ in self._exact)
+
     def has(self, row: Row, instance: bytes) -> bool:
         """Does it show? Of what was redriven, or died, one record of several counts: that of its own transaction."""
         if row.is_dead or row.replay:
@@ -212,21 +216,22 @@ def _spans(
 
 @dataclass(slots=True)
 class Vanished:
-    """A committed transaction of which a monitor partition shows nothing, and what it had entered there."""
+    """A committed transaction of which a monitor partition shows nothing, and what it had entered there; ``offset`` is its begin's."""
 
     partition: int
+    offset: int
     begin: Begin
     pages: list[Page] = field(default_factory=list)
     settled: set[tuple[bytes, int]] = field(default_factory=set)
     """What its claim has settled, so that its pages tell of that."""
     is_read: bool = False
 
-    def take(self, entry: Entry | None) -> None:
+    def take(self, offset: int, entry: Entry | None) -> None:
         """Take an entry that lies there, up to the seal: behind it are those of others, who may have settled the same."""
         mine = self.begin.instance, self.begin.n
         if isinstance(entry, Page) and (entry.instance, entry.n) == mine:
             self.pages.append(entry)
-        elif isinstance(entry, SettleSeal) and not self.is_read:
+        elif isinstance(entry, SettleSeal) and offset > self.offset and not self.is_read:
             self.settled.add((entry.instance, entry.n))
         elif isinstance(entry, Seal):
             self.is_read |= (entry.instance, entry.n) == mine
@@ -241,27 +246,46 @@ class Vanished:
 
 def vanished(
     scanner: Reader,
+    reader: Reader,
     monitor: str,
     views: Sequence[MonitorView],
     highs: Mapping[int, tuple[int, int]],
     stored_by: Collection[tuple[bytes, int]],
 ) -> list[Vanished]:
-    """Return what has stored the positions, was aborted where it hung in the monitor, and so has neither begin nor seal there.
+    """Return what was aborted where it hung in the monitor, and so has neither begin nor seal there, but was committed.
 
-    All partitions were read to ``highs`` before. Its records still lie there, for whoever reads uncommitted.
+    It has stored the positions, or an output shows it. All partitions were read to ``highs`` before. Its records still lie
+    there, for whoever reads uncommitted.
     """
-    found: dict[int, Vanished] = {}
-    spans: dict[int, tuple[int, int]] = {}
+    found: list[Vanished] = []
     for view in views:
         seen = {(begin.instance, begin.n) for begin in view.evidence.unsealed()}
-        for offset, begin in view.scan.last.values() if view.scan is not None else ():
+        for offset, begin in sorted(view.scan.last.values(), key=itemgetter(0)) if view.scan is not None else ():
             key = begin.instance, begin.n
-            if key in stored_by and key not in seen and not view.evidence.is_ended(*key):
-                found[view.partition] = Vanished(view.partition, begin)
-                spans[view.partition] = offset, highs[view.partition][1]
-    for number, _, entry in entries(scanner, monitor, spans):
-        found[number].take(entry)
-    return list(found.values())
+            if key in seen or view.evidence.is_ended(*key):
+                continue
+            if key in stored_by or _shows(scanner, reader, begin):
+                found.append(Vanished(view.partition, offset, begin))
+    spans: dict[int, tuple[int, int]] = {}
+    for one in found:
+        spans.setdefault(one.partition, (one.offset, highs[one.partition][1]))
+    for number, offset, entry in entries(scanner, monitor, spans):
+        for one in found:
+            if one.partition == number:
+                one.take(offset, entry)
+    return found
+
+
+def _shows(scanner: Reader, reader: Reader, begin: Begin) -> bool:
+    """Does any output of the transaction show? What a stranger hides does not."""
+    shown = Shown([begin.instance])
+    for place, (first, high) in _spans(scanner, begin.outputs, (), set()).items():
+        for records in reader.read({place: (first, min(reader.ends([place])[place], high))}):
+            for record in records:
+                shown.take(record, hidden=False)
+            if shown.has_any(begin):
+                return True
+    return False
 
 
 def passed(pages: Iterable[Page], present: Collection[bytes], stored: Stored) -> list[Row]:

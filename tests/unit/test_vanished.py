@@ -219,6 +219,22 @@ def test_what_was_aborted_everywhere_is_delivered_by_whoever_comes() -> None:
     assert delivered(kafka) == list(range(6))
 
 
+@pytest.mark.parametrize("left_out", [{MONITOR}, {MONITOR, DEAD}])
+def test_what_shows_is_not_delivered_again_although_the_position_hung_as_well(left_out: set[LogPartition]) -> None:
+    worker, kafka = begun(bad={4})
+    stored = kafka.group[LOG]
+    last_of(worker, kafka, left_out)
+    kafka.group[LOG] = stored  # what hung was aborted
+    heir = Worker(kafka, bad={4})
+
+    heir.recover_for_good()
+    heir.submit(3, 6)
+
+    assert delivered(kafka) == [0, 1, 2, 3, 5]
+    assert letters(kafka) == [(4, "no_id")]
+    assert set(entered(kafka)) == set(range(6))
+
+
 @pytest.mark.parametrize("note", ["", b"id".hex()], ids=["a person's", "an earlier version's"])
 def test_a_position_that_names_nobody_is_taken_as_it_is(note: str) -> None:
     _, kafka = begun()
