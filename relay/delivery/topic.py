@@ -119,7 +119,13 @@ class TopicDelivery:
         self._narrowing.keep(assigned)
         membership = group.membership()
         self._topic_ids = {topic: topic_id.hex() for topic, topic_id in topic_ids.items()}
-        found = self._recovery.run(assigned, views, group, starts, self._topic_ids)
+        try:
+            found = self._recovery.run(assigned, views, group, starts, self._topic_ids)
+        except RecordRefused as refusal:
+            raise Stopped(
+                f"what {self._outputs[0].topic!r} or {self._deads[0].topic!r} has lost is written again, and refused by now "
+                f"({refusal}); undo what was changed at them, max.message.bytes or message.timestamp.*.max.ms most likely"
+            ) from refusal
         self._producer = found.producer
         self._views = {view.partition: view for view in views}
         for view in views:

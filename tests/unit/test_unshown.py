@@ -16,7 +16,7 @@ from relay.delivery.sealed import SealedProducer
 from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
 from relay.delivery.topic import TopicDelivery
 from relay.message.envelope import DEAD_CODE, OUT_DIGEST
-from relay.message.errors import InDoubt, MessageRejected, Retriable, Unreachable
+from relay.message.errors import InDoubt, MessageRejected, RecordRefused, Retriable, Stopped, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import Begin, OutputStart, decode
 from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Unit
@@ -191,6 +191,22 @@ def test_a_letter_whose_cause_nobody_knows_any_more_is_written_again() -> None:
 
     assert letters(kafka) == [(4, "letter_lost")]
     assert delivered(kafka) == [0, 1, 2, 3, 5]
+
+
+def test_what_the_output_does_not_take_any_more_stops_with_a_remedy() -> None:
+    kafka = lost_at_the_end()
+
+    def refuse(_: str, place: LogPartition, __: bytes | None) -> None:
+        if place == OUT:
+            raise RecordRefused("INVALID_TIMESTAMP: out of range")
+
+    heir = Worker(kafka)
+    with pytest.raises(Retriable):
+        heir.recover()  # ends what hangs
+    kafka.appending = refuse
+
+    with pytest.raises(Stopped, match="written again, and refused by now"):
+        heir.recover()
 
 
 def test_what_left_the_output_is_believed() -> None:
