@@ -74,7 +74,9 @@ class SealedProducer:
         monitor_topic: str,
         floors: dict[LogPartition, int],
         watch: Watch | None = None,
+        output_id: bytes = b"",
     ) -> None:
+        self._output_id = output_id
         self.instance = randomness.uuid_bytes()
         self.n = 0
         self._watch = watch
@@ -213,6 +215,7 @@ class SealedProducer:
                 closed=closed,
                 since=self._sightings.since(partition),
                 unseen=unseen,
+                output_id=self._output_id,
             )
             self._tx.produce(LogPartition(self._monitor, partition), *encode(begin))
             self._begun[partition] = self.n

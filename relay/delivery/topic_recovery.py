@@ -35,6 +35,7 @@ from relay.delivery.unshown import (
     Again,
     Derive,
     Missing,
+    Outputs,
     Row,
     Vanished,
     missing_of,
@@ -94,6 +95,7 @@ class TopicRecovery:
         transactional_id: str,
         monitor_topic: str,
         outputs: Sequence[LogPartition],
+        output_id: bytes = b"",
         group_id: str = "",
         deads: Sequence[LogPartition] = (),
         letter: Letter | None = None,
@@ -108,6 +110,7 @@ class TopicRecovery:
         self._monitor = monitor_topic
         self._group_id = group_id
         self._outputs = [*outputs, *deads]
+        self._output_id = output_id
         self._deads = frozenset(deads)
         self._letter = letter
         self._persons = persons or Persons(None, "")
@@ -134,7 +137,7 @@ class TopicRecovery:
             self._check_monitor(stored, highs)
             opened = scan_begins(scanner, self._monitor, views, highs)
             floors = scanner.ends(self._outputs)
-            producer = SealedProducer(own, self._worker, self._monitor, floors, Watch(self._ports))
+            producer = SealedProducer(own, self._worker, self._monitor, floors, Watch(self._ports), self._output_id)
             self._made.add(producer.instance)
             monitors = {LogPartition(self._monitor, number): high for number, (_, high) in highs.items()}
             self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored_by)
@@ -153,7 +156,7 @@ class TopicRecovery:
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
             lost = vanished(scanner, reader, self._monitor, views, highs, stored_by)
             done = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
-            more, gone = unshown(scanner, reader, self._monitor, views, highs, self._outputs, self._deads)
+            more, gone = unshown(scanner, reader, self._monitor, views, highs, Outputs(self._outputs, self._deads, self._output_id))
             rows = [row for row in done.rows + more if (row.digest, row.replay) not in done.mended]
             again = self._rewrite(list(missing_of(scanner, reader, rows, self._derive)), gone, producer.instance)
             again.dead_pages[:0] = done.pages  # what a settlement takes back may be written again: it comes first

@@ -55,6 +55,18 @@ class Missing(NamedTuple):
     message: LogMessage | None
 
 
+class Outputs(NamedTuple):
+    """Where the route delivers to today, dead letters among it, and the id of the topic that is no dead letter's."""
+
+    places: Collection[LogPartition]
+    deads: Collection[LogPartition]
+    topic_id: bytes
+
+    def are_others(self, begin: Begin) -> bool:
+        """Is the topic a namesake of the one that this transaction's instance wrote to?"""
+        return begin.output_id not in (b"", self.topic_id)
+
+
 @dataclass(slots=True)
 class Again:
     """What a claim writes again, as parts of its transaction."""
@@ -147,12 +159,11 @@ def unshown(
     monitor: str,
     views: Sequence[MonitorView],
     highs: Mapping[int, tuple[int, int]],
-    known: Collection[LogPartition],
-    deads: Collection[LogPartition],
+    outputs: Outputs,
 ) -> tuple[list[Row], set[LogPartition]]:
     """Return what does not show, and the places that have lost what they might have shown.
 
-    All partitions were read to ``highs`` before; ``known`` are the outputs of today, dead letters among them.
+    All partitions were read to ``highs`` before.
     """
     asked = {one.view.partition: one for one in map(question, views) if one is not None}
     since = {number: (max(highs[number][0], one.since), highs[number][1]) for number, one in asked.items()}
@@ -163,11 +174,12 @@ def unshown(
     if not asked:
         return [], set()
     begun = {begin.instance for view in views if view.scan is not None for _, begin in view.scan.last.values()}
-    gone: set[LogPartition] = set()
+    gone = {place for one in asked.values() if outputs.are_others(one.begin) for place in outputs.places if place not in outputs.deads}
     found = {of_letters: Shown(begun) for of_letters in (False, True)}
     for of_letters, shown in found.items():
         starts = [start for one in asked.values() for start in one.places]
-        spans = _spans(scanner, [s for s in starts if (LogPartition(s.topic, s.partition) in deads) is of_letters], known, gone)
+        mine = [s for s in starts if (LogPartition(s.topic, s.partition) in outputs.deads) is of_letters]
+        spans = _spans(scanner, mine, outputs.places, gone)
         _look(scanner, reader, spans, shown)
     left = [(row, one) for one in asked.values() for row in one.rows.values() if not found[row.is_dead].has(row, one.begin.instance)]
     rows = [row for row, one in left if not found[row.is_dead].hides(row, one.begin.instance)]

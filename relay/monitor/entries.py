@@ -90,7 +90,8 @@ class Begin:
     """Opens sealed transaction ``n`` of an instance; ``previous`` is its last begun n here, -1 for none.
 
     Up to ``closed`` (-1: not said) all outputs of the instance were seen closed. Of what it committed after that ``since``
-    is the offset of the first begin here (-1: this one), and ``unseen`` says where its outputs may lie.
+    is the offset of the first begin here (-1: this one), and ``unseen`` says where its outputs may lie. ``output_id`` (empty:
+    not said) is the id of the topic that the route delivers to, of which there may be a namesake by now.
     """
 
     worker: str
@@ -103,6 +104,7 @@ class Begin:
     closed: int = -1
     since: int = -1
     unseen: list[OutputStart] = field(default_factory=list)
+    output_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,7 @@ def _begin_record(begin: Begin) -> dict[str, Any]:
         "closed": begin.closed,
         "since": begin.since,
         "unseen": [entry._asdict() for entry in begin.unseen],
+        "output_id": begin.output_id,
     }
 
 

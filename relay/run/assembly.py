@@ -249,6 +249,7 @@ def _destination(
             monitor_topic=config.monitor_topic(route.name),
             topic=route.to.topic,
             topic_partitions=found[route.to.topic].partitions,
+            output_id=found[route.to.topic].topic_id,
             deadletter_topic=config.deadletter_topic,
             deadletter_partitions=found[config.deadletter_topic].partitions,
             stop_on_dead=route.on_dead == "stop",

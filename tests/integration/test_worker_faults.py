@@ -149,15 +149,17 @@ def test_a_topic_created_again_under_a_running_worker_stops_it(
     assert_once_in_order(route, 300)
 
 
+@pytest.mark.parametrize("second", [PARTITIONS, 1])
 def test_an_output_created_again_under_a_running_worker_stops_it_and_the_next_start_goes_on(
-    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient, second: int
 ) -> None:
     route = make_route(partitions=PARTITIONS)
     publish(route.kafka, route.log, messages(300))
     worker = route.start()
     wait_for(lambda: len(route.outputs()) == 300, what="the deliveries")
 
-    recreate(kafka_admin, route.out, PARTITIONS)
+    recreate(kafka_admin, route.out, second)
+    route.partitions = second
     publish(route.kafka, route.log, messages(100, first=300))
 
     wait_for(lambda: worker.poll() is not None, what="the worker's end")

@@ -85,8 +85,9 @@ class Worker:
     """A worker's process on a log of ``count`` messages; those of ``bad`` cannot be read."""
 
     def __init__(
-        self, kafka: MemoryKafka, count: int = 6, bad: Collection[int] = (), keeps_all: bool = True, outputs: int = 1
-    ) -> None:
+        self, kafka: MemoryKafka, count: int = 6, bad: Collection[int] = (), keeps_all: bool = True, outputs: int = 1,
+        output_id: bytes = b"",
+    ) -> None:  # fmt: skip
         self.kafka = kafka
         self.messages = [message(n)._replace(fault=FAULT if n in bad else None) for n in range(count)]
         if LOG not in kafka.logs:
@@ -98,7 +99,7 @@ class Worker:
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
             topic_partitions=outputs, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, derive=self.derive,
-            keeps_all=keeps_all,
+            keeps_all=keeps_all, output_id=output_id,
         )  # fmt: skip
 
     def derive(self, record: Record, _topic: str, _partition: int) -> LogMessage | None:

@@ -83,6 +83,20 @@ def test_an_output_that_is_no_more_keeps_nobody_from_going_on(former: LogPartiti
     assert delivered(kafka) == [3, 4, 5]
 
 
+@pytest.mark.parametrize(("output_id", "again"), [(b"a" * 16, [0, 1, 2]), (b"b" * 16, [])], ids=["the same", "a namesake"])
+def test_what_an_output_had_is_not_delivered_to_its_namesake(output_id: bytes, again: list[int]) -> None:
+    """The first transaction begins at 0, where that of any namesake begins."""
+    kafka = LeftOut()
+    worker = Worker(kafka, output_id=b"a" * 16)
+    worker.recover()
+    worker.submit(0, 3)
+    kafka.logs[OUT] = []
+
+    Worker(kafka, output_id=output_id).recover()
+
+    assert delivered(kafka) == again
+
+
 def test_a_quiet_partition_of_a_busy_worker_is_said_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its heir would read all that the others have written since, or, where that is too much, call it an error."""
     kafka = Counting()
