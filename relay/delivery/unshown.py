@@ -104,13 +104,23 @@ class Question:
 
 def question(view: MonitorView) -> Question | None:
     """Return what is in question in a monitor partition; None where nobody has claimed, or an earlier version did."""
-    last = view.scan.last.values() if view.scan is not None else ()
-    for offset, begin in sorted(last, key=itemgetter(0), reverse=True):
-        # A claim is the first transaction of an instance, and was seen committed before the second was begun.
-        if begin.n > 1 or view.evidence.is_sealed(begin.instance, 1):
-            since = offset if begin.since < 0 else begin.since
-            return Question(view, begin, since) if begin.closed >= 0 else None
-    return None
+    found = since_last_claim(view)
+    if not found or not _has_claimed(view, found[0][1]):
+        return None
+    offset, begin = found[0]
+    return Question(view, begin, offset if begin.since < 0 else begin.since) if begin.closed >= 0 else None
+
+
+def since_last_claim(view: MonitorView) -> list[tuple[int, Begin]]:
+    """Return the last begins of instances with their offsets, from that of whoever claimed the partition last, if anybody did."""
+    last = sorted(view.scan.last.values(), key=itemgetter(0)) if view.scan is not None else []
+    claimed = [number for number, (_, begin) in enumerate(last) if _has_claimed(view, begin)]
+    return last[claimed[-1] :] if claimed else last
+
+
+def _has_claimed(view: MonitorView, begin: Begin) -> bool:
+    """A claim is the first transaction of an instance, and was seen committed before the second was begun."""
+    return begin.n > 1 or view.evidence.is_sealed(begin.instance, 1)
 
 
 class Shown:
@@ -267,12 +277,12 @@ def vanished(
     """Return what was aborted where it hung in the monitor, and so has neither begin nor seal there, but was committed.
 
     It has stored the positions, or an output shows it. All partitions were read to ``highs`` before. Its records still lie
-    there, for whoever reads uncommitted.
+    there, for whoever reads uncommitted. What was there before the last claim, its recovery has looked at.
     """
     found: list[Vanished] = []
     for view in views:
         seen = {(begin.instance, begin.n) for begin in view.evidence.unsealed()}
-        for offset, begin in sorted(view.scan.last.values(), key=itemgetter(0)) if view.scan is not None else ():
+        for offset, begin in since_last_claim(view):
             key = begin.instance, begin.n
             if key in seen or view.evidence.is_ended(*key):
                 continue
