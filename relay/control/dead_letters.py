@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from relay.config.model import RelayConfig
 from relay.delivery.deadletter import PREFIX
-from relay.delivery.table import LOST_PAYLOAD
+from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
@@ -47,16 +47,16 @@ def dead_letters(config: RelayConfig, *, route: str | None = None, code: str | N
     revived: dict[tuple[str, str], int] = {}
     for record in _records(config):
         if _header(record, DEAD_CODE) == REDRIVEN:
-            revived[_key(record)] = max(_number(_header(record, DEAD_REPLAY)), revived.get(_key(record), 0))
+            revived[_key(record)] = max(letter_number(_header(record, DEAD_REPLAY)), revived.get(_key(record), 0))
     found: dict[tuple[str, str], dict[str, Any]] = {}
     complete = True
     for record in _records(config):
         key = _key(record)
-        if _number(_header(record, DEAD_REPLAY)) < revived.get(key, 0) or route not in (None, key[1]):
+        if letter_number(_header(record, DEAD_REPLAY)) < revived.get(key, 0) or route not in (None, key[1]):
             continue
         if key not in found and len(found) >= LETTERS_MAX:
             complete = False
-        elif (row := _row(record))["code"] != REDRIVEN and _tells_more(row, found.get(key)):
+        elif (row := _row(record))["code"] != REDRIVEN and _row_tells_more(row, found.get(key)):
             found[key] = row
     dead = (row for row in found.values() if code in (None, row["code"]))
     rows = sorted(dead, key=lambda row: (row["route"], row["topic"], int(row["partition"]), int(row["offset"])))
@@ -71,7 +71,7 @@ def dead_letter(config: RelayConfig, digest: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in _records(config):
         row = _row(record)
-        if row["digest"] == digest and _tells_more(row, found.get(row["route"])):
+        if row["digest"] == digest and _row_tells_more(row, found.get(row["route"])):
             value = record.value()
             found[row["route"]] = {**row, "value": None if value is None else base64.b64encode(value).decode("ascii")}
     return list(found.values())
@@ -90,13 +90,28 @@ def _records(config: RelayConfig) -> Iterator[Any]:
             yield from batch
 
 
-def _tells_more(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
-    """The last redrive counts, and of repeats the last, unless it was written without the payload (at a recovery)."""
-    if known is None:
-        return True
-    if row["replay_count"] != known["replay_count"]:
-        return int(row["replay_count"]) > int(known["replay_count"])
-    return bool(row["code"] != LOST_PAYLOAD.code)
+def letter_number(said: str) -> int:
+    """Read a number of a letter; what is none counts as 0."""
+    return int(said) if _NUMBER.fullmatch(said) else 0
+
+
+def tells_more(replay: int, code: str, known_replay: int, known_code: str) -> bool:
+    """The last redrive counts, and of its letters the last of those that know most.
+
+    A recovery repeats letters without their cause, or the payload as well, and maybe into another partition: the letter
+    of the worker that saw the message die may be read before or after.
+    """
+    if replay != known_replay:
+        return replay > known_replay
+    return _knows(code) >= _knows(known_code)
+
+
+def _knows(code: str) -> int:
+    return {LOST_PAYLOAD.code: 0, LOST_CAUSE.code: 1}.get(code, 2)
+
+
+def _row_tells_more(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
+    return known is None or tells_more(int(row["replay_count"]), row["code"], int(known["replay_count"]), known["code"])
 
 
 def _key(record: Any) -> tuple[str, str]:
@@ -108,10 +123,6 @@ def _header(record: Any, name: str) -> str:
     return (dict(headers_if_any(record)).get(name) or b"").decode("utf-8", "replace")
 
 
-def _number(said: str) -> int:
-    return int(said) if _NUMBER.fullmatch(said) else 0
-
-
 def _written_at(record: Any) -> str:
     has_time, ms = record.timestamp()
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") if has_time else ""
@@ -121,7 +132,7 @@ def _row(record: Any) -> dict[str, Any]:
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in headers_if_any(record)}
     row = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
     for name in ("partition", "offset", "replay_count"):
-        row[name] = str(_number(row[name]))
+        row[name] = str(letter_number(row[name]))
     # Workers write no time of their own: the topic's is the brokers', whatever a worker's clock says.
     row["last_failed_at"] = row["last_failed_at"] or _written_at(record)
     return {"digest": _key(record)[0], **row, "source": text(headers.get(SOURCE, ""))}

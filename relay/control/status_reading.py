@@ -10,13 +10,14 @@ from typing import Final, NamedTuple, Self
 
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TopicDestination
+from relay.control.dead_letters import letter_number, tells_more
 from relay.control.positions import stored_positions
 from relay.control.status import AGED_SHARE, DeadLetters, RouteFacts, RouteView, next_by_size, view
 from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicFacts, Topics, numeric_setting
-from relay.message.envelope import DEAD_CODE, DEAD_ROUTE, REDRIVEN
+from relay.message.envelope import DEAD_CODE, DEAD_REPLAY, DEAD_ROUTE, REDRIVEN
 from relay.message.errors import ConfigError, InDoubt, Unreachable
 from relay.message.record import LogPartition, Record, headers_if_any
 from relay.run import clock
@@ -114,7 +115,7 @@ class StatusReader:
         self._retention: dict[str, _Retention] = {}
         self._retention_at = float("-inf")
         self._latest: dict[bytes, bytes] = {}
-        self._dead: dict[tuple[str, bytes], str] = {}
+        self._dead: dict[tuple[str, bytes], tuple[int, str]] = {}
         self.notes: list[str] = []
         self.unseen: Unreachable | None = None
         """Which database was away: what is read without it may lack what needs somebody."""
@@ -177,7 +178,10 @@ class StatusReader:
         if isinstance(route, bytes):
             # A table route may write one twice: the digest in the key counts once.
             key = (route.decode("utf-8", "replace")[:100], bytes(record.key() or b"")[:64])
-            self._dead[key] = (code or b"unknown").decode("utf-8", "replace")[:100]
+            replay = letter_number((headers.get(DEAD_REPLAY) or b"").decode("utf-8", "replace"))
+            cause = (code or b"unknown").decode("utf-8", "replace")[:100]
+            if key not in self._dead or tells_more(replay, cause, *self._dead[key]):
+                self._dead[key] = replay, cause
 
     def records(self) -> list[StatusRecord]:
         """Return the last word of every worker that the last reading found, whether it lives or not."""
@@ -204,8 +208,8 @@ class StatusReader:
                 continue
             for number, (_, high) in self._topics.watermarks(topic, range(found[topic].partitions)).items():
                 ends[LogPartition(topic, number)] = high
-        # The last record of a message tells: what a redrive took back is dead no more.
-        causes = Counter(code for (name, _), code in self._dead.items() if name == route.name and code != REDRIVEN)
+        # What a redrive took back is dead no more.
+        causes = Counter(code for (name, _), (_, code) in self._dead.items() if name == route.name and code != REDRIVEN)
         committed = self._positions(route, found, ends)
         return RouteFacts(
             route=route,

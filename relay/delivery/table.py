@@ -212,7 +212,9 @@ def _of_known(message: LogMessage, row: InboxRow, cause: MessageRejected | None)
 
 
 LOST_CAUSE: Final = MessageRejected(
-    "apply", "cause_lost", "the message was rejected in a transaction whose answer was lost, and the cause with it"
+    "apply",
+    "cause_lost",
+    "the message was rejected, and the cause is lost with the answer or the worker that had it; an earlier letter may name it",
 )
 LOST_PAYLOAD: Final = MessageRejected(
     "apply",

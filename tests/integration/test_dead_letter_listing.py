@@ -102,6 +102,21 @@ def test_a_redrive_takes_back_what_died_before_it_only(letters: Letters) -> None
     assert [one["offset"] for one in letters.listed()] == ["2"]
 
 
+def test_a_letter_keeps_its_cause_when_a_recovery_repeats_it_without(letters: Letters) -> None:
+    letters.write(1, "22P02")
+    letters.write(1, "cause_lost")
+    letters.write(1, "payload_lost")
+    letters.write(2, "cause_lost")  # the repeat's partition may be read first
+    letters.write(2, "22P02")
+    letters.write(3, "payload_lost")
+    letters.write(3, "cause_lost")
+    letters.write(4, "22P02")
+    letters.write(4, "cause_lost", replay_count="1")  # of a redrive: why it died before says nothing
+
+    assert [one["code"] for one in letters.listed()] == ["22P02", "22P02", "cause_lost", "cause_lost"]
+    assert len(letters.listed("--code", "22P02")) == 2
+
+
 def test_more_letters_than_are_kept_come_when_those_before_them_are_redriven(
     letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:

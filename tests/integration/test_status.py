@@ -252,6 +252,17 @@ def test_what_a_redrive_has_delivered_is_no_dead_letter_any_more(shop: Shop) -> 
     assert dead.causes == {"json": 1, "column": 1}
 
 
+def test_a_dead_letter_keeps_its_cause_when_a_recovery_repeats_it_without(shop: Shop) -> None:
+    shop.configure()
+    for digest, code in ((b"1", "22P02"), (b"1", "cause_lost"), (b"2", "cause_lost"), (b"2", "22P02"), (b"3", "cause_lost")):
+        shop.dies(shop.producer, digest, code)
+    shop.producer.flush(20)
+
+    dead = shop.read().dead
+
+    assert dead.causes == {"22P02": 2, "cause_lost": 1}
+
+
 def test_only_the_latest_dead_letters_are_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.configure()
     for number in range(40):
