@@ -173,6 +173,9 @@ class TableDelivery:
         self._mark_ranges(views)
         if self._keep_inbox_s is not None:
             self._mark_inbox(begin_at, views)
+        else:
+            # Or a partition in which nothing comes any more would have its dead letters repeated at every recovery.
+            self._trimmable.note(begin_at, self._now)
         log.info("recovered", route=self._route, entries_written=entered)
         self.counts.recoveries += 1
         return begin_at

@@ -285,6 +285,19 @@ def test_an_inbox_kept_for_the_horizon_is_trimmed_behind_it_whatever_recovers_me
     assert most <= 110, "what is remembered of it does not grow with the deliveries"
 
 
+def test_a_dead_letter_is_repeated_by_one_recovery_also_where_nothing_comes_any_more(database: Path) -> None:
+    kafka = MemoryKafka()
+    TableProcess(kafka, database).submit([captured(1)._replace(value=b"no json")], 1)  # and it ends before it trims
+    for _ in range(3):
+        process = TableProcess(kafka, database)
+        process.delivery.tend(0.0)
+
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("select count(*) from relay_inbox").fetchone() == (0,)
+    letters = [dict(record.headers())["__relay.errors.code"] for record in kafka.visible(LogPartition("dead", 0))]
+    assert letters == [b"not_json", b"payload_lost"]
+
+
 def test_how_often_a_batch_was_sent_again_is_told_before_it_is_answered(database: Path) -> None:
     process = TableProcess(MemoryKafka(), database)
     process.delivery._sending.resent = 3
