@@ -65,6 +65,18 @@ def _pool_rule(value: list[str] | None) -> list[str] | None:
     return value
 
 
+def _ttl_rule(value: float | None) -> float | None:
+    if value is not None and round(value * 1000) < 1:
+        raise Wrong("every message would expire as it is put", "leave it out for no bound")
+    return value
+
+
+def _publishers_rule(value: list[str] | None) -> list[str] | None:
+    if value == []:
+        raise Wrong("nobody could put a message", "name the ce_source of those who may, or leave it out for everybody")
+    return value
+
+
 def _age_alone(value: Any) -> Any:
     return {"age": value} if isinstance(value, str | int | float) and not isinstance(value, bool) else value
 
@@ -108,8 +120,8 @@ class QueueConfig(_Section):
     order: Literal["publisher", "key", "none"] = "publisher"
     mode: Mode = "combined"
     in_order: bool = False
-    ttl_s: Seconds | None = Field(default=None, alias="ttl")
-    publishers: list[str] | None = None
+    ttl_s: Annotated[Seconds | None, AfterValidator(_ttl_rule)] = Field(default=None, alias="ttl")
+    publishers: Annotated[list[str] | None, AfterValidator(_publishers_rule)] = None
     message_bytes: Bytes = Field(default=1 << 20, ge=1, le=64 * 1024**2)
     waiting_max: int = Field(default=10_000_000, ge=1)
     tries: int = Field(default=5, ge=1, le=1000)

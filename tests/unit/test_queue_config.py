@@ -128,7 +128,10 @@ def test_a_store_is_an_address_or_a_resource(store: str, url: str, tmp_path: Pat
         (FIRST + 'retry_after = "1m"\nretry_max = "1s"', "retry_max", "shorter"),
         (FIRST + 'tll = "1m"', "tll", "not a setting"),
         (FIRST + 'ttl = "soon"', "ttl", "not a duration"),
+        (FIRST + "ttl = 0", "ttl", "leave it out for no bound"),
+        (FIRST + 'ttl = "0.1ms"', "ttl", "would expire as it is put"),
         (FIRST + 'publishers = [""]', "publishers", "not a publisher"),
+        (FIRST + "publishers = []", "publishers", "nobody could put"),
     ],
 )
 def test_a_queue_at_fault_is_a_sentence(lines: str, key: str, words: str, tmp_path: Path) -> None:
