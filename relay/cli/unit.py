@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from relay.capture.decisions import UnitDecision, unit_called
+from relay.capture.decisions import PREFIX, UnitDecision, unit_called
 from relay.cli.choosing import me, needed
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, purpose
 from relay.config.loading import load
 from relay.kafka.decisions import DecisionWriter, decisions_partition
-from relay.message.errors import CheckFailed
+from relay.message.errors import CheckFailed, ConfigError
 from relay.setup.required import require_topics
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -38,6 +38,7 @@ def close_command(
 ) -> None:
     """Decide that nothing of this run counts. Refused (exit 1) if the unit is committed; a living driver finds out."""
     needed(reason)
+    _check_names(unit, run)
     loaded = load(Path(config))
     why = f"{me()}: {reason[:1000]}"
     require_topics(loaded, decisions_partition(loaded.relay.name).topic)
@@ -52,3 +53,12 @@ def close_command(
         print_json({"unit": unit, "run": run, "closed": True, "why": stands.why})
     else:
         print_line(f"run {run} of unit {unit} is closed; workers drop its messages when they ask next")
+
+
+def _check_names(unit: str, run: str) -> None:
+    """Refuse what no run is called: nothing would wait for that decision, and the run that was meant would wait on."""
+    if not unit or not run or unit.startswith(PREFIX) or "/" in run:
+        raise ConfigError(
+            f"UNIT {unit!r} and RUN {run!r} name no run; of {PREFIX}UNIT/RUN, as `relay indoubt list` shows it, give what "
+            "stands between the colon and the last slash, and what stands behind that"
+        )
