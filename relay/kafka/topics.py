@@ -343,7 +343,7 @@ class Topics:
         self._admin = AdminClient(self._given)
         return Unreachable(
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
-            "start it, or correct the address"
+            f"{_remedy(self._last_error)}"
         )
 
 
@@ -353,6 +353,13 @@ def _check_names(names: Iterable[str]) -> None:
         if not is_topic_name(name):
             shown = name if len(name) <= TOPIC_CHARACTERS_MAX else f"{name[:20]}... ({len(name)} characters)"
             raise ConfigError(f"topic {shown!r}: not a topic's name; {TOPIC_REMEDY}")
+
+
+def _remedy(last_error: str) -> str:
+    # A broker that refuses the handshake or the password is where the address says; librdkafka names the step, in capitals.
+    if "SSL" in last_error or "SASL" in last_error:
+        return 'correct "security.protocol", the certificates, or the "sasl." settings to what that port of the broker wants'
+    return "start it, or correct the address"
 
 
 def _code(error: KafkaException) -> int:

@@ -276,6 +276,9 @@ def remedy(error: psycopg.Error) -> str:
     # A server that speaks is where the address says.
     if error.sqlstate is not None or "FATAL:" in str(error):
         return "correct what it names (user, password, database), or look at the server's log"
+    # libpq says so of an address which it takes apart and does not try.
+    if "connection is bad: invalid" in str(error):
+        return "correct the address"
     return "start it, or correct the address"
 
 

@@ -210,6 +210,13 @@ def test_a_database_that_is_away_is_unreachable_and_shows_no_password(write: Cal
     assert "c4n4ry" not in json.dumps(report)
 
 
+def test_an_address_that_cannot_be_tried_is_to_be_corrected_and_not_started(write: Callable[[str], str]) -> None:
+    code, report = check(write('[resources.shop]\nurl = "postgresql://bob@127.0.0.1:1/shop?sslmode=banana"\n'))
+
+    assert code == 3
+    assert report["unreachable"][0].endswith('(connection is bad: invalid sslmode value: "banana"); correct the address')
+
+
 def test_a_database_that_refuses_the_login_is_not_told_to_be_at_another_address(
     postgres: str, write: Callable[[str], str]
 ) -> None:

@@ -223,9 +223,13 @@ def test_what_cannot_be_migrated_is_said(kafka: str, relay_name: str, tmp_path: 
     route = '[routes.r]\nfrom = ["absent-topic"]\nto = { topic = "x" }\n'
     missing = runner.invoke(app, ["migrate", write(tmp_path / "relay.toml", kafka, relay_name, route)])
     away = write(tmp_path / "away.toml", "127.0.0.1:1", relay_name, "[timing]\nsocket_timeout = 0.5\n")
+    shop = '[resources.shop]\nurl = "sqlite:///absent/shop.db"\n'
+    folder = runner.invoke(app, ["migrate", write(tmp_path / "folder.toml", kafka, relay_name, shop)])
 
     assert missing.exit_code == 2
     assert "absent-topic" in missing.stderr
+    assert folder.exit_code == 3
+    assert "create its folder, or correct the path" in folder.stderr
     assert runner.invoke(app, ["migrate", away]).exit_code == 3
 
 
@@ -255,6 +259,9 @@ def test_topics_by_their_adapter(make_topic: MakeTopic, topics: Topics, kafka: s
     away = Topics({"bootstrap.servers": "127.0.0.1:1"}, Timing(socket_timeout=0.5), timeout_s=1)
     with pytest.raises(Unreachable, match=r"127.0.0.1:1: no broker answers .*Connection refused"):
         away.describe([name])
+    in_clear = Topics({"bootstrap.servers": kafka, "security.protocol": "ssl"}, Timing(socket_timeout=0.5), timeout_s=1)
+    with pytest.raises(Unreachable, match=r'SSL.*; correct "security.protocol"'):
+        in_clear.describe([name])
     with pytest.raises(ConfigError, match=r"ssl.ca.location"):
         Topics(
             {"bootstrap.servers": kafka, "security.protocol": "ssl", "ssl.ca.location": "/absent"}, Timing()
