@@ -12,6 +12,7 @@ from relay.message.avro_values import CONTENT_TYPE as AVRO
 from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import GivenHeaders, Headers, given_headers, is_utf8
 from relay.message.errors import CaptureError, HeadersRefused
+from relay.message.json_text import as_json
 
 JSON: Final = b"application/json"
 DEFAULT_TYPE: Final = "relay.message"
@@ -61,7 +62,7 @@ def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None,
     if data is None:
         return None, JSON
     try:
-        return orjson.dumps(data), JSON
+        return as_json(data), JSON
     except orjson.JSONEncodeError as error:
         raise CaptureError(
             f"data cannot be written as JSON ({error}); give bytes, or plain values"

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from relay.message.envelope import GivenHeaders, given_headers
+from relay.message.json_text import as_json
 from relay.queue.message import NewMessage, Taken
 from relay.work.desks import OVER, CallOver
 
@@ -122,4 +123,4 @@ def _raw(given: Any) -> bytes:
     """Return bytes as they are, text as UTF-8, and anything else as JSON."""
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
-    return given.encode() if isinstance(given, str) else orjson.dumps(given)
+    return given.encode() if isinstance(given, str) else as_json(given)

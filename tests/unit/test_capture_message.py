@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
+from relay.work.message import _raw
 
 
 def test_the_partition_of_a_key_never_changes() -> None:
@@ -28,6 +31,22 @@ def test_bytes_pass_as_they_are_and_the_rest_is_json() -> None:
     assert message.encoded(None) == (None, b"application/json")
     with pytest.raises(CaptureError, match="JSON"):
         message.encoded(object())
+
+
+@dataclass
+class Price:
+    total: float
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_is_refused_and_not_published_as_null(number: float) -> None:
+    for data in ({"total": number}, [[None, number]], Price(number)):
+        with pytest.raises(CaptureError, match="no numbers of JSON"):
+            message.encoded(data)
+        with pytest.raises(TypeError, match="no numbers of JSON"):
+            _raw(data)
+    given = {"total": None, "why": "null", "at": datetime(2026, 1, 1, tzinfo=UTC), "price": Price(1.5)}
+    assert (message.encoded(given)[0] or b"").startswith(b'{"total":null,"why":"null"')
 
 
 def test_the_type_of_the_relays_own_markers_is_refused() -> None:
