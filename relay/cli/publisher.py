@@ -15,8 +15,9 @@ from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_moving import OBEY_S
 from relay.control.queue_views import publishers
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, RelayError
 from relay.queue.desired import Kind, Wanted, Wish
+from relay.queue.port import Filter
 from relay.queue.withholding import reveal_kept
 from relay.run import clock
 
@@ -92,15 +93,25 @@ def _record(config: str, source: str, queue: str | None, wanted: Wanted, reason:
     if not source:
         raise ConfigError("SOURCE is empty; give the ce_source of the publisher's messages")
 
-    def reveal(desk: QueueDesk, wishes: Sequence[Wish]) -> dict[str, int]:
+    def obeyed(desk: QueueDesk, wishes: Sequence[Wish]) -> dict[str, int]:
         if wanted is Wanted.PAUSE:
-            return {"revealed": 0}
+            return {"revealed": 0, "known": any(_may_know(desk, wish.subject.queue, source) for wish in wishes)}
         stores = [desk.store(wish.subject.queue) for wish in wishes]
         # Until every worker has read the wish, messages are put and not revealed: nobody would show the last of those.
         clock.sleep(OBEY_S)
         return {"revealed": sum(reveal_kept(store, source, clock.wall_ms()) for store in stores)}
 
-    record(
+    counts = record(
         config, Kind.PUBLISHER, source, wanted, lambda desk: desk.names(queue),
-        reason=reason, who=who, as_json=as_json, obeyed=reveal,
+        reason=reason, who=who, as_json=as_json, obeyed=obeyed,
     )  # fmt: skip
+    if not counts.get("known", True) and not as_json:
+        print_line("note: nothing of it is in these queues so far; `relay publisher list` shows whose messages are", style="yellow")
+
+
+def _may_know(desk: QueueDesk, queue: str, source: str) -> bool:
+    """Has the queue a message of this publisher, as far as can be seen? With a slip in its name nobody is held back."""
+    try:
+        return bool(desk.store(queue).find(Filter(publisher=source), limit=1))
+    except RelayError:
+        return True

@@ -32,13 +32,17 @@ def record(
     who: str | None,
     as_json: bool,
     obeyed: Obeyed = nothing_more,
-) -> None:
-    """Record what is wanted of ``name`` in each of the queues; ``obeyed`` does at once what needs no worker, and counts it."""
+) -> dict[str, int]:
+    """Record what is wanted of ``name`` in each of the queues; ``obeyed`` does at once what needs no worker, and counts it.
+
+    Returns these counts.
+    """
     with QueueDesk(load(Path(config)), who or me()) as desk:
         wishes = [desk.wish(kind, queue, name, wanted, reason) for queue in queues(desk)]
         counts = obeyed(desk, wishes)
     if as_json:
         print_json({"wishes": [wish_row(wish) for wish in wishes], **counts})
-        return
+        return counts
     for wish in wishes:
         print_line(f"{kind.value.lower()} {name} in queue {wish.subject.queue}: {wanted.value.lower()}")
+    return counts

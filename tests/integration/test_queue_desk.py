@@ -254,6 +254,16 @@ def test_a_resumed_publisher_is_revealed_at_once(desk: Desk) -> None:
     assert len(desk.finish("clerk")) == 1
 
 
+def test_whose_messages_no_queue_has_is_told_when_it_is_paused(desk: Desk) -> None:
+    desk.put("one")
+    note = "nothing of it is in these queues so far"
+
+    assert note not in desk.table("publisher", "pause", "/till")
+    assert note in desk.table("publisher", "pause", "/til")
+    assert note not in desk.table("publisher", "resume", "/til")
+    assert desk.run("publisher", "pause", "/til")["known"] is False
+
+
 def test_the_journal_is_listed_archived_and_listed_again(desk: Desk) -> None:
     handles = desk.put(*(f"m-{n}" for n in range(5)))
     for subscriber in ("clerk", "ann"):
