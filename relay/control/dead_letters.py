@@ -59,7 +59,7 @@ def dead_letters(config: RelayConfig, *, route: str | None = None, code: str | N
         elif (row := _row(record))["code"] != REDRIVEN and _row_tells_more(row, found.get(key)):
             found[key] = row
     dead = (row for row in found.values() if code in (None, row["code"]))
-    rows = sorted(dead, key=lambda row: (row["route"], row["topic"], int(row["partition"]), int(row["offset"])))
+    rows = sorted(dead, key=lambda row: (row["route"], row["topic"], row["partition"], row["offset"]))
     return DeadLetters(rows, complete)
 
 
@@ -111,7 +111,7 @@ def _knows(code: str) -> int:
 
 
 def _row_tells_more(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
-    return known is None or tells_more(int(row["replay_count"]), row["code"], int(known["replay_count"]), known["code"])
+    return known is None or tells_more(row["replay_count"], row["code"], known["replay_count"], known["code"])
 
 
 def _key(record: Any) -> tuple[str, str]:
@@ -130,9 +130,9 @@ def _written_at(record: Any) -> str:
 
 def _row(record: Any) -> dict[str, Any]:
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in headers_if_any(record)}
-    row = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
-    for name in ("partition", "offset", "replay_count"):
-        row[name] = str(letter_number(row[name]))
+    row: dict[str, Any] = {name: text(headers.get(PREFIX + name, "")) for name in _FACTS}
+    for name in ("partition", "offset", "attempts", "replay_count"):
+        row[name] = letter_number(row[name])
     # Workers write no time of their own: the topic's is the brokers', whatever a worker's clock says.
     row["last_failed_at"] = row["last_failed_at"] or _written_at(record)
     return {"digest": _key(record)[0], **row, "source": text(headers.get(SOURCE, ""))}

@@ -124,25 +124,25 @@ class Ordering:
             return f"route {row['route']!r} is configured no more"
         if row["topic"] not in route.from_ or row["topic"] not in facts:
             return f"route {row['route']!r} does not read topic {row['topic']!r} any more"
-        if int(row["partition"]) >= facts[row["topic"]].partitions:
+        if row["partition"] >= facts[row["topic"]].partitions:
             return f"topic {row['topic']!r} has no partition {row['partition']}"
-        if int(row["replay_count"]) >= REPLAYS_MAX:
+        if row["replay_count"] >= REPLAYS_MAX:
             return f"redriven {REPLAYS_MAX} times already: publish it again under a new id"
         return "" if _digest(row) else "its key is no digest: the relay has not written it"
 
 
 def _orders(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, TopicFacts], who: str) -> Iterator[Order]:
     """Yield orders of up to ``ROWS_MAX`` messages, each for one partition of a route, in the order of the log."""
-    by_place = sorted(rows, key=lambda row: (*_place(row), int(row["offset"])))
+    by_place = sorted(rows, key=lambda row: (*_place(row), row["offset"]))
     for (route, topic, partition), mine in groupby(by_place, key=_place):
         while part := list(islice(mine, ROWS_MAX)):
-            wanted = [Wanted(int(row["offset"]), _digest(row), int(row["replay_count"]) + 1) for row in part]
+            wanted = [Wanted(row["offset"], _digest(row), row["replay_count"] + 1) for row in part]
             place = LogPartition(topic, partition)
             yield Order(randomness.uuid_bytes(), route, place, facts[topic].topic_id, wanted, who, clock.wall_ms())
 
 
 def _place(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["route"], row["topic"], int(row["partition"])
+    return row["route"], row["topic"], row["partition"]
 
 
 def _digest(row: Mapping[str, Any]) -> bytes:

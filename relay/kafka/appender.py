@@ -132,7 +132,7 @@ class Appender:
             if "compact" in facts.settings.get("cleanup.policy", "delete"):
                 raise ConfigError(
                     f"topic {name}: cleanup.policy = {facts.settings['cleanup.policy']} could drop a committed "
-                    "message in favour of an aborted one; set cleanup.policy=delete"
+                    "message in favour of an aborted one; publish to a topic whose cleanup.policy is delete"
                 )
             self._facts[name] = facts
         return facts
