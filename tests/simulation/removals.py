@@ -234,8 +234,11 @@ def monitor_not_awaited() -> list[Change]:
 
 
 def torn_aborted() -> list[Change]:
-    """What a stray COMMIT has shown of a transaction without a seal says nothing of the monitor, where it hangs."""
-    return [(HangingTransactions, "_torn", lambda *_: {})]
+    """What a stray COMMIT has shown of a transaction without a seal says nothing of the monitor, where it hangs.
+
+    Aborted there, it would be looked for where only an uncommitted reader sees it.
+    """
+    return [(HangingTransactions, "_torn", lambda *_: {}), *vanished_left()]
 
 
 def hidden_written_again() -> list[Change]:
@@ -260,8 +263,8 @@ def stable_end_read() -> list[Change]:
     def short(reader: Any, topic: str, views: Any, highs: Any) -> None:
         fold(reader, topic, views, evidence_reading.high_watermarks(reader, topic, views))
 
-    # What looks for open transactions would wait for this one, too.
-    return [(topic_recovery, "fold_committed", short), *hanging_left()]
+    # What looks for open transactions would wait for this one, too, and what nobody can read is looked for uncommitted.
+    return [(topic_recovery, "fold_committed", short), *hanging_left(), *vanished_left()]
 
 
 def no_sift() -> list[Change]:
