@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from relay.capture.decisions import PREFIX, UnitDecision, unit_called
-from relay.cli.choosing import me, needed
+from relay.cli.choosing import WhoOption, me, needed
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, purpose
 from relay.config.loading import load
 from relay.kafka.decisions import DecisionWriter, decisions_partition
@@ -34,13 +34,14 @@ def close_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="What stands behind the last slash.")],
     *,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the decision.")],
+    who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Decide that nothing of this run counts. Refused (exit 1) if the unit is committed; a living driver finds out."""
     needed(reason)
     _check_names(unit, run)
     loaded = load(Path(config))
-    why = f"{me()}: {reason[:1000]}"
+    why = f"{who or me()}: {reason[:1000]}"
     require_topics(loaded, decisions_partition(loaded.relay.name).topic)
     wanted = UnitDecision(unit_called(unit), run, committed=False, why=why)
     stands = DecisionWriter(loaded.kafka, loaded.timing, loaded.relay.name).decide(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -157,7 +158,7 @@ def test_an_operator_closes_a_run_whose_driver_is_gone(make_route: MakeRoute) ->
     append(route, batch_unit("q", 1), "a", gone, 2, "gone")
     publish(route.kafka, route.log, [(0, ce("/spark/q", "behind"), b"{}")])
     route.start()
-    told = ["close", str(route.path), "q/1", "a", "--reason", "the cluster was given back"]
+    told = ["close", str(route.path), "q/1", "a", "--reason", "the cluster was given back", "--who", "ann", "--json"]
 
     closed = CliRunner().invoke(unit.app, told)
     wait_for(lambda: len(route.outputs()) == 1, what="what waited behind the run")
@@ -165,6 +166,7 @@ def test_an_operator_closes_a_run_whose_driver_is_gone(make_route: MakeRoute) ->
     refused = CliRunner().invoke(unit.app, ["close", str(route.path), "q/2", "c", "--reason", "too late"])
 
     assert closed.exit_code == 0, closed.output
+    assert json.loads(closed.stdout)["why"] == "ann: the cluster was given back"
     assert ids(route.outputs()) == ["behind"]
     assert isinstance(refused.exception, CheckFailed)
     assert "unit q/2 is committed" in str(refused.exception)
