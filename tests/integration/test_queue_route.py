@@ -160,7 +160,7 @@ def test_what_the_queue_refuses_is_a_dead_letter_and_the_rest_goes_on(make: Make
     assert route.finish() == 0, route.said()
     assert [view.id for view in route.found() if not view.id.startswith("m-")] == ["large-1"]
     told = json.loads(CliRunner().invoke(app, ["deadletter", "list", str(route.path), "--json"]).output)
-    assert [(row["message_id"], row["replay_count"]) for row in told["dead_letters"]] == [("s-1", "1"), ("p-1", "0")]
+    assert [(row["message_id"], row["replay_count"]) for row in told["dead_letters"]] == [("s-1", 1), ("p-1", 0)]
 
 
 @pytest.mark.slow

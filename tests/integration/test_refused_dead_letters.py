@@ -36,7 +36,7 @@ def test_a_dead_letter_that_was_refused_is_appended_once_it_is_taken(
     assert [row["message_id"] for row in dead(route)] == ["m-0"], "start again: it is appended then"
     redrive(route)
     assert route.finish() == 0, route.said()
-    assert [row["replay_count"] for row in dead(route)] == ["1"]
+    assert [row["replay_count"] for row in dead(route)] == [1]
 
 
 def test_a_record_that_takes_a_dead_letter_back_is_appended_once_it_is_taken(
