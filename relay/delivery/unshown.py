@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 import structlog
@@ -112,10 +112,21 @@ def question(view: MonitorView) -> Question | None:
 
 
 def since_last_claim(view: MonitorView) -> list[tuple[int, Begin]]:
-    """Return the last begins of instances with their offsets, from that of whoever claimed the partition last, if anybody did."""
+    """Return the last begins of instances with their offsets: that of whoever claimed the partition last, if anybody did, and
+    those behind what shows of it.
+
+    What was begun last tells nothing of who claimed last: where each transaction has a client of its own, a former owner
+    that stood still begins behind its heir's claim. What shows was the owner's, since the group refuses others' positions.
+    """
     last = sorted(view.scan.last.values(), key=itemgetter(0)) if view.scan is not None else []
-    claimed = [number for number, (_, begin) in enumerate(last) if _has_claimed(view, begin)]
-    return last[claimed[-1] :] if claimed else last
+    shown = {begin.instance: view.evidence.begun_at(begin.instance) for _, begin in last}
+    claimed = [one for one in last if _has_claimed(view, one[1])]
+    if not claimed:
+        return last
+    owner = max(claimed, key=lambda one: (shown[one[1].instance], one[0]))
+    known = shown[owner[1].instance]
+    since = owner[0] if known < 0 else known
+    return [owner, *(one for one in last if one[0] > since and one is not owner)]
 
 
 def _has_claimed(view: MonitorView, begin: Begin) -> bool:
@@ -288,6 +299,7 @@ def vanished(
                 continue
             if key in stored_by or _shows(scanner, reader, begin):
                 found.append(Vanished(view.partition, offset, begin))
+    found.sort(key=attrgetter("offset"))
     spans: dict[int, tuple[int, int]] = {}
     for one in found:
         spans.setdefault(one.partition, (one.offset, highs[one.partition][1]))

@@ -118,6 +118,11 @@ class Evidence:
         one = self._instances.get(instance)
         return one is not None and one.proves(n)
 
+    def begun_at(self, instance: bytes) -> int:
+        """Offset of the last begin of an instance, -1 if none was folded."""
+        one = self._instances.get(instance)
+        return one.begin_offset if one is not None else -1
+
     def pending(self, instance: bytes, n: int) -> list[Page]:
         """Pages of (instance, n) that are visible and count for nothing yet."""
         one = self._instances.get(instance)
