@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -22,5 +23,10 @@ def as_json(data: Any) -> bytes:
 
 
 def _inner(value: Any) -> Any:
-    """Give what the slow encoder does not know: only its numbers matter here."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else None
+    """Give what the slow encoder does not know: only its numbers matter here, and of those only what is written."""
+    if isinstance(value, Enum):
+        return value.value
+    if not is_dataclass(value) or isinstance(value, type):
+        return None
+    held = {one.name: getattr(value, one.name, None) for one in fields(value)} | getattr(value, "__dict__", {})
+    return {name: one for name, one in held.items() if not name.startswith("_")}

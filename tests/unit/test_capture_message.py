@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -38,15 +40,27 @@ class Price:
     total: float
 
 
+@dataclass
+class Guarded:
+    total: float | None = None
+    _ratio: float = float("nan")
+    _lock: Any = field(default_factory=Lock)
+
+
+class Bound(Enum):
+    LEAST = -float("inf")
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_json_does_not_have_is_refused_and_not_published_as_null(number: float) -> None:
-    for data in ({"total": number}, [[None, number]], Price(number)):
+    for data in ({"total": number}, [[None, number]], Price(number), [Bound.LEAST]):
         with pytest.raises(CaptureError, match="no numbers of JSON"):
             message.encoded(data)
         with pytest.raises(TypeError, match="no numbers of JSON"):
             _raw(data)
     given = {"total": None, "why": "null", "at": datetime(2026, 1, 1, tzinfo=UTC), "price": Price(1.5)}
     assert (message.encoded(given)[0] or b"").startswith(b'{"total":null,"why":"null"')
+    assert message.encoded(Guarded())[0] == b'{"total":null}', "what the encoder leaves out is not looked at"
 
 
 def test_the_type_of_the_relays_own_markers_is_refused() -> None:
