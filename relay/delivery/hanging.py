@@ -242,6 +242,8 @@ class HangingTransactions:
         spans = {}
         for output in begin.outputs:
             place = LogPartition(output.topic, output.partition)
+            if place not in self._outputs and place.partition >= scanner.partitions(place.topic):
+                continue  # no more
             spans[place] = (max(output.offset, scanner.watermarks(place)[0]), reader.watermarks(place)[1])
         found = (_written(record) for records in reader.read(spans) for record in records)
         return any(number == (begin.instance, begin.n) for number in found)

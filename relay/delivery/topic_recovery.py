@@ -111,7 +111,7 @@ class TopicRecovery:
         self._group_id = group_id
         self._outputs = [*outputs, *deads]
         self._output_id = output_id
-        self._deads = frozenset(deads)
+        self._today = Outputs(self._outputs, frozenset(deads), output_id)
         self._letter = letter
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
@@ -156,7 +156,7 @@ class TopicRecovery:
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
             lost = vanished(scanner, reader, self._monitor, views, highs, stored_by)
             done = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
-            more, gone = unshown(scanner, reader, self._monitor, views, highs, Outputs(self._outputs, self._deads, self._output_id))
+            more, gone = unshown(scanner, reader, self._monitor, views, highs, self._today)
             rows = [row for row in done.rows + more if (row.digest, row.replay) not in done.mended]
             again = self._rewrite(list(missing_of(scanner, reader, rows, self._derive)), gone, producer.instance)
             again.dead_pages[:0] = done.pages  # what a settlement takes back may be written again: it comes first
@@ -269,7 +269,7 @@ class TopicRecovery:
                     torn.append((view, begin, view.evidence.pending(*key)))
                 else:
                     done.seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin, _ in torn}, self._deads)
+        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin, _ in torn}, self._today)
         for view, begin, entered in torn:
             key = (begin.instance, begin.n)
             told, letters = shown[key], set[bytes]()
@@ -381,10 +381,8 @@ class Visible(NamedTuple):
     letters: bytes
 
 
-def _shown(
-    scanner: Reader, reader: Reader, begins: Mapping[tuple[bytes, int], Begin], deads: Collection[LogPartition]
-) -> dict[tuple[bytes, int], Visible | str]:
-    """Return what each transaction shows, or why nobody can tell; dead letters are what lies in ``deads``.
+def _shown(scanner: Reader, reader: Reader, begins: Mapping[tuple[bytes, int], Begin], today: Outputs) -> dict[tuple[bytes, int], Visible | str]:
+    """Return what each transaction shows, or why nobody can tell: where it wrote may have lost that, or be another topic by now.
 
     Every output partition is read once, however many transactions are looked for in it, and up to its high watermark:
     the last stable offset may lie below the outputs while somebody else's transaction is open there.
@@ -397,10 +395,12 @@ def _shown(
         own: dict[LogPartition, tuple[int, int]] = {}
         for output in begin.outputs:
             partition = LogPartition(output.topic, output.partition)
-            low, high = scanner.watermarks(partition)
-            if low > output.offset:
+            is_there = today.has(partition, scanner)
+            low, high = scanner.watermarks(partition) if is_there else (0, 0)
+            if not is_there or low > output.offset or (today.are_others(begin) and partition not in today.deads):
+                is_now = "is another one by now, or no more" if low <= output.offset else f"starts at {low}, above {output.offset}"
                 shown[key] = (
-                    f"{partition.topic}[{partition.partition}] starts at {low}, above {output.offset}: whether "
+                    f"{partition.topic}[{partition.partition}] {is_now}: whether "
                     f"transaction {begin.n} of {begin.transactional_id} left records there can no longer be told"
                 )
                 break
@@ -411,7 +411,7 @@ def _shown(
                 before = spans.get(partition, (first, high))
                 spans[partition] = (min(first, before[0]), max(high, before[1]))
     for found, of_letters in ((outputs, False), (letters, True)):
-        for records in reader.read({place: span for place, span in spans.items() if (place in deads) is of_letters}):
+        for records in reader.read({place: span for place, span in spans.items() if (place in today.deads) is of_letters}):
             for record in records:
                 gather_stamped(record, found)
     stamps = {key: _stamp(begin) for key, begin in begins.items() if key not in shown}

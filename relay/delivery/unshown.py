@@ -66,6 +66,10 @@ class Outputs(NamedTuple):
         """Is the topic a namesake of the one that this transaction's instance wrote to?"""
         return begin.output_id not in (b"", self.topic_id)
 
+    def has(self, place: LogPartition, scanner: Reader) -> bool:
+        """Is it one of them, or still there? A route may have delivered elsewhere, or to more partitions."""
+        return place in self.places or place.partition < scanner.partitions(place.topic)
+
 
 @dataclass(slots=True)
 class Again:

@@ -7,8 +7,8 @@ import pytest
 from relay.delivery import sightings
 from relay.delivery.sealed import SealedProducer
 from tests.unit.test_recovery_again import MONITOR, OUT, Killed, delivered, entries, killed_at, work
-from tests.unit.test_unshown import Worker
-from tests.unit.test_vanished import Forgetful, last_of
+from tests.unit.test_unshown import LeftOut, Worker
+from tests.unit.test_vanished import last_of
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sightings, "MONITOR_WAIT_S", 0.01)
 
 
-def frozen(kafka: Forgetful) -> SealedProducer:
+def frozen(kafka: LeftOut) -> SealedProducer:
     """Another worker delivers the first three, stands still, and does not notice that it is fenced."""
     transaction = kafka.transaction("x")
     transaction.init()
@@ -25,7 +25,7 @@ def frozen(kafka: Forgetful) -> SealedProducer:
     return former
 
 
-def begins_late(kafka: Forgetful, former: SealedProducer) -> None:
+def begins_late(kafka: LeftOut, former: SealedProducer) -> None:
     """It wakes, its new client undoes the fence, and the group refuses its offsets; then it dies."""
     former._tx.init()
     with killed_at("sealed.announced"), pytest.raises(Killed):
@@ -34,7 +34,7 @@ def begins_late(kafka: Forgetful, former: SealedProducer) -> None:
 
 
 def test_what_the_new_owner_lost_is_found_although_the_former_one_began_behind_it() -> None:
-    kafka = Forgetful()
+    kafka = LeftOut()
     former = frozen(kafka)
     heir = Worker(kafka)
     heir.recover()
@@ -50,7 +50,7 @@ def test_what_the_new_owner_lost_is_found_although_the_former_one_began_behind_i
 
 
 def test_a_claim_that_vanished_is_found_although_the_former_owner_began_behind_it() -> None:
-    kafka = Forgetful()
+    kafka = LeftOut()
     former = frozen(kafka)
     heir = Worker(kafka)
     heir.recover()

@@ -62,6 +62,13 @@ class LeftOut(Isolated):
                 for hung in self._hanging.pop((transactional_id, place), ()):
                     hung.committed = commit
 
+    def late_request(self) -> None:
+        """A late copy of a request opens an empty transaction, whose timeout aborts what hangs."""
+        hung, self._hanging = self._hanging, defaultdict(list)
+        for units in hung.values():
+            for unit in units:
+                unit.committed = False
+
 
 class Away(LeftOut):
     """An output whose leader goes away: nobody says where it ends."""

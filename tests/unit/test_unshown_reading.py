@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from relay.delivery import hanging, unshown
+from relay.delivery import hanging, sightings, unshown
 from relay.delivery.batch import Batch
 from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.topic import NEWS_AFTER_S
-from relay.message.errors import Unreachable
+from relay.message.errors import InDoubt, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import memory_index
 from tests.unit.memory_kafka import MemoryReader, Stored
-from tests.unit.test_recovery_again import LOG, OUT, delivered, view, work
+from tests.unit.test_recovery_again import LOG, MONITOR, OUT, delivered, entries, view, work
 from tests.unit.test_recovery_beside_others import StableReader
 from tests.unit.test_unshown import LeftOut, Worker, stranger
 
@@ -81,6 +81,63 @@ def test_an_output_that_is_no_more_keeps_nobody_from_going_on(former: LogPartiti
     heir.submit(3, 6)
 
     assert delivered(kafka) == [3, 4, 5]
+
+
+def left_out_at_a_former_output() -> tuple[Without, tuple[int, str]]:
+    """A worker's last transaction hangs in the monitor, and the output is no more; also the position of before."""
+    kafka, former = Without(), LogPartition("former", 0)
+    worker = kafka.transaction("w")
+    worker.init()
+    producer = SealedProducer(worker, "w", "monitor", {former: 0})
+    messages = Worker(kafka).messages
+    producer.run(replace(work(messages[:3], 0, producer, 3), outputs={former: messages[:3]}))
+    position = kafka.group[LOG]
+    kafka.left_out = {MONITOR}
+    producer.run(replace(work(messages[3:], 0, producer, 6), outputs={former: messages[3:]}))
+    kafka.left_out = set()
+    kafka.logs[OUT] = []
+    kafka.without = {former}
+    return kafka, position
+
+
+def test_what_vanished_is_believed_where_its_output_is_no_more() -> None:
+    kafka, _ = left_out_at_a_former_output()
+    kafka.late_request()
+
+    Worker(kafka).recover_for_good()
+
+    assert delivered(kafka) == []
+    assert set(entries(kafka)) == set(range(6))
+
+
+def test_what_hangs_keeps_nobody_from_going_on_where_its_output_is_no_more() -> None:
+    kafka, position = left_out_at_a_former_output()
+    kafka.group[LOG] = position
+    heir = Worker(kafka)
+
+    heir.recover_for_good()
+    heir.submit(3, 6)
+
+    assert delivered(kafka) == [3, 4, 5], "no position names it"
+
+
+def test_what_vanished_is_not_delivered_to_a_namesake_of_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sightings, "MONITOR_WAIT_S", 0.01)
+    kafka = LeftOut()
+    worker = Worker(kafka, output_id=b"a" * 16)
+    worker.recover()
+    worker.submit(0, 3)
+    kafka.left_out = {MONITOR}
+    with pytest.raises(InDoubt):
+        worker.submit(3, 6)
+    kafka.left_out = set()
+    kafka.late_request()
+    kafka.logs[OUT] = []
+
+    Worker(kafka, output_id=b"b" * 16).recover_for_good()
+
+    assert delivered(kafka) == []
+    assert set(entries(kafka)) == set(range(6))
 
 
 @pytest.mark.parametrize(("output_id", "again"), [(b"a" * 16, [0, 1, 2]), (b"b" * 16, [])], ids=["the same", "a namesake"])

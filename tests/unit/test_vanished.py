@@ -22,22 +22,12 @@ from tests.unit.test_unshown import DEAD, LeftOut, Worker, letters
 TRANSACTION = bytes(range(16)), 7
 
 
-class Forgetful(LeftOut):
-    """A late copy of a request opens an empty transaction, whose timeout aborts what hangs."""
-
-    def late_request(self) -> None:
-        hung, self._hanging = self._hanging, type(self._hanging)(list)
-        for units in hung.values():
-            for unit in units:
-                unit.committed = False
-
-
 @pytest.fixture(autouse=True)
 def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sightings, "MONITOR_WAIT_S", 0.01)
 
 
-def last_of(worker: Worker, kafka: Forgetful, left_out: Collection[LogPartition], position: int = 6) -> None:
+def last_of(worker: Worker, kafka: LeftOut, left_out: Collection[LogPartition], position: int = 6) -> None:
     """The worker delivers what is left, unseen in some places, and dies before it saw its seal."""
     kafka.left_out = set(left_out)
     with pytest.raises(InDoubt):
@@ -46,8 +36,8 @@ def last_of(worker: Worker, kafka: Forgetful, left_out: Collection[LogPartition]
     kafka.late_request()
 
 
-def begun(bad: Collection[int] = ()) -> tuple[Worker, Forgetful]:
-    kafka = Forgetful()
+def begun(bad: Collection[int] = ()) -> tuple[Worker, LeftOut]:
+    kafka = LeftOut()
     worker = Worker(kafka, bad=bad)
     worker.recover()
     worker.submit(0, 3)
@@ -90,7 +80,7 @@ def test_what_shows_above_the_position_is_not_delivered_again() -> None:
     assert set(entered(kafka)) == set(range(6))
 
 
-def claim_vanishes(kafka: Forgetful, left_out: set[LogPartition], bad: Collection[int] = ()) -> None:
+def claim_vanishes(kafka: LeftOut, left_out: set[LogPartition], bad: Collection[int] = ()) -> None:
     """An heir claims, unseen in some places, and dies before it saw its seal."""
     kafka.left_out = left_out
     with killed_at("sealed.committed"), pytest.raises(Killed):
@@ -117,7 +107,7 @@ def test_a_claim_that_vanishes_as_well_is_mended_with_what_it_had_mended(
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("left_out", [{OUT, MONITOR}, {MONITOR}])
 def test_what_a_vanished_claim_has_settled_and_written_is_not_written_once_more(left_out: set[LogPartition], times: int) -> None:
-    kafka = Forgetful()
+    kafka = LeftOut()
     victim = kafka.transaction("x")
     messages = Worker(kafka).messages
     victim.init()
@@ -187,7 +177,7 @@ def test_auditors_take_what_is_written_again_for_the_later_word() -> None:
 
 
 def test_what_a_person_said_was_delivered_is_not_written_now() -> None:
-    kafka = Forgetful()
+    kafka = LeftOut()
     heir = Worker(kafka)
     former = kafka.transaction("x")
     former.init()
