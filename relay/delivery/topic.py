@@ -125,8 +125,9 @@ class TopicDelivery:
             found = self._recovery.run(assigned, views, group, starts, self._topic_ids)
         except RecordRefused as refusal:
             raise Stopped(
-                f"what {self._outputs[0].topic!r} or {self._deads[0].topic!r} has lost is written again, and refused by now "
-                f"({refusal}); undo what was changed at them, max.message.bytes or message.timestamp.*.max.ms most likely"
+                f"what a recovery writes is refused ({refusal}), since it writes again what {self._outputs[0].topic!r} or "
+                f"{self._deads[0].topic!r} has lost, or settles in the monitor; undo what was changed at these topics, "
+                "max.message.bytes or message.timestamp.*.max.ms most likely"
             ) from refusal
         self._producer = found.producer
         self._views = {view.partition: view for view in views}
@@ -400,7 +401,7 @@ class TopicDelivery:
             else:
                 good.append(message)
         if untold:
-            log.error("outputs may have left their topics and were not seen closed; they are taken for shown", messages=untold)
+            log.warning("outputs do not show and may have left their topics by now; they are taken for shown", messages=untold)
         lost = [message for message, _ in letters]
         return Again(
             outputs=self._by_output(good),
