@@ -313,6 +313,9 @@ class Topics:
             return call()
         except KafkaException as error:
             raise self._sentence(error, doing) from error
+        except SystemError as error:
+            # The client hides what a signal's handler raises within its calls, such as an interrupt, behind an error of its own.
+            raise error.__cause__ or error from None
 
     def _result(self, future: Future[T], doing: str) -> T:
         try:

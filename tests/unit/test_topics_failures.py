@@ -71,3 +71,17 @@ def test_what_passes_is_tried_again(topics: Topics, code: int) -> None:
 def test_what_somebody_must_correct_is_not(topics: Topics, code: int) -> None:
     with pytest.raises(ConfigError):
         topics._result(answered(code), "describe topic orders")
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), SystemExit(143)], ids=["interrupted", "terminated"])
+def test_what_a_signals_handler_raises_within_the_client_is_what_arrives(topics: Topics, raised: BaseException) -> None:
+    """The client's own answer to it is an error of the interpreter's."""
+
+    class Admin:
+        def list_topics(self, timeout: float) -> None:
+            raise SystemError(f"returned a result with an exception set after {timeout} s") from raised
+
+    topics._admin = Admin()
+
+    with pytest.raises(type(raised)):
+        topics.names()
