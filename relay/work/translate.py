@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ import orjson
 from fastavro.validation import ValidationError, validate
 
 from relay.message.errors import ConfigError
+from relay.message.json_text import all_finite
 from relay.work.message import Message
 from relay.work.subscriber import Handler, Unusable, subscriber
 
@@ -69,7 +69,7 @@ class Json:
     def encode(self, record: Record) -> bytes:
         """Write an object."""
         try:
-            if not _all_finite(record):
+            if not all_finite(record):
                 raise ValueError("a number that is not finite has no form in JSON")
             return orjson.dumps(record)
         except (orjson.JSONEncodeError, RecursionError):
@@ -260,14 +260,6 @@ def _is_of_schema(attribute: str) -> bool:
     """Whether an attribute names a schema, or where it lies: nothing of a value."""
     prefix, _, name = attribute.rpartition(":")
     return "xmlns" in (prefix, name) or (bool(prefix) and name in ("schemaLocation", "noNamespaceSchemaLocation"))
-
-
-def _all_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_all_finite, value.values()))
-    return not isinstance(value, list | tuple) or all(map(_all_finite, value))
 
 
 def _json_number(text: str) -> float | Decimal:
