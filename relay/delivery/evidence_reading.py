@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -65,6 +65,11 @@ class MonitorView:
     own_begin: int | None = None
     broken: int = 0
     scan: BeginScan | None = None
+
+    @property
+    def last_begins(self) -> Collection[tuple[int, Begin]]:
+        """The last begin of each instance that the recovery under way has seen, with its offset."""
+        return self.scan.last.values() if self.scan is not None else ()
 
     def read_on(self, low: int) -> None:
         """Set ``read_to`` to where there is something to read, in a monitor that begins at ``low``.

@@ -15,8 +15,9 @@ the touch there; what is missing then is written again by whoever recovers its l
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -24,7 +25,7 @@ import structlog
 
 from relay.delivery.evidence_reading import MonitorView, decoded
 from relay.delivery.ports import Group, KafkaPorts, Reader
-from relay.delivery.unshown import READ_MAX
+from relay.delivery.unshown import READ_MAX, Outputs, shows
 from relay.message.envelope import DEAD_CODE, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import Retriable
 from relay.message.record import LogPartition, Record, headers_if_any
@@ -58,13 +59,13 @@ class Begun(NamedTuple):
 
 
 class HangingTransactions:
-    """Finds and ends what former instances left open in ``outputs`` and in the monitor."""
+    """Finds and ends what former instances left open in outputs and in the monitor; ``today`` is where the route delivers to now."""
 
-    def __init__(self, ports: KafkaPorts, own: str, monitor_topic: str, outputs: Collection[LogPartition]) -> None:
+    def __init__(self, ports: KafkaPorts, own: str, monitor_topic: str, today: Outputs) -> None:
         self._ports = ports
         self._own = own
         self._monitor = monitor_topic
-        self._outputs = outputs
+        self._today = today
         self._rounds: Counter[tuple[str, LogPartition]] = Counter()
 
     def end(
@@ -87,8 +88,12 @@ class HangingTransactions:
         firsts, found = self._found(scanner, reader, {place: ends[place] for place in sorted(hanging)})
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         asked = _begun_by({instance for last in found.values() for instance in last}, views)
-        committed = self._committed(scanner, reader, asked, stored_by, hanging) if any(found.values()) else {}
-        torn = self._torn(scanner, reader, asked, stored_by, hanging)
+
+        def left_a_trace(begin: Begin) -> bool:
+            return (begin.instance, begin.n) in stored_by or shows(scanner, reader, begin, self._today, most=sys.maxsize)
+
+        committed = self._committed(scanner, reader, asked, hanging, left_a_trace) if any(found.values()) else {}
+        torn = self._torn(asked, hanging, left_a_trace)
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)
         sure: set[LogPartition] = set()
         for place, last in found.items():
@@ -197,8 +202,8 @@ class HangingTransactions:
         scanner: Reader,
         reader: Reader,
         asked: Iterable[Begun],
-        stored_by: Collection[Number],
         hanging: Collection[LogPartition],
+        left_a_trace: Callable[[Begin], bool],
     ) -> dict[bytes, int]:
         """Return the last n of each instance of which a commit left a trace; outputs are read for those ``asked`` only.
 
@@ -214,17 +219,12 @@ class HangingTransactions:
             for number, offset, begin, is_sealed in asked
             if is_sealed
             if (home := LogPartition(self._monitor, number)) in hanging or offset < spans[home][0]
-            if (begin.instance, begin.n) in stored_by or self._shows(scanner, reader, begin)
+            if left_a_trace(begin)
         )
         return _last(chain(sealed, traces))
 
     def _torn(
-        self,
-        scanner: Reader,
-        reader: Reader,
-        asked: Iterable[Begun],
-        stored_by: Collection[Number],
-        hanging: Collection[LogPartition],
+        self, asked: Iterable[Begun], hanging: Collection[LogPartition], left_a_trace: Callable[[Begin], bool]
     ) -> dict[bytes, int]:
         """Return the n of what a stray COMMIT tore while the monitor was left out: it left a trace, and no seal was written.
 
@@ -234,19 +234,8 @@ class HangingTransactions:
             (begin.instance, begin.n)
             for number, _, begin, is_sealed in asked
             if not is_sealed and LogPartition(self._monitor, number) in hanging
-            if (begin.instance, begin.n) in stored_by or self._shows(scanner, reader, begin)
+            if left_a_trace(begin)
         )
-
-    def _shows(self, scanner: Reader, reader: Reader, begin: Begin) -> bool:
-        """Does any output of the transaction show to a read_committed reader?"""
-        spans = {}
-        for output in begin.outputs:
-            place = LogPartition(output.topic, output.partition)
-            if place not in self._outputs and place.partition >= scanner.partitions(place.topic):
-                continue  # no more
-            spans[place] = (max(output.offset, scanner.watermarks(place)[0]), reader.watermarks(place)[1])
-        found = (_written(record) for records in reader.read(spans) for record in records)
-        return any(number == (begin.instance, begin.n) for number in found)
 
 
 def _begun_by(instances: Collection[bytes], views: Iterable[MonitorView]) -> list[Begun]:
@@ -260,7 +249,7 @@ def _begun_by(instances: Collection[bytes], views: Iterable[MonitorView]) -> lis
 
 
 def _last_begins(views: Iterable[MonitorView]) -> list[Begin]:
-    return [begin for view in views if view.scan is not None for _, begin in view.scan.last.values()]
+    return [begin for view in views for _, begin in view.last_begins]
 
 
 def _last(numbers: Iterable[Number | None]) -> dict[bytes, int]:

@@ -85,6 +85,15 @@ class Settled:
     mended: set[tuple[bytes, int]] = field(default_factory=set)
 
 
+class Torn(NamedTuple):
+    """What its outputs settle: entries that count for nothing yet, visible ones, or those of what has ``vanished``."""
+
+    view: MonitorView
+    begin: Begin
+    entered: list[Page]
+    vanished: Vanished | None = None
+
+
 class TopicRecovery:
     """Recovers one worker's partitions; keeps the instances it made, to tell a twin from itself."""
 
@@ -109,13 +118,11 @@ class TopicRecovery:
         self._worker = transactional_id
         self._monitor = monitor_topic
         self._group_id = group_id
-        self._outputs = [*outputs, *deads]
-        self._output_id = output_id
-        self._today = Outputs(self._outputs, frozenset(deads), output_id)
+        self._today = Outputs([*outputs, *deads], frozenset(deads), output_id)
         self._letter = letter
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
-        self._hanging = HangingTransactions(ports, transactional_id, monitor_topic, self._outputs)
+        self._hanging = HangingTransactions(ports, transactional_id, monitor_topic, self._today)
 
     def run(
         self, assigned: Sequence[LogPartition], views: list[MonitorView], group: Group, starts: Starts, topic_ids: Mapping[str, str]
@@ -136,8 +143,8 @@ class TopicRecovery:
             highs = high_watermarks(scanner, self._monitor, views)
             self._check_monitor(stored, highs)
             opened = scan_begins(scanner, self._monitor, views, highs)
-            floors = scanner.ends(self._outputs)
-            producer = SealedProducer(own, self._worker, self._monitor, floors, Watch(self._ports), self._output_id)
+            floors = scanner.ends(self._today.places)
+            producer = SealedProducer(own, self._worker, self._monitor, floors, Watch(self._ports), self._today.topic_id)
             self._made.add(producer.instance)
             monitors = {LogPartition(self._monitor, number): high for number, (_, high) in highs.items()}
             self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored_by)
@@ -154,7 +161,7 @@ class TopicRecovery:
             begin_at = _start(starts, assigned, stored, ran_before, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
-            lost = vanished(scanner, reader, self._monitor, views, highs, stored_by)
+            lost = vanished(scanner, reader, self._monitor, views, highs, stored_by, self._today)
             done = self._settle(scanner, reader, producer, views, unfinished, lost, begin_at, stored)
             more, gone = unshown(scanner, reader, self._monitor, views, highs, self._today)
             rows = [row for row in done.rows + more if (row.digest, row.replay) not in done.mended]
@@ -213,8 +220,7 @@ class TopicRecovery:
 
     def _check_twin(self, views: list[MonitorView]) -> None:
         for view in views:
-            last = view.scan.last.values() if view.scan is not None else ()
-            for offset, begin in sorted(last, key=itemgetter(0)):
+            for offset, begin in sorted(view.last_begins, key=itemgetter(0)):
                 mine = begin.transactional_id == self._worker and begin.instance in self._made
                 if mine:
                     view.own_begin = offset
@@ -253,24 +259,24 @@ class TopicRecovery:
     ) -> Settled:
         """Step 4: all reads of a settlement happen before its transaction begins."""
         done = Settled()
-        torn: list[tuple[MonitorView, Begin, list[Page]]] = []
+        torn: list[Torn] = []
         for view in views:
             visible = {(b.instance, b.n) for b in view.evidence.unsealed()}
             gone = {(one.begin.instance, one.begin.n): one for one in lost if one.partition == view.partition}
             for one in gone.values():
                 # What a claim had found out by itself holds, though nobody could read it since.
                 done.pages += [(view.partition, replace(page, instance=producer.instance, n=1)) for page in one.pages if page.proof is not Proof.SEALED]
-                torn.append((view, one.begin, [page for page in one.pages if page.proof is Proof.SEALED]))
+                torn.append(Torn(view, one.begin, [page for page in one.pages if page.proof is Proof.SEALED], one))
             known = {(b.instance, b.n): b for b in (*view.evidence.unsealed(), *unfinished[view.partition])}
             for key, begin in known.items():
                 if view.evidence.is_ended(*key) or key in gone:
                     continue
                 if key in visible and not any(key in one.settled for one in gone.values()):
-                    torn.append((view, begin, view.evidence.pending(*key)))
+                    torn.append(Torn(view, begin, view.evidence.pending(*key)))
                 else:
                     done.seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-        shown = _shown(scanner, reader, {(begin.instance, begin.n): begin for _, begin, _ in torn}, self._today)
-        for view, begin, entered in torn:
+        shown = _shown(scanner, reader, {(one.begin.instance, one.begin.n): one.begin for one in torn}, self._today)
+        for view, begin, entered, unseen in torn:
             key = (begin.instance, begin.n)
             told, letters = shown[key], set[bytes]()
             if isinstance(told, str):
@@ -281,9 +287,8 @@ class TopicRecovery:
                 letters = set(split(told.letters))
                 present = letters.union(split(told.outputs), _below([page for page in entered if page.is_told], positions))
                 done.rows += passed(entered, present, stored)
-            for one in lost:
-                if (one.partition, one.begin) == (view.partition, begin):
-                    done.mended.update(one.mended(present))
+            if unseen is not None:
+                done.mended.update(unseen.mended(present))
             made = settle(
                 begin, entered, present, worker=self._worker, instance=producer.instance, n=1,
                 letters=letters, replays=partial(_next_replays, view.index), can_tell=not isinstance(told, str),
@@ -397,7 +402,7 @@ def _shown(scanner: Reader, reader: Reader, begins: Mapping[tuple[bytes, int], B
             partition = LogPartition(output.topic, output.partition)
             is_there = today.has(partition, scanner)
             low, high = scanner.watermarks(partition) if is_there else (0, 0)
-            if not is_there or low > output.offset or (today.are_others(begin) and partition not in today.deads):
+            if not is_there or low > output.offset or today.is_another(partition, begin):
                 is_now = "is another one by now, or no more" if low <= output.offset else f"starts at {low}, above {output.offset}"
                 shown[key] = (
                     f"{partition.topic}[{partition.partition}] {is_now}: whether "

@@ -62,9 +62,9 @@ class Outputs(NamedTuple):
     deads: Collection[LogPartition]
     topic_id: bytes
 
-    def are_others(self, begin: Begin) -> bool:
-        """Is the topic a namesake of the one that this transaction's instance wrote to?"""
-        return begin.output_id not in (b"", self.topic_id)
+    def is_another(self, place: LogPartition, begin: Begin) -> bool:
+        """Is it of a namesake of the topic that this transaction's instance wrote to?"""
+        return begin.output_id not in (b"", self.topic_id) and place not in self.deads
 
     def has(self, place: LogPartition, scanner: Reader) -> bool:
         """Is it one of them, or still there? A route may have delivered elsewhere, or to more partitions."""
@@ -122,7 +122,7 @@ def since_last_claim(view: MonitorView) -> list[tuple[int, Begin]]:
     What was begun last tells nothing of who claimed last: where each transaction has a client of its own, a former owner
     that stood still begins behind its heir's claim. What shows was the owner's, since the group refuses others' positions.
     """
-    last = sorted(view.scan.last.values(), key=itemgetter(0)) if view.scan is not None else []
+    last = sorted(view.last_begins, key=itemgetter(0))
     shown = {begin.instance: view.evidence.begun_at(begin.instance) for _, begin in last}
     claimed = [one for one in last if _has_claimed(view, one[1])]
     if not claimed:
@@ -198,13 +198,13 @@ def unshown(
     asked = {number: one for number, one in asked.items() if one.rows}
     if not asked:
         return [], set()
-    begun = {begin.instance for view in views if view.scan is not None for _, begin in view.scan.last.values()}
-    gone = {place for one in asked.values() if outputs.are_others(one.begin) for place in outputs.places if place not in outputs.deads}
+    begun = {begin.instance for view in views for _, begin in view.last_begins}
+    gone = {place for one in asked.values() for place in outputs.places if outputs.is_another(place, one.begin)}
     found = {of_letters: Shown(begun) for of_letters in (False, True)}
     for of_letters, shown in found.items():
         starts = [start for one in asked.values() for start in one.places]
         mine = [s for s in starts if (LogPartition(s.topic, s.partition) in outputs.deads) is of_letters]
-        spans = _spans(scanner, mine, outputs.places, gone)
+        spans = _spans(scanner, mine, outputs, READ_MAX, gone)
         _look(scanner, reader, spans, shown)
     left = [(row, one) for one in asked.values() for row in one.rows.values() if not found[row.is_dead].has(row, one.begin.instance)]
     rows = [row for row, one in left if not found[row.is_dead].hides(row, one.begin.instance)]
@@ -228,23 +228,20 @@ def _look(scanner: Reader, reader: Reader, spans: Mapping[LogPartition, tuple[in
 
 
 def _spans(
-    scanner: Reader, starts: Iterable[OutputStart], known: Collection[LogPartition], gone: set[LogPartition]
+    scanner: Reader, starts: Iterable[OutputStart], outputs: Outputs, most: int, gone: set[LogPartition]
 ) -> dict[LogPartition, tuple[int, int]]:
-    """Return what is to be read; ``gone`` gets the places whose beginnings cannot be, or that are no more.
-
-    A route may deliver to another topic by now, or to one that was created again with fewer partitions.
-    """
+    """Return what is to be read, the last ``most`` offsets; ``gone`` gets the places whose beginnings cannot be, or that are no more."""
     floors: dict[LogPartition, int] = {}
     for start in starts:
         place = LogPartition(start.topic, start.partition)
         floors[place] = min(start.offset, floors.get(place, start.offset))
     spans: dict[LogPartition, tuple[int, int]] = {}
     for place, floor in floors.items():
-        if place not in known and place.partition >= scanner.partitions(place.topic):
+        if not outputs.has(place, scanner):
             gone.add(place)
             continue
         low, high = scanner.watermarks(place)
-        first = max(low, floor, high - READ_MAX)
+        first = max(low, floor, high - most)
         if first > floor or floor > high:  # taken away, or another topic by now
             gone.add(place)
         spans[place] = first, high
@@ -288,6 +285,7 @@ def vanished(
     views: Sequence[MonitorView],
     highs: Mapping[int, tuple[int, int]],
     stored_by: Collection[tuple[bytes, int]],
+    outputs: Outputs,
 ) -> list[Vanished]:
     """Return what was aborted where it hung in the monitor, and so has neither begin nor seal there, but was committed.
 
@@ -301,7 +299,7 @@ def vanished(
             key = begin.instance, begin.n
             if key in seen or view.evidence.is_ended(*key):
                 continue
-            if key in stored_by or _shows(scanner, reader, begin):
+            if key in stored_by or shows(scanner, reader, begin, outputs, READ_MAX):
                 found.append(Vanished(view.partition, offset, begin))
     found.sort(key=attrgetter("offset"))
     spans: dict[int, tuple[int, int]] = {}
@@ -314,10 +312,10 @@ def vanished(
     return found
 
 
-def _shows(scanner: Reader, reader: Reader, begin: Begin) -> bool:
-    """Does any output of the transaction show? What a stranger hides does not."""
+def shows(scanner: Reader, reader: Reader, begin: Begin, outputs: Outputs, most: int) -> bool:
+    """Does any output of the transaction show, among the last ``most`` offsets of each partition? What a stranger hides does not."""
     shown = Shown([begin.instance])
-    for place, (first, high) in _spans(scanner, begin.outputs, (), set()).items():
+    for place, (first, high) in _spans(scanner, begin.outputs, outputs, most, set()).items():
         for records in reader.read({place: (first, min(reader.ends([place])[place], high))}):
             for record in records:
                 shown.take(record, hidden=False)

@@ -330,7 +330,7 @@ REDRIVE_GUARDS: Final = (
     Guard(
         "taken_back_with_the_outputs",
         "a stray COMMIT shows that a dead letter is taken back, and not the output",
-        Search("topic", range(857, 858)),
+        Search("topic", range(4727, 4728)),
     ),
     Guard(
         "trimmed_beside_redrives",
