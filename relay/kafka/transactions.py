@@ -47,11 +47,14 @@ class TransactionalInstance:
         self._refused: KafkaError | None = None
         self._failed: KafkaError | None = None
         self._settings = {**settings, "transactional.id": transactional_id, "error_cb": weakly(self._on_error)}
-        self._producer = Producer(self._settings)
         self._report = weakly(self._delivered)
-        self._append: Callable[..., None] = self._producer.produce
+        self._open_client()
         self._unwatched: dict[KafkaError | None, Message] = {}
         """The first report of each outcome, of records whose offsets nobody needs."""
+
+    def _open_client(self) -> None:
+        self._producer = Producer(self._settings)
+        self._append: Callable[..., None] = self._producer.produce
 
     def init(self) -> None:
         """Fence the predecessor under this transactional id and end its transaction."""
@@ -61,8 +64,7 @@ class TransactionalInstance:
         """Open the transaction."""
         if self._has_begun and self._one_each:
             self.discard()
-            self._producer = Producer(self._settings)
-            self._append = self._producer.produce
+            self._open_client()
             self._by_deadline("begin", self.init)
         self._has_begun = True
         self._producer.begin_transaction()

@@ -34,11 +34,11 @@ class Findings:
 def judge_brokers(config: RelayConfig, brokers: Sequence[BrokerFacts], findings: Findings) -> None:
     """Every broker must verify that a transaction still owns the partition it writes (design section 6)."""
     findings.checked.append(f"{len(brokers)} broker" + ("s" if len(brokers) != 1 else ""))
-    assured, absent = (config.relay.partition_verification == one for one in ("assured", "absent"))
+    said = config.relay.partition_verification
     hidden = [broker for broker in brokers if broker.settings is None]
-    if absent:
+    if said == "absent":
         findings.notes.append('relay.partition_verification = "absent": each transaction of a topic route has a client of its own')
-    elif hidden and assured:
+    elif hidden and said == "assured":
         findings.notes.append(
             f"{VERIFICATION} cannot be seen without the right DescribeConfigs on the cluster; "
             'relay.partition_verification = "assured" says that it is true on every broker, 3.6.1 or newer'

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 import relay.kafka.group
 from relay.kafka.appender import Receipt, Record
@@ -22,6 +22,8 @@ from tests.contracts.kafka_systems import KafkaSystem, until
 
 PREFIX = b"CGMDv2:"
 """How the client begins a membership, before generation and name."""
+FENCED = (KafkaError.INVALID_PRODUCER_EPOCH, 90)
+"""What is late of a former epoch is refused so; 90 is PRODUCER_FENCED, for which the client has no name."""
 
 
 @contextmanager

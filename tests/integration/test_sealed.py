@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from relay.chaos.frame_proxy import Caught, end_txn, produce_to
 from relay.config.timing import Timing
@@ -26,10 +26,10 @@ from relay.message.errors import RelayError
 from relay.message.identity import content_digest, digest
 from relay.message.record import Appended, LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, Page, Seal, decode, pages
+from tests.contracts.kafka_contract import FENCED
 from tests.integration.conftest import Proxied
 from tests.routes import read_all, wait_for
 
-FENCED = (KafkaError.INVALID_PRODUCER_EPOCH, 90)  # 90 is PRODUCER_FENCED, for which the client has no name
 TIMING = Timing(transaction_timeout=15, socket_timeout=2, session_timeout=10)
 TIMEOUT_S = 15.0
 MOMENTS = ("begun", "outputs", "written", "offsets", "sealed")

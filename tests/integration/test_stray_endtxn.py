@@ -15,10 +15,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from relay.chaos.frame_proxy import Caught, end_txn
+from tests.contracts.kafka_contract import FENCED
 from tests.integration.conftest import Proxied
 from tests.routes import read_all
 
-FENCED = (KafkaError.INVALID_PRODUCER_EPOCH, 90)  # 90 is PRODUCER_FENCED, for which the client has no name
 SOCKET_TIMEOUT_MS = 1500
 
 

@@ -14,10 +14,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from relay.chaos.frame_proxy import Request
+from tests.contracts.kafka_contract import FENCED
 from tests.integration.conftest import Proxied
 from tests.integration.test_run_refused import verify
 from tests.integration.test_sealed_route import MOMENTS, Proxy, started
-from tests.integration.test_stray_endtxn import FENCED
 
 
 @pytest.fixture

@@ -94,6 +94,7 @@ def _run(seed: int, kind: str, *, tracing: bool) -> Any:
     """Run one seed without the garbage collector: when it strikes must not matter."""
     from tests.simulation.kinds import run  # noqa: PLC0415
     from tests.simulation.trial import Outcome  # noqa: PLC0415
+
     def alarm(*_: object) -> None:
         raise TimeoutError(f"no end within {SEED_SECONDS_MAX} s of computing")
 
