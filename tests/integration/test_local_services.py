@@ -173,7 +173,7 @@ def test_broker_is_ready_before_the_proxy_it_advertises_exists(directory: Path) 
     # What a client learns between two attempts names the proxy only, and it forgets the address that it was given.
     with FrameProxy(f"127.0.0.1:{own}") as slow:
         late = slow.before(lambda request: request.api_key == API_VERSIONS, lambda _: time.sleep(0.5))
-        wait_for_brokers(slow.address, 1, timeout_s=10, check=lambda: time.sleep(2))
+        wait_for_brokers(slow.address, 1, timeout_s=60, check=lambda: time.sleep(2))
         assert late.is_caught
 
 
