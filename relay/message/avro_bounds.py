@@ -1,8 +1,9 @@
-"""Bounds of Avro values: how deep one may nest, and how many items it may claim that take no bytes.
+"""Bounds of Avro values: how deep one may nest, how many items without bytes it may claim, and how long a decimal may be.
 
 fastavro reads each level in a call of its own, in C: twenty thousand levels, a byte each, end the process with its
-stack. A count before items without bytes (nulls) lets a value of five bytes fill the memory. Only a schema that
-contains itself, or has such an array, admits either, so only values of those are walked before they are read.
+stack. A count before items without bytes (nulls) lets a value of five bytes fill the memory. A decimal of a megabyte
+takes minutes to become a number, in which no other thread runs. Only a schema that contains itself, has such an array
+or a decimal admits any of it, so only values of those are walked before they are read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from relay.message.errors import MessageRejected
 DEPTH_MAX: Final = 200
 """As many levels as a JSON value may have, and fewer than the JSON writer takes (254)."""
 EMPTY_ITEMS_MAX: Final = 100_000
+DECIMAL_BYTES_MAX: Final = 1_000
+"""2,400 digits. Those of a longer one cost the square of its bytes."""
 _SHIFT_MAX: Final = 63
 _SCHEMAS_KEPT: Final = 1_000
 _RECORDS: Final = frozenset({"record", "error"})
@@ -26,7 +29,7 @@ def check(value: bytes, start: int, schema: Any) -> None:
     """Raise MessageRejected if a value, from ``start`` on, is beyond the bounds or no value of its writer's schema."""
     try:
         known = _known.get(id(schema)) or _look_at(schema)
-        if known.names is not None:
+        if known.is_unbounded or (known.has_decimal and len(value) - start > DECIMAL_BYTES_MAX):
             _Walk(value, start, known.names).over(schema, 0)
     except RecursionError:
         raise MessageRejected(
@@ -43,10 +46,12 @@ Names = Mapping[str, Any]
 
 
 class _Known(NamedTuple):
-    """A schema, kept so that no other comes to have its number; ``names`` are None if its values need no walk."""
+    """A schema, kept so that no other comes to have its number, and why its values may need a walk."""
 
     schema: Any
-    names: Names | None
+    names: Names
+    is_unbounded: bool
+    has_decimal: bool
 
 
 _known: Final[dict[int, _Known]] = {}
@@ -69,7 +74,11 @@ class _Walk:
         if kind in _NUMBERS:
             self._long()
         elif kind in ("bytes", "string"):
-            self._skip(self._long())
+            size = self._long()
+            if size > DECIMAL_BYTES_MAX and _is_decimal(schema):
+                sentence = f"the Avro value has a decimal of {size} bytes, more than the {DECIMAL_BYTES_MAX} that are read"
+                raise MessageRejected("decode", "too_large", sentence)
+            self._skip(size)
         elif kind in _BYTES_OF or kind == "fixed":
             self._skip(_BYTES_OF[kind] if kind in _BYTES_OF else schema["size"])
         else:
@@ -132,7 +141,8 @@ def _look_at(schema: Any) -> _Known:
     _add_names(schema, names)
     if len(_known) >= _SCHEMAS_KEPT:
         _known.clear()
-    known = _known[id(schema)] = _Known(schema, names if _is_unbounded(schema, names, (), set()) else None)
+    is_unbounded, has_decimal = _is_unbounded(schema, names, (), set()), _has_decimal(schema, names, set())
+    known = _known[id(schema)] = _Known(schema, names, is_unbounded, has_decimal)
     return known
 
 
@@ -160,6 +170,20 @@ def _is_unbounded(schema: Any, names: Names, around: tuple[int, ...], seen: set[
     if kind == "array" and _is_empty(inner[0], names, set()):
         return True
     return any(_is_unbounded(one, names, (*around, id(schema)), seen) for one in inner)
+
+
+def _has_decimal(schema: Any, names: Names, seen: set[int]) -> bool:
+    """May a value of this schema hold a decimal of any length? One of a fixed size has its schema's."""
+    kind, schema = _kind(schema, names)
+    if id(schema) in seen or not isinstance(schema, dict | list):
+        return False
+    seen.add(id(schema))
+    inner = schema if isinstance(schema, list) else _inner(schema)
+    return (kind == "bytes" and _is_decimal(schema)) or any(_has_decimal(one, names, seen) for one in inner)
+
+
+def _is_decimal(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("logicalType") == "decimal"
 
 
 def _is_empty(schema: Any, names: Names, around: set[int]) -> bool:

@@ -366,3 +366,16 @@ class TestAvroBounds:
         path.write_bytes(orjson.dumps({"type": "record", "name": "N", "fields": [{"name": "n", "type": "N"}]}))
         with pytest.raises(MessageRejected):
             one("avro:n", message(b"x"), path)
+
+    @pytest.mark.parametrize("size", [1000, 1001])
+    def test_a_decimal_of_thousands_of_digits_is_not_made_a_number(self, tmp_path: Path, size: int) -> None:
+        """What that costs grows with the square of its bytes: a megabyte takes minutes, in which nothing else runs."""
+        kind = {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 2}
+        schema = {"type": "record", "name": "Order", "fields": [{"name": "total", "type": ["null", kind]}]}
+        path = tmp_path / "order.avsc"
+        path.write_bytes(orjson.dumps(schema))
+        buffer = io.BytesIO()
+        plain = {"type": "record", "name": "Order", "fields": [{"name": "total", "type": ["null", "bytes"]}]}
+        fastavro.schemaless_writer(buffer, fastavro.parse_schema(plain), {"total": b"\x7f" * size})
+        found = TableMapping({"x": "avro:total"}, path).map([message(buffer.getvalue())], tuples)
+        assert [fault.code for fault in found.faults.values()] == ["too_large"] * (size > 1000)
