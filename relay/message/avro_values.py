@@ -79,7 +79,7 @@ class AvroDecoder:
         framed = _framed(value, headers)
         if framed is None:
             return self._decode_bare(value)
-        return _read(value, framed.body_at, self._registry.schema(framed.key), self._schema)
+        return read_record(value, framed.body_at, self._registry.schema(framed.key), self._schema)
 
     def _decode_bare(self, value: bytes) -> Any:
         if self._schema is None:
@@ -87,16 +87,16 @@ class AvroDecoder:
                 "the value is not framed for a registry, and the destination names no schema for bare values"
             )
             raise MessageRejected("decode", "not_framed", sentence)
-        return _read(value, 0, self._schema, None)
+        return read_record(value, 0, self._schema, None)
 
     def _decode_by_file(self, value: bytes) -> Any:
         # A zero byte may also begin a bare body, so a frame counts only if the rest is exactly one record.
         if value[:1] == _ID_MAGIC and len(value) > FRAME_BYTES:
             try:
-                return _read(value, FRAME_BYTES, self._schema, None)
+                return read_record(value, FRAME_BYTES, self._schema, None)
             except MessageRejected:
                 pass
-        return _read(value, 0, self._schema, None)
+        return read_record(value, 0, self._schema, None)
 
 
 class AvroEncoder:
@@ -160,8 +160,8 @@ def _key_in_header(raw: bytes) -> SchemaKey:
     )
 
 
-def _read(value: bytes, start: int, written: Any, wanted: Any) -> Any:
-    """Read one record that ends where the value ends, in the terms of the schema wanted, if one is."""
+def read_record(value: bytes, start: int, written: Any, wanted: Any) -> Any:
+    """Read one record that ends where the value ends, in the terms of the schema wanted, if one is; raises MessageRejected."""
     avro_bounds.check(value, start, written)
     buffer = io.BytesIO(value)
     buffer.seek(start)

@@ -22,7 +22,8 @@ import fastavro
 import orjson
 from fastavro.validation import ValidationError, validate
 
-from relay.message.errors import ConfigError
+from relay.message.avro_values import read_record
+from relay.message.errors import ConfigError, MessageRejected
 from relay.message.json_text import all_finite
 from relay.work.message import Message
 from relay.work.subscriber import Handler, Unusable, subscriber
@@ -151,13 +152,12 @@ class Avro:
 
     def decode(self, raw: bytes) -> Record:
         """Read a record that fills the bytes."""
-        source = io.BytesIO(raw)
         try:
-            found = fastavro.schemaless_reader(source, self._schema, None)
-        except (EOFError, ValueError, IndexError, TypeError, UnicodeDecodeError):
-            raise ValueError("not a record of the schema") from None
-        if source.read(1) or not isinstance(found, dict):
-            raise ValueError("not one record of the schema")
+            found = read_record(raw, 0, self._schema, None)
+        except MessageRejected as rejected:
+            raise ValueError(str(rejected)) from None
+        if not isinstance(found, dict):
+            raise ValueError("Avro, but no record")  # noqa: TRY004 - one error for all that a payload can be
         return found
 
     def encode(self, record: Record) -> bytes:

@@ -200,3 +200,23 @@ def test_what_cannot_be_written_is_unusable(target: Format, record: bytes) -> No
 def test_one_part_is_no_correlation() -> None:
     with pytest.raises(ConfigError, match="two parts"):
         correlate("in", to="out", resource="shop", parts=["a"], part_of=str, key_of=str, join=dict)
+
+
+LINKED = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}
+HOLES = {"type": "record", "name": "H", "fields": [{"name": "holes", "type": {"type": "array", "items": "null"}}]}
+MOMENT = {"type": "record", "name": "M", "fields": [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "raw"),
+    [
+        (LINKED, b"\x02" * 900 + b"\x00"),  # twenty thousand levels, a byte each, end the process with its stack
+        (HOLES, b"\x80\xda\xc4\x09\x00"),  # ten million items in five bytes; a longer count fills the memory
+        (MOMENT, b"\xfe" + b"\xff" * 8 + b"\x01"),
+    ],
+)
+def test_avro_that_claims_more_than_it_may_is_unusable(schema: dict[str, Any], raw: bytes) -> None:
+    handler = translate("in", to="out", source=Avro(schema), target=Json())
+
+    with pytest.raises(Unusable, match="cannot be read as avro/binary: "):
+        handler(message(raw))
