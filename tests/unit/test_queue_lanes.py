@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from relay.queue.stores.lanes import Candidate, Closed, lane_number
+from relay.queue.stores.sql_values import number_of_lane
 
 NOW = 1_000
 
@@ -59,3 +62,18 @@ def test_lanes_left_out_and_other_groups_lanes_of_the_same_number() -> None:
     closed.hold(2, 7, 1, own=False)
 
     assert given(closed, row(1, lane_number(b"busy")), row(2, 7), limit=1) == [2]
+
+
+def test_the_names_of_lanes_are_kept_in_bounds() -> None:
+    """A lane is named by a key or a source, which may be as long as a message: 65,000 of them would be gigabytes."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(200):
+            lane = b"%08d" % number + bytes(100_000)
+            assert number_of_lane(lane) == lane_number(lane)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1_000_000
+    assert number_of_lane(b"short") == lane_number(b"short")

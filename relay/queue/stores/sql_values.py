@@ -27,7 +27,9 @@ Headers = tuple[tuple[str, bytes | None], ...]
 _READY: Final = int(Phase.READY)
 _HIDDEN: Final = int(Phase.HIDDEN)
 _PLACE: Final = int(Phase.PLACE)
-number_of_lane = lru_cache(1 << 16)(lane_number)
+_LANE_BYTES_KEPT: Final = 256
+"""A key or a source may have as many bytes as a message: with the cache's number of such lanes a worker's memory is full."""
+_kept_number = lru_cache(1 << 16)(lane_number)
 
 
 class Arrivals(NamedTuple):
@@ -36,6 +38,11 @@ class Arrivals(NamedTuple):
     messages: list[Row]
     opened: list[Row]
     deliveries: list[Row]
+
+
+def number_of_lane(lane: bytes) -> int:
+    """Return `lane_number`; lanes come again and again."""
+    return _kept_number(lane) if len(lane) <= _LANE_BYTES_KEPT else lane_number(lane)
 
 
 def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int]) -> list[Seat]:
