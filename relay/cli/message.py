@@ -302,7 +302,7 @@ def redrive_command(
         messages = [one._asdict() for one in done]
         print_json({"queue": queue, "dry_run": dry_run, "redriven": count, "messages": messages, "refused": refused})
     else:
-        print_table(("handle", "publisher", "id", "subscriber", "cause"), [one[:5] for one in done])
+        print_table(("handle", "publisher", "id", "subscriber", "cause"), [_redriven(one) for one in done])
         print_line(f"{len(done)} would be redriven" if dry_run else f"{count} of {len(done)} redriven")
         _print_refused(refused)
     raise typer.Exit(1 if refused else 0)
@@ -321,6 +321,10 @@ def _again(
         view = _view(desk, queue, handle)
         done = not dry_run and desk.store(queue).republish(handle, subscriber, clock.wall_ms(), even_done=True)
         yield Redriven(handle, view.publisher, view.id, subscriber, None, done)
+
+
+def _redriven(one: Redriven) -> tuple[object, ...]:
+    return one.handle, text(one.publisher), text(one.id), one.subscriber, text(one.cause or "")
 
 
 def _view(desk: QueueDesk, queue: str, handle: int, *, value: bool = False) -> MessageView:

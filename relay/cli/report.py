@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from relay.message.control_characters import escaped
+
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="The configuration, such as relay.toml.")
 ]
@@ -51,11 +53,16 @@ def print_json(document: Any, *, one_line: bool = False) -> None:
     sys.stdout.flush()
 
 
+def _harmless(text: str) -> str:
+    """Return a text, whoever wrote it, so that it gives the terminal no order but to begin a line."""
+    return "\n".join(map(escaped, text.split("\n")))
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print a table; cells are shown as they are, never read as markup, and whole: folded, or in a pipe on one line."""
     table = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
     for row in rows:
-        table.add_row(*("" if cell is None else escape(str(cell)) for cell in row))
+        table.add_row(*("" if cell is None else escape(_harmless(str(cell))) for cell in row))
     console = Console(emoji=False)
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH, emoji=False)
@@ -71,9 +78,9 @@ def when(value: object) -> object:
 
 def print_line(text: str = "", style: str | None = None) -> None:
     """Print one line on standard output, never broken and never read as markup or pictograms."""
-    Console(soft_wrap=True, emoji=False).print(text, style=style, markup=False, highlight=False)
+    Console(soft_wrap=True, emoji=False).print(_harmless(text), style=style, markup=False, highlight=False)
 
 
 def print_problem(text: str) -> None:
     """Print one line on standard error."""
-    Console(stderr=True, soft_wrap=True, emoji=False).print(text, style="red", markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True, emoji=False).print(_harmless(text), style="red", markup=False, highlight=False)

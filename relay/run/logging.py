@@ -16,6 +16,7 @@ import structlog
 from pydantic import SecretBytes, SecretStr
 
 from relay.kafka.settings import is_secret
+from relay.message.control_characters import escaped
 from relay.message.errors import RelayError
 from relay.run import clock
 
@@ -27,7 +28,6 @@ DEPTH_MAX: Final = 5
 HIDDEN: Final = "(hidden)"
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _CREDENTIALS: Final = re.compile(r"(://[^\s/:@]*:)[^\s@]+@")
 _ASSIGNED: Final = re.compile(
     r"(?i)((?:password|secret|token|passfile)['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)"
@@ -53,8 +53,8 @@ def text(value: str, most: int = TEXT_CHARACTERS_MAX) -> str:
     """Return ``value`` as one line without credentials: control characters escaped, cut to ``most`` characters."""
     # Cut twice: first with room, so that the patterns never run over megabytes and still see whole secrets.
     hidden = _ASSIGNED.sub(rf"\1{HIDDEN}", _CREDENTIALS.sub(rf"\1{HIDDEN}@", value[: most * 4]))
-    escaped = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), hidden)
-    return escaped if len(escaped) <= most else escaped[: most - 1] + "…"
+    shown = escaped(hidden)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def key(value: bytes) -> str:

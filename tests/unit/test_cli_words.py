@@ -237,6 +237,14 @@ def test_a_columns_source_is_no_pictogram(capsys: pytest.CaptureFixture[str], sh
     assert "ce:id: the right" in out + err
 
 
+@pytest.mark.parametrize("show", [report.print_line, report.print_problem, lambda text: report.print_table(["cause"], [[text]])])
+def test_nothing_that_a_stranger_wrote_reaches_the_terminal_as_an_order(capsys: pytest.CaptureFixture[str], show: Any) -> None:
+    show("a\x1b]0;title\x07b\x1b[2Jc\x9b1Ad\u202ee\rf")
+
+    said = "".join(capsys.readouterr())
+    assert "a\\x1b]0;title\\x07b\\x1b[2Jc\\x9b1Ad\\u202ee\\rf" in said
+
+
 def test_a_docstring_is_the_help_without_the_name() -> None:
     assert report.purpose("``relay queue``: see every queue.") == "See every queue."
 

@@ -194,3 +194,26 @@ def test_behind_a_short_page_nothing_is_asked_for(there: int, asked: list[int], 
         limits.clear()
         assert [view.handle for view in pages] == list(range(1, there + 1))
         assert limits == asked
+
+
+def test_a_redrives_table_shows_what_strangers_wrote_in_bounds_and_on_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "relay.toml").write_text(CONFIG)
+    store = QueueBook(QueueSettings("credit", Audience((Group("auditor", ("auditor",)),))))
+    store.enter(Holder(b"g", "auditor", 0, None))
+    store.put([NewMessage("/till\x1b[2J", "i" * 100_000, b"v")], NOW)
+    cause = "ValueError: \x1b]0;all is well\x07\nhttps://me:canary@host"
+    store.refuse("auditor", [(one.ticket, cause) for one in store.take("auditor", b"g", 1, NOW)], NOW)
+
+    @contextmanager
+    def desk(config: object, who: str) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(store=lambda queue: store, audit=lambda *_: None, who=who, config=config)
+
+    monkeypatch.setattr(command, "QueueDesk", desk)
+    shown = CliRunner().invoke(app, ["message", "redrive", str(tmp_path / "relay.toml"), "credit", "--dry-run"])
+
+    assert shown.exit_code == 0, shown.output
+    assert not {"\x1b", "\x07"} & set(shown.stdout)
+    assert "canary" not in shown.stdout
+    assert len(shown.stdout) < 20_000
