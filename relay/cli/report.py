@@ -70,10 +70,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def when(value: object) -> object:
-    """Return a time in wall milliseconds as people read it, anything else as it is."""
+    """Return a time in wall milliseconds as people read it, anything else as it is, a time beyond all years too."""
     if not isinstance(value, int):
         return value
-    return datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return value
 
 
 def print_line(text: str = "", style: str | None = None) -> None:

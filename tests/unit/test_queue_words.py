@@ -10,6 +10,8 @@ import pytest
 from relay.cli import message, queue
 from relay.cli.choosing import retained
 from relay.cli.report import when
+from relay.delivery.queue_mapping import _expiry
+from relay.message.envelope import EXPIRY_TIME
 from relay.queue.message import Audience, Group
 from relay.queue.settings import Balancing, QueueSettings, Retention
 from relay.queue.states import PublisherState
@@ -57,6 +59,14 @@ def test_a_queues_settings_are_told_as_they_are_configured(capsys: pytest.Captur
 def test_a_time_is_one_for_people() -> None:
     assert when(1_795_422_992_025) == "2026-11-23T08:36:32.025+00:00"
     assert (when(None), when("-")) == (None, "-")
+
+
+@pytest.mark.parametrize("stated", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])
+def test_an_expiry_beyond_all_years_is_shown_as_it_is_kept(stated: str) -> None:
+    """RFC 3339 can say both of a zone's time, and a message may be put with either."""
+    at = _expiry({EXPIRY_TIME: stated.encode()})
+
+    assert when(at) == at
 
 
 def test_a_message_is_shown_with_times_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
