@@ -29,6 +29,8 @@ HIDDEN: Final = "(hidden)"
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _CREDENTIALS: Final = re.compile(r"(://[^\s/:@]*:)[^\s@]+@")
+_BEFORE_AT: Final = re.compile(r"(?<![^\s@])[^\s@]++@")
+"""What an address with a password ends with. Looked for first: from each :// of many to an @ that is not there takes the square."""
 _ASSIGNED: Final = re.compile(
     r"(?i)((?:password|secret|token|passfile)['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)"
 )
@@ -52,7 +54,8 @@ def setup(*, as_json: bool | None = None, stream: IO[str] | None = None, level: 
 def text(value: str, most: int = TEXT_CHARACTERS_MAX) -> str:
     """Return ``value`` as one line without credentials: control characters escaped, cut to ``most`` characters."""
     # Cut twice: first with room, so that the patterns never run over megabytes and still see whole secrets.
-    hidden = _ASSIGNED.sub(rf"\1{HIDDEN}", _CREDENTIALS.sub(rf"\1{HIDDEN}@", value[: most * 4]))
+    without = _BEFORE_AT.sub(lambda found: _CREDENTIALS.sub(rf"\1{HIDDEN}@", found[0]), value[: most * 4])
+    hidden = _ASSIGNED.sub(rf"\1{HIDDEN}", without)
     shown = escaped(hidden)
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import structlog
 from pydantic import SecretStr
 
 from relay.message.errors import Unreachable
-from relay.run.logging import TEXT_CHARACTERS_MAX, key, setup
+from relay.run.logging import TEXT_CHARACTERS_MAX, key, setup, text
 
 CANARY = "canary-7f3a"
 
@@ -112,3 +113,29 @@ def test_a_reader_that_left_stops_nothing() -> None:
     setup(stream=Gone())
 
     structlog.get_logger().info("dropped")
+
+
+@pytest.mark.parametrize("piece", ["://:", "://a:b", "password=", "a@"])
+def test_a_text_is_made_fit_to_be_shown_in_time_that_grows_with_its_length(piece: str) -> None:
+    """A list of dead letters has hundreds of thousands of a publisher's ids."""
+    long = piece * 20_000
+    began = time.process_time()
+    for _ in range(20):
+        text(long)
+    assert time.process_time() - began < 0.15
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("a://b:c@d", "a://b:(hidden)@d"),
+        ("x a://b:c@d e://:f@g.", "x a://b:(hidden)@d e://:(hidden)@g."),
+        ("a://b://c:d@e", "a://b:(hidden)@e"),
+        ("a://b:@c", "a://b:@c"),
+        ("a://b:c://d:e@f@g", "a://b:(hidden)@f@g"),
+        ("mail@host a://b/c:d@e", "mail@host a://b/c:d@e"),
+        ("://://:a:b@c", "://:(hidden)@c"),
+    ],
+)
+def test_the_password_of_an_address_is_hidden(said: str, shown: str) -> None:
+    assert text(said) == shown
