@@ -24,11 +24,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.control.status import document
+from relay.serve.connections import bounded, tell_of_the_server
 from relay.serve.metrics import metrics
 from relay.serve.page import page
 from relay.serve.watching import Watching
 
-REQUESTS_AT_ONCE: Final = 64
+CONNECTIONS_AT_ONCE: Final = 64
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]", "::1")
 """Another name for this machine in a request is a trick of a page elsewhere that a browser here has open."""
 _OPEN_TO_ALL: Final = ("/livez", "/readyz", "/healthz")
@@ -144,13 +145,14 @@ def _word(good: bool, yes: str, no: str) -> Response:
 def serve(application: Starlette, listening: socket.socket, tls: tuple[str, str] | None) -> None:
     """Answer on a socket until a signal ends it; ``tls`` is the certificate's file and its key's."""
     certificate, key = tls or (None, None)
+    tell_of_the_server()
     config = uvicorn.Config(
         application,
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="off",
-        limit_concurrency=REQUESTS_AT_ONCE,
+        http=bounded(CONNECTIONS_AT_ONCE),
         ssl_certfile=certificate,
         ssl_keyfile=key,
         timeout_graceful_shutdown=2,
