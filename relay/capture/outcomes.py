@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from relay.message import envelope
 from relay.message.envelope import Headers, ResourceName
 from relay.message.identity import DIGEST_BYTES, capture_id
-from relay.message.numbers import NumberRun
+from relay.message.numbers import NumberRun, claimed_run
 from relay.message.schemas import UnknownRecord, codec
 
 _OUTCOME_TYPE: Final = envelope.OUTCOME_TYPE.encode()
@@ -44,14 +44,9 @@ class Marker(NamedTuple):
     @property
     def runs(self) -> list[NumberRun]:
         """The numbers that it says its capture closes in this partition; none if it does not say whose."""
-        if not self.source or not self.incarnation:
-            return []
         pairs = zip(self.closes[: 2 * _RUNS_MAX : 2], self.closes[1::2], strict=False)
-        return [
-            NumberRun(self.source, self.incarnation, first, first + count - 1)
-            for first, count in pairs
-            if first > 0 and count > 0
-        ]
+        runs = [claimed_run(self.source, self.incarnation, first, count) for first, count in pairs]
+        return [run for run in runs if run is not None]
 
     @property
     def proved(self) -> bool:

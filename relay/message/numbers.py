@@ -13,6 +13,7 @@ from relay.message.envelope import INCARNATION, SEQUENCE, SOURCE
 from relay.message.record import LogMessage
 
 _DIGITS_MAX: Final = 18
+_NUMBER_MAX: Final = 10**_DIGITS_MAX - 1
 _OWN_LEAST: Final = 3
 """The library writes the source second, the incarnation fourth and the number last: read by place, three times as
 fast as by name. Whatever has another order is read by name, and the last of a repeated header counts."""
@@ -36,6 +37,16 @@ class NumberRun(NamedTuple):
     incarnation: bytes
     first: int
     last: int
+
+
+def claimed_run(source: bytes, incarnation: bytes, first: int, count: int) -> NumberRun | None:
+    """Return the numbers that a marker claims, None where no message could have them: evidence must hold what it closes.
+
+    A range of a longer name is more than a broker takes as one record, a longer number more than Avro does.
+    """
+    if not 0 < first <= _NUMBER_MAX or not 0 < count <= _NUMBER_MAX - first + 1 or not _are_names(source, incarnation):
+        return None
+    return NumberRun(source, incarnation, first, first + count - 1)
 
 
 NumberKey = tuple[str, int, bytes, bytes]
@@ -92,6 +103,8 @@ def _parsed(key: NumberKey, group: list[bytes]) -> list[int]:
 def _checked(source: bytes | None, incarnation: bytes | None, raw: bytes | None) -> Number | None:
     if not source or not incarnation or not raw or len(raw) > _DIGITS_MAX or not raw.isdigit():
         return None
-    if len(source) > _SOURCE_BYTES_MAX or len(incarnation) > _INCARNATION_BYTES_MAX:
-        return None
-    return Number(source, incarnation, int(raw))
+    return Number(source, incarnation, int(raw)) if _are_names(source, incarnation) else None
+
+
+def _are_names(source: bytes, incarnation: bytes) -> bool:
+    return 0 < len(source) <= _SOURCE_BYTES_MAX and 0 < len(incarnation) <= _INCARNATION_BYTES_MAX

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relay.capture.outcomes import encode_marker, marker_headers
+from relay.delivery.batch import Batch
+from relay.delivery.numbering import closings
 from relay.log.holds import Decision
 from relay.log.intake import Intake
 from relay.message.envelope import CAPTURE, INCARNATION, RESOURCE, SEQUENCE, SOURCE
 from relay.message.numbers import Number, NumberRun
+from relay.monitor.ranges import Ranges, encode_key, encode_value
 from tests.unit.test_intake import CAPTURE as ID
 from tests.unit.test_intake import NONCE, PLACE, SHOP, Fake, intake
 
@@ -94,3 +99,28 @@ def test_only_captured_messages_are_looked_at() -> None:
 
     assert not made.is_numbered()
     assert made.take_aborted() == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "incarnation", "first", "count"),
+    [
+        (b"s" * 600_000, "i1", 4, 3),  # written twice into a monitor's record, it is more than a broker takes
+        (SOURCE_NAME, "i" * 600_000, 4, 3),
+        (SOURCE_NAME, "i1", 2**62, 2**62 + 1),  # ends beyond Avro's numbers
+        (SOURCE_NAME, "i1", 2**63 - 1, 2**63 - 1),
+        (SOURCE_NAME, "i1", 4, 10**18),  # beyond what a message's own number may be
+    ],
+)
+def test_a_strangers_marker_claims_nothing_that_evidence_could_not_hold(
+    source: bytes, incarnation: str, first: int, count: int
+) -> None:
+    """A batch closes what it claims, so one such marker would keep every batch of its partition from being written."""
+    made = intake()
+    value = encode_marker(ID, None, incarnation, [first, count, 7, 2])
+    made.take([Fake(0, marker_headers(ID, source, SHOP), value, ID)], 0)
+    batch = Batch(0, [], {}, {}, {}, b"", aborted=made.take_aborted())
+
+    written = [entry for some in closings(batch).values() for entry in Ranges().entries(some, worker="w", instance=bytes(16), n=0)]
+
+    assert all(len(encode_key(entry.key)) + len(encode_value(entry)) < 4_000 for entry in written)
+    assert [entry.claimed for entry in written] == ([[7, 8]] if (source, incarnation) == (SOURCE_NAME, "i1") else [])
