@@ -14,6 +14,7 @@ from relay.message.record import LogMessage
 
 PREFIX: Final = "__relay.errors."
 SENTENCE_CHARACTERS_MAX: Final = 1000
+ID_BYTES_MAX: Final = 4_096
 TAKEN_BACK: Final = MessageRejected("redrive", REDRIVEN, "a redrive delivered it: its earlier dead letters count no more")
 """Stands for the cause in the record, without a value, that takes dead letters back."""
 UNTOLD: Final = MessageRejected(
@@ -72,8 +73,15 @@ def dead_letter(
     }
     headers = [header for header in outgoing(message.headers) if not header[0].startswith(PREFIX)]
     headers += [(PREFIX + name, fact.encode()) for name, fact in facts.items() if fact is not None]
-    headers.append((PREFIX + "message_id", message.header(ID) or b""))
+    headers.append((PREFIX + "message_id", _cut(message.header(ID) or b"")))
     return message.digest.hex().encode(), message.value, headers
+
+
+def _cut(identifier: bytes) -> bytes:
+    """Return an id for people. The original stands beside it: twice, a long one would take more room than the topic has."""
+    if len(identifier) <= ID_BYTES_MAX:
+        return identifier
+    return identifier[:ID_BYTES_MAX].decode("utf-8", "ignore").encode() + "…".encode()
 
 
 def _one_line(sentence: str) -> str:

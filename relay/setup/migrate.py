@@ -39,7 +39,7 @@ _KEPT: Final = {"retention.bytes": "-1", "unclean.leader.election.enable": "fals
 """Said of every topic of the relay's own: brokers may have other defaults, and evidence must last its time."""
 DECISION_BYTES_MAX: Final = 16 * 1024**2
 """A decision names every task of a batch and the partitions each has written to."""
-_CAUSE_HEADERS_BYTES: Final = 65_536
+CAUSE_HEADERS_BYTES: Final = 65_536
 """Room in a dead letter for what its cause headers add to the original message."""
 _MESSAGE_BYTES: Final = 1_048_588
 """The broker's default ``max.message.bytes``."""
@@ -170,7 +170,7 @@ def _deadletter_settings(config: RelayConfig, facts: Mapping[str, TopicFacts]) -
         "retention.ms": str(round(config.timing.monitor_retention * 1000)),
         # As with the monitor; and the auditor tells by it what retention may have taken.
         "message.timestamp.type": "LogAppendTime",
-        "max.message.bytes": str(max(sizes, default=_MESSAGE_BYTES) + _CAUSE_HEADERS_BYTES),
+        "max.message.bytes": str(max(sizes, default=_MESSAGE_BYTES) + CAUSE_HEADERS_BYTES),
     }
 
 

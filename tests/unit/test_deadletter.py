@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from relay.delivery.deadletter import PREFIX, dead_letter
+from relay.message.envelope import HEADERS_MAX
 from relay.message.errors import MessageRejected
-from relay.message.record import LogMessage
+from relay.message.record import TOPIC_CHARACTERS_MAX, LogMessage
+from relay.setup.migrate import CAUSE_HEADERS_BYTES
 
 CAUSE = MessageRejected("apply", "23505", "table 'ledger' refuses the row")
 
@@ -62,3 +64,15 @@ def test_a_long_sentence_is_cut_and_cannot_forge_lines() -> None:
 def test_times_are_left_out_when_unknown() -> None:
     assert not {"first_failed_at", "last_failed_at"} & facts(record()).keys()
     assert facts(record(), last_failed_at="2026-01-02T00:00:00Z")["first_failed_at"] == b"2026-01-02T00:00:00Z"
+
+
+def test_a_letter_has_room_in_its_topic_however_long_the_id_of_its_message_is() -> None:
+    """Refused, it would stop the route, and with it all that lies behind this message."""
+    message = record(("ce_id", "é".encode() * 300_000), value=b"x" * 300_000)
+    cause = MessageRejected("apply", "refused", "é" * 5000)
+    key, value, headers = dead_letter(message, cause, route="r" * 249, target="t" * TOPIC_CHARACTERS_MAX, group="g" * 249, attempts=1)
+
+    assert dict(headers)["ce_id"] == message.headers[0][1]
+    letter = len(key) + len(value or b"") + sum(len(name) + len(one or b"") for name, one in headers)
+    assert letter + HEADERS_MAX * 10 - message.size < CAUSE_HEADERS_BYTES
+    assert facts(message)["message_id"].decode().endswith("…")
