@@ -17,7 +17,7 @@ from typing import Final
 
 from relay.message.envelope import ResourceName
 from relay.message.numbers import Number, NumberRun, number_of
-from relay.message.record import LogMessage, LogPartition, bytes_of
+from relay.message.record import LogMessage, LogPartition, bytes_of, lane_name
 
 OUTCOMES_REMEMBERED: Final = 100_000
 """Over all partitions of a worker, 180 bytes each, beside those of captures of which messages wait here."""
@@ -146,7 +146,8 @@ class PartitionHolds:
         if self.untaken_from is not None:
             return
         capture = message.capture
-        blocked = message.lane in self._lanes
+        lane = lane_name(message.lane)
+        blocked = lane in self._lanes
         if capture is None:
             if not blocked:
                 self.ready.append(message)
@@ -161,8 +162,8 @@ class PartitionHolds:
                 self.ready.append(message)
                 return
             if outcome is None:
-                self._hold(capture, resource, message.offset, now).lanes.add(message.lane)
-        self._enqueue(message)
+                self._hold(capture, resource, message.offset, now).lanes.add(lane)
+        self._enqueue(message, lane)
 
     def mark(
         self, capture: bytes, decision: Decision, *, trusted: bool, now: float, claims: Sequence[NumberRun] = ()
@@ -345,7 +346,7 @@ class PartitionHolds:
         queue = self._lanes[lane]
         head = queue[0]
         assert isinstance(head, Spilled)
-        found = [m for m in messages if m.lane == lane and m.capture == head.capture]
+        found = [m for m in messages if lane_name(m.lane) == lane and m.capture == head.capture]
         self.ready.extend(found)
         head.count -= len(found)
         head.first = read_to
@@ -390,8 +391,8 @@ class PartitionHolds:
             hold = self._holds[capture] = Hold(capture, resource, offset, now)
         return hold
 
-    def _enqueue(self, message: LogMessage) -> None:
-        queue = self._lanes.get(message.lane)
+    def _enqueue(self, message: LogMessage, lane: bytes) -> None:
+        queue = self._lanes.get(lane)
         last = queue[-1] if queue else None
         size = message.size
         item: LogMessage | Spilled = message
@@ -407,7 +408,7 @@ class PartitionHolds:
             self._ranges += 1
             item = Spilled(message.capture, message.offset, message.offset, 1)
         if queue is None:
-            self._lanes[message.lane] = deque((item,))
+            self._lanes[lane] = deque((item,))
         else:
             queue.append(item)
         if message.capture is not None:

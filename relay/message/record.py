@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from operator import methodcaller
 from typing import Final, NamedTuple, Protocol
 
@@ -27,6 +28,15 @@ class LogPartition(NamedTuple):
 
     topic: str
     partition: int
+
+
+LANE_NAME_BYTES_MAX: Final = 256
+"""What is kept of a lane's name: a key or a source may be as long as a message."""
+
+
+def lane_name(lane: bytes) -> bytes:
+    """Return what stands for a lane where lanes are kept: its own bytes, of a long one their digest."""
+    return lane if len(lane) <= LANE_NAME_BYTES_MAX else blake2b(lane, digest_size=32).digest()
 
 
 class Record(Protocol):

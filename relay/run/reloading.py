@@ -14,7 +14,7 @@ from relay.delivery.ports import Reader
 from relay.log.holds import PartitionHolds
 from relay.log.intake import Intake
 from relay.message.errors import Stopped
-from relay.message.record import LogMessage, LogPartition
+from relay.message.record import LogMessage, LogPartition, lane_name
 from relay.run import clock
 
 log = structlog.get_logger("relay.reloading")
@@ -79,7 +79,7 @@ class Reloading:
             for record in records:
                 message = intake.derive(record, partition.topic, partition.partition)
                 if message is not None:
-                    found.setdefault(message.lane, []).append(message)
+                    found.setdefault(lane_name(message.lane), []).append(message)
                     size += message.size
             if size >= BYTES_PER_PIECE:
                 end = (records[-1].offset() or 0) + 1

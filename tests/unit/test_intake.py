@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping
 
 import pytest
@@ -302,3 +303,21 @@ def test_what_is_remembered_of_outcomes_does_not_grow_with_the_partitions(monkey
             held.decide(number.to_bytes(16, "big"), Decision.COMMITTED)
 
     assert sum(len(held._outcomes) for held in made.partitions.values()) == 40
+
+
+@pytest.mark.parametrize("order", ["publisher", "key"])
+def test_names_of_lanes_and_resources_take_no_memory_past_the_budget(order: str) -> None:
+    """Past it only offsets are kept, and a source, a key or a resource's name may be as long as a message."""
+    made = intake(order)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for n in range(200):
+            long = b"%08d" % n + bytes(100_000)
+            named = [("ce_id", b"%d" % n), ("ce_source", long), ("ce_relaycapture", b"%032x" % n), ("ce_relayresource", long + b"/u")]
+            made.take([Fake(n, named, key=long)], 0)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert made.held() == 200
+    assert after - before < 1_000_000

@@ -97,3 +97,20 @@ def test_large_messages_are_read_again_a_few_at_a_time(part: str) -> None:
     for lane in range(7):
         offsets = [message.offset for message in found if message.lane == b"%d" % lane]
         assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("length", [10, 50_000])
+def test_a_lane_is_one_and_keeps_its_order_however_long_its_name_is(length: int) -> None:
+    names = [bytes(length) + b"%d" % n for n in range(2)]
+    headers: list[tuple[str, bytes | None]] = [("ce_relaycapture", CAPTURES[0].hex().encode()), ("ce_relayresource", SHOP.encode())]
+    records = [Fake(0, headers, key=names[0]), Fake(1, key=names[1]), Fake(2, key=names[0]), Fake(3, key=names[1])]
+    intake = Intake([], "key", budget=HoldBudget(0), marker_wait_s=3, askable=frozenset({"shop"}))
+    intake.start({PLACE: 0}, {"orders": b"i" * 16})
+    intake.take(records, 0.0)
+    assert [message.offset for message in intake.take_ready(10)] == [1, 3]
+
+    intake.decide(CAPTURES[0], SHOP, Decision.COMMITTED)
+    Reloading(lambda: FakeReader(records)).turn(intake, 100, 1 << 20)
+
+    assert [message.offset for message in intake.take_ready(10)] == [0, 2]
+    assert intake.positions()[PLACE] == 4
