@@ -30,6 +30,8 @@ CONTROL_EARLIER_MAX: Final = 200_000
 """Records from before those offsets: of workers that ended long ago, and of little else once compaction was there."""
 DEAD_LETTERS_MAX: Final = 10_000
 """Per partition, the latest; a count over more is said to be incomplete."""
+DEAD_LETTERS_KEPT: Final = 200_000
+"""Some 60 MB. Who looks for weeks would else keep every one there ever was, in the very hours in which all messages die."""
 TIMEOUT_S: Final = 5.0
 RETENTION_READ_EVERY_S: Final = 60.0
 
@@ -80,6 +82,36 @@ class _Tail:
         return True
 
 
+class SeenLetters:
+    """Dead letters by route and digest: the last word about each, of the ``most`` that came last."""
+
+    def __init__(self, most: int = DEAD_LETTERS_KEPT) -> None:
+        self._most = most
+        self._known: dict[tuple[str, bytes], tuple[int, str]] = {}
+        self._is_whole = True
+
+    def take(self, record: Record) -> None:
+        """Take a record of the topic; what is no letter is passed over."""
+        headers = dict(headers_if_any(record))
+        route, code = headers.get(DEAD_ROUTE), headers.get(DEAD_CODE)
+        if not isinstance(route, bytes):
+            return
+        # A table route may write one twice: the digest in the key counts once.
+        key = (route.decode("utf-8", "replace")[:100], bytes(record.key() or b"")[:64])
+        replay = letter_number((headers.get(DEAD_REPLAY) or b"").decode("utf-8", "replace"))
+        cause = (code or b"unknown").decode("utf-8", "replace")[:100]
+        if key not in self._known or tells_more(replay, cause, *self._known[key]):
+            self._known[key] = replay, cause
+            if len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+                self._is_whole = False
+
+    def of(self, route: str, *, complete: bool) -> DeadLetters:
+        """Return what is dead of a route, without what a redrive took back; ``complete``: all of the topic was taken."""
+        causes = Counter(code for (name, _), (_, code) in self._known.items() if name == route and code != REDRIVEN)
+        return DeadLetters(causes.total(), causes, complete and self._is_whole)
+
+
 class _Retention(NamedTuple):
     """How long a topic keeps a record, and how many bytes of a partition; not above 0: without end.
 
@@ -115,7 +147,7 @@ class StatusReader:
         self._retention: dict[str, _Retention] = {}
         self._retention_at = float("-inf")
         self._latest: dict[bytes, bytes] = {}
-        self._dead: dict[tuple[str, bytes], tuple[int, str]] = {}
+        self._dead = SeenLetters()
         self.notes: list[str] = []
         self.unseen: Unreachable | None = None
         """Which database was away: what is read without it may lack what needs somebody."""
@@ -149,7 +181,7 @@ class StatusReader:
                 f"{config.control_topic}: not all of it was read, and workers that ended long ago may be missing; is "
                 "it compacted?"
             )
-        self._read_tail(self._deadletter, found[config.deadletter_topic], self._take_dead)
+        self._read_tail(self._deadletter, found[config.deadletter_topic], self._dead.take)
         self._read_retention(logs & found.keys())
         records = self.records()
         # The time is read after the records: one that comes later is simply newer.
@@ -171,17 +203,6 @@ class StatusReader:
             self._latest.pop(key, None)
         else:
             self._latest[key] = value
-
-    def _take_dead(self, record: Record) -> None:
-        headers = dict(headers_if_any(record))
-        route, code = headers.get(DEAD_ROUTE), headers.get(DEAD_CODE)
-        if isinstance(route, bytes):
-            # A table route may write one twice: the digest in the key counts once.
-            key = (route.decode("utf-8", "replace")[:100], bytes(record.key() or b"")[:64])
-            replay = letter_number((headers.get(DEAD_REPLAY) or b"").decode("utf-8", "replace"))
-            cause = (code or b"unknown").decode("utf-8", "replace")[:100]
-            if key not in self._dead or tells_more(replay, cause, *self._dead[key]):
-                self._dead[key] = replay, cause
 
     def records(self) -> list[StatusRecord]:
         """Return the last word of every worker that the last reading found, whether it lives or not."""
@@ -208,15 +229,13 @@ class StatusReader:
                 continue
             for number, (_, high) in self._topics.watermarks(topic, range(found[topic].partitions)).items():
                 ends[LogPartition(topic, number)] = high
-        # What a redrive took back is dead no more.
-        causes = Counter(code for (name, _), (_, code) in self._dead.items() if name == route.name and code != REDRIVEN)
         committed = self._positions(route, found, ends)
         return RouteFacts(
             route=route,
             records=[record for record in records if record.route == route.name],
             ends=ends,
             committed=committed,
-            dead=DeadLetters(causes.total(), causes, self._deadletter.complete),
+            dead=self._dead.of(route.name, complete=self._deadletter.complete),
             aged_below=self._aged_below(ends, committed or {}),
         )
 
