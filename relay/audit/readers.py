@@ -25,10 +25,11 @@ from relay.message.envelope import (
     OUT_DIGEST,
     OUT_INSTANCE,
     RESOURCE,
+    RESOURCE_BYTES_MAX,
     SOURCE,
 )
 from relay.message.errors import ConfigError
-from relay.message.record import LogPartition, headers_if_any
+from relay.message.record import LogPartition, headers_if_any, lane_name
 from relay.message.schemas import UnknownRecord, codec
 from relay.monitor import entries
 from relay.monitor.redrive import Order, Orders
@@ -109,7 +110,7 @@ def fill(
                 place,
                 offset,
                 of_log(headers, name, partition, offset, value),
-                lane,
+                lane_name(lane),
                 content_of(key, value),
                 match(headers, topic) if match else None,
                 id_match(headers.get(ID)) if shares else None,
@@ -118,7 +119,8 @@ def fill(
             if capture is None:
                 add(fact)
             else:
-                ledger.hold(fact, capture, headers.get(RESOURCE) or b"")
+                resource = headers.get(RESOURCE) or b""
+                ledger.hold(fact, capture, resource if len(resource) <= RESOURCE_BYTES_MAX else b"")
 
 
 def names(batches: Batches, match: Match) -> Iterator[bytes]:

@@ -33,7 +33,8 @@ DELAY: Final = "ce_relaydelay"
 HEADERS_MAX: Final = 256
 """A message with more of them becomes a dead letter."""
 
-_RESOURCE_BYTES_MAX: Final = 2048
+RESOURCE_BYTES_MAX: Final = 2048
+"""A longer header names no resource."""
 
 GivenHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 """What an application gives as headers: a mapping, or pairs if a name repeats."""
@@ -114,7 +115,7 @@ class ResourceName:
     @classmethod
     def decode(cls, raw: bytes) -> ResourceName | None:
         """Read a header value; None if it is not of the form ``name/uuid``, or longer than any: holds keep it."""
-        if len(raw) > _RESOURCE_BYTES_MAX:
+        if len(raw) > RESOURCE_BYTES_MAX:
             return None
         name, slash, uuid = raw.decode("utf-8", "replace").rpartition("/")
         return cls(name, uuid) if slash and name and uuid else None

@@ -9,9 +9,12 @@ import pytest
 from relay.audit.checker import Checker, CommitOrder, State
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger
+from relay.audit.readers import Identity, fill
+from relay.config.routes import RouteConfig, TopicDestination
 from relay.message.identity import digest
 from relay.message.record import LogPartition
 from relay.monitor.entries import DELIVERED, Page, Proof
+from tests.unit.test_intake import Fake
 
 LOG = LogPartition("orders", 0)
 MESSAGES = 40_960
@@ -69,3 +72,26 @@ def test_the_entries_of_an_index_are_those_that_decide() -> None:
 
     assert [one._replace(group=0) for one in found] == sorted(one._replace(group=0) for one in evidence.proven(index))
     assert {one.digest: one.outcome for one in found} == {name(5): DELIVERED, name(3): 1}
+
+
+@pytest.mark.parametrize("order", ["publisher", "key"])
+def test_names_of_lanes_and_resources_take_no_more_of_it_than_other_messages(order: str) -> None:
+    route = RouteConfig.model_validate({"name": "r", "from": ["orders"], "order": order, "to": TopicDestination(topic="out")})
+    ledger = Ledger([LOG])
+
+    def batch(number: int) -> list[tuple[int, int, Fake]]:
+        long = b"%08d" % number + bytes(100_000)
+        headers = [("ce_id", b"%d" % number), ("ce_source", long)]
+        if number % 2:
+            headers += [("ce_relaycapture", b"%032x" % number), ("ce_relayresource", long + b"/u")]
+        return [(0, number, Fake(number, headers, key=long))]
+
+    tracemalloc.start()
+    try:
+        fill(ledger, (batch(number) for number in range(200)), route, Identity(route, {"orders": bytes(16)}), None)
+        kept, _peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (len(ledger), len(ledger.open_captures())) == (100, 100)
+    assert kept < 1_000_000
