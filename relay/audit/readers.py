@@ -165,7 +165,7 @@ def dead_letters(batches: Batches, route: str, into: Letters) -> None:
                 digest = bytes.fromhex(key.decode("ascii"))
             except ValueError:
                 digest = identity.digest(b"?", key)
-            number = headers.get(DEAD_REPLAY, b"")
+            number = headers.get(DEAD_REPLAY) or b""
             into.take(
                 digest,
                 int(number) if number.isdigit() and len(number) <= 3 else 0,
@@ -243,8 +243,9 @@ def table_match(to: TableDestination, as_stored: AsStored | None) -> Match:
     sourced = "ce:source" in to.columns.values()
 
     def match(headers: Mapping[str, bytes], topic: bytes) -> bytes | None:
-        if as_stored is not None and ID in headers:
-            headers = {**headers, ID: as_stored(headers[ID].decode("utf-8", "replace")).encode()}
+        identifier = headers.get(ID)  # a header's value may also be null
+        if as_stored is not None and identifier:
+            headers = {**headers, ID: as_stored(identifier.decode("utf-8", "replace")).encode()}
         return identity.cloudevents(headers, topic, None) if sourced else id_match(headers.get(ID))
 
     return match

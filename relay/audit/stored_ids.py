@@ -14,8 +14,8 @@ from uuid import UUID
 AsStored = Callable[[str], str]
 
 _INTEGERS: Final = frozenset({"int2", "int4", "int8", "numeric"})
-_INTEGER: Final = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
-_INT64_MAX: Final = 2**63 - 1
+_INTEGER: Final = re.compile(r"\s*(?P<sign>[+-]?)0*(?P<digits>[0-9]+)\s*", re.ASCII)
+_INT64_MAX: Final = str(2**63 - 1)
 
 
 def as_postgresql_stores(kind: str) -> AsStored | None:
@@ -47,13 +47,18 @@ def _uuid(identifier: str) -> str:
 
 
 def _integer(identifier: str) -> str:
-    return str(int(identifier)) if _INTEGER.fullmatch(identifier) else identifier
+    """As texts: Python makes no number of more than 4,300 digits, and a numeric column takes thirty times as many."""
+    found = _INTEGER.fullmatch(identifier)
+    if found is None:
+        return identifier
+    return "-" + found["digits"] if found["sign"] == "-" and found["digits"] != "0" else found["digits"]
 
 
 def _sqlite_integer(identifier: str) -> str:
     """A longer number becomes a float, whose text no id is: it is left as it is, and shows as lost."""
     stored = _integer(identifier)
-    return stored if stored is identifier or abs(int(stored)) <= _INT64_MAX else identifier
+    digits = stored.removeprefix("-")
+    return stored if (len(digits), digits) <= (len(_INT64_MAX), _INT64_MAX) else identifier
 
 
 def _without_padding(identifier: str) -> str:
