@@ -34,6 +34,7 @@ SCHEMA: Final = (
 DEADLINE_S: Final = 30.0
 OUTCOMES_REMEMBERED: Final = 100_000
 ROWS_AT_ONCE: Final = 10_000
+_MILLIS_MAX: Final = (2**63 - 1) // 1000
 
 
 def decision_log(relay: str, kafka: Mapping[str, str]) -> DecisionLog:
@@ -283,7 +284,7 @@ def _batches(read: Sequence[_Read]) -> Iterator[pa.RecordBatch]:
             "topic": pa.array([record.topic() for record in part], pa.string()),
             "partition": pa.array([record.partition() for record in part], pa.int32()),
             "offset": pa.array([record.offset() for record in part], pa.int64()),
-            "timestamp": pa.array([record.timestamp()[1] * 1000 for record in part], pa.timestamp("us", "UTC")),
+            "timestamp": pa.array([_micros(record.timestamp()[1]) for record in part], pa.timestamp("us", "UTC")),
             "key": pa.array([record.key() for record in part], pa.binary()),
             "value": pa.array([record.value() for record in part], pa.binary()),
             "headers": pa.array(headers, header),
@@ -292,6 +293,11 @@ def _batches(read: Sequence[_Read]) -> Iterator[pa.RecordBatch]:
             "type": _text(pa, [one.get(envelope.TYPE) for one in fields]),
         }  # fmt: skip
         yield pa.record_batch(columns)
+
+
+def _micros(at_ms: int) -> int | None:
+    """Return a record's time in Spark's unit; None for one that it cannot hold: it is whatever a producer has said."""
+    return at_ms * 1000 if abs(at_ms) <= _MILLIS_MAX else None
 
 
 def _text(pa: Any, values: Sequence[bytes | None]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -171,3 +172,15 @@ def test_a_checkpoint_below_the_logs_beginning_is_a_sentence_with_the_option(mon
     assert reader.partitions({"0": [7, 9]}, {"0": [12, 12]}) == [Span(0, 7, 12, 12)]
     with pytest.raises(ConfigError, match=r'option\("checkpointLocation", .*\): .* offset 5 of log\[0\], .* begins at 7'):
         reader.partitions({"0": [5, 9]}, {"0": [12, 12]})
+
+
+@pytest.mark.parametrize(("at_ms", "micros"), [(1000, 1_000_000), (-1, -1000), (2**62, None), (2**63 - 1, None), (-(2**63), None)])
+def test_a_row_whose_time_no_timestamp_holds_has_none(at_ms: int, micros: int | None) -> None:
+    """Producers say it, and brokers before 4.0 take any: one such record must not end the query at each start."""
+    record: Any = SimpleNamespace(
+        topic=lambda: "orders", partition=lambda: 0, offset=lambda: 7, key=lambda: None, value=lambda: b"v",
+        timestamp=lambda: (1, at_ms),
+    )  # fmt: skip
+    (batch,) = following._batches([(record, [(ID, b"1")])])
+
+    assert batch.column("timestamp").cast("int64").to_pylist() == [micros]
