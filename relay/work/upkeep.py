@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import structlog
 
+from relay.kafka.client_log import Repeats
 from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
@@ -96,6 +97,7 @@ class Upkeep:
         self._look_at = 0.0
         self.recovered = 0
         self._log: Any = structlog.get_logger("relay.work")
+        self._repeats = Repeats()
 
     def once(self, now: float) -> None:
         """Do what is due; raises HolderForgotten, and what the store raises."""
@@ -132,7 +134,7 @@ class Upkeep:
             except Unreachable as away:
                 stuck = [str(away)]
             for sentence in stuck:
-                self._log.warning("prepared writes wait", reason=sentence)
+                self._say_once("prepared writes wait", sentence)
 
     def _finish_unnamed(self, now: float) -> None:
         """Finish what the queue's handler prepared in a database that it does not name any more; one at a time: each may be away."""
@@ -148,7 +150,7 @@ class Upkeep:
                 # Some may be under way still, of workers of an earlier application: they end soon.
                 self._unnamed_at[resource] = now + PREPARED_S
                 for sentence in done.stuck:
-                    self._log.warning("prepared writes wait in a database that the handler does not name", reason=sentence)
+                    self._say_once("prepared writes wait in a database that the handler does not name", sentence)
                 if done.finished or done.discarded:
                     self._log.info(
                         "finished prepared writes in a database that the handler does not name",
@@ -188,7 +190,7 @@ class Upkeep:
             done = recovery.children(self._queue, clock.wall_ms(), after=self._children_after)
             self._children_after = done.after
             if done.stuck:
-                self._log.warning("children wait", reason=done.stuck[0], others=len(done.stuck) - 1)
+                self._say_once("children wait", done.stuck[0], others=len(done.stuck) - 1)
             if not done.after or clock.monotonic() >= limit:
                 return
 
@@ -206,7 +208,7 @@ class Upkeep:
             done = recovery.holder(self._queue, holder, clock.wall_ms())
         self.recovered += done.freed + done.finished
         for sentence in done.stuck:
-            self._log.warning("stuck", reason=sentence)
+            self._say_once("stuck", sentence)
         if not done.stuck:
             self._log.info("recovered a dead worker", freed=done.freed, finished=done.finished)
         return not done.stuck
@@ -241,6 +243,11 @@ class Upkeep:
                 self._store.free(holder.subscriber, rest, now)
             again_at = now + self._backoff.pause_ms(failures, randomness.jitter())
             self._store.free(holder.subscriber, [ticket], now, again_at=again_at, failed=True)
+
+    def _say_once(self, event: str, sentence: str, **more: int) -> None:
+        """Say what waits, once a minute: it is looked at every second, and may wait for days."""
+        if not self._repeats.is_one(f"{event}: {sentence}"):
+            self._log.warning(event, reason=sentence, **more)
 
     def away(self, error: Retriable) -> None:
         """Say that the store did not do something; it is tried again."""

@@ -11,7 +11,7 @@ from relay.queue.port import Holder, StoreAway, ValuesAway
 from relay.work.backoff import Backoff
 from relay.work.upkeep import Upkeep
 from tests.contracts.queue_book import QueueBook
-from tests.contracts.queue_media import settings
+from tests.contracts.queue_media import put, settings, take
 
 SENTENCE = "the log with the queue's values does not answer: orders[1] ends at offset 7 as its leader says"
 
@@ -27,3 +27,21 @@ def test_where_the_log_ends_is_said_and_a_databases_words_are_not(
 
     ((line,),) = [lines]
     assert (line["kind"], line.get("reason")) == (type(error).__name__, said)
+
+
+def test_what_waits_for_a_database_that_is_away_is_said_once_a_minute_not_at_every_look(tmp_path: Path) -> None:
+    """A night without it would be a hundred thousand lines of each worker for each one that died."""
+    store = QueueBook(settings("ann"))
+    dead = Holder(b"a dead worker---", "ann", 0, "resource:shop")
+    store.enter(dead)
+    put(store, "a", "b")
+    take(store, "ann", holder=dead.id)
+    own = Holder(b"a worker--------", "ann", 0, None)
+    store.enter(own)
+    upkeep = Upkeep("q", {"q": store}, lambda _: {}, own, tmp_path, 60.0, Backoff())
+    with capture_logs() as lines:
+        for second in range(1, 200):
+            upkeep.once(float(second))
+
+    assert [line["event"] for line in lines] == ["stuck"]
+    assert "which is not configured here" in lines[0]["reason"]
