@@ -65,13 +65,15 @@ class Runs:
 
     def shorten(self, runs: int) -> int:
         """Keep at most so many runs: drop the shortest, never the lowest. Returns how many numbers were dropped."""
-        dropped = 0
-        while len(self._firsts) > max(runs, 1):
-            lengths = list(map(sub, self._lasts[1:], self._firsts[1:]))
-            shortest = 1 + min(range(len(lengths)), key=lengths.__getitem__)
-            dropped += lengths[shortest - 1] + 1
-            del self._firsts[shortest], self._lasts[shortest]
-        return dropped
+        excess = len(self._firsts) - max(runs, 1)
+        if excess <= 0:
+            return 0
+        lengths = list(map(sub, self._lasts, self._firsts))
+        shortest = sorted(range(1, len(lengths)), key=lengths.__getitem__)[:excess]
+        gone = set(shortest)
+        self._firsts = [first for at, first in enumerate(self._firsts) if at not in gone]
+        self._lasts = [last for at, last in enumerate(self._lasts) if at not in gone]
+        return sum(lengths[at] + 1 for at in shortest)
 
     def take_below(self, limit: int) -> list[int]:
         """Take out the runs that end below a number, and return them flat."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 from hypothesis import given
@@ -49,6 +50,32 @@ def test_shortening_forgets_and_never_adds(added: list[tuple[int, int]], most: i
     assert runs.lowest_run == lowest
     assert numbers(runs.flat) <= before
     assert len(before) - len(numbers(runs.flat)) == dropped
+
+
+@given(st.lists(RUN, max_size=20), st.integers(1, 5))
+def test_the_shortest_are_forgotten_of_those_as_short_the_lowest(added: list[tuple[int, int]], most: int) -> None:
+    runs = Runs()
+    for first, more in added:
+        runs.add(first, first + more)
+    left = list(zip(runs.flat[::2], runs.flat[1::2], strict=True))
+    while len(left) > most:
+        left.remove(min(left[1:], key=lambda run: run[1] - run[0]))
+
+    runs.shorten(most)
+
+    assert list(zip(runs.flat[::2], runs.flat[1::2], strict=True)) == left
+
+
+def test_a_strangers_numbers_are_shortened_in_time_that_grows_with_their_count() -> None:
+    """A message may have any number: a batch of twenty thousand with gaps between all of them must not stop a worker."""
+    runs = Runs()
+    runs.add_numbers(range(1, 100_000, 2))
+    began = time.process_time()
+
+    runs.shorten(64)
+
+    assert time.process_time() - began < 2
+    assert len(runs) == 64
 
 
 @given(st.lists(RUN, max_size=20), st.integers(1, 80))
