@@ -26,6 +26,8 @@ OUTCOMES_LEAST: Final = 1000
 RANGES_KEPT: Final = 100_000
 """Ranges without payload over all partitions of a worker, about a kilobyte each where each is a lane of its own."""
 RANGES_LEAST: Final = 1000
+CLAIMS_MAX: Final = 10_000
+"""Claims of markers that wait for a batch: any number of markers may come before one, and what is forgotten only costs recognition."""
 RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 RETRY_STUCK_MAX_S: Final = 10.0
@@ -473,4 +475,4 @@ class PartitionHolds:
     def _claim(self, claims: Sequence[NumberRun]) -> None:
         if claims:
             self.numbered = True
-            self._ended.claims += claims
+            self._ended.claims += claims[: CLAIMS_MAX - len(self._ended.claims)]

@@ -211,19 +211,24 @@ class Ranges:
     def entries(
         self, closings: Mapping[RangeKey, Closing | None], *, worker: str, instance: bytes, n: int
     ) -> Iterator[RangeEntry]:
-        """Yield what to write for these incarnations: what is closed, and apart from it what the batch closes."""
+        """Yield what to write for these incarnations: what is closed, and apart from it what the batch closes.
+
+        Both as far as they would be kept: a record of whatever numbers a batch has is more than a broker takes.
+        """
         for key, closing in closings.items():
             known = self._by_key.get(key)
             if known is None:
                 if self.is_full:
                     continue
                 known = _Range()
-            adds = Runs()
-            claims, seen = known.claimed.flat, known.seen
+            adds, claims, seen = Runs(), Runs(known.claimed.flat), known.seen
             if closing is not None:
                 adds.add_numbers(closing.numbers)
-                claims, seen = claims + closing.claimed, max(seen, closing.seen)
-            yield _entry(key, known, worker, instance, n, adds.flat, claims, seen)
+                adds.shorten(self.limits.gaps)
+                claims.update(closing.claimed)
+                claims.drop_highest(self.limits.gaps)
+                seen = max(seen, closing.seen)
+            yield _entry(key, known, worker, instance, n, adds.flat, claims.flat, seen)
 
     def due(self, before: float, limit: int) -> dict[RangeKey, None]:
         """Return up to ``limit`` incarnations that were last written before a (monotonic) time."""

@@ -7,7 +7,7 @@ import pytest
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.delivery.batch import Batch
 from relay.delivery.numbering import closings
-from relay.log.holds import Decision
+from relay.log.holds import CLAIMS_MAX, Aborted, Decision
 from relay.log.intake import Intake
 from relay.message.envelope import CAPTURE, INCARNATION, RESOURCE, SEQUENCE, SOURCE
 from relay.message.numbers import Number, NumberRun
@@ -124,3 +124,27 @@ def test_a_strangers_marker_claims_nothing_that_evidence_could_not_hold(
 
     assert all(len(encode_key(entry.key)) + len(encode_value(entry)) < 4_000 for entry in written)
     assert [entry.claimed for entry in written] == ([[7, 8]] if (source, incarnation) == (SOURCE_NAME, "i1") else [])
+
+
+def test_what_is_written_of_a_publishers_numbers_is_bounded_whatever_a_batch_closes() -> None:
+    """A record that brokers refuse would keep every batch of its partition from being written."""
+    numbers = [(Number(SOURCE_NAME, b"i1", 10**17 + 2 * n), n) for n in range(100_000)]
+    claims = [NumberRun(SOURCE_NAME, b"i1", 2 * n + 1, 2 * n + 1) for n in range(100_000)]
+    found = closings(Batch(0, [], {}, {}, {}, b"", aborted={PLACE: Aborted(numbers, claims)}))[0]
+    ranges = Ranges()
+
+    (entry,) = ranges.entries(found, worker="w", instance=bytes(16), n=1)
+
+    assert len(encode_key(entry.key)) + len(encode_value(entry)) < 10_000
+    assert (entry.closing[:2], entry.claimed[:4]) == ([10**17, 10**17], [1, 1, 3, 3])
+    ranges.close(found)
+    assert ranges.is_closed(entry.key, 1)
+
+
+def test_numbers_wait_for_a_batch_in_bounds() -> None:
+    """While a destination is away nothing takes them, and what has no message does not stop the reading."""
+    made = intake()
+    for n in range(2000):
+        made.take([marker(n, None, *(part for m in range(64) for part in (1000 * n + 2 * m + 1, 1)))], 0)
+
+    assert len(taken(made)[1]) == CLAIMS_MAX
