@@ -233,12 +233,13 @@ class TopicRecovery:
     def _check_monitor(
         self, stored: Stored, highs: Mapping[int, tuple[int, int]]
     ) -> None:
-        """A position with our note was stored together with a begin in the monitor: one without any is a namesake.
+        """A position whose note names a transaction was stored together with a begin in the monitor: one without any is a namesake.
 
-        What was delivered above the position stood in the old one. A person's own position has no note.
+        What was delivered above the position stood in the old one. A person's own position has no note, and that of a
+        table route of this name tells of no begin.
         """
         for partition, (offset, note) in stored.items():
-            if note and highs[partition.partition][1] == 0:
+            if read_note(note).n and highs[partition.partition][1] == 0:
                 raise Stopped(
                     f"topic {self._monitor!r} was deleted and created again: what was delivered above the stored position "
                     f"{offset} of {partition.topic}[{partition.partition}], and which messages are repeats, is not known any "

@@ -64,3 +64,13 @@ def test_a_person_who_sets_the_position_by_hand_is_obeyed() -> None:
     recover(kafka, Shared())
 
     assert delivered(kafka) == list(range(HELD, COUNT))
+
+
+def test_what_a_table_route_of_this_name_noted_is_no_word_of_the_monitor() -> None:
+    """It commits positions of quiet partitions as well, outside any transaction, and begins nothing in the monitor."""
+    kafka = MemoryKafka()
+    kafka.group[LOG] = (HELD, b"id".hex())
+
+    recover(kafka, Shared())
+
+    assert delivered(kafka) == list(range(HELD, COUNT))
