@@ -44,7 +44,7 @@ from relay.delivery.unshown import (
     vanished,
 )
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
-from relay.message.errors import Fenced, Retriable, Stopped, TwinDetected, Unreachable
+from relay.message.errors import NAMESAKE_REMEDY, Fenced, Retriable, Stopped, TwinDetected, Unreachable
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
 from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
 from relay.monitor.entries import DEAD, Begin, Page, Proof, SettleSeal
@@ -464,5 +464,5 @@ def _check_topics(stored: Stored, topic_ids: Mapping[str, str]) -> None:
         if note and read_note(note).topic_id != topic_ids.get(partition.topic):
             raise Stopped(
                 f"topic {partition.topic!r} was deleted and created again: the stored position {offset} of partition "
-                f"{partition.partition} belongs to the old one; check what was lost, then give the route a new name"
+                f"{partition.partition} belongs to the old one; {NAMESAKE_REMEDY}"
             )

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import orjson
 
-from relay.message.errors import Stopped
+from relay.message.errors import NAMESAKE_REMEDY, Stopped
 from relay.message.record import LogPartition
 from relay.run.crash import crash_point
 
@@ -110,7 +110,7 @@ class StartPolicy:
             if any(key.split("/")[0] == partition.topic for key in self._recorded):
                 raise Stopped(
                     f"topic {partition.topic!r} of route {self._route!r} was deleted and created again: its positions "
-                    "mean nothing now; check what was lost, then give the route a new name"
+                    f"mean nothing now; {NAMESAKE_REMEDY}"
                 )
             return low
         start = self._recorded[topic_key].get(str(partition.partition))

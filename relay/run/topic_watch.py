@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from relay.kafka.topics import TopicFacts, Topics
-from relay.message.errors import ConfigError, Stopped
+from relay.message.errors import NAMESAKE_REMEDY, ConfigError, Stopped
 from relay.run import clock
 
 TOPIC_IDS_PERIOD_S: Final = 10.0
@@ -87,7 +87,4 @@ class TopicWatch:
                     "delivered before is not in it; start again to go on with what follows, or give the route a new name, "
                     "with start = \"earliest\", to deliver all that is still in the log"
                 )
-            raise Stopped(
-                f"topic {name!r} was deleted and created again under the worker; check what was lost, then give the "
-                "route a new name"
-            )
+            raise Stopped(f"topic {name!r} was deleted and created again under the worker; {NAMESAKE_REMEDY}")

@@ -8,7 +8,7 @@ from typing import Literal
 import orjson
 import pytest
 
-from relay.message.errors import Stopped
+from relay.message.errors import NAMESAKE_REMEDY, Stopped
 from relay.message.record import LogPartition
 from relay.run.starts import StartPolicy, recorded_start
 
@@ -165,7 +165,7 @@ def test_a_topic_created_again_stops() -> None:
     register = Shared()
     policy(register).record()
 
-    with pytest.raises(Stopped, match="deleted and created again"):
+    with pytest.raises(Stopped, match=f"deleted and created again.*{NAMESAKE_REMEDY}"):
         policy(register, topic_id=OTHER_ID).resolve({place(0): None}, ())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.kafka.topics import TopicFacts
-from relay.message.errors import Stopped
+from relay.message.errors import NAMESAKE_REMEDY, Stopped
 from relay.run.topic_watch import TopicWatch
 
 
@@ -22,7 +22,7 @@ class Cluster:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("orders", "give the route a new name"), ("ledger", "start again to go on with what follows")],
+    [("orders", NAMESAKE_REMEDY), ("ledger", "start again to go on with what follows")],
 )
 def test_a_topic_of_the_route_that_is_another_one_stops_it_before_the_next_batch(name: str, remedy: str) -> None:
     cluster: Any = Cluster("orders", "monitor", "ledger")

@@ -12,7 +12,7 @@ from relay.delivery import sightings
 from relay.delivery.batch import Batch
 from relay.delivery.position_note import PositionNote, committed_by, read_note
 from relay.delivery.sealed import SealedProducer
-from relay.message.errors import InDoubt, Stopped
+from relay.message.errors import NAMESAKE_REMEDY, InDoubt, Stopped
 from relay.message.record import LogPartition
 from relay.monitor.entries import decode, pages
 from tests.unit.test_recovery_again import LOG, MONITOR, OUT, Killed, delivered, killed_at, message, work
@@ -241,7 +241,7 @@ def test_a_position_of_another_topic_stops() -> None:
     _, kafka = begun()
     kafka.group[LOG] = 3, PositionNote(b"other".hex(), *TRANSACTION).text
 
-    with pytest.raises(Stopped, match="deleted and created again"):
+    with pytest.raises(Stopped, match=f"deleted and created again.*{NAMESAKE_REMEDY}"):
         Worker(kafka).recover()
 
 
