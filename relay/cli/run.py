@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from relay.cli.bounds import AT_WORK_S, seconds
 from relay.cli.report import ConfigArgument
-from relay.config.loading import load
+from relay.config.loading import load, text_of
 from relay.config.model import RelayConfig, RelaySection, TopicDestination
 from relay.message.errors import ConfigError
+from relay.run.handed import Handed
 from relay.run.logging import setup
 from relay.run.supervisor import Command, Supervisor
 from relay.setup.required import require_verification
@@ -48,7 +49,8 @@ def run_command(
 
     Exit codes: 0 done, 1 a route stopped or was given up, 2 the configuration is wrong, 130/143 left at once.
     """
-    loaded = load(Path(config))
+    text = text_of(Path(config))
+    loaded = load(Path(config), text)
     routes = chosen_routes(loaded, route or [])
     if instance is not None:
         _check_instance(loaded, instance)
@@ -59,8 +61,9 @@ def run_command(
         structlog.get_logger().info("route", route=name, guarantee=found.guarantee, workers=workers, **note)
     if any(isinstance(loaded.routes[name].to, TopicDestination) for name in routes):
         require_verification(loaded)
-    command = worker_command(Path(config), until_idle, instance)
-    raise typer.Exit(Supervisor(routes, workers, command).run())
+    handed = Handed(text)
+    command = worker_command(Path(config), until_idle, instance, handed.words)
+    raise typer.Exit(Supervisor(routes, workers, command, fds=[handed.fd]).run())
 
 
 def chosen_routes(config: RelayConfig, wanted: Sequence[str]) -> list[str]:
@@ -73,9 +76,12 @@ def chosen_routes(config: RelayConfig, wanted: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(wanted)) if wanted else list(config.routes)
 
 
-def worker_command(path: Path, until_idle: float | None, instance: str | None) -> Command:
+def worker_command(
+    path: Path, until_idle: float | None, instance: str | None, configuration: Sequence[str] = ()
+) -> Command:
     """Return how a worker process is called (relay.run.process reads these words)."""
-    rest = [] if until_idle is None else ["--until-idle", f"{until_idle:g}"]
+    rest = [*configuration]
+    rest += [] if until_idle is None else ["--until-idle", f"{until_idle:g}"]
     rest += [] if instance is None else ["--instance", instance]
 
     def _command(route: str, number: int) -> list[str]:

@@ -13,8 +13,9 @@ import typer
 
 from relay.cli.bounds import AT_WORK_S, seconds
 from relay.cli.report import print_json
-from relay.config.loading import load
+from relay.config.loading import load, text_of
 from relay.message.errors import ConfigError
+from relay.run.handed import Handed
 from relay.run.logging import setup
 from relay.run.queues import queue_of
 from relay.run.supervisor import Command, Supervisor
@@ -63,7 +64,9 @@ def work_command(
 
     Exit codes: 0 done, 1 stopped or given up, 2 configuration or application is wrong, 130/143 left at once.
     """
-    loaded = load(Path(config))
+    text = text_of(Path(config))
+    loaded = load(Path(config), text)
+    handed = Handed(text)
     group = queue_of(loaded, queue).settings().group_of(subscriber)
     if group is None:
         raise ConfigError(
@@ -71,13 +74,13 @@ def work_command(
         )
     load_handler(application, queue)
     setup(as_json=True if as_json else None)
-    words = ["--queue", queue, "--subscriber", subscriber, "--concurrency", str(concurrency)]
+    words = [*handed.words, "--queue", queue, "--subscriber", subscriber, "--concurrency", str(concurrency)]
     words += ["--deadline", f"{deadline:g}", "--drain", f"{drain:g}"]
     words += [] if until_idle is None else ["--until-idle", f"{until_idle:g}"]
     with tempfile.TemporaryDirectory(prefix="relay-work-") as folder:
         report = Path(folder) / "report"
         command = _command(Path(config), application, [*words, "--report", str(report)])
-        code = Supervisor([f"{queue}/{subscriber}"], processes, command).run()
+        code = Supervisor([f"{queue}/{subscriber}"], processes, command, fds=[handed.fd]).run()
         if as_json:
             print_json({"queue": queue, "subscriber": subscriber, **_sum(report)})
     raise typer.Exit(code)

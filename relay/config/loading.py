@@ -13,26 +13,37 @@ from relay.config.reading import read
 from relay.message.errors import ConfigError
 
 
-def load(path: Path) -> RelayConfig:
-    """Read a configuration file; ConfigError names every fault, or why the file cannot be read."""
-    config, faults = examine(path)
+def load(path: Path, text: str | None = None) -> RelayConfig:
+    """Read a configuration file; ConfigError names every fault, or why the file cannot be read.
+
+    ``text`` is what the file said when somebody else read it.
+    """
+    config, faults = examine(path, text=text)
     raise_if_any(faults, str(path))
     assert config is not None, "no fault, no configuration"
     return config
 
 
-def examine(path: Path, env: Mapping[str, str] | None = None) -> tuple[RelayConfig | None, list[Fault]]:
-    """Return the configuration, or every fault of it; ConfigError only if the file cannot be read as TOML."""
+def text_of(path: Path) -> str:
+    """Read a configuration file's text; ConfigError says why it cannot be read."""
+    remedy = "give the path of a configuration, such as relay.toml"
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        return path.read_text("utf-8")
     except OSError as error:
-        remedy = "give the path of a configuration, such as relay.toml"
         raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); {remedy}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        reason = error if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
-        raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: the file is not TOML: not UTF-8; correct it there") from None
     except ValueError:
         # The system takes no NUL in a path.
-        remedy = "give the path of a configuration, such as relay.toml"
         raise ConfigError(f"{str(path)!r}: not a path; {remedy}") from None
+
+
+def examine(
+    path: Path, env: Mapping[str, str] | None = None, text: str | None = None
+) -> tuple[RelayConfig | None, list[Fault]]:
+    """Return the configuration, or every fault of it; ConfigError only if the file cannot be read as TOML."""
+    try:
+        document = tomllib.loads(text_of(path) if text is None else text)
+    except tomllib.TOMLDecodeError as reason:
+        raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
     return read(document, path, os.environ if env is None else env)

@@ -17,6 +17,7 @@ from relay.config.model import RelayConfig
 from relay.message.errors import RelayError, Stopped, TwinDetected
 from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble
+from relay.run.handed import taken
 from relay.run.restarts import ExitCode
 
 GC_THRESHOLDS: Final = (2_000_000, 10, 10)
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _config(options: argparse.Namespace) -> RelayConfig:
-    config = load(options.config)
+    config = load(options.config, taken(options.text))
     if options.instance is None:
         return config
     return config.model_copy(update={"relay": config.relay.model_copy(update={"instance": options.instance})})
@@ -69,6 +70,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--worker", type=int, required=True)
     parser.add_argument("--instance", default=None, metavar="NAME")
     parser.add_argument("--until-idle", type=float, default=None, metavar="SECONDS")
+    parser.add_argument("--text", type=int, default=None, metavar="NUMBER")
     return parser.parse_args(arguments)
 
 

@@ -52,7 +52,7 @@ class _Worker:
 class Supervisor:
     """Runs until every worker has ended for good. Use from the main thread: it listens to signals.
 
-    The first SIGTERM, SIGINT or SIGHUP is passed on as SIGTERM (workers drain); the second kills them at once.
+    ``fds`` are open files that every worker inherits. The first SIGTERM, SIGINT or SIGHUP is passed on as SIGTERM (workers drain); the second kills them at once.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Supervisor:
         workers: int,
         command: Command,
         *,
+        fds: Sequence[int] = (),
         budget: Budget | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -72,6 +73,7 @@ class Supervisor:
         ]
         self._command = command
         self._lifeline = parent_end()
+        self._fds = (self._lifeline.fd, *fds)
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
         self._draining = False
@@ -116,7 +118,7 @@ class Supervisor:
         worker.last_line = ""
         command = self._command(worker.route, worker.number)
         try:
-            worker.child = Child(command, self._lifeline.env, (self._lifeline.fd,))
+            worker.child = Child(command, self._lifeline.env, self._fds)
         except OSError as error:
             # Retry, within the budget: a full process table may empty again.
             worker.last_line = f"the process cannot be started: {error.strerror}"

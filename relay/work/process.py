@@ -14,9 +14,11 @@ import orjson
 import structlog
 
 from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.queue.port import Retired, StoreAway
 from relay.run import lifeline, logging
+from relay.run.handed import taken
 from relay.run.restarts import ExitCode
 from relay.work.assembly import Assembled, Job
 from relay.work.loading import load_handler
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         handler = load_handler(options.app, options.queue)
         limits = Limits(options.concurrency, deadline_s=options.deadline, drain_s=options.drain)
-        assembled = Assembled(load(options.config), Job(handler, options.queue, options.subscriber), limits)
+        assembled = Assembled(_config(options), Job(handler, options.queue, options.subscriber), limits)
         signal.signal(signal.SIGTERM, lambda *_: assembled.worker.stop())
         signal.signal(signal.SIGINT, lambda *_: assembled.worker.stop())
         report = assembled.worker.run(options.until_idle)
@@ -51,6 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(known, file=sys.stderr, flush=True)
         return _code(known)
     return 0
+
+
+def _config(options: argparse.Namespace) -> RelayConfig:
+    return load(options.config, taken(options.text))
 
 
 def _add(path: Path | None, report: Report) -> None:
@@ -77,6 +83,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--until-idle", type=float, default=None, metavar="SECONDS")
+    parser.add_argument("--text", type=int, default=None, metavar="NUMBER")
     parser.add_argument("--report", type=Path, default=None)
     return parser.parse_args(arguments)
 
