@@ -87,4 +87,9 @@ class TopicWatch:
                     "delivered before is not in it; start again to go on with what follows, or give the route a new name, "
                     "with start = \"earliest\", to deliver all that is still in the log"
                 )
+            if name == self._monitor:
+                raise Stopped(
+                    f"topic {name!r} was deleted and created again under the worker: what was delivered above the stored "
+                    "positions, and which messages are repeats, is not known any more; start again, to go on or be told how"
+                )
             raise Stopped(f"topic {name!r} was deleted and created again under the worker; {NAMESAKE_REMEDY}")

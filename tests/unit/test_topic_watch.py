@@ -40,6 +40,19 @@ def test_a_topic_of_the_route_that_is_another_one_stops_it_before_the_next_batch
         watch.check()
 
 
+def test_a_monitor_that_was_made_anew_under_a_worker_needs_no_new_name() -> None:
+    """Under a new name all that the log has would be delivered once more; the positions are as they were."""
+    cluster: Any = Cluster("orders", "monitor", "ledger")
+    watch = TopicWatch(cluster, ["orders"], "monitor", "ledger")
+    watch.facts()
+
+    cluster.ids["monitor"] = b"2" * 16
+
+    with pytest.raises(Stopped, match=r"'monitor' was deleted and created again under the worker.*start again") as stopped:
+        watch.facts()
+    assert "new name" not in str(stopped.value)
+
+
 @pytest.mark.parametrize(
     ("there", "said"),
     [
