@@ -1,18 +1,21 @@
-"""What stands beside a stored position of a topic route, in the offset's metadata: whose topic it is of, and who stored it.
+"""What stands beside a stored position, in the offset's metadata: whose topic it is of, and who stored it.
 
 A position is part of its transaction, so where it names one, the coordinator has committed that one, whatever its
-partitions show. Earlier versions wrote the topic's id alone.
+partitions show. A table or queue route stores a hint only. Earlier versions wrote the topic's id alone, in either case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from relay.message.record import LogPartition
 
 Stored = Mapping[LogPartition, tuple[int, str]]
 """Positions with their notes, as the group has them."""
+
+_HINT: Final = ":hint"
+"""Never change: it is told from a transaction by what is no number. Earlier versions read the topic's id before it."""
 
 
 class PositionNote(NamedTuple):
@@ -36,6 +39,16 @@ def read_note(text: str) -> PositionNote:
         return PositionNote(topic_id, bytes.fromhex(instance), int(n))
     except ValueError:
         return PositionNote(topic_id)
+
+
+def hint_note(topic_id: bytes) -> str:
+    """Return what a table or queue route notes beside a position: its own store has the one that counts."""
+    return f"{topic_id.hex()}{_HINT}"
+
+
+def is_hint(text: str) -> bool:
+    """Was the position stored by a table or queue route? One of an earlier version does not say so."""
+    return text.endswith(_HINT)
 
 
 def committed_by(stored: Stored) -> set[tuple[bytes, int]]:

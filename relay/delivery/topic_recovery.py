@@ -27,7 +27,7 @@ from relay.delivery.evidence_reading import MonitorView, fold_committed, high_wa
 from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
-from relay.delivery.position_note import Stored, committed_by, read_note
+from relay.delivery.position_note import Stored, committed_by, is_hint, read_note
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sightings import Watch
 from relay.delivery.told import Persons
@@ -139,6 +139,7 @@ class TopicRecovery:
             crash_point("recovery.fenced")
             stored = self._stored(views, group, assigned)
             _check_topics(stored, topic_ids)
+            self._check_owner(stored)
             stored_by = committed_by(stored)
             highs = high_watermarks(scanner, self._monitor, views)
             self._check_monitor(stored, highs)
@@ -229,6 +230,20 @@ class TopicRecovery:
                         f"another process runs as {self._worker!r}: give each relay its own [relay] instance; "
                         "this older one stops"
                     )
+
+    def _check_owner(self, stored: Stored) -> None:
+        """Where a table or queue stands, which begins anew under a name, tells nothing of what the output has.
+
+        The monitor does, and only for as long as it keeps that.
+        """
+        for partition, (offset, note) in stored.items():
+            if is_hint(note):
+                raise Stopped(
+                    f"the position {offset} of {partition.topic}[{partition.partition}] was stored by a table or queue route of "
+                    "this name, and does not say what the topic has that the route delivers to now; give a route that leads "
+                    "elsewhere a new name, or find out where to go on and store that by hand: "
+                    f"kafka-consumer-groups --reset-offsets --group {self._group_id} --all-topics --to-current --execute"
+                )
 
     def _check_monitor(
         self, stored: Stored, highs: Mapping[int, tuple[int, int]]

@@ -15,6 +15,7 @@ import structlog
 from relay.delivery.batch import Batch
 from relay.delivery.destination import Destination
 from relay.delivery.ports import Starts
+from relay.delivery.position_note import hint_note
 from relay.kafka.failures import (
     Action,
     action,
@@ -354,7 +355,7 @@ class RouteWorker:
     def _acknowledge(self) -> None:
         durable = self._destination.positions()
         if durable:
-            self._group.commit(durable, {t: i.hex() for t, i in self._topic_ids().items()}, wait=False)
+            self._group.commit(durable, {t: hint_note(i) for t, i in self._topic_ids().items()}, wait=False)
         # What is only on its way is not shown as delivered: its database may be away for hours.
         self._running.update(self._submitted if durable is None else durable)
 

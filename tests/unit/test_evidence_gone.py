@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.delivery.batch import Batch
+from relay.delivery.position_note import hint_note
 from relay.message.errors import Stopped
 from relay.run.starts import StartPolicy
 from tests.unit.memory_kafka import MemoryKafka
@@ -66,7 +67,21 @@ def test_a_person_who_sets_the_position_by_hand_is_obeyed() -> None:
     assert delivered(kafka) == list(range(HELD, COUNT))
 
 
-def test_what_a_table_route_of_this_name_noted_is_no_word_of_the_monitor() -> None:
+def test_a_route_that_led_to_a_table_meanwhile_does_not_go_on_where_that_stood() -> None:
+    """The table began anew, and put the group's position back; of what the topic had by then the monitor has forgotten some."""
+    kafka, register = MemoryKafka(), Shared()
+    recover(kafka, register)
+    kafka.low[MONITOR] = len(kafka.logs[MONITOR])
+    kafka.group[LOG] = (HELD, hint_note(b"id"))
+
+    with pytest.raises(Stopped, match=r"position 4 of log\[0\] was stored by a table or queue route of this name") as stopped:
+        recover(kafka, register)
+
+    assert "--group g " in str(stopped.value)
+    assert delivered(kafka) == list(range(COUNT))
+
+
+def test_what_an_earlier_table_route_of_this_name_noted_is_no_word_of_the_monitor() -> None:
     """It commits positions of quiet partitions as well, outside any transaction, and begins nothing in the monitor."""
     kafka = MemoryKafka()
     kafka.group[LOG] = (HELD, b"id".hex())
