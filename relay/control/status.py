@@ -8,7 +8,7 @@ nothing moved compares two times of the same worker, so that no other clock matt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -223,6 +223,16 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
         dead=facts.dead,
         positions_asked=facts.committed is not None,
     )
+
+
+def beside(records: Iterable[StatusRecord], routes: Collection[str], now_ms: int) -> Iterator[str]:
+    """Yield a sentence for each route that these do not name and a worker runs all the same: its own word is all that shows it."""
+    living = {record.route: record for record in records if record.route not in routes and _lives(judge_worker(record, now_ms)[0])}
+    for name, record in sorted(living.items()):
+        yield (
+            f"route {name} is not in this configuration, and {record.worker} (process {record.pid} on {record.host}) runs it: if "
+            "it was renamed or taken out, stop that worker, or it goes on to deliver beside the others"
+        )
 
 
 def exit_code(views: Iterable[RouteView]) -> int:

@@ -434,3 +434,13 @@ def test_an_unreachable_broker_is_exit_code_3(tmp_path: Path) -> None:
 
     assert result.exit_code == 3
     assert "127.0.0.1:1" in result.stderr
+
+
+def test_a_worker_that_still_runs_a_route_which_was_renamed_is_noted(shop: Shop) -> None:
+    shop.configure()
+    shop.says(0, shop.at(0, 7), shop.at(1, 4))
+    shop.path.write_text(shop.path.read_text().replace("[routes.r]", "[routes.renamed]"))
+
+    _, document = shop.status()
+
+    assert [note.partition(" is not in this configuration")[0] for note in document["notes"]] == ["route r"]

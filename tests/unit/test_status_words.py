@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from relay.config.routes import RouteConfig, TopicDestination
-from relay.control.status import DeadLetters, RouteFacts, RouteView, State, exit_code, judge_worker, view
+from relay.control.status import (
+    DeadLetters,
+    RouteFacts,
+    RouteView,
+    State,
+    beside,
+    exit_code,
+    judge_worker,
+    view,
+)
 from relay.message.record import LogPartition
 from relay.run.status_record import (
     RECORD_BYTES_MAX,
@@ -220,3 +229,14 @@ def test_what_a_newer_worker_adds_is_left_out() -> None:
     longer = encode({**record().model_dump(), "novelty": 1})
 
     assert decode(longer) == record()
+
+
+def test_a_worker_of_a_route_that_was_renamed_is_told_as_long_as_it_runs() -> None:
+    """It delivers what the route of the new name delivers as well."""
+    former = record(partition(), worker="shop.before.b.0").model_copy(update={"route": "before", "host": "other"})
+    gone = former.model_copy(update={"route": "long-ago", "at": NOW - 3_600_000})
+    left = former.model_copy(update={"route": "left", "state": "stopped"})
+
+    (told,) = beside([record(partition()), former, gone, left], {"r"}, NOW)
+
+    assert told.startswith("route before is not in this configuration, and shop.before.b.0 (process 0 on other) runs it")
