@@ -167,7 +167,7 @@ class Intake:
             headers = headers[:HEADERS_MAX]
         if capture is None and not LOG_ONLY_HEADERS.isdisjoint(fields):
             headers = outgoing(headers)  # a stranger's claim to belong to one of our transactions ends here
-        topic_raw = self._topic_raw[topic]
+        topic_raw = self._topic_raw.get(topic) or topic.encode()  # a recovery may read what was taken out of the route
         try:
             digest = self._first_rule(fields, topic_raw, value)
             if digest is None:
@@ -175,7 +175,7 @@ class Intake:
         except MessageRejected as unread:
             # Its identity is in a value that nothing can read for now: a dead letter, under its place.
             fault = unread
-            digest = position_digest(self._topic_ids[topic], partition, offset)
+            digest = self._by_position(topic, partition, offset)
         return _new(
             LogMessage,
             (
@@ -270,7 +270,11 @@ class Intake:
             found = rule(fields, topic, value)
             if found is not None:
                 return found
-        return position_digest(self._topic_ids[name], partition, offset)
+        return self._by_position(name, partition, offset)
+
+    def _by_position(self, topic: str, partition: int, offset: int) -> bytes:
+        """Return the digest of a place; of a topic that the route reads no more the id is not known, and none is like it."""
+        return position_digest(self._topic_ids.get(topic, b""), partition, offset)
 
     def _mark(self, held: PartitionHolds, record: Record, now: float) -> None:
         held.read_to = (record.offset() or 0) + 1

@@ -119,6 +119,17 @@ def test_bytes_that_are_no_text_identify_as_they_are() -> None:
     assert message.lane == b"\xfe"
 
 
+def test_a_message_of_a_topic_that_was_taken_out_of_the_route_is_known_by_its_id() -> None:
+    """A recovery reads it, where the last owner delivered it and an output has lost it since."""
+    taken_out = intake().derive(Fake(7, [("ce_id", b"a"), ("ce_source", b"/s")]), "former", 0)
+    nameless = intake().derive(Fake(7), "former", 0)
+
+    assert taken_out is not None
+    assert nameless is not None
+    assert (taken_out.topic, taken_out.digest) == ("former", digest(b"c", b"/s", b"a"))
+    assert nameless.digest != position_digest(TOPIC_ID, 0, 7), "nobody knows its topic's id"
+
+
 def test_the_last_of_a_repeated_header_counts() -> None:
     message = intake().derive(Fake(0, [("ce_id", b"a"), ("ce_id", b"b")]), "orders", 0)
 
