@@ -267,12 +267,13 @@ class Ranges:
     def forget(self, low: Mapping[str, int]) -> list[RangeKey]:
         """At the bound, let go of the oldest incarnations none of whose messages is in the log any more.
 
-        ``low`` is the low watermark of this partition by topic. A tenth of the bound becomes free at most; returns
-        who is forgotten. Whoever still has messages in the log stays, however old.
+        ``low`` is the low watermark of this partition by topic, of those that the route reads: of others no message comes.
+        A tenth of the bound becomes free at most; returns who is forgotten. Whoever still has messages in the log stays,
+        however old.
         """
         if not self.is_full:
             return []
-        gone = [(one.seen, key) for key, one in self._by_key.items() if one.seen < low.get(key.topic, 0)]
+        gone = [(one.seen, key) for key, one in self._by_key.items() if one.seen < low.get(key.topic, one.seen + 1)]
         count = len(self._by_key) - self.limits.incarnations + max(1, self.limits.incarnations // 10)
         oldest = [key for _, key in sorted(gone)[:count]]
         for key in oldest:

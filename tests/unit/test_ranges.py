@@ -292,6 +292,15 @@ def test_at_the_bound_the_oldest_whose_messages_left_the_log_are_forgotten() -> 
     assert (len(ranges), ranges.refused) == (3, 0)
 
 
+def test_at_the_bound_what_came_from_a_topic_that_the_route_reads_no_more_makes_room() -> None:
+    """Nobody asks where that begins by now: it would keep its place for ever, and new incarnations be followed no more."""
+    ranges = Ranges(RangeLimits(incarnations=2))
+    ranges.close(batch([1], RangeKey("taken out", b"/shop", b"former"), seen=9))
+    ranges.close(batch([1], RangeKey("orders", b"/shop", b"living"), seen=7))
+
+    assert [key.incarnation for key in ranges.forget({"orders": 5})] == [b"former"]
+
+
 def test_ranges_are_due_in_the_order_in_which_they_were_written() -> None:
     ranges = Ranges()
     ranges.close(batch([1]))
