@@ -44,6 +44,16 @@ def _size_in_log(header: tuple[str, bytes | None]) -> int | None:
     return size if isinstance(size, int) and size >= 0 else None
 
 
+def own_headers(headers: Headers) -> Headers:
+    """Return a message's headers without a place: that is the relay's own word, and whatever came under its name is left out."""
+    return tuple(header for header in headers if header[0] != PLACE)
+
+
+def has_value_in_log(value: bytes | None, headers: Headers) -> bool:
+    """Does an index have the place only of this message's value?"""
+    return value is None and bool(headers) and headers[-1][0] == PLACE
+
+
 def audience_of(settings: QueueSettings, message: NewMessage) -> Audience:
     """Return who is to get the message: its own audience or the queue's."""
     return settings.audience if message.audience is None else message.audience

@@ -9,9 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Stopped
 from relay.queue.moving import cut_over
-from relay.queue.port import Refused, StoreAway
+from relay.queue.port import Filter, Refused, StoreAway
 from relay.queue.receipt import PLACE
 from relay.queue.states import PublisherState as P
 from relay.queue.states import SubscriberState as S
@@ -100,6 +100,23 @@ def test_another_value_in_the_same_place_is_not_given(medium: Medium) -> None:
 
     assert take(store) == []
     assert state(store, handle) is P.UNAVAILABLE
+
+
+def test_where_the_address_does_not_say_any_more_that_values_stay_in_the_log_none_is_given_as_null(medium: Medium) -> None:
+    """A handler would be given nothing, do nothing with it, and the message be DONE."""
+    store = opened(medium, "ann")
+    put(store, "null", value=None, headers=((PLACE, b"a stranger's"),))
+    put(store, "a")
+    plain = open_store(store.settings, medium.url.removeprefix("log+"), state=medium.state)
+    medium.opened.append(plain)
+
+    for ask in (lambda: take(plain), lambda: plain.view(2)):
+        with pytest.raises(Stopped, match=r'stay in the log, and its store does not say so: write "log\+" before it'):
+            ask()
+    assert [(view.id, view.value) for view in plain.find(Filter(publisher="shop"))] == [("null", None), ("a", None)]
+    assert [one.value for one in take(store)] == [None, b"a"]
+    plain.put([message("later", headers=((PLACE, b"a stranger's"),), value=None)], NOW)
+    assert [(one.value, one.headers) for one in take(store)] == [(None, ())]
 
 
 def test_while_the_log_is_away_nothing_stays_taken(medium: Medium) -> None:

@@ -15,7 +15,7 @@ import orjson
 
 from relay.queue.message import MessageView, NewMessage, Place, PutAnswer, Taken
 from relay.queue.port import Filter, Retired, StoreAway, ValuesAway
-from relay.queue.receipt import PLACE, Headers
+from relay.queue.receipt import PLACE, Headers, own_headers
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
 from relay.queue.stores.sql_queue import SqlQueue
@@ -52,6 +52,12 @@ class LogQueue(SqlQueue):
         """Store the index entries of messages; see the port."""
         return super().put([_without_value(message) for message in messages], now, reveal=reveal)
 
+    def _received(self, messages: Sequence[NewMessage]) -> Sequence[NewMessage]:
+        return messages  # a place is the queue's own by now
+
+    def _check_value(self, value: bytes | None, headers: Headers) -> None:
+        """It is read from the log."""
+
     @unit
     def take(
         self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
@@ -86,7 +92,7 @@ class LogQueue(SqlQueue):
         self, messages: Sequence[MessageView], *, uuid: str, outcomes: Sequence[tuple[str, bool]] = ()
     ) -> None:
         """Write messages of another store with their values: the index keeps those."""
-        own = [replace(view, headers=_own(view.headers)) for view in messages]
+        own = [replace(view, headers=own_headers(view.headers)) for view in messages]
         super().adopt(own, uuid=uuid, outcomes=outcomes)
 
     def _before_edit(self, headers: Headers) -> tuple[Headers, str | None]:
@@ -134,21 +140,16 @@ def _with_value(one: Shown, headers: Headers, value: bytes | None) -> Shown:
 
 
 def _without_value(message: NewMessage) -> NewMessage:
-    # The place is the relay's own word: whatever came under its name is left out.
-    headers = _own(message.headers)
+    headers = own_headers(message.headers)
     if message.place is None or message.value is None:
         return message._replace(headers=headers)
     place = orjson.dumps([*message.place, digest_of(message.value), len(message.value)])
     return message._replace(value=None, headers=(*headers, (PLACE, place)))
 
 
-def _own(headers: Headers) -> Headers:
-    return tuple(header for header in headers if header[0] != PLACE)
-
-
 def _split(headers: Headers) -> tuple[Headers, Placed | None]:
     """Return the message's own headers, and the place of its value unless the index has it: an edit follows the place."""
-    own = _own(headers)
+    own = own_headers(headers)
     if not headers or headers[-1][0] != PLACE:
         return own, None
     topic, topic_id, partition, offset, digest, _ = orjson.loads(headers[-1][1] or b"")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from relay.message.errors import Stopped
 from relay.queue.message import Audience
 from relay.queue.port import Refused, Retired
-from relay.queue.receipt import check_subscribers
+from relay.queue.receipt import Headers, check_subscribers, has_value_in_log
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_schema import Shape
@@ -44,6 +45,14 @@ class SqlBase:
         """Raise Retired if the queue has moved; every write begins with this."""
         if self._run(sql.GUARD)[0][0]:
             raise Retired(f"queue {self.settings.name!r} has moved to another store: write there")
+
+    def _check_value(self, value: bytes | None, headers: Headers) -> None:
+        """Raise Stopped if the value is elsewhere: without it a message would be handled as one that has none."""
+        if has_value_in_log(value, headers):
+            raise Stopped(
+                f"queue {self.settings.name!r} has messages whose values stay in the log, and its store does not say so: write "
+                '"log+" before it again, until these are over'
+            )
 
     def _run(self, text: str, **parameters: Any) -> list[Row]:
         return self.session.run(text, {"queue": self._queue, **parameters})

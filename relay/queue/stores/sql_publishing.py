@@ -8,7 +8,16 @@ from typing import Final
 
 from relay.queue.message import PRIORITY_MAX, Audience, NewMessage, PutAnswer
 from relay.queue.port import StoreAway, StoreFull
-from relay.queue.receipt import Headers, check, check_priority, check_subscribers, edited, size_of
+from relay.queue.receipt import (
+    PLACE,
+    Headers,
+    check,
+    check_priority,
+    check_subscribers,
+    edited,
+    own_headers,
+    size_of,
+)
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_base import SqlBase, once, too_large
@@ -26,6 +35,7 @@ class Publishing(SqlBase):
     @unit
     def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
         """Store messages. Hardly any is a repeat, so they are looked for only after the index has refused one."""
+        messages = self._received(messages)
         for new in messages:
             check(self.settings, new)
         given = self._with_seats(messages)
@@ -41,6 +51,12 @@ class Publishing(SqlBase):
                 continue
             return _answers(messages, fresh, handles, known)
         raise StoreAway(f"queue {self.settings.name!r}: the same messages come and end over and over: try again")
+
+    def _received(self, messages: Sequence[NewMessage]) -> Sequence[NewMessage]:
+        """Return the messages as they are kept: none says by itself that its value is elsewhere."""
+        if not any(name == PLACE for new in messages for name, _ in new.headers):
+            return messages
+        return [new._replace(headers=own_headers(new.headers)) for new in messages]
 
     def _with_seats(self, messages: Sequence[NewMessage]) -> Given:
         own: dict[Audience | None, Sequence[Seat]] = {None: self._seats}

@@ -48,7 +48,10 @@ class Subscribing(SqlBase):
             chosen = [candidate for candidate in chosen if candidate.handle in mine]
         self._rephase(sorted(candidate.handle for candidate in chosen if candidate.shape & Shape.POOL))
         content = {row[0]: row for row in self._run(sql.READ_TAKEN, handles=handles)}
-        return [taken(content[one.handle], one.attempt + 1, one.failures) for one in chosen]
+        found = [taken(content[one.handle], one.attempt + 1, one.failures) for one in chosen]
+        for one in found:
+            self._check_value(one.value, one.headers)
+        return found
 
     def _guarded(self, text: str, subscriber: str, tickets: Sequence[Ticket], **given: Any) -> list[Row]:
         """Write what still has this attempt and a state that allows it; return (handle, attempt, shape) of these."""

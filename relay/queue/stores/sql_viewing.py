@@ -38,7 +38,11 @@ class Viewing(SqlBase):
         deliveries: dict[int, list[Row]] = {}
         for row in rows:
             deliveries.setdefault(row[0], []).append(row)
-        return [message_view(row, deliveries.get(row[0], [])) for row in messages]
+        views = [message_view(row, deliveries.get(row[0], [])) for row in messages]
+        for view in views if value else ():
+            if view.state in _LIVE:
+                self._check_value(view.value, view.headers)
+        return views
 
     def find(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[MessageView]:
         """Return messages by handle, without their values."""
