@@ -159,7 +159,9 @@ class TopicRecovery:
                 if view.evidence.has_delivered or len(view.index) or highs[view.partition][0] > 0
             }
             ran_before = {p for p in assigned if p.partition in traces}
-            begin_at = _start(starts, assigned, stored, ran_before, group)
+            # A topic that joined later is in no record of the first start: what the monitor has forgotten would be new.
+            known = {LogPartition(topic, v.partition) for v in views if highs[v.partition][0] > 0 for topic in v.index.topics}
+            begin_at = _start(starts, assigned, stored, ran_before, known, group)
             crash_point("recovery.read")
             unfinished = {v.partition: opened[v.partition].unsealed() for v in views}
             lost = vanished(scanner, reader, self._monitor, views, highs, stored_by, self._today)
@@ -462,15 +464,23 @@ def _start(
     assigned: Sequence[LogPartition],
     stored: Stored,
     ran_before: set[LogPartition],
+    known: set[LogPartition],
     group: Group,
 ) -> dict[LogPartition, int]:
     """Where to read on. What looks like a lost position may be another owner's news: this worker stood still meanwhile."""
     try:
-        return starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
+        begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
+        for place in known.intersection(assigned) - stored.keys():
+            raise Stopped(
+                f"{place.topic}[{place.partition}] has no stored position although it was delivered from (offsets expired or "
+                "deleted), and the monitor has forgotten some of that; find out what was delivered last and set the group's offset "
+                "to it"
+            )
     except Stopped:
         if group.committed(assigned) != stored:
             raise Fenced("positions were stored by another worker while this one recovered; it looks again") from None
         raise  # stop: nobody moved, so it is lost indeed
+    return begin_at
 
 
 def _check_topics(stored: Stored, topic_ids: Mapping[str, str]) -> None:

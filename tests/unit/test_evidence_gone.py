@@ -42,6 +42,27 @@ def test_a_position_that_expired_after_its_traces_is_lost_and_not_a_first_start(
     assert delivered(kafka) == list(range(COUNT))
 
 
+def test_so_is_that_of_a_topic_that_joined_the_route_after_its_first_start() -> None:
+    """Nothing is recorded of it, and of what it had delivered the monitor has forgotten the beginning."""
+    kafka, register = MemoryKafka(), Shared()
+    StartPolicy(
+        register, route="main", policy="earliest", topics={"before": 1}, topic_ids={"before": b"b"}, watermarks=lambda _: (0, 0)
+    ).record()
+    process = Process(kafka)
+    begin_at = process.delivery.recover([LOG], [process.view], kafka, starts(register).resolve, {"log": b"id"})
+    assert begin_at == {LOG: 0}
+    process.delivery.submit(Batch(1, MESSAGES[:HELD], {LOG: 0}, {LOG: HELD}, {LOG: HELD}, membership=b"member"))
+    aged = len(kafka.logs[MONITOR])
+    process.deliver(HELD)
+    kafka.group.clear()
+    kafka.low[MONITOR] = aged
+
+    with pytest.raises(Stopped, match=r"log\[0\].* has no stored position although it was delivered from"):
+        recover(kafka, register)
+
+    assert delivered(kafka) == list(range(COUNT))
+
+
 def test_a_monitor_that_was_made_again_stops_the_route_whose_positions_rest_on_it() -> None:
     kafka, register = MemoryKafka(), Shared()
     process = Process(kafka)
