@@ -203,7 +203,7 @@ def refusals(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> Iter
     if not kafka.get("bootstrap.servers", "").strip(" ,"):
         yield Refusal("bootstrap.servers", "no broker is named", 'write for example "127.0.0.1:9092"')
     else:
-        yield from _port_refusals(kafka)
+        yield from _address_refusals(kafka)
         if not allow_plaintext:
             yield from _plaintext_refusals(kafka)
     if ("sasl.username" in kafka) != ("sasl.password" in kafka):
@@ -240,13 +240,28 @@ def _value_refusal(key: str, value: str, allowed: Allowed) -> Refusal | None:
     return None
 
 
-def _port_refusals(kafka: Mapping[str, str]) -> Iterator[Refusal]:
-    """The client takes 99999 for port 34463, and a word for port 0: its words then speak of an address that nobody gave."""
-    for server in kafka["bootstrap.servers"].split(","):
-        _, port = _host_and_port(server)
-        if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORT_MAX):
-            problem = f"{server.strip()} has a port that is none"
+def _address_refusals(kafka: Mapping[str, str]) -> Iterator[Refusal]:
+    """The client says only in its log what it makes of these: it leaves out an address with another protocol than its own,
+    asks for a machine called ``a:9092;b``, and takes 99999 for port 34463, and a word for port 0."""
+    protocol = kafka.get("security.protocol", "plaintext").lower()
+    for server in (one.strip() for one in kafka["bootstrap.servers"].split(",")):
+        given, before, _ = server.rpartition("://")
+        if before and given.lower() != protocol:
+            yield Refusal("bootstrap.servers", f"{server} begins with another protocol than {protocol}", "write host:port")
+        host, port = _host_and_port(server)
+        if not re.fullmatch(r"[\w.-]*", host) and not _is_ip_address(host):
+            yield Refusal("bootstrap.servers", f"{server} has a host that is none", "write host:port, more of them with commas between")
+        elif port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORT_MAX):
+            problem = f"{server} has a port that is none"
             yield Refusal("bootstrap.servers", problem, f"write host:port with a port from 1 to {_PORT_MAX}")
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _host_and_port(server: str) -> tuple[str, str | None]:

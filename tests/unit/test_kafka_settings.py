@@ -88,6 +88,28 @@ def test_a_port_that_no_broker_can_have_is_refused_before_the_client_takes_it_fo
     assert refusal.remedy == "write host:port with a port from 1 to 65535"
 
 
+@pytest.mark.parametrize(
+    ("server", "problem"),
+    [
+        ("kafka://127.0.0.1:9092", "begins with another protocol than plaintext"),
+        ("127.0.0.1:1,ssl://127.0.0.1:9092", "begins with another protocol than plaintext"),
+        ("127.0.0.1:9092;127.0.0.1:9093", "has a host that is none"),
+        ("127.0.0.1:9092 127.0.0.1:9093", "has a host that is none"),
+        ("ann@127.0.0.1:9092", "has a host that is none"),
+    ],
+)
+def test_an_address_that_the_client_would_leave_out_or_never_find_is_refused(server: str, problem: str) -> None:
+    found = list(settings.refusals({"bootstrap.servers": server}, allow_plaintext=True))
+
+    assert [(one.key, one.problem) for one in found] == [("bootstrap.servers", f"{server.rpartition(',')[2]} {problem}")]
+    assert found[0].remedy.startswith("write host:port")
+
+
+@pytest.mark.parametrize("server", ["SSL://kafka:9092", "ssl://[2001:db8::1]:9092", "fe80::1%eth0", "my_broker-1.shop:9092"])
+def test_an_address_may_begin_with_the_protocol_that_is_set(server: str) -> None:
+    assert list(settings.refusals({"bootstrap.servers": server, "security.protocol": "ssl"})) == []
+
+
 @pytest.mark.parametrize("server", ["localhost", "127.0.0.1:1", "[::1]:65535", "::1", " localhost:9092 , localhost:9093 ,"])
 def test_an_address_without_a_port_or_with_one_is_taken(server: str) -> None:
     assert "bootstrap.servers" not in refused(bootstrap__servers=server)
