@@ -51,7 +51,8 @@ COMMANDS: Final = {
 app = typer.Typer(
     help="A transactional relay over Kafka: captured with the database, relayed exactly once.",
     epilog="Exit codes of every command: 0 ok, 1 a check failed, 2 usage or configuration, 3 unreachable, 130 interrupted, "
-    "141 nobody reads what it prints. Durations are seconds, or texts such as 90s and 5min.",
+    "141 nobody reads what it prints. With --json standard output has JSON or, where standard error says in a sentence why "
+    "there is none, nothing. Durations are seconds, or texts such as 90s and 5min.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables could show a secret.

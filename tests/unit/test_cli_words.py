@@ -17,12 +17,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from relay.cli import report, status
+from relay.cli import report, serve, status
 from relay.cli.main import COMMANDS
 from relay.cli.main import app as relay
 from relay.config.loading import load
 from relay.kafka.topics import Topics
 from relay.local.services import LocalServices
+from relay.message.errors import Unreachable
 from relay.run.supervisor import Supervisor
 
 CONFIG = """\
@@ -107,7 +108,48 @@ def test_the_exit_codes_stand_in_the_help() -> None:
 
     assert code == 0
     assert "2 usage or configuration, 3 unreachable" in " ".join(out.split())
+    assert "With --json standard output has JSON or" in " ".join(out.split())
     assert "Durations are seconds, or texts such as 90s and 5min" in " ".join(out.split())
+
+
+JSON = [words for words, command in ALL.items() if any("--json" in one.opts for one in command.params)]
+NEEDED = {
+    "queue": "credit", "subscriber": "approval", "name": "capture:" + "a" * 32, "application": "json", "value": "relay.toml",
+    "directory": "relay.toml",
+}  # fmt: skip
+MORE = {
+    "bench": ["other"], "chaos": ["--dir", "."], "check": ["--connect"], "deadletter redrive": ["--all"], "demo": ["--dir", "."],
+    "demo credit": ["--sales", "1"], "indoubt resolve": ["--commit", "--reason", "x"], "queue purge": ["--yes"],
+}  # fmt: skip
+"""What a command needs beside its arguments to go as far as the brokers, or to be wrong without them."""
+
+
+def whole(words: str, config: str) -> list[str]:
+    """Return a command with all that it needs."""
+    said = words.split()
+    for one in ALL[words].params:
+        if one.required or one.name == "config":
+            option = [one.opts[0]] if one.opts[0].startswith("--") else []
+            said += [*option, config if one.name == "config" else NEEDED.get(one.name, "1")]
+    return [*said, *MORE.get(words, []), "--json"]
+
+
+@pytest.mark.parametrize("words", JSON)
+def test_with_json_standard_output_is_json_or_empty_beside_a_sentence(
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise Unreachable("no broker answers")
+
+    for ask in ("describe", "brokers", "names", "watermarks"):
+        monkeypatch.setattr(Topics, ask, away)
+    monkeypatch.setattr(Supervisor, "run", lambda _: 3)
+    monkeypatch.setattr(serve, "_listen", away)
+    for config, expected in (("none.toml", {2}), ("relay.toml", {2, 3})):
+        code, out, error = said(*whole(words, config))
+
+        assert code in expected
+        assert json.loads(out) if out else error
 
 
 @pytest.mark.parametrize(
