@@ -1,4 +1,4 @@
-"""Archives topics (the journal, logs, outputs) to Parquet by hour or day, then says up to where they may be trimmed.
+"""Archives topics (logs, outputs, dead letters) to Parquet by hour or day, then says up to where they may be trimmed.
 
 Each run takes what came since the last one; a run that dies is taken up where it stood, and no record is twice in
 the archive (Spark's file sink keeps a list of its files, which readers of the folder obey).
@@ -44,9 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> Namespace:
     parser = session.parser("archive", __doc__ or "")
     parser.add_argument("config", help="the configuration, such as relay.toml")
-    parser.add_argument(
-        "--topic", action="append", default=[], help="may be repeated (default: the relay's journal)"
-    )
+    parser.add_argument("--topic", action="append", required=True, help="what to archive; may be repeated")
     parser.add_argument(
         "--to", required=True, help="the archive's folder, or a store's address that Spark knows"
     )
@@ -63,7 +61,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
 
 def _run(options: Namespace) -> int:
     config = load(Path(options.config))
-    topics = options.topic or [config.journal_topic]
+    topics = options.topic
     java = java_settings(config.kafka)
     spark = session.start("archive", options.master)
     broker = Broker(spark, java)

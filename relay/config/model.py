@@ -181,11 +181,6 @@ class RelayConfig(_Section):
         return f"{self.relay.name}.control"
 
     @property
-    def journal_topic(self) -> str:
-        """Retained messages and state changes."""
-        return f"{self.relay.name}.journal"
-
-    @property
     def decisions_topic(self) -> str:
         """Decisions of captures that have no database."""
         return f"{self.relay.name}.decisions"

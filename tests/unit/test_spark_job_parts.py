@@ -107,10 +107,16 @@ def test_what_is_no_topics_name_is_refused(capsys: pytest.CaptureFixture[str], n
     assert "not a topic's name" in capsys.readouterr().err
 
 
-ARCHIVE = (archive, ["relay.toml", "--to", "x"])
+ARCHIVE = (archive, ["relay.toml", "--topic", "t", "--to", "x"])
 AUDIT = (audit, ["relay.toml"])
 CAPTURE = (capture, ["relay.toml", "in", "--topic", "t", "--name", "n", "--id", "id"])
 CORRELATE = (correlate, ["relay.toml", "--topic", "a", "--topic", "b", "--to", "c", "--name", "n"])
+
+
+def test_an_archive_of_no_topic_is_refused_with_the_word_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        archive.main(["relay.toml", "--to", "x"])
+    assert "--topic" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["inf", "nan", "1e308", "0", "-1", "soon"])
