@@ -114,6 +114,15 @@ def test_every_metric_of_the_alerts_exists() -> None:
     assert named <= found
 
 
+def test_an_alert_that_compares_with_earlier_has_a_value_where_there_was_none() -> None:
+    # Two vectors are compared where both have the labels: the first dead letters of a route would be told to nobody.
+    compared = [one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if " offset " in one]
+
+    assert "relay_dead_letters" not in {name for name, *_ in samples(sight())}
+    assert compared
+    assert [one for one in compared if " or 0 * " not in one] == []
+
+
 def test_the_page_shows_words_of_strangers_as_words() -> None:
     made = page("shop", sight({HOSTILE: 1}, error=HOSTILE), HOSTILE, 1.0)
 
