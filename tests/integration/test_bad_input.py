@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from random import randbytes
 from typing import Any
 
 import pytest
@@ -215,6 +216,22 @@ def test_a_forged_committed_marker_is_ignored_and_alarms(make_route: Callable[..
     append_marker(route, NONCE)
 
     wait_for(lambda: sorted(ids(route.outputs())) == ["free", "held"], what="the true marker")
+
+
+@pytest.mark.parametrize(("source", "closes"), [(b"/s", [2**62, 2**62 + 5]), (randbytes(600_000), [1, 1])])
+def test_a_forged_aborted_marker_stops_nothing(make_route: Callable[..., TopicRoute], source: bytes, closes: list[int]) -> None:
+    route = make_route()
+    publish(route.kafka, route.log, [(0, ce("/s", "before"), b"v")])
+    producer = Producer({"bootstrap.servers": route.kafka})
+    value = encode_marker(CAPTURE, None, "inc", closes)
+    producer.produce(route.log, key=CAPTURE, value=value, partition=0, headers=marker_headers(CAPTURE, source, NOWHERE))
+    assert producer.flush(30) == 0
+    publish(route.kafka, route.log, [(0, ce("/s", "behind"), b"v")])
+
+    assert route.finish() == 0, route.said()
+
+    assert ids(route.outputs()) == ["before", "behind"]
+    assert dead_letters(route) == []
 
 
 def test_no_header_that_steers_a_relay_leaves_the_log(make_route: Callable[..., TopicRoute]) -> None:
