@@ -218,7 +218,9 @@ def test_a_forged_committed_marker_is_ignored_and_alarms(make_route: Callable[..
     wait_for(lambda: sorted(ids(route.outputs())) == ["free", "held"], what="the true marker")
 
 
-@pytest.mark.parametrize(("source", "closes"), [(b"/s", [2**62, 2**62 + 5]), (randbytes(600_000), [1, 1])])
+@pytest.mark.parametrize(
+    ("source", "closes"), [(b"/s", [2**62, 2**62 + 5]), (randbytes(600_000), [1, 1])], ids=["numbers beyond 64 bits", "a long source"]
+)
 def test_a_forged_aborted_marker_stops_nothing(make_route: Callable[..., TopicRoute], source: bytes, closes: list[int]) -> None:
     route = make_route()
     publish(route.kafka, route.log, [(0, ce("/s", "before"), b"v")])
