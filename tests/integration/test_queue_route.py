@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import randbytes
 from uuid import uuid4
 
 import pytest
@@ -129,6 +130,24 @@ def test_killed_inside_the_delivery_it_goes_on_without_loss_or_repeat(make: Make
     assert route.finish() == 0, route.said()
 
     assert sorted(int(view.id[2:]) for view in route.found()) == list(range(400))
+
+
+def test_a_name_too_long_for_an_index_of_postgresql_is_a_dead_letter_and_the_rest_goes_on(make: MakeRoute) -> None:
+    """PostgreSQL calls that an operational error, as it does what passes: tried again, it would be tried for ever."""
+    route = make("postgresql")
+    long = [
+        (0, ce("/source/0", randbytes(2000).hex()), b"a long id"),
+        (1, ce("/source/1", randbytes(30_000).hex()), b"a longer one"),
+        (0, ce("/source/0", "é" * 1000), b"long, and it fits"),
+    ]
+    publish(route.kafka, route.log, [*messages(40), *long, *messages(40, 40)])
+
+    assert route.finish() == 0, route.said()
+
+    assert len(route.found()) == 81
+    dead = [dict(one.headers()) for one in read_all(route.kafka, f"{route.name}.deadletter", PARTITIONS)]
+    assert [one["__relay.errors.code"] for one in dead] == [b"refused"] * 2
+    assert all(b"shorten" in one["__relay.errors.message"] for one in dead)
 
 
 @pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])

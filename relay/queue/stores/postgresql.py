@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 
 from relay.message.errors import ConfigError, InDoubt
 from relay.queue.alerts import CHANNEL
-from relay.queue.port import StoreAway, StoreFull
+from relay.queue.port import Refused, StoreAway, StoreFull
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import sql_text
 from relay.queue.stores.sql_queue import SqlQueue
@@ -35,6 +35,8 @@ TALLY_ROWS_MAX: Final = 256
 """So many rows are summed up into one by whoever asks how many wait."""
 _COLLISIONS: Final = frozenset({"40001", "40P01"})
 _FULL: Final = frozenset({"53100"})
+_TOO_LONG: Final = "54000"
+"""Of an index entry; the driver takes it for an error of operation, as which it would be tried again for ever."""
 _LISTS: Final = (list, range)
 _OWN: Final = re.compile(rb"\brelay_queue\w*")
 """What is called so in a statement is a table or sequence of ours."""
@@ -261,6 +263,8 @@ def _judged(*, committing: bool) -> Iterator[None]:
             raise Collided("another writer was in the way: try again") from error
         if state in _FULL:
             raise StoreFull("the queue's database cannot grow: make room on its disk") from error
+        if state == _TOO_LONG:
+            raise Refused("the id and the publisher of a message are longer than PostgreSQL keeps in an index (2,704 bytes): shorten them") from error
         if state in _MISSING:
             raise ConfigError("the queue's tables are missing or old; run `relay migrate`") from error
         if state == _NO_RIGHT:
