@@ -7,7 +7,21 @@ from typing import Final, Literal
 
 Kind = Literal["postgresql", "sqlite"]
 
+
+def beside(table: str) -> str:
+    """Return PostgreSQL's statement that has new tables created where the session finds ``table`` by now, if it finds one.
+
+    "if not exists" looks into the first schema of `search_path` only: once one is made that bears the role's name, a
+    second set of empty tables would hide the first, and with it every position.
+    """
+    return (
+        "select set_config('search_path', quote_ident(n.nspname) || ', ' || current_setting('search_path'), false) "  # noqa: S608
+        f"from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass('{table}')"
+    )
+
+
 _POSTGRESQL: Final = (
+    beside("relay_resource"),
     """create table if not exists relay_resource (
     uuid text not null,
     single boolean primary key default true check (single)

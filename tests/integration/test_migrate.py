@@ -219,6 +219,25 @@ def test_tables_are_created_by_several_migrations_at_once(postgres: str, worker_
             one.result(60)
 
 
+def test_a_schema_that_hides_the_one_with_the_tables_gets_none_of_its_own(postgres: str) -> None:
+    """Workers would find empty ones there, and deliver all that the log has once more."""
+    resource = open_resource("shop", postgres)
+    uuid = resource.create_tables() or resource.identity().uuid
+    with psycopg.connect(postgres, autocommit=True) as database:
+        create(database)
+        database.execute("insert into relay_position values ('shop', 'r', 'id', 'orders', 0, 7, 1, 'w')")
+        database.execute(sql.SQL("create schema {}").format(sql.Identifier(str(conninfo_to_dict(postgres)["user"]))))
+
+    resource.create_tables()
+    with psycopg.connect(postgres, autocommit=True) as database:
+        create(database)
+
+    with psycopg.connect(postgres) as database:
+        assert database.execute("select position from relay_position").fetchall() == [(7,)]
+        assert database.execute("select count(distinct relnamespace) from pg_class where relname like 'relay\\_%'").fetchall() == [(1,)]
+    assert resource.identity().uuid == uuid
+
+
 def test_what_cannot_be_migrated_is_said(kafka: str, relay_name: str, tmp_path: Path) -> None:
     route = '[routes.r]\nfrom = ["absent-topic"]\nto = { topic = "x" }\n'
     missing = runner.invoke(app, ["migrate", write(tmp_path / "relay.toml", kafka, relay_name, route)])

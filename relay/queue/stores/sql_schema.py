@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from relay.resources.schema import ONE_AT_A_TIME
+from relay.resources.schema import ONE_AT_A_TIME, beside
 
 
 class Phase(IntEnum):
@@ -194,8 +194,8 @@ _POSTGRESQL_WORDS: Final = {
 def statements(kind: str) -> tuple[str, ...]:
     """Return what creates the tables, in its order; each may be run again."""
     words = _SQLITE_WORDS if kind == "sqlite" else _POSTGRESQL_WORDS
-    further = () if kind == "sqlite" else _POSTGRESQL_ONLY
-    return tuple(text.format(**words) for text in _TABLES) + further
+    before, further = ((), ()) if kind == "sqlite" else ((beside("relay_queue"),), _POSTGRESQL_ONLY)
+    return before + tuple(text.format(**words) for text in _TABLES) + further
 
 
 def create(connection: sqlite3.Connection | psycopg.Connection[Any]) -> None:
