@@ -108,7 +108,7 @@ def application(relay: str, version: str, watching: Watching, door: Door) -> Sta
             return _json({"relay": relay, "ok": False, "problem": watching.problem}, 503)
         told = document(relay, sight.at_ms, sight.routes, sight.notes)
         ready = watching.is_ready
-        told |= {"ok": told["ok"] and ready, "problem": watching.problem, "queues": dict(sight.queues)}
+        told |= {"ok": told["ok"] and ready and sight.is_whole, "problem": watching.problem, "queues": dict(sight.queues)}
         return _json(told, 200 if ready else 503)
 
     async def scrape(request: Request) -> Response:
@@ -119,7 +119,7 @@ def application(relay: str, version: str, watching: Watching, door: Door) -> Sta
         return _word(watching.is_alive, "alive", "the look at brokers and stores does not end")
 
     async def ready(_: Request) -> Response:
-        return _word(watching.is_ready, "ready", "brokers or stores were not seen; the page says why")
+        return _word(watching.is_ready, "ready", "brokers were not seen; the page says why")
 
     routes = [
         Route("/", home),

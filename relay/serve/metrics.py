@@ -34,7 +34,8 @@ def metrics(sight: Sight | None, *, version: str, age_s: float, ready: bool) -> 
     built = GaugeMetricFamily("relay_build_info", "The version that looks; always 1.", labels=["version"])
     built.add_metric([version], 1)
     yield built
-    yield GaugeMetricFamily("relay_sight_ready", "Was the last look at brokers and stores a success?", value=ready)
+    seen = ready and sight is not None and sight.is_whole
+    yield GaugeMetricFamily("relay_sight_ready", "Did brokers and all stores answer at the last look?", value=seen)
     if sight is None:
         return
     yield GaugeMetricFamily("relay_sight_age_seconds", "How old is what the other metrics tell?", value=age_s)

@@ -44,6 +44,8 @@ class Sight:
     records: tuple[StatusRecord, ...] = ()
     queues: QueueRows = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_whole: bool = True
+    """Did every database and store answer? If not, more may be wrong than was seen."""
 
 
 class Eyes(Protocol):
@@ -89,7 +91,8 @@ class RelayEyes:
             self._queues_at = now
             self._look_at_queues()
         notes = (*self._status.notes, *self._queue_notes)
-        return Sight(clock.wall_ms(), routes, records, self._queues, notes)
+        whole = self._status.unseen is None and None not in self._queues.values()
+        return Sight(clock.wall_ms(), routes, records, self._queues, notes, whole)
 
     def _look_at_queues(self) -> None:
         self._desk.reach()

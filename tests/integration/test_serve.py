@@ -113,6 +113,32 @@ def test_brokers_that_are_away_make_it_unready_and_not_dead(tmp_path: Path, serv
     assert value(served.get("metrics")[1], "relay_sight_ready") == 0
 
 
+def test_a_database_that_is_away_is_told_and_keeps_nobody_from_scraping(
+    make_route: Callable[..., TopicRoute], serve: Callable[..., Served]
+) -> None:
+    route = make_route()
+    more = f"""
+[resources.shop]
+url = "postgresql://clerk@127.0.0.1:1/shop"
+
+[queues.credit]
+store = "shop"
+subscribers = {{ approval = {{}} }}
+
+[routes.to-credit]
+from = ["{route.log}"]
+to = {{ queue = "credit" }}
+"""
+    route.path.write_text(route.path.read_text() + more)
+
+    served = serve(route.path)
+    wait_for(lambda: served.get("readyz")[0] == 200, what="readiness")
+
+    told = served.get("metrics")[1]
+    assert (value(told, "relay_sight_ready"), value(told, "relay_queue_up", queue="credit")) == (0, 0)
+    assert value(told, "relay_route_state", route="main", state="stopped") == 1
+
+
 def test_other_machines_need_a_token(tmp_path: Path, make_route: Callable[..., TopicRoute], serve: Callable[..., Served]) -> None:
     route = make_route()
     text = route.path.read_text()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -94,6 +96,18 @@ def test_whoever_has_seen_nothing_says_only_that() -> None:
 
     assert {name for name, *_ in found} == {"relay_build_info", "relay_sight_ready"}
     assert found["relay_sight_ready",] == 0
+
+
+def test_a_database_that_is_away_is_no_success_and_leaves_what_was_seen_to_be_scraped() -> None:
+    for whole in (True, False):
+        seen = replace(sight(), is_whole=whole)
+        watching = Watching(Looking(lambda seen=seen: seen), period_s=0.01)
+        wait_for(lambda watching=watching: watching.is_ready, what="a first look")
+        app = application("shop", "1", watching, Door())
+
+        assert [json.loads(ask(app, "/status")[2])["ok"], ask(app, "/readyz")[0]] == [whole, 200]
+        assert samples(seen)["relay_sight_ready",] == whole
+        watching.close()
 
 
 def test_causes_that_strangers_invent_make_no_label_each() -> None:
