@@ -15,8 +15,11 @@ from relay.capture.decisions import PREFIX, UnitDecision, unit_called
 from relay.cli.choosing import WhoOption, me, needed
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, purpose
 from relay.config.loading import load
+from relay.config.model import RelayConfig
+from relay.control.status_reading import StatusReader
 from relay.kafka.decisions import DecisionWriter, decisions_partition
-from relay.message.errors import CheckFailed, ConfigError
+from relay.message.errors import CheckFailed, ConfigError, RelayError
+from relay.run.status_record import TEXT_CHARACTERS_MAX, WAITING_MAX
 from relay.setup.required import require_topics
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -43,6 +46,7 @@ def close_command(
     loaded = load(Path(config))
     why = f"{who or me()}: {reason[:1000]}"
     require_topics(loaded, decisions_partition(loaded.relay.name).topic)
+    known = _may_be_waited_for(loaded, unit, run)
     wanted = UnitDecision(unit_called(unit), run, committed=False, why=why)
     stands = DecisionWriter(loaded.kafka, loaded.timing, loaded.relay.name).decide(wanted)
     if stands.committed:
@@ -51,9 +55,23 @@ def close_command(
             "nothing else of the unit does: there is nothing to close"
         )
     if as_json:
-        print_json({"unit": unit, "run": run, "closed": True, "why": stands.why})
-    else:
-        print_line(f"run {run} of unit {unit} is closed; workers drop its messages when they ask next")
+        print_json({"unit": unit, "run": run, "closed": True, "why": stands.why, "known": known})
+        return
+    print_line(f"run {run} of unit {unit} is closed; workers drop its messages when they ask next")
+    if not known:
+        print_line("note: no worker waits for that run so far; `relay indoubt list` shows for which they do", style="yellow")
+
+
+def _may_be_waited_for(config: RelayConfig, unit: str, run: str) -> bool:
+    """Does a worker wait for this run, as far as can be seen? With a slip in its name nothing is dropped."""
+    named = f"{PREFIX}{unit}/{run}"[:TEXT_CHARACTERS_MAX]
+    try:
+        with StatusReader(config) as reader:
+            reader.read()
+            places = [place for record in reader.records() for place in record.partitions]
+    except RelayError:
+        return True
+    return any(len(place.waiting) >= WAITING_MAX or named in {one.resource for one in place.waiting} for place in places)
 
 
 def _check_names(unit: str, run: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from relay.capture.decisions import unit_of
 from relay.capture.outcomes import Marker, decode_marker
 from relay.control.in_doubt_reading import InDoubtReader, Item
 from relay.kafka.reading import PartitionReader
@@ -70,6 +71,12 @@ def _of_capture(reader: InDoubtReader, items: list[Item], subject: Subject) -> s
     proved = next((place for place, marker in found if marker.proved), None)
     if proved is not None:
         raise CheckFailed(f"{subject.text} is committed: the marker at {proved} proves it by the capture's nonce")
+    name = ResourceName.decode(item.resource.encode()) if item.resource else None
+    if name is not None and (unit := unit_of(name)) is not None:
+        raise CheckFailed(
+            f"{subject.text} is of run {name.uuid} of unit {unit}, which its query's next run ends; if that never comes, "
+            f"`relay unit close CONFIG {unit} {name.uuid}` does"
+        )
     if not item.needs_person:
         raise CheckFailed(f"{subject.text} can still be decided by evidence: {item.why}; wait, or ask again later")
     aborted = next((f"; an aborted marker that nobody can confirm lies at {place}" for place, one in found if not one.committed), "")

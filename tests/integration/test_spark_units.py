@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from relay.audit.verify import verify
 from relay.capture.decisions import Unit, batch_unit
+from relay.cli.main import app
 from relay.config.loading import load
 from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.spark import writing
@@ -96,6 +100,30 @@ def test_an_abort_after_an_unknown_commit_leaves_the_commit(route: TopicRoute) -
     assert stands.committed
     assert route.finish() == 0
     assert shown(route) == ["a"]
+
+
+def test_a_person_who_closes_a_run_is_told_if_nobody_waits_for_it(route: TopicRoute) -> None:
+    left = attempt(route, "gone", "a").attempt
+    assert left is not None
+    worker = route.start()
+
+    def relay(*words: str) -> Any:
+        return json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+
+    waiting = f"decisions:{UNIT.name}/gone"
+    wait_for(lambda: waiting in json.dumps(relay("status", str(route.path))), what="the hold in the status")
+    told = relay("indoubt", "show", str(route.path), f"capture:{left.capture.hex()}")
+    assert f"`relay unit close CONFIG {UNIT.name} gone`" in told["evidence"]
+    close = ("unit", "close", str(route.path), UNIT.name)
+    slip = CliRunner().invoke(app, [*close, "gnoe", "--reason", "lost"])
+    assert (slip.exit_code, "no worker waits for that run" in slip.stdout) == (0, True)
+    assert relay("unit", "close", str(route.path), "qery/3", "gone", "--reason", "lost")["known"] is False
+
+    assert relay(*close, "gone", "--reason", "its driver's machine is lost")["known"] is True
+    wait_for(lambda: waiting not in json.dumps(relay("status", str(route.path))), what="the end of the hold")
+    worker.terminate()
+    assert worker.wait(30) == 0
+    assert shown(route) == []
 
 
 def test_an_empty_rerun_ends_what_an_earlier_run_left(route: TopicRoute) -> None:
