@@ -68,9 +68,7 @@ def _run(options: Namespace) -> int:
     for topic in topics:
         broker.partitions(topic)
     checkpoint = checkpoint_of(spark, options.to, config.relay.state / "spark", options.checkpoint)
-    following = Following(
-        "archive", checkpoint=checkpoint, trigger_s=options.follow, anew="--to", shown=sys.stderr if options.json else None
-    )
+    following = Following("archive", checkpoint=checkpoint, trigger_s=options.follow, anew="--to")
     records = _records(spark, java, topics)
     writer = (
         records.writeStream.format("parquet").option("path", options.to).partitionBy(*PERIODS[options.by])

@@ -82,8 +82,7 @@ def _run(options: Namespace) -> int:
     rows = _read_table(spark, options) if options.format == "jdbc" else _read_files(spark, options)
     messages = _messages(rows, options, partitions)
     checkpoint = options.checkpoint or config.relay.state / "spark" / f"capture-{options.name}"
-    shown = sys.stderr if options.json else None
-    following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow, shown=shown)
+    following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow)
     if options.format == "jdbc":
         captured = _capture(messages, 0, config, options)
         count = messages.count() if captured else 0

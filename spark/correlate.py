@@ -82,9 +82,8 @@ def _run(options: Namespace) -> int:
     joined = _joined(spark, java, options)
     messages = _messages(joined, options, partitions)
     checkpoint = options.checkpoint or config.relay.state / "spark" / f"correlate-{options.name}"
-    shown = sys.stderr if options.json else None
     refuse_lost_checkpoint(spark, config.relay.name, config.kafka, f"correlate-{options.name}", checkpoint)
-    following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow, shown=shown)
+    following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow)
     counted = {"joined": 0}
 
     def capture(batch: DataFrame, number: int) -> None:

@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--repeat-check", action="store_true", help="afterwards read the log: is a repeat the same?"
     )
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
-    parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON report")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(arguments)
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", options.topic):
         parser.error(f"--topic {options.topic!r}: not a topic's name; use 1 to 249 letters, digits, '.', '_' or '-'")
@@ -266,7 +266,7 @@ def watch(topic: Topic, partitions: int, rows: int, before: int, done: threading
         except Py4JError:
             continue  # progress only: the write itself says what is wrong
         if grown != shown:
-            say(f"flights: {grown:,} of {rows:,} in the log ({100 * grown // max(rows, 1)} %)")
+            say(f"flights: {grown:,} of {rows:,} in the log ({100 * grown // max(rows, 1)} %)", sys.stderr)
             shown = grown
 
 

@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,8 @@ def _run(options: Namespace) -> int:
         kept = [part for topic in TOPICS[3:] for part in ("--topic", topic)]
         _do(archive, config, *kept, "--to", str(work / "archive"), "--by", "day", master=options.master)
         report = work / "audit.json"
-        code = audit.main([str(config.path), "--report", str(report), "--master", options.master])
+        with redirect_stdout(sys.stderr):
+            code = audit.main([str(config.path), "--report", str(report), "--master", options.master])
     routes = orjson.loads(report.read_bytes())["routes"] if report.exists() else {}
     if not routes:
         raise CheckFailed("the audit gave no report: see what it said above")
@@ -119,7 +120,8 @@ def _run(options: Namespace) -> int:
 def _do(job: Any, config: RelayConfig, *arguments: str, master: str) -> None:
     """Run one of the jobs in this session; it has said what is wrong if it fails."""
     session.say(f"pipeline: {job.__name__}", sys.stderr)
-    code = job.main([str(config.path), *arguments, "--master", master])
+    with redirect_stdout(sys.stderr):
+        code = job.main([str(config.path), *arguments, "--master", master])
     if code:
         raise CheckFailed(f"the job {job.__name__} ended with {code}: see what it said above")
 

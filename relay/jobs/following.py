@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,14 +27,11 @@ class Following:
     ``anew`` is the job's option that begins another query at the log's beginning.
     """
 
-    def __init__(
-        self, name: str, *, checkpoint: Path, trigger_s: float | None, anew: str = "--name", shown: Any = None
-    ) -> None:
+    def __init__(self, name: str, *, checkpoint: Path, trigger_s: float | None, anew: str = "--name") -> None:
         self._name = name
         self._checkpoint = checkpoint
         self._trigger_s = trigger_s
         self._anew = anew
-        self._shown = shown
         self._failure: RelayError | None = None
         self._last_batch = -1
         self.rows = 0
@@ -62,7 +60,7 @@ class Following:
         try:
             self._follow(query)
         except KeyboardInterrupt:
-            say(f"{self._name}: stopping", self._shown)
+            say(f"{self._name}: stopping", sys.stderr)
         finally:
             query.stop()
 
@@ -86,7 +84,7 @@ class Following:
                 self._last_batch = number
                 self.rows += rows
                 self.batches += 1
-                say(f"{self._name}: batch {number}: {rows:,} rows, {self.rows:,} in all", self._shown)
+                say(f"{self._name}: batch {number}: {rows:,} rows, {self.rows:,} in all", sys.stderr)
 
 
 def refuse_lost_checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -58,16 +59,16 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     connector = connector_jars(tell, _further(arguments))
     logging = known[name].with_name("log4j2.properties")
     options = f"-Dlog4j2.configurationFile={logging.as_uri()} -XX:+UseSerialGC"
-    command = (
-        str(home / "bin" / "spark-submit"),
+    jvm = (
         *("--jars", ",".join(str(jar) for jar in connector)),
         *("--driver-memory", MEMORY.get(name, "1g"), "--driver-java-options", options),
         *("--conf", "spark.ui.enabled=false", "--conf", "spark.ui.showConsoleProgress=false"),
-        str(known[name]),
-        *arguments,
+        "pyspark-shell",
     )
     environment = {
         **os.environ,
+        # The job starts its JVM with these. Under spark-submit, which starts the job, both its outputs would be one.
+        "PYSPARK_SUBMIT_ARGS": shlex.join(jvm),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
@@ -75,7 +76,7 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     }
     if java.executable.parent.name == "bin":
         environment["JAVA_HOME"] = str(java.executable.resolve().parent.parent)
-    return Submission(command, environment)
+    return Submission((sys.executable, str(known[name]), *arguments), environment)
 
 
 def connector_jars(tell: jars.Tell = lambda _: None, further: Sequence[str] = ()) -> list[Path]:

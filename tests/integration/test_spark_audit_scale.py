@@ -46,7 +46,7 @@ def run(site: Site) -> Audited:
     done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=1500)
     elapsed, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     print(done.stderr[-3000:])
-    route = json.loads(done.stdout[done.stdout.index("{\n") :])["routes"]["main"]
+    route = json.loads(done.stdout)["routes"]["main"]
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Audited(done.returncode, route, elapsed, spent)
 

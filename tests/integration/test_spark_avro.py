@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,13 +55,14 @@ def test_both_read_and_write_the_same_bytes(tmp_path: Path) -> None:
         json.dumps({"records": records, "schema": text, "number": NUMBER, "values": [*values, *strangers]})
     )
     jars = ",".join(str(jar) for jar in spark.connector_jars(further=[spark.AVRO]))
-    job = spark.submission("capture", [])  # only for its environment and its way to spark-submit
+    job = spark.submission("capture", [])  # only for its environment
     program = Path(__file__).parent / "spark_avro_records.py"
-    root = str(Path(__file__).parents[2])
-    command = [job.command[0], "--jars", jars, "--driver-memory", "1g", str(program), str(given)]
+    own = {
+        "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_SUBMIT_ARGS": f"--jars {jars} --driver-memory 1g pyspark-shell",
+    }  # fmt: skip
 
     done = subprocess.run(
-        command, env={**job.environment, "PYTHONPATH": root}, capture_output=True, text=True, timeout=500
+        [sys.executable, str(program), str(given)], env={**job.environment, **own}, capture_output=True, text=True, timeout=500
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -43,6 +43,7 @@ def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in submission("capture", []).environment.items():
             patch.setenv(name, value)
+        patch.delenv("PYSPARK_SUBMIT_ARGS")  # its JVM is the job's, in UTC
         patch.setenv("TZ", "Europe/Berlin")
         builder = SparkSession.builder.master("local[1]").appName("relay-frames")
         for key, value in own.items():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.jobs.archived import ArchivedUpTo, decode
+from relay.jobs.following import Following
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
@@ -96,6 +100,27 @@ def test_the_page_shows_faults_and_loads_nothing() -> None:
 def test_a_chart_without_values_is_still_a_chart() -> None:
     assert "<svg" in bars("nothing", [], [("captured", [])])
     assert "<svg" in lines("nothing", [0], [("p50", [None])])
+
+
+def test_a_querys_progress_leaves_standard_output_to_the_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    following = Following("drops", checkpoint=tmp_path, trigger_s=None)
+
+    following._show(SimpleNamespace(recentProgress=[{"batchId": 0, "numInputRows": 7}]))
+
+    assert tuple(capsys.readouterr()) == ("", "drops: batch 0: 7 rows, 7 in all\n")
+
+
+def test_the_flights_progress_leaves_standard_output_to_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    done = threading.Event()
+
+    class Grown:
+        def end(self, _partitions: int) -> int:
+            done.set()
+            return 3
+
+    flights.watch(Grown(), 1, 6, 0, done)
+
+    assert tuple(capsys.readouterr()) == ("", "flights: 3 of 6 in the log (50 %)\n")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 250])
