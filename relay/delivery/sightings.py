@@ -20,7 +20,7 @@ from typing import Final
 
 from relay.delivery.ports import KafkaPorts, Reader
 from relay.message.envelope import OUT_INSTANCE
-from relay.message.errors import InDoubt, Stuck, Unreachable
+from relay.message.errors import InDoubt, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition, headers_if_any
 from relay.monitor.entries import OutputStart
 from relay.run import clock
@@ -137,7 +137,7 @@ class Watch:
             return {}
         try:
             return self._asker().ends(also, ALSO_S)
-        except Unreachable:
+        except (Unreachable, Stopped):  # away, or not allowed
             self._also_from = clock.monotonic() + ALONE_S
             return {}
 

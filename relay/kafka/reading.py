@@ -8,8 +8,8 @@ from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import LEADER_MOVES, MISSING, kafka_error, sentence
-from relay.message.errors import Stuck, Unreachable
+from relay.kafka.failures import LEADER_MOVES, MISSING, is_denied, kafka_error, sentence
+from relay.message.errors import ConfigError, RelayError, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock as pausing
 
@@ -22,7 +22,8 @@ class PartitionReader:
     """A consumer that is told what to read; ``committed`` hides aborted and undecided transactions.
 
     A read waits up to POLL_S for ``batch`` records at a time, also at its end: where few are read, 1 spares that wait.
-    It calls ``meanwhile`` between these; whatever that raises ends it behind the records that it has yielded.
+    It calls ``meanwhile`` between these; whatever that raises ends it behind the records that it has yielded. What
+    the broker does not allow raises ``denied``.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class PartitionReader:
         deadline_s: float,
         batch: int = BATCH_RECORDS,
         meanwhile: Callable[[], object] = bool,
+        denied: type[ConfigError | Stopped] = ConfigError,
     ) -> None:
         over = {
             "isolation.level": "read_committed" if committed else "read_uncommitted",
@@ -46,6 +48,7 @@ class PartitionReader:
         self._deadline_s = deadline_s
         self._batch = batch
         self._meanwhile = meanwhile
+        self._denied = denied
 
     def __enter__(self) -> Self:
         return self
@@ -75,10 +78,8 @@ class PartitionReader:
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
                     gone = reason is not None and reason.code() in MISSING
-                    raise Unreachable(
-                        f"the ends of {partition.topic}[{partition.partition}] cannot be read: {sentence(error)}"
-                        + (f"; if {partition.topic} was deleted, create it again as it was" if gone else "")
-                    ) from error
+                    remedy = f"; if {partition.topic} was deleted, create it again as it was" if gone else ""
+                    raise self._unread(f"the ends of {partition.topic}[{partition.partition}]", error, remedy) from error
                 pausing.sleep(_LEADER_PAUSE_S)
             else:
                 return low, high
@@ -102,7 +103,7 @@ class PartitionReader:
                 self.renew()
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
-                    raise Unreachable(f"the ends of {len(asked)} partitions cannot be read: {sentence(error)}") from error
+                    raise self._unread(f"the ends of {len(asked)} partitions", error) from error
                 pausing.sleep(_LEADER_PAUSE_S)
             else:
                 return {LogPartition(one.topic, one.partition): one.offset for one in found}
@@ -141,7 +142,7 @@ class PartitionReader:
         try:
             known = self._consumer.list_topics(topic, timeout=self._deadline_s)
         except KafkaException as error:
-            raise Unreachable(f"the partitions of {topic} cannot be read: {sentence(error)}") from error
+            raise self._unread(f"the partitions of {topic}", error) from error
         return len(known.topics[topic].partitions)
 
     def still_open(self, ends: Mapping[LogPartition, int], wait_s: float) -> set[LogPartition]:
@@ -178,5 +179,13 @@ class PartitionReader:
                 if offset >= open_ends.get(partition, offset + 1):
                     del open_ends[partition]
             elif not error.retriable():
-                raise Unreachable(f"{partition} cannot be read: {error.name()}: {error.str()}")
+                raise self._unread(f"{partition.topic}[{partition.partition}]", KafkaException(error))
         return records
+
+    def _unread(self, what: str, failure: KafkaException, remedy: str = "") -> RelayError:
+        """Return what to raise: a right that is missing comes by no waiting."""
+        said = f"{what} cannot be read: {sentence(failure)}"
+        reason = kafka_error(failure)
+        if reason is not None and is_denied(reason):
+            return self._denied(f"{said}; grant the right or use a role that has it")
+        return Unreachable(said + remedy)

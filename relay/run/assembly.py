@@ -82,7 +82,7 @@ class RoutePorts:
         """Make a reader by hand; it belongs to no group."""
         made = settings.consumer(self._config.kafka, self._config.timing, f"{self._group}.reader")
         return PartitionReader(
-            made, committed=committed, clock=clock.monotonic, deadline_s=READ_DEADLINE_S, meanwhile=meanwhile
+            made, committed=committed, clock=clock.monotonic, deadline_s=READ_DEADLINE_S, meanwhile=meanwhile, denied=Stopped
         )
 
     def group(self, topics: list[str], on_revoked: Callable[[], None]) -> GroupConsumer:

@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
 from relay.local.kafka import BrokerSettings
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
+from relay.run.restarts import ExitCode
 from tests.routes import Route, ce, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
@@ -55,6 +56,13 @@ def kafka() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def rule(admin: AdminClient, topic: str, operation: AclOperation, permission: AclPermissionType) -> None:
+    """Say who may do what with a topic; what no rule allows is denied once there is one."""
+    said = AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, permission)
+    for done in admin.create_acls([said]).values():
+        done.result(30)
+
+
 def test_the_routes_beside_a_denied_one_go_on(kafka: str, tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
     for created in admin.create_topics([NewTopic(name, 1) for name in TOPICS]).values():
@@ -62,12 +70,7 @@ def test_the_routes_beside_a_denied_one_go_on(kafka: str, tmp_path: Path) -> Non
     beside = '[routes.beside]\nfrom = ["log-beside"]\nto = { topic = "out-beside" }'
     route = Route(tmp_path, kafka, "log", '{ topic = "out" }', beside)
     route.migrate()
-    denied = AclBinding(
-        ResourceType.TOPIC, "log", ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
-        AclOperation.DESCRIBE, AclPermissionType.DENY,
-    )  # fmt: skip
-    for done in admin.create_acls([denied]).values():
-        done.result(30)
+    rule(admin, "log", AclOperation.DESCRIBE, AclPermissionType.DENY)
     heard = tmp_path / "relay.log"
     command = [Path(sys.executable).with_name("relay"), "run", str(route.path)]
     with heard.open("wb") as log:
@@ -84,3 +87,24 @@ def test_the_routes_beside_a_denied_one_go_on(kafka: str, tmp_path: Path) -> Non
     finally:
         supervisor.kill()
         supervisor.wait(10)
+
+
+def test_a_recovery_that_may_not_read_the_outputs_stops_with_the_right_that_is_missing(kafka: str, tmp_path: Path) -> None:
+    """Taken for a broker that is away, it would be tried for ever."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for created in admin.create_topics([NewTopic(name, 1) for name in TOPICS[:2]]).values():
+        created.result(30)
+    route = Route(tmp_path, kafka, "log", '{ topic = "out" }')
+    route.migrate()
+    publish(kafka, "log", [(0, ce("/s", f"m-{n}"), b"v") for n in range(10)])
+    route.kill_at("sealed.committed:2")
+    for allowed in (AclOperation.WRITE, AclOperation.DESCRIBE_CONFIGS):
+        rule(admin, "out", allowed, AclPermissionType.ALLOW)
+
+    assert route.finish() == ExitCode.PERSON, route.said()
+
+    assert "out[0] cannot be read: TOPIC_AUTHORIZATION_FAILED" in route.said()
+    assert "grant the right" in route.said()
+    rule(admin, "out", AclOperation.READ, AclPermissionType.ALLOW)
+    assert route.finish() == 0, route.said()
+    assert len(read_all(kafka, "out", 1)) == 10
