@@ -52,7 +52,8 @@ class _Worker:
 class Supervisor:
     """Runs until every worker has ended for good. Use from the main thread: it listens to signals.
 
-    ``fds`` are open files that every worker inherits. The first SIGTERM, SIGINT or SIGHUP is passed on as SIGTERM (workers drain); the second kills them at once.
+    ``fds`` are open files that every worker inherits. The first SIGTERM, SIGINT or SIGHUP is passed on as SIGTERM
+    (workers drain); the second kills them at once.
     """
 
     def __init__(

@@ -264,7 +264,9 @@ def _judged(*, committing: bool) -> Iterator[None]:
         if state in _FULL:
             raise StoreFull("the queue's database cannot grow: make room on its disk") from error
         if state == _TOO_LONG:
-            raise Refused("the id and the publisher of a message are longer than PostgreSQL keeps in an index (2,704 bytes): shorten them") from error
+            raise Refused(
+                "the id and the publisher of a message are longer than PostgreSQL keeps in an index (2,704 bytes): shorten them"
+            ) from error
         if state in _MISSING:
             raise ConfigError("the queue's tables are missing or old; run `relay migrate`") from error
         if state == _NO_RIGHT:
