@@ -34,6 +34,8 @@ _STOP: Final = frozenset(
 )
 """A person must change a right, a credential or the broker."""
 
+DENIED_REMEDY: Final = "grant the right or use a role that has it"
+
 _PASSING: Final = frozenset(
     {KafkaError.UNKNOWN, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError.KAFKA_STORAGE_ERROR,
      KafkaError._TRANSPORT, KafkaError._TIMED_OUT}

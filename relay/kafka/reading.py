@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import LEADER_MOVES, MISSING, is_denied, kafka_error, sentence
+from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, MISSING, is_denied, kafka_error, sentence
 from relay.message.errors import ConfigError, RelayError, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock as pausing
@@ -187,5 +187,5 @@ class PartitionReader:
         said = f"{what} cannot be read: {sentence(failure)}"
         reason = kafka_error(failure)
         if reason is not None and is_denied(reason):
-            return self._denied(f"{said}; grant the right or use a role that has it")
+            return self._denied(f"{said}; {DENIED_REMEDY}")
         return Unreachable(said + remedy)

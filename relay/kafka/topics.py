@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from relay.kafka.failures import LEADER_MOVES
+from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_CHARACTERS_MAX, TOPIC_REMEDY, is_topic_name
@@ -330,9 +330,7 @@ class Topics:
             return self._away(doing)
         reason = error.args[0].str()
         if _code(error) in _DENIED:
-            return ConfigError(
-                f"cannot {doing}: the broker does not allow it ({reason}); grant the right or use a role that has it"
-            )
+            return ConfigError(f"cannot {doing}: the broker does not allow it ({reason}); {DENIED_REMEDY}")
         return ConfigError(f"cannot {doing}: {reason}; correct the configuration")
 
     def _note_error(self, error: KafkaError) -> None:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from relay.message.record import LANE_NAME_BYTES_MAX
 from relay.queue.message import (
     PRIORITY_MAX,
     Audience,
@@ -27,8 +28,6 @@ Headers = tuple[tuple[str, bytes | None], ...]
 _READY: Final = int(Phase.READY)
 _HIDDEN: Final = int(Phase.HIDDEN)
 _PLACE: Final = int(Phase.PLACE)
-_LANE_BYTES_KEPT: Final = 256
-"""A key or a source may have as many bytes as a message: with the cache's number of such lanes a worker's memory is full."""
 _kept_number = lru_cache(1 << 16)(lane_number)
 
 
@@ -41,8 +40,8 @@ class Arrivals(NamedTuple):
 
 
 def number_of_lane(lane: bytes) -> int:
-    """Return `lane_number`; lanes come again and again."""
-    return _kept_number(lane) if len(lane) <= _LANE_BYTES_KEPT else lane_number(lane)
+    """Return `lane_number`; lanes come again and again, and the cache's count of long names would fill a worker's memory."""
+    return _kept_number(lane) if len(lane) <= LANE_NAME_BYTES_MAX else lane_number(lane)
 
 
 def seats(audience: Audience, subscribers: dict[str, int], groups: dict[str, int]) -> list[Seat]:
