@@ -10,31 +10,12 @@ import re
 from typing import Any, Final, NamedTuple
 
 from relay.run import clock
+from relay.run.seldom import Repeats
 
-AGAIN_S: Final = 60.0
-_KINDS_MAX: Final = 100
 _WARNING: Final = 4
 """syslog's number, as librdkafka's are."""
 _LINE: Final = re.compile(r"%([0-7])\|[0-9.]+\|([A-Z0-9_]+)\|[^|]*\| (?:\[thrd:[^\]]*\]: )?(.*)")
 _log: Final = logging.getLogger("relay.kafka")
-
-
-class Repeats:
-    """Sentences that were told a moment ago; those that differ in numbers only are one."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, float] = {}
-
-    def is_one(self, sentence: str) -> bool:
-        """Tell whether it was told within the last minute; if not, it is told now."""
-        kind = re.sub(r"\d+", "", sentence)
-        now = clock.monotonic()
-        if now - self._told.get(kind, now - AGAIN_S) < AGAIN_S:
-            return True
-        if len(self._told) >= _KINDS_MAX:
-            self._told.clear()
-        self._told[kind] = now
-        return False
 
 
 class ClientLine(NamedTuple):
@@ -60,7 +41,7 @@ class ClientLog:
         """Hand a sentence on, unless it was told a moment ago."""
         try:
             sentence = text % args if args else text
-            if not self._repeats.is_one(sentence):
+            if not self._repeats.is_one(sentence, clock.monotonic()):
                 _log.log(level, "%s", sentence)
         except Exception:  # noqa: BLE001
             return  # Not a failure of ours: an application's own handler has raised, and the next sentence may reach it

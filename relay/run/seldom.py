@@ -1,11 +1,13 @@
-"""What happens to thousands of messages is said once at once, then counted, and said again after a while. Pure."""
+"""What is said seldom, however often it happens: counted by kind, or the same sentence once a minute. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Final
 
 SAID_EVERY_S: Final = 30.0
+AGAIN_S: Final = 60.0
 KINDS_MAX: Final = 100
 OTHERS: Final = "others"
 
@@ -30,3 +32,20 @@ class Seldom:
         self._said_at = now
         found, self._unsaid = self._unsaid, Counter()
         return dict(found)
+
+
+class Repeats:
+    """Sentences that were told a moment ago; those that differ in numbers only are one."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def is_one(self, sentence: str, now: float) -> bool:
+        """Tell whether it was told within the last minute; if not, it is told now, on the monotonic clock."""
+        kind = re.sub(r"\d+", "", sentence)
+        if now - self._told.get(kind, now - AGAIN_S) < AGAIN_S:
+            return True
+        if len(self._told) >= KINDS_MAX:
+            self._told.clear()
+        self._told[kind] = now
+        return False

@@ -15,12 +15,13 @@ from typing import Any, Final
 
 import structlog
 
-from relay.kafka.client_log import Repeats, client_line
+from relay.kafka.client_log import client_line
 from relay.run import clock
 from relay.run.child import Child, log_fields
 from relay.run.lifeline import parent_end
 from relay.run.logging import LEVELS
 from relay.run.restarts import Budget, Decision, ExitCode, Next, Restarts, drained, said
+from relay.run.seldom import Repeats
 
 Command = Callable[[str, int], Sequence[str]]
 """Makes the command line of one worker from its route and number."""
@@ -248,7 +249,7 @@ class Supervisor:
         worker.last_line = line if said is None else said.sentence
         if said is None:
             self._tell("info", line, worker)
-        elif not worker.repeats.is_one(said.sentence):
+        elif not worker.repeats.is_one(said.sentence, clock.monotonic()):
             self._tell(said.level, "kafka client", worker, said=said.sentence)
 
     def _tell(self, level: str, event: str, worker: _Worker | None = None, **fields: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from relay.kafka.client_log import Repeats
+from relay.run import clock
+from relay.run.seldom import Repeats
 
 log = structlog.get_logger("relay.serve")
 
@@ -47,7 +48,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         said = record.getMessage().strip()
-        if not self._repeats.is_one(said):
+        if not self._repeats.is_one(said, clock.monotonic()):
             more: dict[str, Any] = {} if record.exc_info is None else {"exc_info": record.exc_info}
             log.warning("http server", said=said, **more)
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import structlog
 
-from relay.kafka.client_log import Repeats
 from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore, ValuesAway
 from relay.queue.recovery import SILENT, Recovery
 from relay.run import clock, randomness
+from relay.run.seldom import Repeats
 from relay.work.backoff import Backoff
 from relay.work.leases import Leases
 from relay.work.mark import dead_mark
@@ -246,7 +246,7 @@ class Upkeep:
 
     def _say_once(self, event: str, sentence: str, **more: int) -> None:
         """Say what waits, once a minute: it is looked at every second, and may wait for days."""
-        if not self._repeats.is_one(f"{event}: {sentence}"):
+        if not self._repeats.is_one(f"{event}: {sentence}", clock.monotonic()):
             self._log.warning(event, reason=sentence, **more)
 
     def away(self, error: Retriable) -> None:
