@@ -25,11 +25,9 @@ from relay.jobs.deaths import Deaths
 from relay.jobs.facts import Rules
 from relay.jobs.monitors import SMALL, Monitor, Monitors
 from relay.jobs.outcomes import CaptureOutcomes
-from relay.jobs.records import Broker, Range, located, read
+from relay.jobs.records import Range, Sources, located, read
 from relay.jobs.session import reaching
 from relay.jobs.windows import Window, Windows, spread
-from relay.kafka.scan import Scan
-from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, InputRange
@@ -37,7 +35,7 @@ from relay.monitor.resolution import Kind, Resolutions, Told
 from relay.run import clock
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 RECORDS_PER_TASK: Final = 500_000
 TASKS_MAX: Final = 4096
@@ -65,17 +63,6 @@ _ODD: Final = {
     ),
 }
 Step = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where an audit reads from."""
-
-    spark: SparkSession
-    java: Mapping[str, str]
-    broker: Broker
-    topics: Topics
-    scan: Scan
 
 
 @dataclass

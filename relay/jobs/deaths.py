@@ -11,15 +11,13 @@ from relay.audit.route_topics import ranges_of
 from relay.config.model import RelayConfig, RouteConfig
 from relay.jobs import facts, judging
 from relay.jobs.monitors import Monitor, Monitors
-from relay.jobs.records import Range
+from relay.jobs.records import Range, Sources
 from relay.kafka.topics import TopicFacts
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from relay.jobs.auditing import Sources
 
 
 class Deaths:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from relay.kafka.scan import Scan
+from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_REMEDY, LogPartition, is_topic_name
 from relay.run import clock
@@ -146,6 +149,17 @@ class Broker:
             LogPartition(str(e.getKey().topic()), int(e.getKey().partition())): int(e.getValue().offset())
             for e in found.entrySet()
         }
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where an audit reads from."""
+
+    spark: SparkSession
+    java: Mapping[str, str]
+    broker: Broker
+    topics: Topics
+    scan: Scan
 
 
 def read(
