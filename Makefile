@@ -10,10 +10,14 @@ SHARE := -n 4 --dist loadfile
 SHARE_LONG := -n 3 --dist loadfile
 # A simulated seed replays exactly only if sets are iterated in the same order.
 REPLAY := PYTHONHASHSEED=0
+# What rests on the brokers, for Kafka of other versions than the one that all tests run on.
+KAFKA ?= 3.6.2 3.9.1 4.0.0 4.4.0
+ON_KAFKA := $(addprefix tests/integration/test_,stray_endtxn.py sealed.py sealed_route.py unverified_route.py topic_route.py \
+	table_route.py worker_faults.py capture_in_doubt.py decisions.py redrive.py indoubt.py inquiries.py migrate.py check.py)
 SEEDS ?= 10000
 FIRST ?= 0
 
-.PHONY: help setup demo test test-long simulate mutations lint types bench clean
+.PHONY: help setup demo test test-long test-kafka simulate mutations lint types bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +45,9 @@ test: lint types ## Style, types and all tests that end within minutes
 
 test-long: setup ## The tests that take minutes each
 	$(REPLAY) $(BIN)/pytest $(SHARE_LONG) -m slow
+
+test-kafka: setup ## What rests on the brokers, on other versions of Kafka: KAFKA="3.6.2 4.4.0"
+	@for version in $(KAFKA); do echo "Kafka $$version"; RELAY_KAFKA_VERSION=$$version $(REPLAY) $(BIN)/pytest $(SHARE) $(ON_KAFKA) || exit 1; done
 
 simulate: setup ## Search for a seed that breaks a promise: SEEDS=n FIRST=k
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --first $(FIRST)

@@ -14,6 +14,7 @@ from rich.console import Console
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.config.timing import Timing
 from relay.kafka.topics import TopicPlan, Topics
+from relay.local.jars import KAFKA_VERSION
 from relay.local.postgres import without_password
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, RelayError
@@ -38,6 +39,12 @@ def up(
         typer.Option(metavar="HOST:PORT", help="Address told to clients: a proxy before the broker."),
     ] = None,
     brokers: Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")] = 1,
+    kafka_version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", help=f"Which Kafka; else that of RELAY_KAFKA_VERSION, else {KAFKA_VERSION}."
+        ),
+    ] = None,
     no_postgres: Annotated[bool, typer.Option("--no-postgres", help="Start Kafka only.")] = False,
     postgres: Annotated[
         str | None, typer.Option(metavar="URL", help="Use this PostgreSQL instead of starting one.")
@@ -56,6 +63,7 @@ def up(
             advertise,
             brokers,
             wanted,
+            kafka_version=kafka_version,
             tell=lambda line: console.print(line, style="dim"),
         )
     if as_json:

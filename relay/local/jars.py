@@ -18,7 +18,7 @@ from relay.local.lock import exclusive
 from relay.local.maven import central_mirror
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 
-KAFKA = "org.apache.kafka:kafka_2.13:4.3.0"
+KAFKA_VERSION = "4.3.0"
 # Kafka logs through slf4j 1.7 and ships no binding for it; this one makes the broker's log readable.
 KAFKA_LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
 _CHECKSUMS = "SHA256SUMS"
@@ -34,9 +34,9 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "transactional-relay"
 
 
-def kafka_jars(tell: Tell = lambda _: None) -> list[Path]:
-    """Return the broker's jars, resolved on first use."""
-    return resolve([KAFKA, KAFKA_LOGGING], tell)
+def kafka_jars(version: str, tell: Tell = lambda _: None) -> list[Path]:
+    """Return the jars of a broker of that version, resolved on first use."""
+    return resolve([f"org.apache.kafka:kafka_2.13:{version}", KAFKA_LOGGING], tell)
 
 
 def resolve(coordinates: Sequence[str], tell: Tell = lambda _: None) -> list[Path]:

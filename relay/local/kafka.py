@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from relay.kafka.probe import wait_for_brokers
-from relay.local.jars import Tell, kafka_jars
+from relay.local.jars import KAFKA_VERSION, Tell, kafka_jars
 from relay.local.java import find_java
 from relay.local.ports import LOOPBACK, free_ports, is_free
 from relay.local.process import RecordedProcess, keep, read_kept
@@ -58,13 +58,14 @@ class BrokerPlan:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """All brokers of one directory; kept in ``cluster.json`` so that a restart uses the same addresses."""
+    """All brokers of one directory; kept in ``cluster.json`` so that a restart uses the same addresses and the same Kafka."""
 
     cluster_id: str
     brokers: tuple[BrokerPlan, ...]
+    version: str = KAFKA_VERSION
 
     @classmethod
-    def new(cls, count: int, port: int | None, advertise: str | None) -> ClusterPlan:
+    def new(cls, count: int, port: int | None, advertise: str | None, version: str = KAFKA_VERSION) -> ClusterPlan:
         """Plan ``count`` brokers; ``port`` and ``advertise`` are the first one's, the others count up from it."""
         if port is not None and port + count - 1 > PORT_MAX:
             raise ConfigError(f"--kafka-port {port} leaves no port for {count} brokers: give {PORT_MAX - count + 1} or less.")
@@ -78,7 +79,7 @@ class ClusterPlan:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if cluster_id.startswith("-"):  # the storage tool would take it for an option
             cluster_id = "A" + cluster_id[1:]
-        return cls(cluster_id, tuple(brokers))
+        return cls(cluster_id, tuple(brokers), version)
 
     @classmethod
     def read(cls, path: Path) -> ClusterPlan | None:
@@ -88,7 +89,8 @@ class ClusterPlan:
         kept = read_kept(path)
         if kept is None:
             raise CheckFailed(f"{path} cannot be read: it names the cluster of that directory. Start from another one.")
-        return cls(kept["cluster_id"], tuple(BrokerPlan(**broker) for broker in kept["brokers"]))
+        brokers = tuple(BrokerPlan(**broker) for broker in kept["brokers"])
+        return cls(kept["cluster_id"], brokers, kept.get("version", KAFKA_VERSION))
 
     def write(self, path: Path) -> None:
         """Keep the plan at ``path``, whole or not at all."""
@@ -141,7 +143,7 @@ class KafkaCluster:
 
     def launch(self, tell: Tell = lambda _: None) -> None:
         """Start the processes that do not run, without waiting until they answer."""
-        java, jars = str(find_java().executable), kafka_jars(tell)
+        java, jars = str(find_java().executable), kafka_jars(self.plan.version, tell)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.plan.write(self.directory / "cluster.json")
         started = [broker for broker in self.plan.brokers if self.process(broker.node_id) is None]

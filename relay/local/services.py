@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from relay.kafka.probe import brokers_named
-from relay.local.jars import Tell
+from relay.local.jars import KAFKA_VERSION, Tell
 from relay.local.kafka import BrokerSettings, ClusterPlan, KafkaCluster, check_name
 from relay.local.lock import exclusive
 from relay.local.postgres import PostgresServer, check_answers, without_password
@@ -32,13 +33,15 @@ class LocalServices:
         brokers: int = 1,
         postgres: bool | str = True,
         *,
+        kafka_version: str | None = None,
         settings: BrokerSettings | None = None,
         tell: Tell = lambda _: None,
     ) -> LocalServices:
         """Start what of ``directory`` does not run yet, and return when everything answers.
 
         ``postgres`` is True for a server of our own, False for none, or the URL of an existing one, which is
-        only probed. Several brokers give replication factor 3 and two in-sync replicas at least.
+        only probed. Several brokers give replication factor 3 and two in-sync replicas at least. Without a
+        ``kafka_version`` that of ``RELAY_KAFKA_VERSION`` counts, and without both the directory's own, or the default.
         Raises ConfigError when the directory's services were set up otherwise than asked for now.
         """
         if brokers < 1:
@@ -47,7 +50,8 @@ class LocalServices:
         check_name(directory)
         directory.mkdir(parents=True, exist_ok=True)
         with exclusive(directory / ".lock"):
-            cluster = _cluster(directory, kafka_port, advertise, brokers, settings)
+            version = kafka_version or os.environ.get("RELAY_KAFKA_VERSION") or None
+            cluster = _cluster(directory, kafka_port, advertise, brokers, version, settings)
             if isinstance(postgres, str):
                 check_answers(postgres)
             _keep(directory, postgres)
@@ -82,6 +86,7 @@ class LocalServices:
         named = brokers_named(self.kafka) if any(processes.values()) else 0
         report: dict[str, Any] = {
             "kafka": {
+                "version": cluster.plan.version if cluster else None,
                 "address": self.kafka,
                 "answers": bool(planned) and named == len(planned),
                 "brokers": [
@@ -102,17 +107,27 @@ class LocalServices:
 
 
 def _cluster(
-    directory: Path, port: int | None, advertise: str | None, count: int, settings: BrokerSettings | None
+    directory: Path,
+    port: int | None,
+    advertise: str | None,
+    count: int,
+    version: str | None,
+    settings: BrokerSettings | None,
 ) -> KafkaCluster:
     """Return the directory's cluster, planned now or before; what is asked for must agree with what runs."""
     home = directory / "kafka"
     kept = ClusterPlan.read(home / "cluster.json")
     if kept is None:
-        return KafkaCluster(home, ClusterPlan.new(count, port, advertise), settings)
+        return KafkaCluster(home, ClusterPlan.new(count, port, advertise, version or KAFKA_VERSION), settings)
     if len(kept.brokers) != count:
         raise ConfigError(
             f"{directory} was set up with {len(kept.brokers)} broker(s) and --brokers {count} is asked for: use "
             "another directory, or the same number."
+        )
+    if version not in {None, kept.version}:
+        raise ConfigError(
+            f"{directory} was set up with Kafka {kept.version} and {version} is asked for, by --kafka-version or "
+            "RELAY_KAFKA_VERSION: use another directory, or the same version."
         )
     first = kept.brokers[0]
     if port in {None, first.port} and advertise in {None, first.advertised}:
@@ -124,7 +139,7 @@ def _cluster(
             "or --advertise contradict: run `relay dev down` on it first."
         )
     fresh = ClusterPlan.new(count, port or first.port, advertise)
-    return KafkaCluster(home, ClusterPlan(kept.cluster_id, fresh.brokers), settings)
+    return KafkaCluster(home, replace(kept, brokers=fresh.brokers), settings)
 
 
 def _keep(directory: Path, postgres: bool | str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.local import kafka
+from relay.local.jars import KAFKA_VERSION
 from relay.local.kafka import ClusterPlan, KafkaCluster
 from relay.local.services import LocalServices
+from relay.message.errors import ConfigError
 
 
 @pytest.fixture
@@ -84,3 +88,24 @@ def test_a_kept_process_is_found_again(directory: Path) -> None:
 
     assert found is not None
     assert found.pid == 1
+
+
+def test_data_of_one_kafka_is_not_opened_with_another(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"set up with Kafka {KAFKA_VERSION} and 3.6.2 is asked for"):
+        LocalServices.up(directory, kafka_version="3.6.2")
+    monkeypatch.setenv("RELAY_KAFKA_VERSION", "3.9.1")
+    with pytest.raises(ConfigError, match=r"3\.9\.1 is asked for, by --kafka-version or RELAY_KAFKA_VERSION"):
+        LocalServices.up(directory)
+
+
+def test_a_directory_keeps_its_version_of_kafka_and_one_without_has_the_first(directory: Path) -> None:
+    path = directory / "kafka" / "cluster.json"
+    plan = ClusterPlan.new(1, None, None, "3.6.2")
+    plan.write(path)
+
+    kept = ClusterPlan.read(path)
+    path.write_text(json.dumps({name: value for name, value in asdict(plan).items() if name != "version"}))
+    of_before = ClusterPlan.read(path)
+
+    assert kept == plan
+    assert of_before == replace(plan, version=KAFKA_VERSION)
