@@ -89,8 +89,13 @@ class HangingTransactions:
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         asked = _begun_by({instance for last in found.values() for instance in last}, views)
 
+        traces = dict.fromkeys(stored_by, True)
+
         def left_a_trace(begin: Begin) -> bool:
-            return (begin.instance, begin.n) in stored_by or shows(scanner, reader, begin, self._today, most=sys.maxsize)
+            number = begin.instance, begin.n
+            if number not in traces:  # one begin for each monitor partition names the same outputs
+                traces[number] = shows(scanner, reader, begin, self._today, most=sys.maxsize)
+            return traces[number]
 
         committed = self._committed(scanner, reader, asked, hanging, left_a_trace) if any(found.values()) else {}
         torn = self._torn(asked, hanging, left_a_trace)

@@ -145,6 +145,7 @@ class Shown:
         self._instances = {instance.hex().encode(): instance for instance in instances}
         self._exact: set[tuple[bytes, int, bytes]] = set()
         self._digests: set[bytes] = set()
+        self._numbers: set[tuple[bytes, int]] = set()
         self._hidden: set[tuple[bytes, int, bytes]] = set()
 
     def take(self, record: Record, *, hidden: bool) -> None:
@@ -162,10 +163,11 @@ class Shown:
         else:
             self._exact.add((instance, n, digest))
             self._digests.add(digest)
+            self._numbers.add((instance, n))
 
     def has_any(self, begin: Begin) -> bool:
         """Does anything of a transaction show?"""
-        return any((instance, n) == (begin.instance, begin.n) for instance, n, _ in self._exact)
+        return (begin.instance, begin.n) in self._numbers
 
     def has(self, row: Row, instance: bytes) -> bool:
         """Does it show? Of what was redriven, or died, one record of several counts: that of its own transaction."""
@@ -293,13 +295,16 @@ def vanished(
     there, for whoever reads uncommitted. What was there before the last claim, its recovery has looked at.
     """
     found: list[Vanished] = []
+    was_committed = dict.fromkeys(stored_by, True)
     for view in views:
         seen = {(begin.instance, begin.n) for begin in view.evidence.unsealed()}
         for offset, begin in since_last_claim(view):
             key = begin.instance, begin.n
             if key in seen or view.evidence.is_ended(*key):
                 continue
-            if key in stored_by or shows(scanner, reader, begin, outputs, READ_MAX):
+            if key not in was_committed:  # its begins in all partitions name the same outputs: they are read once
+                was_committed[key] = shows(scanner, reader, begin, outputs, READ_MAX)
+            if was_committed[key]:
                 found.append(Vanished(view.partition, offset, begin))
     found.sort(key=attrgetter("offset"))
     spans: dict[int, tuple[int, int]] = {}
@@ -313,14 +318,18 @@ def vanished(
 
 
 def shows(scanner: Reader, reader: Reader, begin: Begin, outputs: Outputs, most: int) -> bool:
-    """Does any output of the transaction show, among the last ``most`` offsets of each partition? What a stranger hides does not."""
+    """Does any output of the transaction show, among the last ``most`` offsets of each partition? What a stranger hides does not.
+
+    All are read at once: a reader waits at the end of each reading.
+    """
     shown = Shown([begin.instance])
-    for place, (first, high) in _spans(scanner, begin.outputs, outputs, most, set()).items():
-        for records in reader.read({place: (first, min(reader.ends([place])[place], high))}):
-            for record in records:
-                shown.take(record, hidden=False)
-            if shown.has_any(begin):
-                return True
+    spans = _spans(scanner, begin.outputs, outputs, most, set())
+    stable = reader.ends(spans) if spans else {}
+    for records in reader.read({place: (first, min(stable[place], high)) for place, (first, high) in spans.items()}):
+        for record in records:
+            shown.take(record, hidden=False)
+        if shown.has_any(begin):
+            return True
     return False
 
 

@@ -10,15 +10,26 @@ from structlog.testing import capture_logs
 
 from relay.delivery import hanging, sightings, unshown
 from relay.delivery.batch import Batch
-from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.topic import NEWS_AFTER_S
+from relay.delivery.unshown import Outputs
 from relay.message.errors import InDoubt, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import memory_index
 from tests.unit.memory_kafka import MemoryReader, Stored
-from tests.unit.test_recovery_again import LOG, MONITOR, OUT, delivered, entries, view, work
+from tests.unit.test_recovery_again import (
+    LOG,
+    MONITOR,
+    OUT,
+    Killed,
+    delivered,
+    entries,
+    killed_at,
+    view,
+    work,
+)
 from tests.unit.test_recovery_beside_others import StableReader
 from tests.unit.test_unshown import LeftOut, Worker, stranger
 
@@ -39,6 +50,25 @@ class CountingReader(StableReader):
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
         self._kafka.reads += [(place, span) for place, span in ranges.items() if span[0] < span[1]]
+        yield from super().read(ranges)
+
+
+class Calls(LeftOut):
+    """Counts how often outputs are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return CallsReader(self, committed, meanwhile)
+
+
+class CallsReader(StableReader):
+    _kafka: Calls
+
+    def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Stored]]:
+        self._kafka.count += any(place.topic == OUT.topic for place in ranges)
         yield from super().read(ranges)
 
 
@@ -214,3 +244,29 @@ def test_what_lies_behind_a_stranger_is_not_read_without_end(monkeypatch: pytest
     Worker(kafka, 10).recover()
 
     assert max(end - first for place, (first, end) in kafka.reads if place == OUT) <= 2
+
+
+@pytest.mark.parametrize("numbers", [1, 4])
+def test_what_a_dead_transaction_shows_is_asked_for_once_in_all_its_partitions_together(numbers: int) -> None:
+    kafka = Calls()
+    transaction = kafka.transaction("w")
+    transaction.init()
+    outputs = [LogPartition("out", number) for number in range(numbers)]
+    producer = SealedProducer(transaction, "w", "monitor", dict.fromkeys(outputs, 0))
+    messages = Worker(kafka).messages
+    claims = set(range(numbers))
+    producer.run(replace(work(messages[:1], 0, producer, 1), outputs=dict.fromkeys(outputs, messages[:1]), claims=claims))
+    with killed_at("sealed.flushed"), pytest.raises(Killed):
+        producer.run(replace(work(messages[1:3], 0, producer, 3), outputs=dict.fromkeys(outputs, messages[1:3]), claims=claims))
+    views = [replace(view(), partition=number) for number in range(numbers)]
+    places = Outputs(outputs, frozenset(), b"")
+    scanner, reader = kafka.reader(committed=False), kafka.reader(committed=True)
+    transaction.init()
+    highs = high_watermarks(scanner, "monitor", views)
+    scan_begins(scanner, "monitor", views, highs)
+    fold_committed(reader, "monitor", views, highs)
+
+    found = unshown.vanished(scanner, reader, "monitor", views, highs, [], places)
+
+    assert found == []
+    assert kafka.count == 1
