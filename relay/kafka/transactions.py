@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from relay.kafka.callbacks import weakly
-from relay.kafka.failures import is_refusal
+from relay.kafka.failures import is_denied, is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused
 from relay.message.record import Appended, LogPartition
@@ -27,6 +27,8 @@ QUEUE_FULL_WAIT_S: Final = 0.05
 DEADLINE_MARGIN_S: Final = 0.5
 FLUSH_SLICE_S: Final = 0.1
 """A refused record shows at once, while what is queued behind it would be waited for until it times out."""
+_LET_GO: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE})
+"""What the client says of each record of a transaction that has failed, whatever that failed for."""
 
 
 class TransactionalInstance:
@@ -46,6 +48,7 @@ class TransactionalInstance:
         self._has_begun = False
         self._refused: KafkaError | None = None
         self._failed: KafkaError | None = None
+        self._topics: set[str] = set()
         self._settings = {**settings, "transactional.id": transactional_id, "error_cb": weakly(self._on_error)}
         self._report = weakly(self._delivered)
         self._open_client()
@@ -89,6 +92,7 @@ class TransactionalInstance:
 
     def _produce(self, partition: LogPartition, records: Iterable[Appended], report: Callable[..., object]) -> None:
         topic, number = partition
+        self._topics.add(topic)
         append = self._append
         for key, value, headers, timestamp_ms in records:
             while True:
@@ -116,7 +120,7 @@ class TransactionalInstance:
         refused = self._refused or error.args[0]
         if is_refusal(refused):
             raise RecordRefused(f"{refused.name()}: {refused.str()}") from error
-        raise error
+        self._raise_reason(error.args[0])
 
     def flush(self) -> None:
         """Wait for every delivery report; raises RecordRefused, KafkaException, or InDoubt if some stay out."""
@@ -137,8 +141,21 @@ class TransactionalInstance:
         if self._refused is not None:
             raise RecordRefused(f"{self._refused.name()}: {self._refused.str()}")
         if self._failed is not None:
-            raise KafkaException(self._failed)
+            self._raise_reason(self._failed)
         return left
+
+    def _raise_reason(self, failed: KafkaError) -> NoReturn:
+        """Raise for a record that failed; of one that the client let go by itself the transaction knows the reason."""
+        reason = failed
+        if failed.code() in _LET_GO:
+            # One that has failed answers to this with the reason, one that is open just refuses.
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as error:
+                reason = failed if error.args[0].code() == KafkaError._STATE else error.args[0]
+        if is_denied(reason):  # the client does not say which topic it was
+            reason = KafkaError(reason.code(), f"{reason.str()}, of {', '.join(sorted(self._topics))}")
+        raise KafkaException(reason)
 
     def send_offsets(
         self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes

@@ -1,0 +1,144 @@
+"""A broker that asks who somebody is and allows what README's table "Rights" gives to that role, and nothing more."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from relay.local.kafka import BrokerSettings, ClusterPlan, KafkaCluster
+from relay.local.ports import free_ports
+
+READ, WRITE, DESCRIBE, CREATE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE
+ALTER, ALTER_CONFIGS, DESCRIBE_CONFIGS = AclOperation.ALTER, AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS
+TOPIC, GROUP, TRANSACTION = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
+
+
+class Right(NamedTuple):
+    """What one role may do; ``name`` may end with a star, which makes it a prefix."""
+
+    kind: ResourceType
+    name: str
+    operation: AclOperation
+
+
+def rights(kind: ResourceType, names: str | Iterable[str], *operations: AclOperation) -> list[Right]:
+    """Return the rights to do each of these with each of those."""
+    listed = [names] if isinstance(names, str) else list(names)
+    return [Right(kind, name, operation) for name in listed for operation in operations]
+
+
+class Secured:
+    """Its own listener asks nobody (``admin``, who may do all); ``listener`` is for those who have a name and a password."""
+
+    def __init__(self, cluster: KafkaCluster, listener: str) -> None:
+        self.kafka = cluster.bootstrap
+        self.listener = listener
+        self.admin = AdminClient({"bootstrap.servers": self.kafka})
+
+    def topics(self, *names: str, partitions: int = 1) -> None:
+        """Create topics."""
+        for created in self.admin.create_topics([NewTopic(name, partitions) for name in names]).values():
+            created.result(30)
+
+    def user(self, name: str, allowed: Sequence[Right] = ()) -> None:
+        """Let somebody in, with the name for a password, who may do what is given."""
+        credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        changed = self.admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, credential, password(name).encode())])
+        for done in changed.values():
+            done.result(30)
+        self.grant(name, *allowed)
+
+    def grant(self, user: str, *allowed: Right) -> None:
+        """Give rights."""
+        for done in self.admin.create_acls([_binding(user, right) for right in allowed]).values() if allowed else ():
+            done.result(30)
+
+    def revoke(self, user: str, *denied: Right) -> None:
+        """Take rights away."""
+        for right in denied:
+            rule = _binding(user, right)
+            given = (rule.restype, rule.name, rule.resource_pattern_type, rule.principal, rule.host, rule.operation)
+            for done in self.admin.delete_acls([AclBindingFilter(*given, rule.permission_type)]).values():
+                assert done.result(30), f"{user} did not have {right}"
+
+    @contextmanager
+    def without(self, user: str, *denied: Right) -> Iterator[None]:
+        """Take rights away for a while."""
+        self.revoke(user, *denied)
+        try:
+            yield
+        finally:
+            self.grant(user, *denied)
+
+    def settings(self, user: str) -> str:
+        """Return the lines of a section [kafka] for somebody."""
+        given = {
+            "bootstrap.servers": self.listener,
+            "security.protocol": "sasl_plaintext",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": user,
+            "sasl.password": password(user),
+        }
+        return "".join(f'"{key}" = "{value}"\n' for key, value in given.items())
+
+
+def password(user: str) -> str:
+    """Return somebody's password; no output may have it."""
+    return f"canary-of-{user}"
+
+
+@contextmanager
+def secured_broker() -> Iterator[Secured]:
+    """Start a broker and stop it at the end. Raises ConfigError, Unreachable if there can be none."""
+    directory = Path(tempfile.mkdtemp(prefix="relay-secured-"))
+    plan = ClusterPlan.new(1, None, None)
+    (port,) = free_ports(1)
+    cluster = KafkaCluster(directory, plan, BrokerSettings("256m", properties=_properties(plan, port)))
+    try:
+        cluster.start()
+        yield Secured(cluster, f"127.0.0.1:{port}")
+    finally:
+        cluster.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _properties(plan: ClusterPlan, port: int) -> dict[str, str]:
+    (broker,) = plan.brokers
+    ports = {"PLAINTEXT": broker.port, "INTERNAL": broker.internal_port, "CONTROLLER": broker.controller_port, "SASL": port}
+    listeners = {name: f"{name}://127.0.0.1:{number}" for name, number in ports.items()}
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    return {
+        "listeners": ",".join(listeners.values()),
+        "advertised.listeners": ",".join(address for name, address in listeners.items() if name != "CONTROLLER"),
+        "listener.security.protocol.map": ",".join(f"{n}:{'SASL_PLAINTEXT' if n == 'SASL' else 'PLAINTEXT'}" for n in ports),
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.sasl.scram-sha-512.sasl.jaas.config": scram,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "false",
+        "super.users": "User:ANONYMOUS",
+    }
+
+
+def _binding(user: str, right: Right) -> Any:
+    prefix = right.name.endswith("*")
+    pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
+    name = right.name.removesuffix("*")
+    return AclBinding(right.kind, name, pattern, f"User:{user}", "*", right.operation, AclPermissionType.ALLOW)
