@@ -9,7 +9,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from relay.kafka.callbacks import weakly
-from relay.kafka.failures import is_refusal
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, Stopped, Unreachable
 from relay.message.record import LogPartition
@@ -84,7 +84,7 @@ class Appending:
         """Serve delivery reports and return the tokens of the bundles that are wholly acknowledged.
 
         Raises Unreachable if a record could not be appended: whether it is there is unknown, and appending it again
-        is harmless, which recovery does. Raises Stopped if the broker refuses the record: it would every time.
+        is harmless, which recovery does. Raises Stopped if the broker refuses the record, or the right: it would every time.
         """
         self._producer.poll(0)
         if self._refused is not None:
@@ -112,3 +112,5 @@ class Appending:
                 f"a record for {topic!r} is refused ({error.name()}); raise its max.message.bytes to more than the log's, "
                 "and \"message.max.bytes\" of [kafka] if it is set, and start again: it is appended then"
             )
+        elif is_denied(error):
+            self._refused = Stopped(f"a record for {topic!r} cannot be written: {error.name()}: {error.str()}; {DENIED_REMEDY}")

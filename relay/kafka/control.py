@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end, kafka_error
 from relay.kafka.reading import PartitionReader
-from relay.message.errors import Unreachable
+from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 
 
@@ -50,26 +51,42 @@ class ControlTopic:
                 yield from ((record.key() or b"", record.value()) for record in records)
 
     def put(self, key: bytes, value: bytes | None, *, wait: bool) -> None:
-        """Append a record, or without a value let the key go; with ``wait`` raise Unreachable unless it is acknowledged."""
+        """Append a record, or without a value let the key go; with ``wait`` see that it is acknowledged.
+
+        Raises Unreachable if it is not, ConfigError if that is not allowed.
+        """
         failures: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
                 failures.append(error)
 
+        left = 1
+        try:
+            self._append_again(key, value, delivered)
+            left = self._producer.flush(self._timeout_s) if wait else self._producer.poll(0) * 0
+        except (KafkaException, SystemError) as error:
+            # The client raises its own end out of any call, over the reports that it has given in there as well.
+            found = kafka_error(error)
+            if found is None or not (wait or is_denied(found) or is_end(found)):
+                raise
+            failures.insert(0, found)
+        if wait and (left or failures):
+            said = f"{self._partition.topic} cannot be written: {failures[0].str() if failures else 'no acknowledgement'}"
+            if failures and is_denied(failures[0]):
+                raise ConfigError(f"{said}; {DENIED_REMEDY}")
+            raise Unreachable(said)
+
+    def _append_again(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
+        """Append with another producer where the one that there is has failed for good: nothing of this record was sent."""
         try:
             self._append(key, value, delivered)
         except KafkaException as error:
-            if not error.args[0].fatal():
+            if not is_end(error.args[0]):
                 raise
-            # Retry: nothing of this record was sent, and a producer that has failed once takes no other for ever.
             self._producer.purge()
             self._producer = Producer(self._made)
             self._append(key, value, delivered)
-        left = self._producer.flush(self._timeout_s) if wait else self._producer.poll(0) * 0
-        if wait and (left or failures):
-            reason = failures[0].str() if failures else "no acknowledgement"
-            raise Unreachable(f"{self._partition.topic} cannot be written: {reason}")
 
     def _append(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
         topic, partition = self._partition

@@ -115,6 +115,16 @@ def is_passing(error: KafkaError) -> bool:
     return error.code() in _PASSING
 
 
+def is_end(error: KafkaError) -> bool:
+    """Has the client failed for good? It takes nothing any more; only of the call that it raises this from it says so."""
+    return bool(error.fatal() or error.code() == KafkaError._FATAL)
+
+
+def is_of_group(error: KafkaError) -> bool:
+    """Is it only that a group may not be looked for? Who reads by hand names one, joins none, and reads all the same."""
+    return bool(error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
 def is_denied(error: KafkaError) -> bool:
     """Does the broker refuse the right, the credential or the request itself?"""
     return error.code() in _STOP

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import sentence
-from relay.message.errors import Unreachable
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group, kafka_error, sentence
+from relay.kafka.reading import unseen_because
+from relay.message.errors import ConfigError, Unreachable
 from relay.run import clock
 
 RECORDS_AT_ONCE: Final = 10_000
@@ -29,9 +30,13 @@ class Following:
         self._deadline_s = deadline_s
         self._next = 0
         self._begun = False
+        self._denied: KafkaError | None = None
 
     def records(self) -> list[tuple[bytes, bytes | None]]:
-        """Return what came since the last call; the first call returns all there is. Raises Unreachable then only."""
+        """Return what came since the last call; the first call returns all there is.
+
+        Raises Unreachable then only, and ConfigError if the topic may not be read.
+        """
         if not self._begun:
             return self._first()
         return self._consume(0)
@@ -48,6 +53,8 @@ class Following:
         limit = clock.monotonic() + self._deadline_s
         while self._next < high:
             found += self._consume(_START_S)
+            if self._denied is not None:
+                raise self._may_not(KafkaException(self._denied))
             if clock.monotonic() > limit:
                 raise Unreachable(f"{self._topic} cannot be read to its end within {self._deadline_s:g} s; try again")
         self._begun = True
@@ -59,6 +66,10 @@ class Following:
             try:
                 low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=_ASK_S)
             except KafkaException as error:
+                said = unseen_because(self._consumer, self._topic, error, _ASK_S) or error
+                reason = kafka_error(said)
+                if reason is not None and is_denied(reason):
+                    raise self._may_not(said) from None
                 if clock.monotonic() > limit:
                     raise Unreachable(f"{self._topic} cannot be read: {sentence(error)}; is the broker up?") from None
                 # A handle may go on asking the leader it knew; a fresh one asks who leads now.
@@ -77,4 +88,9 @@ class Following:
                 self._next = (record.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._next = max(self._next, record.offset() or 0)
+            elif is_denied(error) and not is_of_group(error):
+                self._denied = error
         return found
+
+    def _may_not(self, failure: KafkaException) -> ConfigError:
+        return ConfigError(f"{self._topic} cannot be read: {sentence(failure)}; {DENIED_REMEDY}")

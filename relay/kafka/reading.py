@@ -8,7 +8,15 @@ from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, MISSING, is_denied, kafka_error, sentence
+from relay.kafka.failures import (
+    DENIED_REMEDY,
+    LEADER_MOVES,
+    MISSING,
+    is_denied,
+    is_of_group,
+    kafka_error,
+    sentence,
+)
 from relay.message.errors import ConfigError, RelayError, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock as pausing
@@ -77,6 +85,8 @@ class PartitionReader:
                 self.renew()
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
+                    if unseen := unseen_because(self._consumer, partition.topic, error, self._deadline_s):
+                        raise self._unread(f"the ends of {partition.topic}[{partition.partition}]", unseen) from error
                     gone = reason is not None and reason.code() in MISSING
                     remedy = f"; if {partition.topic} was deleted, create it again as it was" if gone else ""
                     raise self._unread(f"the ends of {partition.topic}[{partition.partition}]", error, remedy) from error
@@ -178,7 +188,7 @@ class PartitionReader:
             elif error.code() == KafkaError._PARTITION_EOF:
                 if offset >= open_ends.get(partition, offset + 1):
                     del open_ends[partition]
-            elif not error.retriable():
+            elif not error.retriable() and not is_of_group(error):
                 raise self._unread(f"{partition.topic}[{partition.partition}]", KafkaException(error))
         return records
 
@@ -189,3 +199,15 @@ class PartitionReader:
         if reason is not None and is_denied(reason):
             return self._denied(f"{said}; {DENIED_REMEDY}")
         return Unreachable(said + remedy)
+
+
+def unseen_because(consumer: Consumer, topic: str, failure: KafkaException, timeout_s: float) -> KafkaException | None:
+    """Return what the broker says of a topic that the client knows no partition of, if it is that this may not be told."""
+    reason = kafka_error(failure)
+    if reason is None or reason.code() not in MISSING:
+        return None
+    try:
+        error = consumer.list_topics(topic, timeout=timeout_s).topics[topic].error
+    except KafkaException:
+        return None
+    return KafkaException(error) if error is not None and is_denied(error) else None

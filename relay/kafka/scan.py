@@ -21,7 +21,8 @@ from confluent_kafka import (
 )
 
 from relay.kafka import settings
-from relay.message.errors import Unreachable
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group
+from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
 
@@ -79,7 +80,7 @@ class Scan:
         """Yield the committed records of each partition in [first, end), in batches, each partition in order.
 
         ``progress`` is told how far each partition has come. Raises Unreachable, naming the partition and its offset, when none of the open partitions moves for the
-        deadline or one cannot be read.
+        deadline or one cannot be read; ConfigError where that is not allowed.
         """
         reading = _Reading(ranges)
         if not reading.ends:
@@ -107,9 +108,7 @@ class Scan:
             place = TopicPartition(partition.topic, partition.partition)
             low, _high = self._consumer.get_watermark_offsets(place, timeout=self._deadline_s)
         except KafkaException as error:
-            raise Unreachable(
-                f"{partition.topic}[{partition.partition}] cannot be read: {error.args[0].str()}"
-            ) from error
+            raise _unread(f"{partition.topic}[{partition.partition}]", error.args[0]) from error
         if offset < low:
             return None
         for records in self.read({partition: (offset, offset + 1)}):
@@ -129,9 +128,7 @@ class Scan:
                     found = asker.committed(wanted, self._deadline_s)
                 except KafkaException as error:
                     if error.args[0].code() not in _COORDINATOR_MOVES or clock.monotonic() > limit:
-                        raise Unreachable(
-                            f"the committed offsets of group {group} cannot be read: {error.args[0].str()}"
-                        ) from error
+                        raise _unread(f"the committed offsets of group {group}", error.args[0]) from error
                     clock.sleep(WAIT_S)
         finally:
             asker.close()
@@ -161,8 +158,10 @@ class _Reading:
         records = []
         for message in batch:
             offset = message.offset()
-            place = places[message.topic(), message.partition()]  # type: ignore[index]
             error = message.error()
+            if error is not None and is_of_group(error):
+                continue
+            place = places[message.topic(), message.partition()]  # type: ignore[index]
             if error is not None:
                 self._event(place, error, offset or 0)
             elif offset is not None and offset < limits[place]:
@@ -202,4 +201,10 @@ class _Reading:
             self.reached[place] = max(self.reached[place], min(offset, self._limits[place]))
         elif not error.retriable():
             name = self._names[place]
-            raise Unreachable(f"{name.topic}[{name.partition}] cannot be read: {error.str()}")
+            raise _unread(f"{name.topic}[{name.partition}]", error)
+
+
+def _unread(what: str, error: KafkaError) -> RelayError:
+    """Return what to raise: a right that is missing comes by no waiting."""
+    said = f"{what} cannot be read: {error.str()}"
+    return ConfigError(f"{said}; {DENIED_REMEDY}") if is_denied(error) else Unreachable(said)

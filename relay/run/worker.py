@@ -368,7 +368,8 @@ class RouteWorker:
         elif is_expelled(error):
             raise Fenced("this worker was silent for longer than max.poll.interval.ms and has lost its partitions")
         elif is_denied(error):
-            raise Stopped(f"Kafka refuses to let {partition.topic!r} be read: {error.name()}; {GIVE_THE_RIGHT}")
+            what = repr(partition.topic) if partition.topic else f"group {self._group.name}"
+            raise Stopped(f"Kafka refuses to let {what} be read: {error.name()}; {GIVE_THE_RIGHT}")
         elif is_passing(error):
             raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
         elif not error.retriable():
@@ -389,7 +390,7 @@ class RouteWorker:
                 continue
             said = f"{error.name()}: {error.str()}"
             if is_denied(error):
-                self._denied = Stopped(f"Kafka refuses: {said}; {GIVE_THE_RIGHT}")
+                self._denied = Stopped(f"Kafka refuses: {said}, for group {self._group.name}; {GIVE_THE_RIGHT}")
             elif said != self._heard:
                 self._heard = said
                 self._progress.failed(said)

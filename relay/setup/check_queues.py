@@ -20,9 +20,18 @@ def check_queues(config: RelayConfig, findings: Findings) -> None:
     follower = follow(config)
     try:
         require_topics(config, config.control_topic)
-        desired = follower.now()
     except ConfigError:
+        follower.close()
         return  # before the first migration: the topic is missing, which is a fault of its own
+    except Unreachable as error:
+        follower.close()
+        findings.unreachable.append(f"queues: {error}")
+        return
+    try:
+        desired = follower.now()
+    except ConfigError as denied:
+        findings.fault(f"topic {config.control_topic}", "", *str(denied).rsplit("; ", 1))
+        return
     except Unreachable as error:
         findings.unreachable.append(f"queues: {error}")
         return
