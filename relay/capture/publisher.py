@@ -273,10 +273,11 @@ class Capture:
         if receipt.wait(deadline - clock.monotonic()) and receipt.failure is None:
             return
         self._appender.forget([place.topic for place in placed])
-        reason = "no delivery report came" if receipt.failure is None else receipt.failure.str()
-        raise CaptureError(
-            f"the log did not take the messages within {self._timing.append_timeout:g} s ({reason}); run the block again"
-        )
+        limit = f"the log did not take the messages within {self._timing.append_timeout:g} s"
+        if receipt.failure is None:
+            raise CaptureError(f"{limit} (no delivery report came); run the block again")
+        topics = ", ".join(sorted({message.topic for message in messages}))
+        raise CaptureError(f"topic {topics}: the log did not take the messages: {self._appender.reason(receipt.failure, '; run the block again')}")
 
     def _append_in_turn(
         self, messages: list[Buffered], placed: list[Placed], receipt: Receipt, deadline: float

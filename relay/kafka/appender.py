@@ -6,13 +6,14 @@ the reports of the records that belong together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relay.kafka.client_log import ClientLog
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end, kafka_error
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import TopicFacts, Topics, numeric_setting
 from relay.message.envelope import Headers
@@ -23,6 +24,7 @@ from relay.run import clock, schedule
 _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001
 _CLOSE_S: Final = 5.0
+_LET_GO: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
 
@@ -76,6 +78,7 @@ class Appender:
         self._topics = Topics(kafka, timing)
         self._facts: dict[str, TopicFacts] = {}
         self._fatal = False
+        self._end: KafkaError | None = None
         self._closing = False
         self._renewing = schedule.lock()
         self._made = 0
@@ -111,10 +114,13 @@ class Appender:
                     clock.sleep(_FULL_QUEUE_PAUSE_S)
                 except KafkaException as error:
                     # Of an earlier one it is no news: its successor, renewed in its turn, would take records that nobody reports.
-                    self._fatal = self._fatal or (error.args[0].fatal() and used is self._producer)
-                    raise CaptureError(
-                        f"topic {topic}: a message was refused: {error.args[0].str()}"
-                    ) from error
+                    self._fatal = self._fatal or (is_end(error.args[0]) and used is self._producer)
+                    raise CaptureError(f"topic {topic}: a message was refused: {self.reason(error.args[0])}") from error
+
+    def reason(self, failure: KafkaError, remedy: str = "") -> str:
+        """Return why a record failed, and what helps; of what a client had when it ended, why that was."""
+        cause = self._end if self._end is not None and (is_end(failure) or failure.code() in _LET_GO) else failure
+        return f"{cause.str()}; {DENIED_REMEDY}" if is_denied(cause) else f"{cause.str()}{remedy}"
 
     def topic(self, name: str) -> TopicFacts:
         """Return the facts of a topic, known or asked for now.
@@ -168,9 +174,9 @@ class Appender:
         self._server.join()
         for client in (*self._retired, self._producer):
             # What is left is purged first: the client's own close would wait for it until it times out.
-            if client.flush(_CLOSE_S):
-                client.purge()
-                client.flush(_CLOSE_S)
+            self._hear(client, client.flush, _CLOSE_S)
+            client.purge()
+            self._hear(client, client.flush, _CLOSE_S)
             client.close()
         self._topics.close()
 
@@ -179,8 +185,20 @@ class Appender:
             while self._retired:
                 retired = self._retired.pop()
                 retired.purge()
-                retired.flush(_CLOSE_S)
-            self._producer.poll(_POLL_S)
+                self._hear(retired, retired.flush, _CLOSE_S)
+            used = self._producer
+            self._hear(used, used.poll, _POLL_S)
+
+    def _hear(self, client: Producer, call: Callable[[float], object], seconds: float) -> None:
+        """Serve reports; the client raises its own end out of this, which must not end the thread that all captures wait for."""
+        try:
+            call(seconds)
+        except (KafkaException, SystemError) as error:
+            found = kafka_error(error)
+            if found is None:
+                raise
+            self._end = found
+            self._fatal = self._fatal or client is self._producer
 
     def _make(self) -> Producer:
         self._made += 1
@@ -189,7 +207,7 @@ class Appender:
 
     def _noticed(self, number: int, error: KafkaError) -> None:
         # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
-        self._fatal = self._fatal or (error.fatal() and number == self._made)
+        self._fatal = self._fatal or (is_end(error) and number == self._made)
 
     def _renew(self) -> None:
         """Take a new producer after a fatal error: the records of the old one are reported as failed."""

@@ -6,9 +6,11 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from relay import Capture, CaptureError
 from relay.config.loading import load
 from relay.kafka import settings
 from relay.kafka.appending import Appending
@@ -16,6 +18,7 @@ from relay.kafka.following import Following
 from relay.kafka.scan import Scan
 from relay.message.errors import ConfigError, Stopped, Unreachable
 from relay.message.record import LogPartition
+from relay.resources import open_resource
 from relay.run.following import control_topic
 from relay.run.restarts import ExitCode
 from tests.integration.secured_site import (
@@ -175,3 +178,25 @@ def test_who_may_not_write_outside_transactions_is_told_so(site: TopicSite) -> N
                 control.put(b"k", b"v", wait=True)
     control.put(b"k", b"v", wait=True)
     control.close()
+
+
+def test_a_publisher_whose_client_has_ended_for_want_of_a_right_goes_on_once_it_has_it(secured: Secured, tmp_path: Path) -> None:
+    """That end is raised where the delivery reports come: the thread that serves all captures of the process died of it."""
+    log = f"log-{uuid4().hex[:8]}"
+    secured.topics(log)
+    user, seen = f"publisher-of-{log}", rights(TOPIC, log, DESCRIBE, DESCRIBE_CONFIGS)
+    secured.user(user, seen)
+    database = tmp_path / "shop.db"
+    open_resource("shop", f"sqlite:///{database}").create_tables()
+    path = tmp_path / "relay.toml"
+    path.write_text(
+        f'[relay]\nname = "r"\ninstance = "i"\n[kafka]\n{secured.settings(user)}[resources.shop]\nurl = "sqlite:///{database}"\n'
+    )
+    with Capture.open(path, resource="shop", source="/s") as capture:
+        for _ in range(2):
+            with pytest.raises(CaptureError, match=f"topic {log}: .*authorization failed; grant the right"), capture.transaction() as tx:
+                tx.publish(log, data={})
+        secured.grant(user, *rights(TOPIC, log, WRITE))
+        with capture.transaction() as tx:
+            tx.publish(log, data={})
+    assert len([one for one in read_all(secured.kafka, log, 1) if dict(one.headers()).get("ce_type") != b"relay.outcome"]) == 1

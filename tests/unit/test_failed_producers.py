@@ -16,7 +16,7 @@ from relay.kafka.settings import TimingLike
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.errors import CaptureError
 
-FATAL = KafkaError(KafkaError._FATAL, "out of order", fatal=True)
+FATAL = KafkaError(KafkaError._FATAL, "out of order")
 
 
 class Failing:
