@@ -55,7 +55,7 @@ class Capture:
 
     ``inquiries`` is the topic in which relays ask that cannot ask the database themselves; None leaves them waiting.
     ``registry`` is the section of a configuration that names a schema registry; it is asked by ``avro`` alone.
-    A process that hangs up connections in PgBouncer's transaction mode cannot use it: a capture is a session.
+    A capture is a session: an address of PgBouncer's transaction mode is refused (ConfigError).
     For the process that opened it: a fork has none of its threads, and its connections are the parent's. Worker processes that
     are forked open their own; on SQLite nothing may have the file open when they are forked (``close``), or they are refused.
     """

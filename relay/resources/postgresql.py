@@ -15,6 +15,7 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.resources import postgresql_session, schema
 from relay.resources.patience import Awaited, await_on
 from relay.resources.port import AgedRow, DecisionRow, RowLocked, UnmarkedRow, identity_of
+from relay.resources.postgresql_pooler import refuse_shared
 from relay.resources.postgresql_session import PostgresqlSession
 
 CONNECT_TIMEOUT_S: Final = 5
@@ -144,6 +145,7 @@ class PostgresqlResource:
             try:
                 awaited = await_on(connection.fileno())
                 with awaited.asking():
+                    refuse_shared(f"resources.{self.name}", connection, given)
                     connection.execute(durable().encode())
                     for setting, seconds in settings.items():
                         value = sql.Literal(f"{round(seconds * 1000)}ms")

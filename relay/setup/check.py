@@ -13,6 +13,7 @@ from relay.config.loading import examine
 from relay.config.model import RelayConfig, TableDestination
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.resources.postgresql import PostgresqlResource
 from relay.setup.check_durability import INTERNAL, judge_durability
 from relay.setup.check_queues import check_queues
 from relay.setup.check_registry import check_registry
@@ -135,6 +136,8 @@ def check_resources(config: RelayConfig, findings: Findings) -> None:
         try:
             judge_own_tables(name, resource, findings)
             if resource.kind == "postgresql":
+                # As workers connect, who refuse a pooler that shares its sessions.
+                PostgresqlResource(name, resource.url.get_secret_value(), 1.0).connect().close()
                 findings.notes.extend(postgres_notes(name, resource))
             for route in config.routes.values():
                 to = route.to

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import psycopg
@@ -24,6 +25,7 @@ class Made:
         self.asked: list[dict[str, Any]] = []
         self.said: list[object] = []
         self.closed = False
+        self.info = SimpleNamespace(backend_pid=7)
         self._left = fails
         self._socket = socket.socket()
 
@@ -35,11 +37,16 @@ class Made:
         self.asked.append({**asked, **given})
         return self
 
-    def execute(self, statement: object, *_: object) -> None:
-        self.said.append(statement)
-        self._left -= 1
-        if self._left == -1:
-            raise psycopg.errors.QueryCanceled("canceled")
+    def execute(self, statement: object, *_: object, **__: object) -> Made:
+        if statement != "select pg_backend_pid()":
+            self.said.append(statement)
+            self._left -= 1
+            if self._left == -1:
+                raise psycopg.errors.QueryCanceled("canceled")
+        return self
+
+    def fetchone(self) -> tuple[int]:
+        return (self.info.backend_pid,)  # no pooler is between
 
     def close(self) -> None:
         self.closed = True

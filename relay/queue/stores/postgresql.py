@@ -25,6 +25,7 @@ from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, 
 from relay.queue.stores.sql_values import arrivals
 from relay.resources.patience import Awaited, await_on
 from relay.resources.postgresql import address, before_names, leaves_commit_open
+from relay.resources.postgresql_pooler import refuse_shared
 
 Connection = psycopg.Connection[Any]
 IDLE_LIMIT_S: Final = 30
@@ -86,10 +87,12 @@ class PostgresqlSession:
             assert self._depth == 0, "a connection that was lost inside a unit is not replaced inside it"
             with _judged(committing=False):
                 self.close()
-                connection = psycopg.connect(autocommit=True, prepare_threshold=None, **address(self._url))
+                given = address(self._url)
+                connection = psycopg.connect(autocommit=True, prepare_threshold=None, **given)
                 try:
                     self._awaited = await_on(connection.fileno())
                     with self._awaited.asking():
+                        refuse_shared("the queue's database", connection, given)
                         connection.execute(_SETTINGS)
                         connection.execute(_END_IDLE, (f"{IDLE_LIMIT_S}s",))
                 except OSError as error:
