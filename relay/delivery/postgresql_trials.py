@@ -32,6 +32,8 @@ _FEW: Final = 3
 _TIMEOUT: Final = "57014"
 _ASK_AGAIN: Final = frozenset({_TIMEOUT, "40001", "40P01"})
 """States in which a row's own trigger may end as well as the whole server."""
+_DEADLOCK: Final = "DeadLockReport"
+"""Where the server raises that two transactions wait for each other: it takes another one, and rows of ours before this one."""
 _TRIES: Final = 3
 """Tries of a batch that ends so before its rows are looked at one by one."""
 _RUNS: Final = 2
@@ -68,7 +70,7 @@ class Trials:
 
     def met(self, error: psycopg.Error) -> None:
         """Count a try that was ended by an error of what was written."""
-        self._tries += error.sqlstate in _ASK_AGAIN
+        self._tries += error.sqlstate in _ASK_AGAIN and not _is_deadlock(error)
 
     def begin(self) -> None:
         """A transaction begins."""
@@ -150,7 +152,7 @@ class Trials:
             return error  # lost: whoever lent the connection says what that means
         failure = judge(error, self._plan, doubts=True)
         state = error.sqlstate
-        if not isinstance(failure, Retriable) or state not in _ASK_AGAIN:
+        if not isinstance(failure, Retriable) or state not in _ASK_AGAIN or _is_deadlock(error):
             return failure
         if not self.suspects or (state == _TIMEOUT and not self._times):
             self.met(error)
@@ -207,3 +209,8 @@ class Trials:
             taken = True
         connection.execute(_UNDO_WITNESS)
         return taken
+
+
+def _is_deadlock(error: psycopg.Error) -> bool:
+    """Has the server found two transactions to wait for each other, rather than a trigger said so?"""
+    return error.diag.source_function == _DEADLOCK

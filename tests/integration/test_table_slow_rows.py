@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -193,3 +194,35 @@ def test_the_thread_that_sends_gets_through_while_its_timer_runs(database: Datab
     sending.close()
     assert found, f"sent again {sending.resent} times, and no end"
     assert [i for i, verdict in enumerate(found[0]) if verdict.outcome == DEAD] == [BAD]
+
+
+def test_no_row_dies_of_deadlocks_with_an_application(database: Database) -> None:
+    """It locks the same rows the other way round, again and again, and it is always the route that the server ends."""
+    database.do("insert into ledger values ('m-0-0', 'shop', 1), ('m-0-1', 'shop', 1)")
+    waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name like 'relay:%'"
+    route = f"{database.url}?options=-cdeadlock_timeout%3D200ms"
+    cursor = database.cursor(route, Limits(lock_timeout_s=5, statement_timeout_s=8), mode="upsert", key=("id",))
+    cursor.claim({P0: TOPIC_ID})
+    trouble(database, "perform pg_sleep(0.05)")  # of a row that goes through, so that the application has the other one again
+    holds = threading.Event()
+
+    def deadlock() -> None:
+        with psycopg.connect(f"{database.url}?options=-cdeadlock_timeout%3D60s") as application:
+            for _ in range(2 * TRIES):
+                application.execute("update ledger set customer = 'application' where id = 'm-0-1'")
+                holds.set()
+                database.until(waits)
+                holds.clear()
+                application.execute("update ledger set customer = 'application' where id = 'm-0-0'")
+                application.commit()
+        holds.set()
+
+    application = threading.Thread(target=deadlock)
+    application.start()
+    prepared, verdicts = cursor.prepare([message(0), message(1)]), None
+    while verdicts is None and holds.wait(WAIT_S):
+        verdicts = tried(cursor, prepared, tries=1)
+    application.join(WAIT_S)
+    assert verdicts is not None
+    assert outcomes(verdicts) == [DELIVERED, DELIVERED]
+    assert database.one("select array_agg(customer) from ledger") == ["ann", "ann"]
