@@ -25,6 +25,9 @@ _DECISIONS_TIMEOUT_S: Final = 8
 _SAYS_NOTHING: Final = frozenset({"08", "57", "58"})
 """Classes of SQLSTATE that are no word about the transaction: connection, operator intervention, system error."""
 
+AS_WRITTEN: Final = b"set standard_conforming_strings = on; set array_nulls = on"
+"""Without them psycopg's COPY and arrays hold other bytes than were given, and 'NULL' for NULL."""
+
 _SCHEMA: Final = """select n.nspname from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)"""
 
@@ -94,6 +97,7 @@ class PostgresqlResource:
     def connect(self, **settings: float) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a connection in autocommit with server ``settings`` in seconds; Unreachable if there is none."""
         with self._connecting(**settings) as (connection, _):
+            connection.execute(AS_WRITTEN)
             return connection
 
     def identity(self) -> ResourceName:
@@ -115,6 +119,7 @@ class PostgresqlResource:
             statement_timeout=_DECISIONS_TIMEOUT_S,
             idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S,
         ) as (connection, awaited):
+            connection.execute(AS_WRITTEN)
             connection.execute("set default_transaction_isolation = 'read committed'")
             return PostgresqlDecisions(self.name, connection, awaited)
 
