@@ -11,7 +11,7 @@ import psycopg
 from relay.delivery.row_search import RowFault
 from relay.delivery.table import TablePlan
 from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
-from relay.resources.postgresql_states import is_servers
+from relay.resources.postgresql_states import is_servers, takes_no_writes
 
 # Classes of SQLSTATE (PostgreSQL documentation, appendix A) whose cause is the row: its data, a constraint that it
 # breaks, a trigger that raises, a check option, two rows of one key, an index entry or value that is too large, a
@@ -55,6 +55,8 @@ def judge(error: psycopg.Error, plan: TablePlan, *, doubts: bool = False) -> Rel
         return RowFault(MessageRejected("apply", "value_refused", sentence))
     if state is None or is_servers(state):
         return Retriable(f"{plan.where}: {_word(error)}; nothing was written, and it is tried again")
+    if takes_no_writes(error):
+        return Retriable(f"{plan.where}: {error.diag.message_primary}; nothing was written, and it is tried again")
     if _refuses_row(error, state, plan):
         where = _place(error, plan)
         sentence = f"{plan.where} refuses the row: {state} ({_word(error)}){where}"

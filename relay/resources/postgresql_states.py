@@ -27,6 +27,8 @@ _TIME_IS_OVER: Final = frozenset({
     "25P04",  # transaction_timeout
 })
 """The server ended the transaction, and the connection with it, since whoever began it took too long."""
+_NO_NUMBERS: Final = frozenset({"GetNewTransactionId", "GetNewMultiXactId"})
+"""Where the server raises, under the state of what is too long, that it takes no writes before it is vacuumed (wraparound)."""
 _NO_PLACE: Final = "MarkAsPreparing"
 """Where the server raises that it has no place for one more prepared transaction, for none at all, or one of that name."""
 
@@ -34,6 +36,11 @@ _NO_PLACE: Final = "MarkAsPreparing"
 def is_servers(state: str) -> bool:
     """Is a SQLSTATE the server's or the network's doing, such that a later try may do?"""
     return state[:2] in _RETRY_CLASSES or state in _RETRY_STATES
+
+
+def takes_no_writes(error: psycopg.Error) -> bool:
+    """Has the server no numbers left for transactions, whatever they write, until it is vacuumed?"""
+    return error.diag.source_function in _NO_NUMBERS
 
 
 def says_time_is_over(error: psycopg.Error) -> bool:
@@ -47,7 +54,7 @@ def is_away(error: psycopg.Error, *, closed: bool) -> bool:
     if says_time_is_over(error):
         # Tried again it would take as long, and for ever, if it cost no try.
         return False
-    return closed or (is_servers(state) and state not in _STATEMENTS_OWN)
+    return closed or (is_servers(state) and state not in _STATEMENTS_OWN) or takes_no_writes(error)
 
 
 def took_too_long(error: psycopg.Error) -> bool:

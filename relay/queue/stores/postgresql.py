@@ -26,6 +26,7 @@ from relay.queue.stores.sql_values import arrivals
 from relay.resources.patience import Awaited, await_on
 from relay.resources.postgresql import AS_WRITTEN, address, before_names, leaves_commit_open
 from relay.resources.postgresql_pooler import refuse_shared
+from relay.resources.postgresql_states import takes_no_writes
 
 Connection = psycopg.Connection[Any]
 IDLE_LIMIT_S: Final = 30
@@ -267,6 +268,8 @@ def _judged(*, committing: bool) -> Iterator[None]:
             raise Collided("another writer was in the way: try again") from error
         if state in _FULL:
             raise StoreFull("the queue's database cannot grow: make room on its disk") from error
+        if takes_no_writes(error):
+            raise StoreAway(f"the queue's database does not write now ({error.diag.message_primary}); vacuum it") from error
         if state == _TOO_LONG:
             raise Refused(
                 "the id and the publisher of a message are longer than PostgreSQL keeps in an index (2,704 bytes): shorten them"
