@@ -26,6 +26,17 @@ where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped
 _NAMESPACE: Final = """
 select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)
 """
+_UNMAPPED: Final = """
+select a.attname from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_type t on t.oid = a.atttypid
+where a.attrelid = to_regclass(%(table)s) and c.relkind in ('r', 'p') and a.attnum > 0 and not a.attisdropped
+    and a.attnotnull and not a.atthasdef and a.attidentity = '' and t.typdefault is null and a.attname <> all(%(mapped)s)
+    and not exists (
+        select from pg_trigger g where g.tgtype & 7 = 7 and g.tgenabled <> 'D'
+            and (g.tgrelid = c.oid or g.tgrelid in (select relid from pg_partition_tree(c.oid)))
+    )
+order by a.attnum limit 1
+"""
+"""A column that no row has a value for; a trigger before inserts of rows may give one."""
 _TAKING: Final = {
     "bytea": Taking.BINARY,
     "json": Taking.JSON,
@@ -86,6 +97,19 @@ def table_columns(connection: Connection, table: str, plan: TablePlan) -> list[T
             taking = Taking.PLAIN
         columns.append(TableColumn(name, found[name][1], taking))
     return columns
+
+
+def stop_if_no_row_fits(connection: Connection, plan: TablePlan) -> None:
+    """Raise Stopped if the table has a column that must have a value, and gets none: whatever a row has, it is refused."""
+    if plan.mode == "sql" or not plan.table:
+        return
+    quoted = ".".join(f'"{part}"' for part in plan.table.split("."))
+    row = connection.execute(_UNMAPPED, {"table": quoted, "mapped": list(plan.columns)}).fetchone()
+    if row is not None:
+        raise Stopped(
+            f"route {plan.route!r}: column {row[0]!r} of {plan.where} must not be null, has no default and is not mapped, so that no "
+            "row goes through; map it, or give it a default, and start again"
+        )
 
 
 def effect(connection: Connection, plan: TablePlan) -> Effect:

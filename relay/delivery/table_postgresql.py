@@ -16,7 +16,15 @@ from psycopg import sql
 
 from relay.delivery import postgresql_inbox, postgresql_position, table_ranges
 from relay.delivery.mapping import BatchMapping, TableMapping
-from relay.delivery.postgresql_effects import Connection, Effect, Pieces, TooSlow, effect, qualified
+from relay.delivery.postgresql_effects import (
+    Connection,
+    Effect,
+    Pieces,
+    TooSlow,
+    effect,
+    qualified,
+    stop_if_no_row_fits,
+)
 from relay.delivery.postgresql_failures import judge, stop_if_statement_is_wrong
 from relay.delivery.postgresql_trials import Trials
 from relay.delivery.row_search import RowFault
@@ -60,6 +68,7 @@ _STATEMENTS: Final = {
     "drop range": table_ranges.DROP,
     "read ranges": table_ranges.READ,
 }
+_NOT_NULL: Final = "23502"
 _CAUTIOUS_BATCHES: Final = 64
 """Batches that expect repeats after one that met some: a repeat not expected costs a transaction."""
 
@@ -198,6 +207,9 @@ class PostgresqlCursor:
                         f"route {self._plan.route!r}: the batch as a whole is refused at COMMIT, and none of its rows "
                         f"alone: {fault}; correct the table's constraints, and start again"
                     ) from None
+                if fault.rejection.code == _NOT_NULL:
+                    with self._session() as connection:
+                        stop_if_no_row_fits(connection, self._plan)
                 care = _Care.FAULTS  # rolled back: retry, halving
 
     def trim(self, partition: LogPartition, below: int) -> bool:

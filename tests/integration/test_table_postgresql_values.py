@@ -350,3 +350,41 @@ def test_a_table_that_is_altered_waits_for_the_batch_that_was_looked_at(database
     cursor._commit = committing  # type: ignore[method-assign, assignment]
     assert outcomes(cursor.deliver({P0: 1}, mapped)) == [DELIVERED]
     assert len(refused) == 1
+
+
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_column_that_no_row_has_a_value_for_stops_the_route_and_no_message_dies(database: Database, mode: str, count: int) -> None:
+    """As a migration adds one, before the configuration maps it."""
+    cursor = database.cursor(mode=mode, key=("id",) if mode == "upsert" else ())
+    cursor.claim({P0: TOPIC_ID})
+    assert outcomes(cursor.deliver({P0: 1}, cursor.prepare([message(0)]))) == [DELIVERED]
+    database.do("alter table ledger add region text not null default 'eu'; alter table ledger alter region drop default")
+    batch = [message(i) for i in range(1, count + 1)]
+    with pytest.raises(Stopped, match=r"column 'region' of table 'ledger' .* is not mapped"):
+        cursor.deliver({P0: count + 1}, cursor.prepare(batch))
+    assert database.one("select count(*) from relay_inbox") == 1
+    database.do("alter table ledger alter region set default 'eu'")
+    assert outcomes(cursor.deliver({P0: count + 1}, cursor.prepare(batch))) == [DELIVERED] * count
+
+
+FILLED = {
+    "a trigger": "add region text not null",
+    "generated": "add region text not null generated always as (customer || '!') stored",
+    "a domain": "add region region not null",
+}
+
+
+@pytest.mark.parametrize("by", FILLED)
+def test_one_that_has_a_value_all_the_same_stops_nothing(database: Database, by: str) -> None:
+    database.do("create domain region as text default 'eu'; alter table ledger " + FILLED[by])
+    if by == "a trigger":
+        database.do(
+            "create function fill() returns trigger language plpgsql as $$begin new.region = new.customer; return new; end$$;"
+            "create trigger fill before insert on ledger for each row execute function fill()"
+        )
+    database.do("alter table ledger alter customer set not null")
+    cursor = database.cursor()
+    cursor.claim({P0: TOPIC_ID})
+    batch = [message(0), message(1, value=b'{"customer": null, "total": 1}')]
+    assert outcomes(cursor.deliver({P0: 2}, cursor.prepare(batch))) == [DELIVERED, DEAD]
