@@ -19,9 +19,10 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Row = TypeVar("Row")
 
 _COLUMNS: Final = """
-select a.attname, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), -1), coalesce(b.typname, t.typname)
-from pg_attribute a join pg_type t on t.oid = a.atttypid left join pg_type b on b.oid = t.typbasetype
-where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped
+with recursive typed (name, type) as (
+    select attname, atttypid from pg_attribute where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped
+    union all select name, typbasetype from typed join pg_type on oid = type where typtype = 'd'
+) select name, format_type(oid, -1), typname from typed join pg_type on oid = type where typtype <> 'd'
 """
 _NAMESPACE: Final = """
 select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)

@@ -388,3 +388,22 @@ def test_one_that_has_a_value_all_the_same_stops_nothing(database: Database, by:
     cursor.claim({P0: TOPIC_ID})
     batch = [message(0), message(1, value=b'{"customer": null, "total": 1}')]
     assert outcomes(cursor.deliver({P0: 2}, cursor.prepare(batch))) == [DELIVERED, DEAD]
+
+
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+def test_a_domain_of_a_domain_takes_what_its_type_takes(database: Database, mode: str) -> None:
+    database.do(
+        "create domain a_raw as bytea; create domain raw as a_raw; create domain a_doc as jsonb; create domain doc as a_doc;"
+        "create domain a_time as timestamptz; create domain instant as a_time; create domain a_sum as numeric(6,2);"
+        "create domain amount as a_sum check (value > 0);"
+        "create table typed (id text primary key, raw raw, doc doc, at instant, amount amount)"
+    )
+    columns = {"id": "ce:id", "raw": "kafka:key", "doc": "json:/doc", "at": "kafka:timestamp", "amount": "json:/amount"}
+    cursor = database.cursor(table="typed", mode=mode, key=("id",) if mode == "upsert" else (), columns=columns)
+    cursor.claim({P0: TOPIC_ID})
+    values = [b'{"doc": "text", "amount": 1.239}', b'{"doc": "text", "amount": -1}']
+    batch = [message(i, value=value)._replace(key=b"\0\\", timestamp_ms=1_700_000_000_123) for i, value in enumerate(values)]
+    verdicts = cursor.deliver({P0: 2}, cursor.prepare(batch))
+    assert [verdict.cause.code if verdict.cause else None for verdict in verdicts] == [None, "23514"]
+    rows = database.connection.execute("select raw, doc, at at time zone 'UTC', amount::text from typed").fetchall()
+    assert [(raw, doc, str(at), amount) for raw, doc, at, amount in rows] == [(b"\0\\", "text", "2023-11-14 22:13:20.123000", "1.24")]
