@@ -56,6 +56,9 @@ _END_IDLE: Final = b"""
 select set_config('idle_in_transaction_session_timeout', %s, false)
 where current_setting('idle_in_transaction_session_timeout') = '0'
 """
+_LAGS: Final = """
+select coalesce(pg_sequence_last_value('relay_queue_handle'), 0) < (select max(handle) from relay_queue_message)
+"""
 _SUM_UP: Final = b"""
 with gone as (
     delete from relay_queue_tally where ctid = any(array(
@@ -295,8 +298,19 @@ def _judged(*, committing: bool) -> Iterator[None]:
 
 
 def open_postgresql(settings: QueueSettings, url: str) -> SqlQueue:
-    """Open a queue on a connection of its own; the tables are those of `relay migrate`."""
-    return SqlQueue(settings, PostgresqlSession(url))
+    """Open a queue on a connection of its own; the tables are those of `relay migrate`.
+
+    Raises ConfigError where handles would be given once more: order and the names of attempts rest on them.
+    """
+    queue = SqlQueue(settings, PostgresqlSession(url))
+    ((lags,),) = queue.session.run(_LAGS, {})
+    if lags:
+        queue.close()
+        raise ConfigError(
+            "the sequence relay_queue_handle is behind the queue's messages, as in a copy by logical replication, and would number "
+            "new ones before old ones; run `relay migrate`, which raises it"
+        )
+    return queue
 
 
 def bind_postgresql(settings: QueueSettings, connection: Connection) -> SqlQueue:

@@ -173,6 +173,15 @@ _POSTGRESQL_ONLY: Final = (
     over bigint not null
 )""",
     "create index if not exists relay_queue_tally_queue on relay_queue_tally (queue)",
+    # A copy of the tables has no sequence with it where they are replicated logically.
+    """select setval('relay_queue_handle', max(handle)) from relay_queue_message
+    having max(handle) > coalesce(pg_sequence_last_value('relay_queue_handle'), 0)""",
+    # Without a key: where all tables are published (logical replication), rows could be added and never summed up.
+    """do $$ begin
+    if (select relreplident from pg_class where oid = to_regclass('relay_queue_tally')) <> 'f' then
+        alter table relay_queue_tally replica identity full;
+    end if;
+end $$""",
 )
 _SQLITE_WORDS: Final = {
     "serial": "integer primary key",
