@@ -20,9 +20,10 @@ Row = TypeVar("Row")
 
 _COLUMNS: Final = """
 with recursive typed (name, type) as (
-    select attname, atttypid from pg_attribute where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped
+    select attname, atttypid from pg_attribute where attrelid = to_regclass(%(table)s) and attnum > 0 and not attisdropped
     union all select name, typbasetype from typed join pg_type on oid = type where typtype = 'd'
-) select name, format_type(oid, -1), typname from typed join pg_type on oid = type where typtype <> 'd'
+) select t.name, format_type(t.type, -1), b.typname, c.relkind in ('r', 'p') and not c.relhasrules and not row_security_active(c.oid)
+from typed t join pg_type b on b.oid = t.type and b.typtype <> 'd' join pg_class c on c.oid = to_regclass(%(table)s)
 """
 _NAMESPACE: Final = """
 select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)
@@ -68,11 +69,15 @@ class Effect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A mapped column of the table: its type without length or precision, and how it takes values."""
+    """A mapped column of the table: its type without length or precision, and how it takes values.
+
+    Tables with row security, and views, take no COPY; nor do tables whose rules rewrite inserts notice one.
+    """
 
     name: str
     type: str
     taking: Taking
+    by_copy: bool
 
 
 def qualified(connection: Connection, table: str) -> sql.Identifier:
@@ -88,7 +93,7 @@ def qualified(connection: Connection, table: str) -> sql.Identifier:
 def table_columns(connection: Connection, table: str, plan: TablePlan) -> list[TableColumn]:
     """Read the types of a plan's columns from the catalog; Stopped if one is missing."""
     quoted = ".".join(f'"{part}"' for part in table.split("."))
-    found = {row[0]: row for row in connection.execute(_COLUMNS, [quoted])}
+    found = {row[0]: row for row in connection.execute(_COLUMNS, {"table": quoted})}
     columns = []
     for name, source in plan.columns.items():
         if name not in found:
@@ -96,7 +101,7 @@ def table_columns(connection: Connection, table: str, plan: TablePlan) -> list[T
         taking = _TAKING.get(found[name][2], Taking.PLAIN)
         if taking is Taking.TIME and source != "kafka:timestamp":
             taking = Taking.PLAIN
-        columns.append(TableColumn(name, found[name][1], taking))
+        columns.append(TableColumn(name, found[name][1], taking, found[name][3]))
     return columns
 
 
@@ -120,20 +125,9 @@ def effect(connection: Connection, plan: TablePlan) -> Effect:
         assert plan.sql is not None
         return OwnStatement(plan.sql, plan)
     table, columns = qualified(connection, plan.table), table_columns(connection, plan.table, plan)
-    # Tables with row security, and views, take no COPY; nor do tables whose rules rewrite inserts notice one.
-    if plan.mode == "insert" and _takes_copy(connection, plan.table):
+    if plan.mode == "insert" and all(column.by_copy for column in columns):
         return Copy(connection, table, columns, plan)
     return Unnested(connection, table, columns, plan)
-
-
-def _takes_copy(connection: Connection, table: str) -> bool:
-    quoted = ".".join(f'"{part}"' for part in table.split("."))
-    row = connection.execute(
-        "select relkind in ('r', 'p') and not relhasrules and not row_security_active(oid) from pg_class"
-        " where oid = to_regclass(%s)",
-        [quoted],
-    ).fetchone()
-    return bool(row and row[0])
 
 
 class _Columns:
@@ -144,7 +138,10 @@ class _Columns:
         self._plan = plan
 
     def is_current(self, connection: Connection) -> bool:
-        """Has no mapped column another type by now? A cast to the former one would cut values off, or refuse them."""
+        """Has no mapped column another type by now, and is the table written to as before?
+
+        A cast to the former type would cut values off, or refuse them.
+        """
         return table_columns(connection, self._plan.table, self._plan) == self._columns
 
 

@@ -407,3 +407,26 @@ def test_a_domain_of_a_domain_takes_what_its_type_takes(database: Database, mode
     assert [verdict.cause.code if verdict.cause else None for verdict in verdicts] == [None, "23514"]
     rows = database.connection.execute("select raw, doc, at at time zone 'UTC', amount::text from typed").fetchall()
     assert [(raw, doc, str(at), amount) for raw, doc, at, amount in rows] == [(b"\0\\", "text", "2023-11-14 22:13:20.123000", "1.24")]
+
+
+MADE_INTO = {
+    "a view": "alter table ledger rename to entries; create view ledger as select * from entries",
+    "a table with a rule": (
+        "create table entries (like ledger);"
+        "create rule entered as on insert to ledger do instead insert into entries values (new.id, new.customer, new.total)"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MADE_INTO)
+def test_a_table_that_takes_no_copy_any_more_is_written_to_otherwise(database: Database, what: str) -> None:
+    """As migrations do that keep the old name as a view while two versions of an application run."""
+    cursor = database.cursor()
+    cursor.claim({P0: TOPIC_ID})
+    assert outcomes(cursor.deliver({P0: 1}, cursor.prepare([message(0)]))) == [DELIVERED]
+    database.do(MADE_INTO[what])
+    with pytest.raises(Fenced, match="was altered"):
+        cursor.deliver({P0: 2}, cursor.prepare([message(1)]))
+    cursor.claim({P0: TOPIC_ID})
+    assert outcomes(cursor.deliver({P0: 2}, cursor.prepare([message(1)]))) == [DELIVERED]
+    assert database.one("select count(*) from entries where id = 'm-0-1'") == 1
