@@ -43,9 +43,11 @@ from pg_attribute a where a.attrelid = %s::oid and a.attnum > 0 and not a.attisd
 """
 _UNIQUE: Final = """
 select array_agg(a.attname::text) from pg_index i join pg_attribute a
-  on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
-where i.indrelid = %s::oid and i.indisunique and i.indpred is null and i.indexprs is null group by i.indexrelid
+  on a.attrelid = i.indrelid and a.attnum = any((i.indkey::smallint[])[0:i.indnkeyatts - 1])
+where i.indrelid = %s::oid and i.indisunique and i.indpred is null and i.indexprs is null and i.indisvalid and i.indimmediate
+group by i.indexrelid
 """
+"""Those that an upsert may match by: neither deferrable nor left behind by a build that failed, and without included columns."""
 _ELSEWHERE: Final = """
 select c.oid::regclass::text, c.relkind = 'f' from pg_class c
 where (c.oid = %(oid)s::oid or c.oid in (select relid from pg_partition_tree(%(oid)s::oid)))

@@ -9,9 +9,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import LockNotAvailable
 
+from relay.config.model import ResourceConfig, TableDestination
 from relay.message.errors import Fenced, Stopped
+from relay.setup.check_table import judge_table, look_at
+from relay.setup.check_topics import Findings
 from relay.transfer.cursor import DEAD, DELIVERED
 from tests.contracts.table_databases import (
+    COLUMNS,
     P0,
     TOPIC_ID,
     message,
@@ -430,3 +434,28 @@ def test_a_table_that_takes_no_copy_any_more_is_written_to_otherwise(database: D
     cursor.claim({P0: TOPIC_ID})
     assert outcomes(cursor.deliver({P0: 2}, cursor.prepare([message(1)]))) == [DELIVERED]
     assert database.one("select count(*) from entries where id = 'm-0-1'") == 1
+
+
+MATCHED = {
+    "primary key (id)": True,
+    "primary key (id) deferrable": False,
+    "unique (id) include (total)": True,
+    "unique (id, total)": False,
+    "unique nulls not distinct (id)": True,
+}
+
+
+@pytest.mark.parametrize("constraint", MATCHED)
+def test_a_check_knows_what_an_upsert_may_match_by(database: Database, constraint: str) -> None:
+    database.do(f"create table matched (id text, customer text, total bigint, {constraint})")
+    findings = Findings()
+    to = TableDestination(table="matched", resource="shop", columns=COLUMNS, mode="upsert", key=("id",))
+    judge_table(to, look_at("shop", ResourceConfig(url=database.url), "matched"), "routes.r.to", findings)
+    assert [fault.key for fault in findings.faults] == ([] if MATCHED[constraint] else ["routes.r.to.key"])
+    cursor = database.cursor(table="matched", mode="upsert", key=("id",))
+    cursor.claim({P0: TOPIC_ID})
+    if MATCHED[constraint]:
+        assert outcomes(cursor.deliver({P0: 1}, cursor.prepare([message(0)]))) == [DELIVERED]
+    else:
+        with pytest.raises(Stopped, match="cannot be written"):
+            cursor.deliver({P0: 1}, cursor.prepare([message(0)]))
