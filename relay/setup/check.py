@@ -17,7 +17,7 @@ from relay.resources.postgresql import PostgresqlResource
 from relay.setup.check_durability import INTERNAL, judge_durability
 from relay.setup.check_queues import check_queues
 from relay.setup.check_registry import check_registry
-from relay.setup.check_table import judge_own_tables, judge_table, look_at, postgres_notes
+from relay.setup.check_table import judge_own_tables, judge_table, judge_writable, look_at, postgres_notes
 from relay.setup.check_topics import Findings, judge_brokers, judge_topics, named_topics
 
 
@@ -138,6 +138,7 @@ def check_resources(config: RelayConfig, findings: Findings) -> None:
             if resource.kind == "postgresql":
                 # As workers connect, who refuse a pooler that shares its sessions.
                 PostgresqlResource(name, resource.url.get_secret_value(), 1.0).connect().close()
+                judge_writable(name, resource, findings)
                 findings.notes.extend(postgres_notes(name, resource))
             for route in config.routes.values():
                 to = route.to

@@ -168,6 +168,18 @@ def judge_own_tables(name: str, resource: ResourceConfig, findings: Findings) ->
             findings.fault(f"resources.{name}", table, "the table does not exist", remedy)
 
 
+def judge_writable(name: str, resource: ResourceConfig, findings: Findings) -> None:
+    """Find a server or role that only reads: whoever writes there waits for that to change; Unreachable if there is no answer."""
+    query = "select current_setting('transaction_read_only') = 'on', pg_is_in_recovery()"
+    ((reads_only, is_standby),) = _ask(name, resource.url.get_secret_value(), query, [])
+    if is_standby:
+        remedy = "write the primary's address, or the hosts of all with target_session_attrs=read-write"
+        findings.fault(f"resources.{name}", "", "the server is a standby, which takes no writes", remedy)
+    elif reads_only:
+        remedy = "take it back where it was set (alter role, alter database, the server's configuration, the address)"
+        findings.fault(f"resources.{name}", "default_transaction_read_only = on", "nothing can be written", remedy)
+
+
 def postgres_notes(name: str, resource: ResourceConfig) -> list[str]:
     """Return what is said about a PostgreSQL resource although it is no fault."""
     query = "select current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"

@@ -1,4 +1,4 @@
-"""An address that leads to a pooler: as PgBouncer's with a session for each client, or for each transaction."""
+"""An address that leads to a pooler, as PgBouncer's with a session for each client or for each transaction, or to what only reads."""
 
 from __future__ import annotations
 
@@ -106,3 +106,15 @@ def test_a_check_names_it(postgres: str, tmp_path: Path, shared: bool) -> None:
         assert findings.unreachable == []
         assert [fault.key for fault in findings.faults] == (["resources.shop"] if shared else [])
         assert all(SHARED in fault.problem and "pool_mode = session" in fault.remedy for fault in findings.faults)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_check_names_a_database_that_only_reads(postgres: str, tmp_path: Path) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text(
+        '[relay]\nname = "shop"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
+        f'[resources.shop]\nurl = "{postgres}?options=-cdefault_transaction_read_only%3Don"\n'
+    )
+    findings = Findings()
+    check_resources(load(file), findings)
+    assert [(fault.key, fault.value) for fault in findings.faults] == [("resources.shop", "default_transaction_read_only = on")]
