@@ -45,7 +45,7 @@ from relay.delivery.table import (
 from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.resources.postgresql import PostgresqlResource, leaves_commit_open
+from relay.resources.postgresql import UNLIMITED, PostgresqlResource, leaves_commit_open
 from relay.resources.postgresql_states import is_servers
 from relay.run import randomness, schedule
 from relay.run.crash import crash_point
@@ -442,6 +442,7 @@ class PostgresqlCursor:
         try:
             connection.execute("select set_config('application_name', %s, false)", [f"relay:{plan.route}"])
             connection.execute("set client_encoding = 'UTF8'")
+            connection.execute(UNLIMITED)
             places = {name: qualified(connection, f"relay_{name}") for name in ("position", "inbox", "range")}
             self._statements = {
                 name: sql.SQL(text).format(**places).as_bytes(connection) for name, text in _STATEMENTS.items()

@@ -27,6 +27,8 @@ _SAYS_NOTHING: Final = frozenset({"08", "57", "58"})
 
 AS_WRITTEN: Final = b"set standard_conforming_strings = on; set array_nulls = on"
 """Without them psycopg's COPY and arrays hold other bytes than were given, and 'NULL' for NULL."""
+UNLIMITED: Final = b"select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'"
+"""Takes away what PostgreSQL 17 and later may set by default: each statement has its own limit, and their number has none."""
 
 _SCHEMA: Final = """select n.nspname from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)"""
@@ -120,6 +122,7 @@ class PostgresqlResource:
             idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S,
         ) as (connection, awaited):
             connection.execute(AS_WRITTEN)
+            connection.execute(UNLIMITED)
             connection.execute("set default_transaction_isolation = 'read committed'")
             return PostgresqlDecisions(self.name, connection, awaited)
 

@@ -76,3 +76,33 @@ def test_a_table_route_writes_what_was_given(database: Database, default: Set, s
         assert outcomes(cursor.deliver({P0: 2}, cursor.prepare(batch))) == [0, 0]
     rows = database.connection.execute("select id, customer from ledger order by id").fetchall()
     assert rows == [("NULL", "ann"), ("a\\b'c", None)]
+
+
+def test_a_batch_may_take_longer_than_a_transaction_by_default(database: Database, default: Set) -> None:
+    """Tried again it would take as long again, for ever."""
+    if not database.one("select count(*) from pg_settings where name = 'transaction_timeout'"):
+        pytest.skip("this PostgreSQL has no such limit")
+    database.do(
+        "create function slow() returns trigger language plpgsql as $$begin perform pg_sleep(0.02); return new; end$$;"
+        "create trigger slow before insert on ledger for each row execute function slow()"
+    )
+    default("transaction_timeout = '300ms'")
+    cursor = database.cursor()
+    cursor.claim({P0: TOPIC_ID})
+    assert outcomes(cursor.deliver({P0: 40}, cursor.prepare([message(i) for i in range(40)]))) == [0] * 40
+
+
+def test_resolvers_queues_and_audits_have_no_such_limit_either(database: Database, default: Set) -> None:
+    if not database.one("select count(*) from pg_settings where name = 'transaction_timeout'"):
+        pytest.skip("this PostgreSQL has no such limit")
+    create(database.connection)
+    default("transaction_timeout = '300ms'")
+    asked = "select current_setting('transaction_timeout')"
+    decisions = PostgresqlResource("shop", database.url, 1.0).decisions()
+    assert decisions._connection.execute(asked).fetchone() == ("0",)
+    queue = open_store(QUEUE, database.url)
+    assert queue.session.run(asked, {}) == [("0",)]
+    looked_at = open_audited("shop", ResourceConfig(url=database.url))
+    assert looked_at._connection.execute(asked).fetchone() == ("0",)
+    for one in (decisions, queue, looked_at):
+        one.close()

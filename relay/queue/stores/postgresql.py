@@ -24,7 +24,7 @@ from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 from relay.queue.stores.sql_values import arrivals
 from relay.resources.patience import Awaited, await_on
-from relay.resources.postgresql import AS_WRITTEN, address, before_names, leaves_commit_open
+from relay.resources.postgresql import AS_WRITTEN, UNLIMITED, address, before_names, leaves_commit_open
 from relay.resources.postgresql_pooler import refuse_shared
 from relay.resources.postgresql_states import takes_no_writes
 
@@ -99,6 +99,7 @@ class PostgresqlSession:
                         refuse_shared("the queue's database", connection, given)
                         connection.execute(_SETTINGS)
                         connection.execute(AS_WRITTEN)
+                        connection.execute(UNLIMITED)
                         connection.execute(_END_IDLE, (f"{IDLE_LIMIT_S}s",))
                 except OSError as error:
                     connection.close()
