@@ -99,6 +99,8 @@ class PartitionReader:
 
         Raises Unreachable after ``wait_s`` seconds, the reader's own deadline if none are given.
         """
+        if not places:
+            return {}  # the client refuses to ask for nothing
         asked = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
         patience = self._deadline_s if wait_s is None else wait_s
         limit = self._clock() + patience

@@ -83,6 +83,10 @@ class ReadingContract(KafkaContract):
                 list(reader.read({place: (0, 3)}))
         assert self.read(place) == ["c"]
 
+    def test_no_partitions_have_no_ends(self) -> None:
+        with self.system.reader(committed=True) as reader:
+            assert reader.ends([]) == {}
+
     def test_each_partition_keeps_the_order_of_its_appends(self) -> None:
         topic = self.system.topic(2)
         places = [LogPartition(topic, p) for p in range(2)]

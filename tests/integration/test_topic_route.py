@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from relay.run.worker import POSITIONS_REPEATED_AFTER_S
 from tests.routes import Route, ce, ids, per_source, publish, read_all, wait_for
 
 PARTITIONS = 3
@@ -48,6 +49,15 @@ def test_what_was_delivered_is_not_delivered_again_after_a_restart(route: Route)
     assert route.finish() == 0, route.said()
 
     assert len(ids(read_all(route.kafka, route.out, PARTITIONS))) == 310
+
+
+def test_a_route_that_says_its_positions_once_more_goes_on_without_a_recovery(route: Route) -> None:
+    publish(route.kafka, route.log, messages(30))
+
+    assert route.finish(until_idle_s=POSITIONS_REPEATED_AFTER_S + 3) == 0, route.said()
+
+    assert len(read_all(route.kafka, route.out, PARTITIONS)) == 30
+    assert "recovering" not in route.said(), route.said()
 
 
 # A few; every step has its test in test_crash_points_topic.py and test_crash_points_recovery.py.
