@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from relay.kafka.client_log import ClientLog
 from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end, kafka_error
 from relay.kafka.settings import TimingLike, producer
-from relay.kafka.topics import TopicFacts, Topics, numeric_setting
+from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, ConfigError
 from relay.message.record import TOPIC_REMEDY, is_topic_name
@@ -73,8 +73,10 @@ class Appender:
     """Appends records and tells what the topics are like. Use from any thread."""
 
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike) -> None:
+        self._kafka = kafka
         self._settings = producer(kafka, timing, **_prompt(kafka), log_level=3)
         self._message_bytes = int(kafka.get("message.max.bytes", DEFAULT_MESSAGE_BYTES))
+        self._batch_bytes = int(kafka.get("batch.size", BATCH_BYTES))
         self._topics = Topics(kafka, timing)
         self._facts: dict[str, TopicFacts] = {}
         self._fatal = False
@@ -141,6 +143,7 @@ class Appender:
                     "message in favour of an aborted one; publish to a topic whose cleanup.policy is delete"
                 )
             self._facts[name] = facts
+            self._fit()
         return facts
 
     def record_bytes(self, facts: TopicFacts) -> int:
@@ -158,6 +161,7 @@ class Appender:
     def refresh(self) -> None:
         """Ask again for every known topic: partitions may have been added, or the topic recreated."""
         self._facts = self.describe(list(self._facts))
+        self._fit()
 
     def known_topics(self) -> list[TopicFacts]:
         """Return the facts of the topics published to."""
@@ -208,6 +212,14 @@ class Appender:
     def _noticed(self, number: int, error: KafkaError) -> None:
         # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
         self._fatal = self._fatal or (is_end(error) and number == self._made)
+
+    def _fit(self) -> None:
+        """Let the next append take a new producer, as after a fatal error, if a topic takes less than a batch of this one."""
+        batches = fitting_batches(self._kafka, list(self._facts.values()))
+        if batches.get("batch.size", self._batch_bytes) < self._batch_bytes:
+            self._batch_bytes = batches["batch.size"]
+            self._settings.update(batches)
+            self._fatal = True
 
     def _renew(self) -> None:
         """Take a new producer after a fatal error: the records of the old one are reported as failed."""

@@ -71,6 +71,8 @@ _DENIED: Final = frozenset(
     }
 )
 _VISIBLE_PAUSE_S: Final = 0.02
+BATCH_BYTES: Final = 1_000_000
+"""librdkafka's ``batch.size`` when the user gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,16 @@ def numeric_setting(settings: Mapping[str, str], name: str, default: int) -> int
     """Return a topic's or broker's setting that is a number; ``default`` where it is not told."""
     text = settings.get(name, "")
     return int(text) if text.lstrip("-").isdecimal() else default
+
+
+def fitting_batches(kafka: Mapping[str, str], facts: Iterable[TopicFacts]) -> dict[str, int]:
+    """Return what a producer must be told so that no batch is larger than these topics take; nothing if none would be.
+
+    Brokers refuse a batch as a whole, however small its records are. A single record may be larger than a batch.
+    """
+    given = int(kafka.get("batch.size", BATCH_BYTES))
+    least = min((numeric_setting(one.settings, "max.message.bytes", given) for one in facts), default=given)
+    return {"batch.size": least} if least < given else {}
 
 
 class Topics:

@@ -25,7 +25,7 @@ from relay.kafka.decisions import DecisionLog
 from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import PartitionReader
 from relay.kafka.registry import Registry
-from relay.kafka.topics import Topics
+from relay.kafka.topics import Topics, fitting_batches
 from relay.kafka.transactions import TransactionalInstance
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.log.holds import HoldBudget
@@ -64,19 +64,27 @@ INDEX_ENTRIES_IN_MEMORY = 2_000_000
 
 
 class RoutePorts:
-    """Makes the clients of one route's worker from the configuration; ``registry`` is None if none is named."""
+    """Makes the clients of one route's worker from the configuration; ``registry`` is None if none is named.
 
-    def __init__(self, config: RelayConfig, route: RouteConfig) -> None:
+    ``over`` are settings of the producers that write what is delivered.
+    """
+
+    def __init__(self, config: RelayConfig, route: RouteConfig, over: Mapping[str, Any] | None = None) -> None:
         self._config = config
+        self._over = {**(over or {})}
         self._group = config.group_id(route.name)
         self.registry = Registry(config.registry) if config.registry else None
 
     def transaction(self, transactional_id: str) -> TransactionalInstance:
         """Make a producer instance; nothing is sent before its ``init``."""
         timing = self._config.timing
-        made = settings.producer(self._config.kafka, timing, transactional_id)
+        made = settings.producer(self._config.kafka, timing, transactional_id, **self._over)
         absent = self._config.relay.partition_verification == "absent"
         return TransactionalInstance(made, transactional_id, timing.transaction_timeout, one_each=absent)
+
+    def appending(self) -> Appending:
+        """Make a producer of records outside any transaction."""
+        return Appending(settings.producer(self._config.kafka, self._config.timing, **self._over))
 
     def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> PartitionReader:
         """Make a reader by hand; it belongs to no group."""
@@ -106,8 +114,8 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     route = config.routes.get(route_name)
     if route is None:
         raise ConfigError(f"--route {route_name}: there is no such route; there are: {', '.join(config.routes)}")
-    ports = RoutePorts(config, route)
     topics = Topics(config.kafka, config.timing)
+    ports = RoutePorts(config, route, _fitting(config, route, topics))
     output = route.to.topic if isinstance(route.to, TopicDestination) else None
     watch = TopicWatch(topics, route.from_, config.monitor_topic(route.name), output)
     facts = watch.facts()
@@ -166,6 +174,16 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     )
     holder.append(worker)
     return worker
+
+
+def _fitting(config: RelayConfig, route: RouteConfig, topics: Topics) -> dict[str, int]:
+    """Let no batch be larger than a topic takes that this worker writes to; without the right to see that, the client's own are."""
+    written = [config.monitor_topic(route.name), config.deadletter_topic]
+    written += [route.to.topic] if isinstance(route.to, TopicDestination) else []
+    try:
+        return fitting_batches(config.kafka, topics.describe(written).values())
+    except ConfigError:
+        return {}
 
 
 def _redriving(
@@ -290,7 +308,7 @@ def _table_parts(config: RelayConfig, ports: RoutePorts, cursor: TableCursor) ->
     timing = config.timing
     timers = ResendTimers(timing.resend_after, timing.resend_max, randomness.jitter)
     sending = Sending(cursor, timers, clock.monotonic)
-    return ports, cursor, sending, lambda: Appending(settings.producer(config.kafka, timing))
+    return ports, cursor, sending, ports.appending
 
 
 def _table_names(config: RelayConfig, route: RouteConfig, topics: Topics, worker_id: str) -> dict[str, Any]:
