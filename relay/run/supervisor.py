@@ -252,7 +252,8 @@ class Supervisor:
         elif not worker.repeats.is_one(said.sentence, clock.monotonic()):
             self._tell(said.level, "kafka client", worker, said=said.sentence)
 
-    def _tell(self, level: str, event: str, worker: _Worker | None = None, **fields: Any) -> None:
+    def _tell(self, level: str, event: str, worker: _Worker | None = None, /, **fields: Any) -> None:
+        # By place: what an application logs may have a field of any name.
         if worker is not None:
             fields = {**fields, "route": worker.route, "worker": worker.number}
         self._log.log(LEVELS[level], event, **fields)

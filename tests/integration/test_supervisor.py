@@ -62,6 +62,8 @@ if behaviour == "first-fails" and number == "0":
     sys.exit(7)
 if behaviour == "json":
     print('{"event": "recovered", "level": "warning", "partitions": 4}', file=sys.stderr)
+if behaviour == "applications-json":
+    print('{"event": "seen", "level": "info", "worker": "w-7", "route": "/orders", "self": 2, "fields": 3}', file=sys.stderr)
 print("ready", file=sys.stderr, flush=True)
 end.wait()
 sys.exit(9 if behaviour == "drains-badly" else 0)
@@ -302,6 +304,16 @@ def test_what_workers_say_is_passed_on_and_bounded(supervise: Supervise) -> None
 
     assert (recovered["level"], recovered["partitions"], recovered["worker"]) == ("warning", 4, 0)
     assert len(loud["event"]) <= 2000
+    supervisor.process.terminate()
+    assert supervisor.code() == 0
+
+
+def test_an_application_s_own_fields_may_have_any_name(supervise: Supervise) -> None:
+    supervisor = supervise(1, a="applications-json")
+    supervisor.ready(1)
+
+    seen = next(line for line in supervisor.lines if line["event"] == "seen")
+    assert (seen["route"], seen["worker"], seen["fields"]) == ("a", 0, 3)
     supervisor.process.terminate()
     assert supervisor.code() == 0
 
