@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -173,6 +174,8 @@ class Capture:
         """Write the markers that are due, then let go of producer and connections. Safe to repeat."""
         if self._closed or not self.is_here:
             return  # in a fork: closing would end connections that the parent uses
+        if sys.is_finalizing():
+            return  # its threads have stopped for good, so whoever joined them, from a `__del__`, would wait for ever
         self._closed = True
         self._upkeep.close(CLOSE_S)
         self._marking.close(CLOSE_S)

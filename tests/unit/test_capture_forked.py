@@ -1,4 +1,4 @@
-"""Forks of a process that captures: whatever they do, its block and the file are whole, and they are told what to do."""
+"""Forks of a process that captures, and its end: its block and the file are whole, and nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -107,3 +107,20 @@ assert worker.exitcode == 0
 print(orders(path))
 """
     assert run(script, tmp_path / "shop.db") == "2\n"
+
+
+def test_one_that_is_closed_as_the_interpreter_ends_does_not_wait_for_threads_that_have_stopped(tmp_path: Path) -> None:
+    script = """
+class Service:
+    def __init__(self):
+        self.capture = prepared(path)
+
+    def __del__(self):
+        self.capture.close()
+
+service = Service()
+with service.capture.transaction() as tx:
+    tx.execute("insert into orders (what) values ('tea')")
+print(orders(path))
+"""
+    assert run(script, tmp_path / "shop.db") == "1\n"
