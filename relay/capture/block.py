@@ -206,8 +206,8 @@ class CaptureBlock:
         raw_key = message.encoded_key(key)
         if partition is None:
             partition = message.partition_of(raw_key or self._publisher.source_bytes, facts.partitions)
-        elif not 0 <= partition < facts.partitions:
-            raise CaptureError(f"partition = {partition}: topic {topic} has 0 to {facts.partitions - 1}")
+        else:
+            partition = message.whole_partition(partition, facts.partitions, topic)
         value, kind = message.encoded(data, schema)
         identifier = id or f"{self._name}-{self._published}"
         fields = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -31,6 +32,7 @@ _RESERVED: Final = frozenset(
         envelope.INCARNATION,
     }
 )
+_TEXTS: Final = frozenset({"subject", "content_type", "time"})
 _RECORD_OVERHEAD: Final = 100
 """At most so many bytes does a record batch add to a record: 61 for the batch, lengths and offsets."""
 
@@ -56,6 +58,8 @@ class Buffered(NamedTuple):
 def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None, bytes]:
     """Return the value and its content type: Avro if a schema is given, bytes as they are, anything else as JSON."""
     if schema is not None and data is not None:
+        if not isinstance(schema, AvroEncoder):
+            raise CaptureError("schema: what writes values with one is wanted; give what Capture.avro(topic, schema) returns")
         return schema.encode(data), AVRO
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data), b"application/octet-stream"
@@ -70,9 +74,12 @@ def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None,
 
 
 def check_text(**arguments: object) -> None:
-    """Raise CaptureError, naming the argument of `publish` that UTF-8 does not have."""
+    """Raise CaptureError, naming the argument of `publish` that is no text, or one that UTF-8 does not have."""
     for name, text in arguments.items():
-        if isinstance(text, str) and not text.isascii() and not is_utf8(text):
+        if not isinstance(text, str):
+            if name == "type" or (name in _TEXTS and text is not None):
+                raise CaptureError(f"{name} = {text!r} is no text; give one")
+        elif not text.isascii() and not is_utf8(text):
             raise CaptureError(f"{name}: it holds half of a surrogate pair, which UTF-8 does not have")
 
 
@@ -94,7 +101,18 @@ def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes
         return key
     if isinstance(key, bytearray | memoryview):
         return bytes(key)  # as text it would be the address of the object, another one each time
-    return str(key).encode()
+    return key.encode() if isinstance(key, str) else str(key).encode()
+
+
+def whole_partition(given: int, partitions: int, topic: str) -> int:
+    """Return the number of a partition that was asked for; raises CaptureError unless the topic has it."""
+    try:
+        number = index(given)  # of a library's own whole number as well: markers are written with plain ones
+    except TypeError as error:
+        raise CaptureError(f"partition = {given!r} is no whole number; give one, or leave the choice to the key") from error
+    if not 0 <= number < partitions:
+        raise CaptureError(f"partition = {number}: topic {topic} has 0 to {partitions - 1}")
+    return number
 
 
 def extra_headers(headers: GivenHeaders | None) -> Headers:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +78,44 @@ def test_headers_are_published_as_they_are_given(block: CaptureBlock, publisher:
 def test_headers_that_are_no_pairs_of_name_and_value_are_refused(block: CaptureBlock, given: Any) -> None:
     with pytest.raises(CaptureError, match=r"^headers: "):
         block.publish("orders", {}, headers=given)
+
+
+@pytest.mark.parametrize("name", ["type", "subject", "content_type", "time"])
+def test_what_is_no_text_where_text_is_wanted_is_refused_by_its_name(block: CaptureBlock, name: str) -> None:
+    given: dict[str, Any] = {name: datetime(2026, 11, 25, tzinfo=UTC)}
+    with pytest.raises(CaptureError, match=rf"^{name} = datetime.* is no text; give one"):
+        block.publish("orders", {}, **given)
+
+
+@pytest.mark.parametrize("given", [1.0, "1", 1.5])
+def test_a_partition_that_is_no_whole_number_is_refused(block: CaptureBlock, publisher: Publisher, given: Any) -> None:
+    with pytest.raises(CaptureError, match=r"^partition = .* is no whole number"):
+        block.publish("orders", {}, partition=given)
+
+    assert publisher.admitted == []
+
+
+def test_a_partition_may_be_a_whole_number_of_a_library(block: CaptureBlock, publisher: Publisher) -> None:
+    given: Any = type("int64", (), {"__index__": lambda _: 3})()
+    block.publish("orders", {}, partition=given)
+
+    assert publisher.admitted[0].partition == 3
+    assert type(publisher.admitted[0].partition) is int
+
+
+def test_a_schema_that_no_capture_made_is_refused(block: CaptureBlock) -> None:
+    given: Any = {"type": "string"}
+    with pytest.raises(CaptureError, match=r"^schema: .* Capture.avro"):
+        block.publish("orders", "tea", schema=given)
+
+
+def test_the_key_of_a_text_is_its_text(block: CaptureBlock, publisher: Publisher) -> None:
+    class Region(str, Enum):  # noqa: UP042 - whose `str()` is its name
+        NORTH = "north"
+
+    block.publish("orders", {}, key=Region.NORTH)
+
+    assert publisher.admitted[0].key == b"north"
 
 
 def test_a_message_without_an_id_is_given_one(block: CaptureBlock) -> None:
