@@ -20,7 +20,7 @@ def load_handler(app: str, queue: str) -> Handler:
         module = _module(where)
     except RelayError:
         raise
-    except Exception as error:  # whatever the application raises while it is loaded: not the relay's failure
+    except (Exception, SystemExit) as error:  # whatever the application raises while it is loaded: not the relay's failure
         raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}{_place(error)}; correct it there") from error
     found = {key: value for key, value in vars(module).items() if isinstance(value, Handler)}
     if name:
@@ -29,7 +29,7 @@ def load_handler(app: str, queue: str) -> Handler:
                 f"{app}: {where} has no handler called {name!r}; there is {', '.join(found) or 'none'}"
             )
         found = {name: found[name]}
-    ours = [handler for handler in found.values() if handler.queue == queue]
+    ours = list({id(handler): handler for handler in found.values() if handler.queue == queue}.values())
     if len(ours) == 1:
         return ours[0]
     if not ours:
@@ -38,7 +38,7 @@ def load_handler(app: str, queue: str) -> Handler:
     raise ConfigError(f"{app} has {len(ours)} handlers of {queue!r}: add :name to choose one")
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Return where it was raised, unless it says so itself: of a slip in the file the last frame is the interpreter's."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return ""
@@ -56,7 +56,7 @@ def _module(where: str) -> ModuleType:
         try:
             return importlib.import_module(where)
         except ModuleNotFoundError as error:
-            if error.name is None or not where.startswith(error.name):
+            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
                 raise
             raise _no_module(where) from None
     path = Path(where).resolve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 from relay.message.errors import ConfigError, RelayError
@@ -34,19 +35,19 @@ class Handler:
 
     @property
     def name(self) -> str:
-        """The function's name."""
-        return self.function.__name__
+        """The function's name, or that of the class of what can be called."""
+        return _name(self.function)
 
     @property
     def file(self) -> str | None:
         """The file that the function stands in, as tracebacks name it."""
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        code = getattr(inspect.unwrap(_run_by(self.function)), "__code__", None)
         return None if code is None else code.co_filename
 
     @property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function: it runs on the worker's event loop."""
-        return inspect.iscoroutinefunction(self.function)
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(_run_by(self.function))
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the function and return what it returns: a coroutine for the event loop if it is async."""
@@ -84,15 +85,33 @@ def subscriber(
     size = BATCH_DEFAULT if batch is True else int(batch)
 
     def _declare(function: Function) -> Handler:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        run = _run_by(function)
+        if inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run):
             raise ConfigError(
-                f"@subscriber({queue!r}): {function.__name__} has a yield, so calling it runs nothing of it; use return"
+                f"@subscriber({queue!r}): {_name(function)} has a yield, so calling it runs nothing of it; use return"
             )
         handler = Handler(queue, function, resource, size, order, tuple(also))
         _check_call(handler)
         return handler
 
     return _declare
+
+
+def _bare(function: Function) -> Function:
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def _run_by(function: Function) -> Function:
+    """Return what a call runs: of what is partial the function, of an object its class's ``__call__``."""
+    bare = _bare(function)
+    return bare if inspect.isroutine(bare) else type(bare).__call__
+
+
+def _name(function: Function) -> str:
+    bare = _bare(function)
+    return str(getattr(bare, "__name__", type(bare).__name__))
 
 
 def _check_call(handler: Handler) -> None:

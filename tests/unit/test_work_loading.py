@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,8 @@ def test_a_function_that_cannot_take_what_it_will_be_given_is_refused() -> None:
         ("def f(:\n", "SyntaxError"),
         ("import no_such_package\n", "No module named 'no_such_package'"),
         ("x = 1\nraise RuntimeError('boo')\n", "RuntimeError: boo \\(broken.py, line 2\\)"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0 \\(broken.py, line 2\\)"),
+        ("raise SystemExit('no SHOP_URL')\n", "SystemExit: no SHOP_URL \\(broken.py, line 1\\)"),
     ],
 )
 def test_an_application_that_fails_as_it_is_loaded_is_wrong(tmp_path: Path, text: str, said: str) -> None:
@@ -149,3 +152,57 @@ def test_an_application_that_fails_as_it_is_loaded_is_wrong(tmp_path: Path, text
 
     with pytest.raises(ConfigError, match=said):
         load_handler(str(tmp_path / "broken.py"), "credit")
+
+
+def test_a_package_that_is_missing_is_not_taken_for_the_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "absent_and_more").mkdir()
+    (tmp_path / "absent_and_more" / "handlers.py").write_text("import absent\n")
+
+    with pytest.raises(ConfigError, match=r"No module named 'absent' \(handlers.py, line 1\)"):
+        load_handler("absent_and_more.handlers", "credit")
+    with pytest.raises(ConfigError, match=r"'absent_and_less\.handlers': there is no such module"):
+        load_handler("absent_and_less.handlers", "credit")
+
+
+def test_a_handler_with_two_names_is_one(app: str) -> None:
+    path = Path(app)
+    path.write_text(path.read_text() + "\napprove_orders = look\n")
+
+    assert load_handler(app, "orders").name == "look"
+
+
+class _Approving:
+    def __call__(self, message: object) -> None:
+        """Take a message."""
+
+
+class _Waiting:
+    async def __call__(self, message: object) -> None:
+        """Take a message, and wait for nothing."""
+
+
+class _Yielding:
+    def __call__(self, message: object) -> Iterator[object]:
+        yield message
+
+
+def test_what_can_be_called_is_declared_as_its_call() -> None:
+    def two(first: object, message: object) -> None:
+        """Take a number and a message."""
+
+    assert not relay.subscriber("credit")(_Approving()).is_async
+    assert relay.subscriber("credit")(_Waiting()).is_async
+    assert relay.subscriber("credit")(partial(_Waiting())).is_async
+    assert relay.subscriber("credit")(partial(two, 1)).name == "two"
+    assert relay.subscriber("credit")(_Approving()).name == "_Approving"
+    assert relay.subscriber("credit")(_Approving()).file == relay.subscriber("credit")(partial(two, 1)).file == __file__
+
+
+def test_what_can_be_called_is_refused_with_its_name() -> None:
+    with pytest.raises(ConfigError, match="_Yielding has a yield"):
+        relay.subscriber("credit")(_Yielding())
+    with pytest.raises(ConfigError, match=r"_Approving is called with \(message, db\), which it cannot take"):
+        relay.subscriber("credit", resource="shop")(_Approving())
+    with pytest.raises(ConfigError, match=r"<lambda> is called with \(message\), which it cannot take"):
+        relay.subscriber("credit")(partial(lambda *, some: some))
