@@ -152,7 +152,7 @@ class Watch:
         while True:
             if meanwhile is None or not meanwhile():
                 clock.sleep(PAUSE_S)
-            ends = self.ends({*needed, *also}) or (self._asker().ends(needed) if needed else {})
+            ends = self.ends({*needed, *also}) or self._asker().ends(needed)
             left = [place for place, last in needed.items() if ends[place] <= last]
             if not left:
                 return ends

@@ -219,7 +219,7 @@ def unshown(
 
 def _look(scanner: Reader, reader: Reader, spans: Mapping[LogPartition, tuple[int, int]], shown: Shown) -> None:
     """Read what shows, and behind it what nobody can read yet."""
-    stable = reader.ends(spans) if spans else {}
+    stable = reader.ends(spans)
     below = {place: (first, min(stable[place], high)) for place, (first, high) in spans.items()}
     above = {place: (max(first, stable[place]), high) for place, (first, high) in spans.items()}
     for hidden, records in chain(
@@ -324,7 +324,7 @@ def shows(scanner: Reader, reader: Reader, begin: Begin, outputs: Outputs, most:
     """
     shown = Shown([begin.instance])
     spans = _spans(scanner, begin.outputs, outputs, most, set())
-    stable = reader.ends(spans) if spans else {}
+    stable = reader.ends(spans)
     for records in reader.read({place: (first, min(stable[place], high)) for place, (first, high) in spans.items()}):
         for record in records:
             shown.take(record, hidden=False)

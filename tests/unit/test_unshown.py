@@ -352,19 +352,6 @@ def test_an_output_that_does_not_answer_holds_nothing_up() -> None:
     assert [one.closed for one in begins(kafka)] == [0, 1, 1]
 
 
-def test_an_output_that_does_not_answer_stops_no_positions_that_are_said_once_more() -> None:
-    kafka = Away()
-    worker = Worker(kafka)
-    worker.recover()
-    kafka.is_away = True
-    worker.submit(0, 3)
-
-    worker.submit(3, 3)
-
-    assert kafka.group[LOG][0] == 3
-    assert [one.n for one in begins(kafka)] == [1, 2], "what moves nothing begins nowhere"
-
-
 def test_nothing_is_begun_before_the_monitor_shows_the_last_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sightings, "MONITOR_WAIT_S", 0.01)
     kafka = LeftOut()
