@@ -7,8 +7,12 @@ import sqlite3
 
 import pytest
 
-from relay.queue.stores import sql_text
+from relay.queue.message import Audience, Group, NewMessage
+from relay.queue.port import Holder
+from relay.queue.settings import QueueSettings
+from relay.queue.stores import sql_taking, sql_text
 from relay.queue.stores.sql_schema import create
+from relay.queue.stores.sqlite import bind_sqlite
 
 JOURNAL = {"ENDED", "SIZE_OVER", "HEADERS_OVER"}
 """They read the journal: their business, and the archive's only."""
@@ -51,6 +55,39 @@ def test_what_workers_have_is_read_by_the_index_that_has_nothing_else(name: str)
 @pytest.mark.parametrize("name", ["RANKS", "READY_PAGE", "READY_ALONE", "READY_LEVEL", "COUNT_WAITING"])
 def test_what_waits_is_read_by_the_index_that_has_nothing_else(name: str) -> None:
     assert any("relay_queue_delivery_ready" in step for step in plan(STATEMENTS[name]))
+
+
+@pytest.mark.parametrize("name", ["READY_PAGE", "READY_ALONE", "READY_LEVEL", "READY_LANES"])
+def test_what_a_take_reads_comes_in_its_order_and_is_not_sorted(name: str) -> None:
+    assert not any("TEMP B-TREE" in step for step in plan(STATEMENTS[name]))
+
+
+@pytest.mark.parametrize("urgent", [1, 50])
+def test_a_take_of_mixed_priorities_costs_no_more_where_ten_times_as_many_wait(
+    urgent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql_taking, "LEVEL_MAX", 1000)
+
+    def steps_of_a_take(count: int) -> int:
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        create(connection)
+        store = bind_sqlite(QueueSettings("q", Audience((Group("s", ("s",)),))), connection)
+        store.enter(Holder(b"A", "s", 0, None))
+        put = [
+            NewMessage("/p", str(n), None, lane=b"%d" % (n % 97), priority=9 if n % 100 < urgent else 0) for n in range(count)
+        ]
+        store.put(put, 1)
+        steps = 0
+
+        def step() -> None:
+            nonlocal steps
+            steps += 1
+
+        connection.set_progress_handler(step, 100)
+        assert len(store.take("s", b"A", 10, 1)) == 10
+        return steps
+
+    assert steps_of_a_take(20_000) < 3 * steps_of_a_take(2_000)
 
 
 TOGETHER = {name: text for name, text in STATEMENTS.items() if "in {handles}" in text} | {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final
+from typing import Any, Final
 
+from relay.queue.message import PRIORITY_MAX
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.lanes import Candidate, Closed, Lane
 from relay.queue.stores.sql_schema import Phase
-from relay.queue.stores.sql_session import Session
+from relay.queue.stores.sql_session import Row, Session
 
 PAGE_MAX: Final = 4096
 LEVEL_MAX: Final = 20_000
@@ -17,6 +18,7 @@ LEVEL_MAX: Final = 20_000
 Where all of them lie in lanes that are shut, so many more are looked at, until one is open.
 """
 _ABOVE_ALL: Final = -1
+_BELOW_ALL: Final = 2**63 - 1
 
 
 class Choice:
@@ -42,6 +44,7 @@ class Choice:
         self._closed = Closed.without(without)
         self._ranks: dict[Lane, int] = {}
         """The best rank of what keeps its place in a lane for this subscriber and would wait there again."""
+        self._waiting: list[int] = []
 
     def candidates(self) -> list[Candidate]:
         """Return what is given, in the order in which it is to be processed."""
@@ -84,7 +87,8 @@ class Choice:
         found: list[Candidate] = []
         seen: set[Lane] = set()
         shut = self._shut_numbers()
-        for rank in range(10):
+        self._waiting = [row[0] for row in self._session.run(sql.RANKS_WAITING, self._given)]
+        for rank in range(PRIORITY_MAX + 1):
             lanes = self._lanes_at(rank, shut) - seen
             seen |= lanes
             missing = self._limit - len(found)
@@ -110,15 +114,25 @@ class Choice:
     def _level(self, rank: int, lanes: set[Lane]) -> Iterator[Candidate]:
         """Yield what waits in these lanes, and without a lane at this rank, by handle."""
         numbers = sorted({number for _, number in lanes})
-        place, size = {"rank": rank, "lanes": numbers, "handle": _ABOVE_ALL}, self._limit
+        above, size = _ABOVE_ALL, self._limit
         while True:
-            asked = {**self._given, **place, "limit": size}
-            page = self._session.run(sql.READY_ALONE, asked)
-            if lanes:
-                page = sorted(page + self._session.run(sql.READY_LANES, asked))[:size]
+            page = self._oldest(rank, {**self._given, "lanes": numbers, "handle": above, "limit": size})
             yield from (
                 Candidate._make(row) for row in page if row[2] is None or (row[1], row[2]) in lanes
             )
             if len(page) < size:
                 return
-            place, size = {**place, "handle": page[-1][0]}, min(4 * size, PAGE_MAX)
+            above, size = page[-1][0], min(4 * size, PAGE_MAX)
+
+    def _oldest(self, level: int, asked: dict[str, Any]) -> list[Row]:
+        """Return the oldest of what waits without a lane at this rank, and in the lanes at any: each along its index.
+
+        First the level's own in lanes, since what is newer than a full page need not be looked for among the others.
+        """
+        others = [(sql.READY_LANES, rank) for rank in self._waiting if rank != level] if asked["lanes"] else []
+        page: list[Row] = []
+        for text, rank in ((sql.READY_LANES, level), (sql.READY_ALONE, level), *others):
+            last = page[-1][0] if len(page) == asked["limit"] else _BELOW_ALL
+            page += self._session.run(text, {**asked, "rank": rank, "last": last})
+            page = sorted(page)[: asked["limit"]]
+        return page

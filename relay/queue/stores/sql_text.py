@@ -262,16 +262,23 @@ order by rank, handle limit :limit"""
 RANKS: Final = """select
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank, handle limit 1),
     (select rank from relay_queue_delivery where sub = :sub and phase = 0 order by rank desc, handle desc limit 1)"""
+RANKS_WAITING: Final = f"""select level.rank from (
+    {" union all ".join(f"select {rank} as rank" for rank in range(PRIORITY_MAX + 1))}
+) level
+where exists (select 1 from relay_queue_delivery where sub = :sub and phase = 0 and rank = level.rank)
+order by level.rank"""  # noqa: S608 - constants of this module
 READY_LEVEL: Final = """select grp, lane, handle from relay_queue_delivery
 where sub = :sub and phase = 0 and rank = :rank and handle > :handle and lane is not null and lane not in {shut}
     and (expires_at is null or expires_at > :now)
 order by handle limit :limit"""
 READY_LANES: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
 from relay_queue_delivery
-where sub = :sub and phase = 0 and lane in {lanes} and handle > :handle order by handle limit :limit"""
+where sub = :sub and phase = 0 and rank = :rank and handle > :handle and handle <= :last and lane in {lanes}
+order by handle limit :limit"""
 READY_ALONE: Final = """select handle, grp, lane, rank, again_at, expires_at, attempt, failures, shape
 from relay_queue_delivery
-where sub = :sub and phase = 0 and lane is null and rank = :rank and handle > :handle order by handle limit :limit"""
+where sub = :sub and phase = 0 and rank = :rank and handle > :handle and handle <= :last and lane is null
+order by handle limit :limit"""
 TAKE: Final = """update relay_queue_delivery
 set state = $S_FETCHED, phase = $TAKEN, attempt = attempt + 1, holder = :holder, again_at = null,
     get_at = :now, fetched_at = :now
