@@ -139,7 +139,7 @@ class Capture:
 
         Raises from the block: CaptureError (rolled back, run it again), CaptureFenced (so decided by a resolver),
         CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun), RowLocked (nothing either: others hold
-        the SQLite file), and what the block raises.
+        the SQLite file), ConfigError (nor here: a right, a topic or a table is missing), and what the block raises.
         """
         return CaptureBlock(self)
 
@@ -220,12 +220,12 @@ class Capture:
                 session, reused = self._connect(), False
             try:
                 capture, nonce = session.begin()
-            except Unreachable:
+            except (Unreachable, ConfigError):
                 session.close()
                 if not reused:
                     raise
-                # Retry on a new connection: this one died while it was idle, and nothing was begun. The others are as old,
-                # and each would be waited for as long.
+                # Retry on a new connection: this one died while it was idle, or a block has left it a role without rights, and
+                # nothing was begun. The others are as old, and each would be waited for as long.
                 self._close_idle(kept_s=0.0)
                 continue
             except BaseException:

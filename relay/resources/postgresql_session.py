@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from relay.message.errors import CaptureFenced, Unreachable
+from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import nonces
 from relay.resources.patience import Awaited
@@ -124,7 +124,10 @@ class PostgresqlSession:
             raise CaptureFenced(f"capture {capture.hex()} was decided before it began; run the block again")
         # Retry on a new connection: an earlier block may have taken away what was prepared, or handed over.
         self._dead = True
-        raise Unreachable(f"resources.{self._name}: a capture cannot begin: {_sentence(result)}")
+        said = f"resources.{self._name}: a capture cannot begin: {_sentence(result)}"
+        if state == _NO_RIGHT:
+            raise ConfigError(f"{said}; grant the role its rights to the relay's tables")
+        raise Unreachable(said)
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement of the application; placeholders are psycopg's ``%s`` and ``%(name)s``."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from relay import Capture, CaptureError
@@ -200,3 +201,24 @@ def test_a_publisher_whose_client_has_ended_for_want_of_a_right_goes_on_once_it_
         with capture.transaction() as tx:
             tx.publish(log, data={})
     assert len([one for one in read_all(secured.kafka, log, 1) if dict(one.headers()).get("ce_type") != b"relay.outcome"]) == 1
+
+
+def test_a_publisher_needs_in_the_database_what_its_role_has_and_is_told_what_it_lacks(postgres: str) -> None:
+    """Called unreachable, a right that is missing is waited for."""
+    resource = open_resource("shop", postgres)
+    resource.create_tables()
+    role = f"publisher_{uuid4().hex[:8]}"
+    with psycopg.connect(postgres, autocommit=True) as owner:
+        try:
+            owner.execute(f"create role {role} login password 'canary'")
+            owner.execute(f"grant select on relay_resource to {role}; grant select, insert, update, delete on relay_capture to {role}")
+            limited = open_resource("shop", f"postgresql://{role}:canary@{postgres.rpartition('@')[2]}")
+            session = limited.session()
+            capture, _ = session.begin()
+            session.decide(capture, b"")
+            owner.execute(f"revoke insert on relay_capture from {role}")
+            with pytest.raises(ConfigError, match="permission denied for table relay_capture; grant"):
+                session.begin()
+            session.close()
+        finally:
+            owner.execute(f"drop owned by {role}; drop role {role}")
