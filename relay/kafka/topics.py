@@ -73,6 +73,7 @@ _DENIED: Final = frozenset(
 _VISIBLE_PAUSE_S: Final = 0.02
 BATCH_BYTES: Final = 1_000_000
 """librdkafka's ``batch.size`` when the user gives none."""
+_CLOSED: Final = ": it closes every connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ class Topics:
         self._servers = kafka.get("bootstrap.servers", "")
         self._timeout_s = timeout_s
         self._last_error = ""
-        # The client's own log lines would repeat, in other words, the sentence that is raised.
-        self._given = {**admin(kafka, timing), "log_level": 0, "error_cb": self._note_error}
+        # The client's own log lines would repeat, in other words, the sentence that is raised: they go no further.
+        self._given = {**admin(kafka, timing), "error_cb": self._note_error, "logger": _Ear(self._note_closed)}
         try:
             self._admin = AdminClient(self._given)
         except KafkaException as error:
@@ -322,6 +323,9 @@ class Topics:
 
     def _ask(self, call: Callable[[], T], doing: str) -> T:
         try:
+            self._admin.poll(0)  # what the client has to say is kept until somebody asks, and this is of former calls
+            if self._last_error == _CLOSED:
+                self._last_error = ""
             return call()
         except KafkaException as error:
             raise self._sentence(error, doing) from error
@@ -350,6 +354,11 @@ class Topics:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last_error = f": {error.str()}"
 
+    def _note_closed(self, said: str) -> None:
+        # No error to the client, which tries again: so a port behaves that wants TLS, or a name and a password, and gets none.
+        if not self._last_error and "Disconnected" in said:
+            self._last_error = _CLOSED
+
     def _away(self, doing: str) -> Unreachable:
         self._admin.poll(0)
         # The client keeps asking the broker it took for the controller, also when that one is gone: the next takes another.
@@ -358,6 +367,16 @@ class Topics:
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
             f"{_remedy(self._last_error)}"
         )
+
+
+class _Ear:
+    """The ``logger`` of the client, which hears all that it says."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        self._hear = hear
+
+    def log(self, _level: int, text: str, *args: Any) -> None:
+        self._hear(text % args if args else text)
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -370,7 +389,7 @@ def _check_names(names: Iterable[str]) -> None:
 
 def _remedy(last_error: str) -> str:
     # A broker that refuses the handshake or the password is where the address says; librdkafka names the step, in capitals.
-    if "SSL" in last_error or "SASL" in last_error:
+    if "SSL" in last_error or "SASL" in last_error or last_error == _CLOSED:
         return 'correct "security.protocol", the certificates, or the "sasl." settings to what that port of the broker wants'
     return "start it, or correct the address"
 

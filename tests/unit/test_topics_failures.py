@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
@@ -78,6 +80,9 @@ def test_what_a_signals_handler_raises_within_the_client_is_what_arrives(topics:
     """The client's own answer to it is an error of the interpreter's."""
 
     class Admin:
+        def poll(self, _timeout: float) -> int:
+            return 0
+
         def list_topics(self, timeout: float) -> None:
             raise SystemError(f"returned a result with an exception set after {timeout} s") from raised
 
@@ -85,3 +90,15 @@ def test_what_a_signals_handler_raises_within_the_client_is_what_arrives(topics:
 
     with pytest.raises(type(raised)):
         topics.names()
+
+
+def test_a_port_that_closes_every_connection_is_there_and_wants_another_protocol() -> None:
+    """So one does that speaks TLS, or wants a password: the client, which tries again, calls that no error."""
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as closing:
+        threading.Thread(target=closing.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        try:
+            asked = Topics({"bootstrap.servers": f"127.0.0.1:{closing.server_address[1]}"}, Timing(), 2.0)
+            with pytest.raises(Unreachable, match=r'closes every connection\); correct "security.protocol"'):
+                asked.describe(["orders"])
+        finally:
+            closing.shutdown()
