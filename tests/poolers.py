@@ -24,14 +24,18 @@ _PARAMETERS = {
 
 
 class Pooler:
-    """Listens on ``url``. ``shared``: whoever begins a transaction gets the session that became free last."""
+    """Listens on ``url``. ``shared``: whoever begins a transaction gets the session that became free last, or ``in_turn`` first.
 
-    def __init__(self, url: str, *, shared: bool) -> None:
+    ``free`` is how many others have left behind.
+    """
+
+    def __init__(self, url: str, *, shared: bool, in_turn: bool = False, free: int = 0) -> None:
         self._server = conninfo.make_conninfo(url, sslmode="disable")
         self._shared = shared
+        self._next = 0 if in_turn else -1
         self._lock = threading.Lock()
-        self._free: list[psycopg.Connection] = []
-        self._all: list[psycopg.Connection] = []
+        self._all = [psycopg.connect(self._server, autocommit=True) for _ in range(free)]
+        self._free = list(self._all)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = "postgresql://postgres@127.0.0.1:{}/{}?sslmode=disable".format(
             self._listener.getsockname()[1], conninfo.conninfo_to_dict(url)["dbname"]
@@ -83,7 +87,7 @@ class Pooler:
     def _take(self) -> psycopg.Connection:
         with self._lock:
             if self._shared and self._free:
-                return self._free.pop()
+                return self._free.pop(self._next)
             self._all.append(psycopg.connect(self._server, autocommit=True))
             return self._all[-1]
 

@@ -35,7 +35,9 @@ def refuse_shared(where: str, connection: psycopg.Connection[Any], address: dict
 def _is_shared(connection: psycopg.Connection[Any], process: int, address: dict[str, Any]) -> bool:
     with closing(psycopg.connect(autocommit=True, **address)) as beside:
         for _ in range(_ROUNDS):
-            # While another client is in a transaction, a session that is the connection's own is neither that one's nor exchanged.
+            # What became free last is given next, or else all in turn: then the second question is answered by another session.
+            if _process(connection) != process or _process(connection) != process:
+                return True
             beside.execute("begin", prepare=False)
             is_shared = _process(beside) == process or _process(connection) != process
             beside.execute("rollback", prepare=False)

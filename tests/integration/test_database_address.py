@@ -84,6 +84,13 @@ def test_a_session_that_is_shared_is_refused_and_nothing_is_left_in_it(postgres:
             assert session.execute("select count(*) from pg_settings where source = 'session'").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("free", [1, 2, 3, 20])
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_it_is_found_out_whichever_session_a_pooler_gives(postgres: str, free: int, in_turn: bool) -> None:
+    with Pooler(postgres, shared=True, in_turn=in_turn, free=free) as pooler, pytest.raises(ConfigError, match=SHARED):
+        PostgresqlResource("shop", pooler.url, 1.0).connect()
+
+
 def test_a_pooler_that_keeps_a_session_for_each_client_does(postgres: str, database: psycopg.Connection[tuple[Any, ...]]) -> None:
     with Pooler(postgres, shared=False) as pooler:
         deliver_twice_at_once(pooler.url)
