@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -72,7 +73,8 @@ def work_command(
         raise ConfigError(
             f"--subscriber {subscriber}: queue {queue!r} has no such subscriber; add it to [queues.{queue}]"
         )
-    load_handler(application, queue)
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        load_handler(application, queue)
     setup(as_json=True if as_json else None)
     words = [*handed.words, "--queue", queue, "--subscriber", subscriber, "--concurrency", str(concurrency)]
     words += ["--deadline", f"{deadline:g}", "--drain", f"{drain:g}"]

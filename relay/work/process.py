@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import logging as standard_logging
 import os
 import signal
 import sys
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import orjson
 import structlog
@@ -17,7 +20,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.queue.port import Retired, StoreAway
-from relay.run import lifeline, logging
+from relay.run import clock, lifeline, logging, schedule
 from relay.run.handed import taken
 from relay.run.restarts import ExitCode
 from relay.work.assembly import Assembled, Job
@@ -28,12 +31,50 @@ from relay.work.worker import Limits
 ORPHANED: Final = 129
 SWITCH_INTERVAL_S: Final = 0.0005
 """A handler that has waited gets the interpreter back sooner than after the default 5 ms."""
+LEAVE_S: Final = 5.0
+"""So long may last what an application has for its end: a thread, or a pool, that it left behind holds nobody up."""
+
+
+class Leaving:
+    """How the process ends: with what the application has for its end, then at once, whichever threads still run.
+
+    To be made before the application is loaded: of what is to be run at the end the first comes last.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._code = 1
+        atexit.register(self._last)
+
+    def __call__(self, code: int) -> NoReturn:
+        """End; everything durable is done."""
+        self._code = code
+        schedule.start_thread("leaving", self._in_time)
+        sys.exit(code)
+
+    def _in_time(self) -> None:
+        clock.sleep(LEAVE_S)
+        self._go()
+
+    def _last(self) -> None:
+        if self._process == os.getpid():  # a fork of the application's has an end of its own
+            self._go()
+
+    def _go(self) -> NoReturn:
+        try:
+            standard_logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(self._code)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Work until drained, idle or hung; return the exit code."""
     options = _options(arguments)
     logging.setup()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a handler prints is passed on as it comes
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     lifeline.watch(lambda: os._exit(ORPHANED))
     log = structlog.get_logger("relay.work")
@@ -89,6 +130,5 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    os._exit(
-        main()
-    )  # a handler's thread may still run after the drain's deadline; everything durable is done
+    leave = Leaving()
+    leave(main())

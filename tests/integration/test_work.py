@@ -209,3 +209,73 @@ def test_a_queue_in_flat_files_is_handled_with_its_effects_in_a_database(
         ((kept,),) = shop.execute("select count(*) from relay_attempt where committed").fetchall()
     shop.close()
     assert kept <= 5, "only what the killed one had decided: a worker forgets the outcomes of its own attempts"
+
+
+LEAVING = """
+import atexit, os, sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from relay import subscriber
+
+FOLDER = Path(__file__).parent
+pool = None
+
+def double(number):
+    return os.getpid(), 2 * number
+
+@subscriber("orders")
+def work(message):
+    global pool
+    pool = pool or ProcessPoolExecutor(1)
+    print("printed", *pool.submit(double, int(message.value)).result())
+
+atexit.register(lambda: (FOLDER / "left").write_text("left"))
+"""
+
+
+@pytest.mark.parametrize("medium", ["sqlite"])
+def test_what_an_application_prints_and_has_for_its_end_is_not_lost_and_its_pools_end(site: Site) -> None:
+    site.put([7])
+
+    assert site.finish(site.app(LEAVING), env={"PYTHONUNBUFFERED": ""}) == 0
+
+    assert (site.folder / "left").read_text() == "left"
+    said = site.said_by_all().decode()
+    assert "printed" in said
+    pid, doubled = next(line for line in said.splitlines() if line.startswith("printed")).split()[1:]
+    assert doubled == "14"
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), what="the end of the pool's process")
+
+
+STAYING = """
+import threading, time
+from relay import subscriber
+
+@subscriber("orders")
+def work(message):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+"""
+
+
+@pytest.mark.parametrize("medium", ["sqlite"])
+def test_a_thread_that_an_application_leaves_behind_holds_its_end_up_for_seconds_only(site: Site) -> None:
+    site.put([7])
+
+    assert site.finish(site.app(STAYING)) == 0
+
+
+PRINTING = """
+from relay import subscriber
+print("loaded")
+
+@subscriber("orders")
+def work(message):
+    print("worked")
+"""
+
+
+@pytest.mark.parametrize("medium", ["sqlite"])
+def test_what_an_application_prints_does_not_come_before_the_report(site: Site) -> None:
+    site.put([7])
+
+    assert report(site.supervised(site.app(PRINTING), "--until-idle", "0.5"))["done"] == 1
