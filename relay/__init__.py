@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from relay.capture.block import CaptureBlock
     from relay.capture.publisher import Capture
+    from relay.message.avro_values import AvroEncoder
     from relay.message.errors import (
         CaptureError,
         CaptureFenced,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AvroEncoder",
     "AwaitedDatabase",
     "CallOver",
     "Capture",
@@ -51,6 +53,7 @@ __all__ = [
 _PLACES: Final = {
     "capture.block": ("CaptureBlock",),
     "capture.publisher": ("Capture",),
+    "message.avro_values": ("AvroEncoder",),
     "message.errors": (
         "CaptureError", "CaptureFenced", "CaptureInDoubt", "ConfigError", "HeadersRefused", "InDoubt", "RelayError", "Unreachable",
     ),

@@ -134,9 +134,8 @@ class CaptureBlock:
             raise
         return self
 
-    @_Leaving
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def _leave(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if not self._publisher.is_here:
             # A fork that left the block would end the transaction of its parent, which goes on with it.
@@ -159,6 +158,15 @@ class CaptureBlock:
             self._entered.of = None
             self._publisher.give_back(self._session)
             del self._session  # a block that is kept does not keep its connection, which other blocks use
+
+    if TYPE_CHECKING:  # not every checker takes what is looked up for a method, and so a block for a context manager
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+    else:
+        __exit__ = _Leaving(_leave)
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one SQL statement with the driver's own placeholders and return its cursor.

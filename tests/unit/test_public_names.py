@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from contextlib import AbstractContextManager
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 import relay
+from relay.capture import block
+from relay.capture.block import CaptureBlock
 
 SOURCE = Path(relay.__file__)
 HEAVY = ("confluent_kafka", "psycopg", "pydantic", "structlog", "orjson", "fastavro", "typer", "asyncio", "sqlite3")
@@ -62,3 +66,19 @@ def test_another_name_is_none() -> None:
 def test_what_must_be_told_apart_is_apart() -> None:
     assert not issubclass(relay.CaptureInDoubt, relay.CaptureError), "whoever runs a block again must not do so on this"
     assert issubclass(relay.CaptureFenced, relay.CaptureError)
+
+
+def test_a_block_is_a_context_manager_to_every_type_checker() -> None:
+    """pyright takes no `__exit__` that is looked up as an attribute: neither `ExitStack` nor an annotation took a block."""
+    tree = ast.parse(Path(block.__file__).read_text("utf-8"))
+    (told,) = [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name == "CaptureBlock"]
+    seen = [one for part in told.body if isinstance(part, ast.If) for one in part.body]
+
+    assert [one.name for one in seen if isinstance(one, ast.FunctionDef) and not one.decorator_list] == ["__exit__"]
+    assert issubclass(CaptureBlock, AbstractContextManager)
+
+
+def test_what_a_capture_gives_has_a_name_to_annotate_it_with() -> None:
+    given = {signature(function).return_annotation for function in (relay.Capture.avro, relay.Capture.transaction)}
+
+    assert given <= set(relay.__all__)
