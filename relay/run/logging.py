@@ -85,7 +85,8 @@ class Lines:
 
 
 def _console(out: IO[str]) -> structlog.dev.ConsoleRenderer:
-    return structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, sort_keys=False)
+    # Its first argument, the width of events, has had two names.
+    return structlog.dev.ConsoleRenderer(0, colors=out.isatty(), sort_keys=False)
 
 
 def _serialize(event: Mapping[str, Any], **_: Any) -> str:

@@ -105,6 +105,19 @@ def test_a_terminal_gets_lines_for_people() -> None:
     assert not stream.getvalue().startswith("{")
 
 
+def test_a_terminal_gets_them_from_the_earliest_structlog_that_is_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 25.5 the width of events was called `pad_event`, and `pad_event_to` was unknown."""
+
+    class Earlier(structlog.dev.ConsoleRenderer):
+        def __init__(self, pad_event: int = 30, colors: bool = True, **others: bool) -> None:
+            assert others.keys() <= {"sort_keys"}
+            super().__init__(pad_event, colors, **others)
+
+    monkeypatch.setattr(structlog.dev, "ConsoleRenderer", Earlier)
+
+    test_a_terminal_gets_lines_for_people()
+
+
 def test_a_reader_that_left_stops_nothing() -> None:
     class Gone(io.StringIO):
         def write(self, _: str) -> int:
