@@ -11,7 +11,7 @@ SHARE_LONG := -n 3 --dist loadfile
 # A simulated seed replays exactly only if sets are iterated in the same order.
 REPLAY := PYTHONHASHSEED=0
 # What rests on the brokers, for Kafka of other versions than the one that all tests run on.
-KAFKA ?= 3.6.2 3.9.1 4.0.0 4.4.0
+KAFKA ?= 3.6.2 3.9.1 4.4.0
 ON_KAFKA := $(addprefix tests/integration/test_,stray_endtxn.py sealed.py sealed_route.py unverified_route.py topic_route.py \
 	table_route.py worker_faults.py capture_in_doubt.py decisions.py redrive.py indoubt.py inquiries.py migrate.py check.py)
 SEEDS ?= 10000
