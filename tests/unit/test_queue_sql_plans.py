@@ -9,7 +9,7 @@ import pytest
 
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
-from relay.queue.settings import QueueSettings
+from relay.queue.settings import QueueSettings, Retention
 from relay.queue.stores import sql_taking, sql_text
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sqlite import bind_sqlite
@@ -88,6 +88,26 @@ def test_a_take_of_mixed_priorities_costs_no_more_where_ten_times_as_many_wait(
         return steps
 
     assert steps_of_a_take(20_000) < 3 * steps_of_a_take(2_000)
+
+
+def test_the_journal_is_looked_through_no_further_than_it_goes() -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    create(connection)
+    settings = QueueSettings("q", Audience((Group("s", ("s",)),)), retain=Retention(age_ms=1))
+    store = bind_sqlite(settings, connection)
+    store.enter(Holder(b"A", "s", 0, None))
+    store.put([NewMessage("/p", str(n), None) for n in range(20_000)], 1)
+    store.finish("s", [one.ticket for one in store.take("s", b"A", 10, 1)], 1)
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    connection.set_progress_handler(step, 100)
+
+    assert len(store.journalled(5, 100)) == 10
+    assert steps < 100
 
 
 TOGETHER = {name: text for name, text in STATEMENTS.items() if "in {handles}" in text} | {

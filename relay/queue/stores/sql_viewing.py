@@ -91,8 +91,9 @@ class Viewing(SqlBase):
         """Return what is past the queue's retention, oldest first."""
         retain = self.settings.retain
         with self.session.snapshot():
-            ended = self._run(sql.ENDED, limit=max(SORTED_MAX, limit))
-            count = self._count_over() if retain.count is not None else 0
+            count = self._count_over()
+            # No more than there are: behind the last of them are those that wait, and all would be looked through for another.
+            ended = self._run(sql.ENDED, limit=min(max(SORTED_MAX, limit), count)) if count > 0 else []
             size = self._size_over() if retain.bytes is not None else 0
         past = []
         for handle, at, own, text in sorted(ended, key=lambda row: (row[1], row[0])):
