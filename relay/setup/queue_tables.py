@@ -82,7 +82,7 @@ def _create_postgresql(queue: QueueConfig, resource: ResourceConfig) -> None:
 
 def _grant(connection: psycopg.Connection[tuple[object, ...]], role: str) -> None:
     for table, is_sequence in connection.execute(_OWN).fetchall():
-        rights = "usage" if is_sequence else "select, insert, update, delete"
+        rights = "usage, update" if is_sequence else "select, insert, update, delete"
         kind = "sequence" if is_sequence else "table"
         connection.execute(
             sql.SQL("grant {} on {} {} to {}").format(

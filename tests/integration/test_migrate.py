@@ -24,6 +24,7 @@ from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicPlan, Topics
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
+from relay.queue.stores import sql_text
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
 from relay.resources.attempts import PostgresqlAttempts
@@ -161,7 +162,8 @@ def test_the_worker_may_use_the_tables_and_not_change_them(
     kafka: str, postgres: str, relay_name: str, worker_role: str, tmp_path: Path
 ) -> None:
     url = url_of(postgres, worker_role)
-    resource = f'[resources.shop]\nurl = "{url}"\nmigrate_url = "{postgres}"\n'
+    queue = '[queues.mail]\nstore = "shop"\nsubscribers = { sender = {} }\n'
+    resource = f'[resources.shop]\nurl = "{url}"\nmigrate_url = "{postgres}"\n{queue}'
     config = write(tmp_path / "relay.toml", kafka, relay_name, resource)
 
     planned = relay("migrate", config, "--print")
@@ -175,6 +177,8 @@ def test_the_worker_may_use_the_tables_and_not_change_them(
             worker.execute("update relay_resource set uuid = 'forged'")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             worker.execute("alter table relay_inbox add column x text")
+        # A queue that is moved here has the handles that it draws follow those that come along.
+        worker.execute(sql_text.RAISE.replace(":handle", "1000"))
     checked = relay("check", config, "--connect")
     assert "resource shop" in checked["checked"]  # type: ignore[operator]
 

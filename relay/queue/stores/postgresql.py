@@ -284,7 +284,7 @@ def _judged(*, committing: bool) -> Iterator[None]:
             # The server's sentence names the table or sequence, never a value.
             raise ConfigError(
                 f"the role has no right to the queue's tables ({error.diag.message_primary}); grant select, insert, update "
-                "and delete on all relay_queue tables, and usage on the sequence relay_queue_handle"
+                "and delete on all relay_queue tables, usage and update on the sequence relay_queue_handle"
             ) from error
         if state in _NOT_NOW:
             raise StoreAway(f"the queue's database does not write now ({type(error).__name__})") from error
