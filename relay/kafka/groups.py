@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import kafka_error, sentence
+from relay.kafka.failures import is_of_group, kafka_error, sentence
 from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
@@ -47,7 +47,7 @@ class Groups:
         try:
             found = self._asker(group).committed(wanted, timeout=self._timeout_s)
         except KafkaException as error:
-            raise _sentence(error, group) from error
+            raise _sentence(denial(self._asker(group)) or error, group) from error
         for place in found:
             if place.error is not None:
                 raise _sentence(KafkaException(place.error), group)
@@ -64,6 +64,12 @@ class Groups:
             over: dict[str, Any] = {"isolation.level": "read_uncommitted", "log_level": 0}
             self._askers[group] = Consumer(consumer(self._kafka, self._timing, group, **over))
         return self._askers[group]
+
+
+def denial(asker: Consumer) -> KafkaException | None:
+    """Return why an answer for its group did not come in time, if the group may not be looked for: the client tells elsewhere."""
+    errors = [one.error() for one in asker.consume(100, 0)]
+    return next((KafkaException(error) for error in errors if error is not None and is_of_group(error)), None)
 
 
 def _sentence(error: Exception, group: str) -> RelayError:

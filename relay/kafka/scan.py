@@ -22,6 +22,7 @@ from confluent_kafka import (
 
 from relay.kafka import settings
 from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group
+from relay.kafka.groups import denial
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
@@ -128,7 +129,8 @@ class Scan:
                     found = asker.committed(wanted, self._deadline_s)
                 except KafkaException as error:
                     if error.args[0].code() not in _COORDINATOR_MOVES or clock.monotonic() > limit:
-                        raise _unread(f"the committed offsets of group {group}", error.args[0]) from error
+                        why = denial(asker) or error
+                        raise _unread(f"the committed offsets of group {group}", why.args[0]) from error
                     clock.sleep(WAIT_S)
         finally:
             asker.close()

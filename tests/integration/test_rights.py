@@ -16,6 +16,7 @@ from relay.config.loading import load
 from relay.kafka import settings
 from relay.kafka.appending import Appending
 from relay.kafka.following import Following
+from relay.kafka.groups import Groups
 from relay.kafka.scan import Scan
 from relay.message.errors import ConfigError, Stopped, Unreachable
 from relay.message.record import LogPartition
@@ -153,6 +154,12 @@ def test_who_may_read_a_topic_needs_no_right_to_a_group_and_who_may_not_is_told_
             return sum(map(len, scanned.read({place: (0, 3)})))
 
     assert (follow(), scan()) == (3, 3)
+    groups = Groups(config.kafka, config.timing, 4.0)
+    with Scan(config.kafka, config.timing, f"{site.name}.r", deadline_s=4) as scanned:
+        for ask in (groups.committed, scanned.committed):
+            with pytest.raises(ConfigError, match=f"group {site.name}.main.*GROUP_AUTH.*; grant|group {site.name}.main .*Group auth.*; grant"):
+                ask(f"{site.name}.main", [place])
+    groups.close()
     for operations in ([READ], [READ, DESCRIBE]):
         with site.secured.without(site.worker, *rights(TOPIC, site.log, *operations)):
             for read in (follow, scan) if operations == [READ] else (follow,):
