@@ -20,6 +20,18 @@ def beside(table: str) -> str:
     )
 
 
+def raised(table: str, column: str) -> str:
+    """Return PostgreSQL's statement that raises an identity's sequence above what the table has.
+
+    It lies behind in a copy by logical replication, which has no sequences.
+    """
+    sequence = f"pg_get_serial_sequence('{table}', '{column}')"
+    return (
+        f"select setval({sequence}, max({column})) from {table} "  # noqa: S608
+        f"having max({column}) > coalesce(pg_sequence_last_value({sequence}::regclass), 0)"
+    )
+
+
 _POSTGRESQL: Final = (
     beside("relay_resource"),
     """create table if not exists relay_resource (
@@ -66,6 +78,7 @@ end $$""",
     applied bigint generated always as identity,
     primary key (digest, route, relay)
 )""",
+    raised("relay_inbox", "applied"),
     # Trimming and the restore at assignment go by place in the log. In both indexes what differs comes first: equal
     # names before it would be compared at every step down the tree (measured: a third of an insert's time).
     """create index if not exists relay_inbox_place

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from relay.resources.schema import ONE_AT_A_TIME, beside
+from relay.resources.schema import ONE_AT_A_TIME, beside, raised
 
 
 class Phase(IntEnum):
@@ -176,6 +176,7 @@ _POSTGRESQL_ONLY: Final = (
     # A copy of the tables has no sequence with it where they are replicated logically.
     """select setval('relay_queue_handle', max(handle)) from relay_queue_message
     having max(handle) > coalesce(pg_sequence_last_value('relay_queue_handle'), 0)""",
+    *(raised(table, "id") for table in ("relay_queue", "relay_queue_subscriber", "relay_queue_group")),
     # Without a key: where all tables are published (logical replication), rows could be added and never summed up.
     """do $$ begin
     if (select relreplident from pg_class where oid = to_regclass('relay_queue_tally')) <> 'f' then
