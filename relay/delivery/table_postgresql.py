@@ -45,6 +45,7 @@ from relay.delivery.table import (
 from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
+from relay.resources.patience import answered
 from relay.resources.postgresql import UNLIMITED, PostgresqlResource, leaves_commit_open
 from relay.resources.postgresql_states import is_servers
 from relay.run import randomness, schedule
@@ -141,7 +142,7 @@ class PostgresqlCursor:
             "partitions": [p.partition for p in partitions],
         }
         with self._session() as connection:
-            rows = self._run(connection, "claim", parameters).fetchall()
+            rows = self._raise_epochs(connection, parameters)
             # Read after the claim: whoever held a partition before can write no more.
             ranges = self._run(connection, "read ranges", parameters).fetchall()
         claims = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
@@ -151,6 +152,19 @@ class PostgresqlCursor:
         self._acknowledged = Acknowledged()
         self._claimed = {p: (partitions[p], claim.epoch) for p, claim in found.items()}
         return found
+
+    def _raise_epochs(self, connection: Connection, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run the claim, whose commit no limit of the server's ends: it may wait for a synchronous standby."""
+        try:
+            with answered(connection.fileno(), self._limits.statement_timeout_s):
+                return self._run(connection, "claim", parameters).fetchall()
+        except psycopg.OperationalError:
+            if not connection.closed:
+                raise
+            raise Retriable(
+                f"{self._plan.where}: the claim of its positions was not answered: the connection was lost, or a synchronous "
+                "standby is away; it is tried again"
+            ) from None
 
     def inbox(self, partitions: Collection[LogPartition]) -> Iterator[list[InboxRow]]:
         """Yield the rows of claimed partitions, ``INBOX_ROWS`` at a time."""

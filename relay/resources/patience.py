@@ -123,3 +123,14 @@ def await_on(descriptor: int) -> Awaited:
     if not _patience.is_here:
         _patience = Patience()
     return _patience.await_on(descriptor)
+
+
+@contextmanager
+def answered(descriptor: int, more_s: float = 0.0) -> Iterator[None]:
+    """Have what runs in the block find a connection lost, which nobody looks after, when its answer is overdue."""
+    awaited = await_on(descriptor)
+    try:
+        with awaited.asking(more_s):
+            yield
+    finally:
+        awaited.close()

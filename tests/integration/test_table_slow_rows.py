@@ -12,6 +12,7 @@ import pytest
 from relay.delivery.table import Limits
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped
+from relay.resources import patience
 from relay.transfer.cursor import DEAD, DELIVERED, Verdict
 from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimers
@@ -226,3 +227,19 @@ def test_no_row_dies_of_deadlocks_with_an_application(database: Database) -> Non
     assert verdicts is not None
     assert outcomes(verdicts) == [DELIVERED, DELIVERED]
     assert database.one("select array_agg(customer) from ledger") == ["ann", "ann"]
+
+
+def test_a_claim_whose_commit_has_no_end_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a synchronous standby is away: no limit of the server's ends that."""
+    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 1.0)
+    trouble(database, "perform pg_sleep(15)", "after insert on relay_position deferrable initially deferred")
+    cursor = database.cursor(limits=LIMITS)
+    began = time.monotonic()
+    with pytest.raises(Retriable, match="synchronous standby"):
+        cursor.claim({P0: TOPIC_ID})
+    assert time.monotonic() - began < WAIT_S / 2
+    with pytest.raises(Retriable):  # the row that the first one has not let go
+        cursor.claim({P0: TOPIC_ID})
+    database.do("select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'")
+    database.do("drop trigger trouble on relay_position")
+    assert cursor.claim({P0: TOPIC_ID})[P0].epoch == 1
