@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from relay.kafka.callbacks import weakly
 from relay.kafka.failures import is_denied, is_refusal
 from relay.message.envelope import Headers
-from relay.message.errors import InDoubt, RecordRefused
+from relay.message.errors import InDoubt, RecordRefused, Stopped
 from relay.message.record import Appended, LogPartition
 from relay.run import schedule
 
@@ -60,8 +60,19 @@ class TransactionalInstance:
         self._append: Callable[..., None] = self._producer.produce
 
     def init(self) -> None:
-        """Fence the predecessor under this transactional id and end its transaction."""
-        self._producer.init_transactions(self._timeout_s)
+        """Fence the predecessor under this transactional id and end its transaction.
+
+        Raises Stopped if the brokers refuse the transaction's timeout: they would every time.
+        """
+        try:
+            self._producer.init_transactions(self._timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            raise Stopped(
+                f"timing.transaction_timeout = {self._timeout_s:g} s is more than the brokers' transaction.max.timeout.ms allows; "
+                "lower it or raise that one"
+            ) from error
 
     def begin(self) -> None:
         """Open the transaction."""
