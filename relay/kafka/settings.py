@@ -356,6 +356,8 @@ def producer(
         "retry.backoff.max.ms": 1000,
         **_given(kafka, "producer"),
         "partitioner": "murmur2_random",
+        # A topic that was deleted would come back as another one, with whatever settings brokers have for a default.
+        "allow.auto.create.topics": False,
         "enable.idempotence": True,
         "acks": "all",
         "message.timeout.ms": _ms(message_timeout),

@@ -151,6 +151,7 @@ def test_what_the_guarantee_depends_on() -> None:
     assert consumer["check.crcs"] is True
     assert consumer["partition.assignment.strategy"] == "range"
     assert producer["transactional.id"] == "shop.r.a.0"
+    assert producer["allow.auto.create.topics"] is False
     assert producer["enable.idempotence"] is True
     assert producer["acks"] == "all"
 

@@ -1,0 +1,60 @@
+"""Brokers that create topics by themselves, as they do by default: a topic that was deleted does not come back as another one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from relay import Capture
+from relay.local.kafka import BrokerSettings
+from relay.local.services import LocalServices
+from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.resources import open_resource
+from tests.routes import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
+
+
+@pytest.fixture
+def kafka() -> Iterator[str]:
+    """A broker that creates what somebody asks for."""
+    directory = Path(tempfile.mkdtemp(prefix="relay-creating-"))
+    settings = BrokerSettings("256m", properties={"auto.create.topics.enable": "true"})
+    try:
+        try:
+            local = LocalServices.up(directory, postgres=False, settings=settings)
+        except (ConfigError, Unreachable) as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"no local broker: {error}")
+        yield local.kafka
+    finally:
+        started = LocalServices.find(directory)
+        if started is not None:
+            started.down()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_a_capture_does_not_bring_a_deleted_topic_back(kafka: str, tmp_path: Path) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_topics([NewTopic("orders", 3)])["orders"].result(30)
+    resource = open_resource("shop", f"sqlite:///{tmp_path}/shop.db", 0.2)
+    resource.create_tables()
+    with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s") as capture:
+        with capture.transaction() as tx:
+            tx.publish("orders", 1)
+        admin.delete_topics(["orders"])["orders"].result(30)
+        wait_for(lambda: "orders" not in admin.list_topics(timeout=10).topics, what="the topic's end")
+
+        with pytest.raises(CaptureError), capture.transaction() as tx:
+            tx.publish("orders", 2)
+        with pytest.raises(ConfigError, match="'orders' does not exist"), capture.transaction() as tx:
+            tx.publish("orders", 3)
+
+    assert "orders" not in admin.list_topics(timeout=10).topics
