@@ -14,6 +14,9 @@ VERIFICATION: Final = "transaction.partition.verification.enable"
 _SINCE_3_7: Final = "group.coordinator.rebalance.protocols"
 """A setting that brokers have since 3.7: with it, the version is past 3.6.1 without asking for more rights."""
 _FOREVER: Final = -1
+_UNKNOWN: Final = 2**63 - 1
+"""Kafka's own word for no bound."""
+_OLDEST: Final = "message.timestamp.before.max.ms"
 MIGRATE: Final = "run `relay migrate`"
 
 
@@ -160,7 +163,7 @@ def _judge_route(
         findings.fault(f"{key}.from", shown, "the topics of one route need equal partition counts", remedy)
     _judge_monitor(config, route, logs, facts, findings)
     if isinstance(route.to, TopicDestination):
-        _judge_output(config, route.to.topic, f"{key}.to.topic", facts, findings)
+        _judge_output(config, route.to.topic, f"{key}.to.topic", logs, facts, findings)
 
 
 def _judge_monitor(
@@ -212,7 +215,12 @@ def _judge_retention(name: str, retention: int, log: TopicFacts, findings: Findi
 
 
 def _judge_output(
-    config: RelayConfig, topic: str, key: str, facts: Mapping[str, TopicFacts], findings: Findings
+    config: RelayConfig,
+    topic: str,
+    key: str,
+    logs: Sequence[TopicFacts],
+    facts: Mapping[str, TopicFacts],
+    findings: Findings,
 ) -> None:
     output = facts.get(topic)
     if output is None:
@@ -239,6 +247,26 @@ def _judge_output(
     ):
         problem = f"what is in doubt is looked up here for at least timing.in_doubt_alarm ({alarm:g} ms)"
         findings.fault(f"topic {topic} retention.ms", str(retention), problem, "raise it")
+    for log in logs:
+        _note_refusals(log, output, findings)
+
+
+def _note_refusals(log: TopicFacts, output: TopicFacts, findings: Findings) -> None:
+    """What a log takes and an output does not is a dead letter, and for its age only where a route was behind."""
+    largest = numeric_setting(output.settings, "max.message.bytes", _UNKNOWN)
+    if largest < numeric_setting(log.settings, "max.message.bytes", 0):
+        findings.notes.append(
+            f"topic {output.name} takes messages of up to {largest} bytes (max.message.bytes), fewer than {log.name}: what is larger "
+            "becomes a dead letter; raise it"
+        )
+    oldest = numeric_setting(output.settings, _OLDEST, _UNKNOWN)
+    kept = numeric_setting(log.settings, "retention.ms", _FOREVER)
+    by_writers = output.settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
+    if by_writers and oldest < (_UNKNOWN if kept == _FOREVER else kept):
+        findings.notes.append(
+            f"topic {output.name} takes messages for {_days(oldest)} after they were captured ({_OLDEST}), and {log.name} keeps them "
+            "longer: what a route delivers later than that becomes a dead letter; raise it"
+        )
 
 
 def _judge_dead_letters(

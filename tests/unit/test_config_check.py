@@ -129,6 +129,25 @@ def test_a_compacted_output_is_noted_when_compaction_waits_long_enough() -> None
     assert "ledger is compacted after 1d" in findings.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("settings", "noted"),
+    [
+        ({"max_message_bytes": "20000"}, ["up to 20000 bytes (max.message.bytes), fewer than orders"]),
+        ({"message_timestamp_before_max_ms": str(DAY)}, ["for 1d after they were captured"] * 2),
+        ({"message_timestamp_before_max_ms": str(DAY), "message_timestamp_type": "LogAppendTime"}, []),
+        ({"message_timestamp_before_max_ms": str(2**63 - 1), "max_message_bytes": "1048588"}, []),
+    ],
+)
+def test_what_an_output_would_refuse_is_noted(settings: dict[str, str], noted: list[str]) -> None:
+    config = config_of()
+    findings = Findings()
+    facts = healthy(config) | {"orders": topic("orders", max_message_bytes="1048588"), "ledger": topic("ledger", **settings)}
+    judge_topics(config, facts, findings)
+
+    assert len(findings.notes) == len(noted)
+    assert all(words in note for words, note in zip(noted, findings.notes, strict=True))
+
+
 def broker_findings(settings: dict[str, str] | None, text: str = TEXT) -> Findings:
     findings = Findings()
     judge_brokers(config_of(text), [BrokerFacts(1, "b:9", settings)], findings)
