@@ -310,6 +310,12 @@ class _RouteAudit:
                 f"the log begins at {begins[0]}: rows of {to.table} that are older, and that the monitor cannot tell "
                 "(it forgets, and a row without its ce:source has no name there), count as phantoms"
             )
+        forgets = [str(Place(*name, low)) for name, (low, _high) in self._monitored.items() if low]
+        if findings.phantoms and begins and forgets and isinstance(to, TopicDestination):
+            self._notes.append(
+                f"the log begins at {begins[0]} and the monitor at {forgets[0]}: outputs that are older than both count as phantoms, "
+                "since nothing tells of them any more; keep the destination no longer than the monitor (timing.monitor_retention)"
+            )
         begins = [str(Place(*name, low)) for name, (low, _high) in seen.outputs.items() if low]
         if findings.lost and begins:
             self._notes.append(

@@ -216,6 +216,24 @@ def test_messages_without_an_id_are_found_by_the_relays_own_digest(make_site: Ca
     assert offender(report, "lost")[0] == f"{site.log}[0]@1"
 
 
+def test_outputs_that_log_and_monitor_have_forgotten_are_noted(make_site: Callable[..., Site], kafka_admin: AdminClient) -> None:
+    site = make_site()
+    for number in (1, 2):
+        site.write(site.log, number)
+        site.write(site.output, number)
+    site.record(Seal("w", os.urandom(16), 1))
+    site.stand_at(2, 0)
+    delete_below(kafka_admin, site.log, 1)
+    before = site.audit()
+    delete_below(kafka_admin, site.monitor, 1)
+
+    report = site.audit()
+
+    assert wrong(before) == wrong(report) == {"phantoms": 1}
+    said = f"the log begins at {site.log}[0]@1 and the monitor at {site.monitor}[0]@1: outputs that are older than both count as phantoms"
+    assert [any(note.startswith(said) for note in one.findings.notes) for one in (before, report)] == [False, True]
+
+
 def test_a_destination_that_forgets_sooner_than_the_log_is_said(
     make_site: Callable[..., Site], kafka_admin: AdminClient
 ) -> None:
