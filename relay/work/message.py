@@ -98,7 +98,7 @@ class Message:
         """Put a child into another queue if and only if this message becomes DONE; a mapping or list goes as JSON.
 
         Its lane is ``key``, else this message's; its priority this message's unless one is given. Raises CallOver once the
-        handler has returned, HeadersRefused, and TypeError for a value that JSON has not.
+        handler has returned, HeadersRefused, TypeError for a value that JSON has not, and ValueError for a number that is none.
         """
         if self.is_over:
             raise CallOver(OVER)
@@ -112,9 +112,10 @@ class Message:
             headers=tuple(given_headers(headers)),
             subject=subject,
             lane=name if name is not None else self.taken.lane,
-            priority=self.taken.priority if priority is None else priority,
-            ttl_ms=ttl_ms,
-            delay_ms=delay_ms,
+            # Here, where an error names the handler's line: the store is asked only once the handler has returned.
+            priority=self.taken.priority if priority is None else int(priority),
+            ttl_ms=None if ttl_ms is None else int(ttl_ms),
+            delay_ms=int(delay_ms),
         )
         self.children.append((queue, child))
 

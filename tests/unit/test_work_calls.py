@@ -144,3 +144,32 @@ def test_a_handler_that_fails_is_told_of_once_and_without_what_it_said() -> None
     assert "ValueError in failing, line" in str(told[0])
     assert "customer" not in str(logs)
     assert second.cause == "a customer's address", "where whoever asks for the message finds it"
+
+
+@pytest.mark.parametrize("given", [{"ttl_ms": "5s"}, {"delay_ms": "soon"}, {"priority": "high"}])
+def test_a_child_with_a_number_that_is_none_fails_at_the_handlers_own_line(given: dict[str, Any]) -> None:
+    def function(message: Message) -> None:
+        message.publish("orders", b"child", **given)
+
+    end = ended(queue("orders", "approval"), "approval", function)
+
+    assert (end.outcome, end.cause) == (Outcome.FAILED, f"ValueError in function, line {function.__code__.co_firstlineno + 1}")
+
+
+def test_a_child_s_numbers_may_be_those_of_a_library_or_in_parts() -> None:
+    def function(message: Message) -> None:
+        message.publish("orders", b"child", ttl_ms=1e3, delay_ms=0.5, priority=True)  # type: ignore[arg-type]
+
+    store = queue("orders", "approval")
+    put: list[NewMessage] = []
+    store.put = put_noted(put, store.put)  # type: ignore[method-assign]
+    assert ended(store, "approval", function).outcome is Outcome.WRITTEN
+    assert [type(one) for one in (put[-1].ttl_ms, put[-1].delay_ms, put[-1].priority)] == [int, int, int]
+
+
+def put_noted(put: list[NewMessage], function: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(messages: Any, *arguments: Any, **named: Any) -> Any:
+        put.extend(messages)
+        return function(messages, *arguments, **named)
+
+    return noting
