@@ -5,6 +5,7 @@ Nothing is begun before the handler's first statement, so a handler that only wa
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -36,7 +37,15 @@ class DatabaseAway(Retriable):
 
 
 class CallOver(RelayError):
-    """A statement came after its handler had returned: what it would write belongs to no message."""
+    """A statement came after its handler had returned, or in another process: what it would write belongs to no message."""
+
+
+def check_call(process: int, *, is_over: bool) -> None:
+    """Raise CallOver unless the handler still runs, and in this process: what a copy elsewhere is given would be lost."""
+    if is_over:
+        raise CallOver(OVER)
+    if process != os.getpid():
+        raise CallOver(ELSEWHERE)
 
 
 class TransactionTaken(RelayError):
@@ -48,6 +57,10 @@ class TimeOver(RelayError):
 
 
 OVER: Final = "the handler has returned, and its message is decided: let what it starts end, or await it, before"
+ELSEWHERE: Final = (
+    "another process than the handler's has a message, or what it writes with: let that process return what it has made, and "
+    "publish and write it in the handler"
+)
 TAKEN: Final = "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
 
 TIME_OVER: Final = (
@@ -357,10 +370,11 @@ class Desks:
 class Database:
     """What a handler writes with: its first statement borrows a desk, and the relay ends the transaction."""
 
-    __slots__ = ("_desks", "_is_over", "_turn", "desk")
+    __slots__ = ("_desks", "_is_over", "_process", "_turn", "desk")
 
     def __init__(self, desks: Desks) -> None:
         self._desks = desks
+        self._process = os.getpid()
         self._turn = schedule.lock()
         self.desk: Desk | None = None
         self._is_over = False
@@ -419,8 +433,7 @@ class Database:
             self._done()
 
     def _handlers(self) -> Desk:
-        if self._is_over:
-            raise CallOver(OVER)
+        check_call(self._process, is_over=self._is_over)
         return self.begun()
 
     def _done(self) -> None:

@@ -6,6 +6,7 @@ by nothing else (`relay.queue.recovery.Recovery.prepared`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -19,7 +20,7 @@ from relay.resources.postgresql import reaching
 from relay.resources.prepared import EffectTransaction
 from relay.run import clock, schedule
 from relay.work.away import is_postgresqls, time_is_over
-from relay.work.desks import OVER, TIME_OVER, CallOver, TimeOver
+from relay.work.desks import TIME_OVER, TimeOver, check_call
 
 Connect = Callable[[], psycopg.Connection[Any]]
 SAID_S: Final = 30.0
@@ -97,6 +98,7 @@ class FurtherDatabase:
         self._attempt = attempt
         self._connections = connections
         self._effect: EffectTransaction | None = None
+        self._process = os.getpid()
         self._turn = schedule.lock()
         self._is_over = False
         self._time_is_over = False
@@ -183,8 +185,7 @@ class FurtherDatabase:
             raise
 
     def _begun(self) -> EffectTransaction:
-        if self._is_over:
-            raise CallOver(OVER)
+        check_call(self._process, is_over=self._is_over)
         if self._effect is None:
             connection = self._connections.borrow()
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +11,13 @@ import orjson
 from relay.message.envelope import GivenHeaders, given_headers
 from relay.message.json_text import as_json
 from relay.queue.message import NewMessage, Taken
-from relay.work.desks import OVER, CallOver
+from relay.work.desks import check_call
 
 
 class Message:
     """One message of a queue; ``taken`` is what the store gave. ``children`` collects what `publish` was given; it shows only if this message is DONE."""
 
-    __slots__ = ("children", "further", "is_over", "taken")
+    __slots__ = ("children", "further", "is_over", "process", "taken")
 
     def __init__(self, taken: Taken) -> None:
         self.taken = taken
@@ -24,6 +25,7 @@ class Message:
         self.further: list[int] = []
         self.is_over = False
         """Set when the handler has returned: what a thread that it left behind publishes would be lost without a word."""
+        self.process = os.getpid()
 
     @property
     def handle(self) -> int:
@@ -98,10 +100,9 @@ class Message:
         """Put a child into another queue if and only if this message becomes DONE; a mapping or list goes as JSON.
 
         Its lane is ``key``, else this message's; its priority this message's unless one is given. Raises CallOver once the
-        handler has returned, HeadersRefused, TypeError for a value that JSON has not, and ValueError for a number that is none.
+        handler has returned and in another process, HeadersRefused, TypeError for a value that JSON has not, and ValueError for a number that is none.
         """
-        if self.is_over:
-            raise CallOver(OVER)
+        check_call(self.process, is_over=self.is_over)
         payload = value if value is None else _raw(value)
         name = key if key is None else _raw(key)
         child = NewMessage(

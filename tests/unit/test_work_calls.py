@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -173,3 +175,31 @@ def put_noted(put: list[NewMessage], function: Callable[..., Any]) -> Callable[.
         return function(messages, *arguments, **named)
 
     return noting
+
+
+def publish_apart(message: Message) -> None:
+    message.publish("orders", b"child")
+
+
+def test_a_child_that_another_process_would_publish_is_refused_and_not_lost() -> None:
+    """What a pool's process, or a fork, added to its copy of the message showed nowhere, and the message was DONE."""
+
+    def carried(message: Message) -> None:
+        message = pickle.loads(pickle.dumps(message))
+        object.__setattr__(message, "process", -1)  # as it is found in another process
+        publish_apart(message)
+
+    def forked(message: Message) -> None:
+        fork = os.fork()
+        if fork == 0:
+            try:
+                publish_apart(message)
+            except CallOver:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 7, "the fork published"
+
+    end = ended(queue("orders", "approval"), "approval", carried)
+    assert end.outcome is Outcome.FAILED
+    assert end.cause.startswith("another process than the handler's")
+    assert ended(queue("orders", "approval"), "approval", forked).outcome is Outcome.DONE
