@@ -27,7 +27,7 @@ class GroupConsumer:
     """Subscribes to the log topics; ``generation`` changes with every assignment and revocation."""
 
     def __init__(self, settings: Mapping[str, object], topics: Sequence[str], on_revoked: Callable[[], None]) -> None:
-        self.name = settings.get("group.id", "")
+        self.name = str(settings.get("group.id", ""))
         self.generation = 0
         self.assigned: list[LogPartition] | None = None
         self.fatal: str | None = None

@@ -16,17 +16,9 @@ from relay.delivery.batch import Batch
 from relay.delivery.destination import Destination
 from relay.delivery.ports import Starts
 from relay.delivery.position_note import hint_note
-from relay.kafka.failures import (
-    Action,
-    action,
-    is_denied,
-    is_end_of_partition,
-    is_expelled,
-    is_kafka,
-    is_passing,
-    sentence,
-)
+from relay.kafka.failures import DENIED_REMEDY, Action, action, is_kafka, sentence
 from relay.kafka.group import GroupConsumer
+from relay.kafka.group_events import end_of_partition, said_of_membership
 from relay.log.intake import Intake
 from relay.message.errors import (
     ConfigError,
@@ -63,7 +55,6 @@ which cannot keep up does not keep what was held from being read."""
 REVOKE_WAIT_S: Final = 3.0
 STUCK_RETRY_S: Final = 60.0
 STUCK_LOOK_S: Final = 2.0
-GIVE_THE_RIGHT: Final = "give the relay the right it lacks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,38 +351,17 @@ class RouteWorker:
         self._running.update(self._submitted if durable is None else durable)
 
     def _event(self, event: Any) -> None:
-        error = event.error()
-        partition = LogPartition(event.topic() or "", event.partition() or 0)
-        if is_end_of_partition(error):
-            self._intake.passed(partition, event.offset() or 0)
-            self._progress.caught_up(partition, event.offset() or 0)
-        elif is_expelled(error):
-            raise Fenced("this worker was silent for longer than max.poll.interval.ms and has lost its partitions")
-        elif is_denied(error):
-            what = repr(partition.topic) if partition.topic else f"group {self._group.name}"
-            raise Stopped(f"Kafka refuses to let {what} be read: {error.name()}; {GIVE_THE_RIGHT}")
-        elif is_passing(error):
-            raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
-        elif not error.retriable():
-            raise Stopped(
-                f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}): messages "
-                "left the log unread, or the topic was created again; find out which before you move the position"
-            )
+        if (end := end_of_partition(event, self._group.name)) is not None:
+            self._intake.passed(*end)
+            self._progress.caught_up(*end)
 
     def _hear(self, events: Iterable[Any]) -> None:
-        """Without an assignment only the group has news: that it refuses this member is said once, and not again.
-
-        What else keeps it out (a stranger in the group, a session that the brokers find too short) may pass, and is said
-        again and again by the client.
-        """
+        """Without an assignment only the group has news: that it refuses this member is said once, and not again."""
         for event in events:
-            error = event.error()
-            if error is None or is_end_of_partition(error):
-                continue
-            said = f"{error.name()}: {error.str()}"
-            if is_denied(error):
-                self._denied = Stopped(f"Kafka refuses: {said}, for group {self._group.name}; {GIVE_THE_RIGHT}")
-            elif said != self._heard:
+            said = said_of_membership(event, self._group.name)
+            if isinstance(said, Stopped):
+                self._denied = said
+            elif said is not None and said != self._heard:
                 self._heard = said
                 self._progress.failed(said)
                 log.warning("not in the group", reason=said)
@@ -439,7 +409,7 @@ class RouteWorker:
     def _sort_out(self, failure: Exception) -> None:
         todo = action(failure)
         if todo is Action.STOP:
-            raise Stopped(f"Kafka refuses: {sentence(failure)}; {GIVE_THE_RIGHT}") from failure
+            raise Stopped(f"Kafka refuses: {sentence(failure)}; {DENIED_REMEDY}") from failure
         if not is_kafka(failure):
             raise failure
         self._recover_next(InDoubt(sentence(failure)))

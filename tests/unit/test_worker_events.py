@@ -53,7 +53,7 @@ def worker() -> tuple[RouteWorker, Any]:
     ("code", "error", "words"),
     [
         (KafkaError._MAX_POLL_EXCEEDED, Fenced, "has lost its partitions"),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Stopped, "give the relay the right it lacks"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Stopped, "grant the right or use a role that has it"),
         (KafkaError._AUTO_OFFSET_RESET, Stopped, "cannot be read at its position"),
         (KafkaError.UNKNOWN, Unreachable, "cannot be read now"),
         (KafkaError.OFFSET_OUT_OF_RANGE, Stopped, "cannot be read at its position"),
@@ -78,7 +78,7 @@ def test_a_group_that_refuses_its_member_stops_the_worker(meanwhile: bool, monke
     if meanwhile:
         made._recover_next(Fenced("kicked out"))
 
-    with pytest.raises(Stopped, match="give the relay the right it lacks"):
+    with pytest.raises(Stopped, match="grant the right or use a role that has it"):
         made._read(0.0)
 
 

@@ -1,0 +1,46 @@
+"""What a group's client gives in place of a record: the end of a partition, or an error, each of which means something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end_of_partition, is_expelled, is_passing
+from relay.message.errors import Fenced, Stopped, Unreachable
+from relay.message.record import LogPartition
+
+
+def end_of_partition(event: Any, group: str) -> tuple[LogPartition, int] | None:
+    """Return which partition was read to its end, and that offset; None for what passes without a word.
+
+    Raises Fenced for a member that was too slow, Unreachable for what passes by itself, Stopped for what does not.
+    """
+    error = event.error()
+    partition = LogPartition(event.topic() or "", event.partition() or 0)
+    if is_end_of_partition(error):
+        return partition, event.offset() or 0
+    if is_expelled(error):
+        raise Fenced("this worker was silent for longer than max.poll.interval.ms and has lost its partitions")
+    if is_denied(error):
+        what = repr(partition.topic) if partition.topic else f"group {group}"
+        raise Stopped(f"Kafka refuses to let {what} be read: {error.name()}; {DENIED_REMEDY}")
+    if is_passing(error):
+        raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
+    if not error.retriable():
+        raise Stopped(
+            f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}): messages "
+            "left the log unread, or the topic was created again; find out which before you move the position"
+        )
+    return None
+
+
+def said_of_membership(event: Any, group: str) -> str | Stopped | None:
+    """Return what keeps a member without partitions out of its group: Stopped if the group refuses it for good.
+
+    What else does (a stranger in the group, a session that the brokers find too short) may pass, and is said again and
+    again by the client.
+    """
+    error = event.error()
+    if error is None or is_end_of_partition(error):
+        return None
+    said = f"{error.name()}: {error.str()}"
+    return Stopped(f"Kafka refuses: {said}, for group {group}; {DENIED_REMEDY}") if is_denied(error) else said
