@@ -27,11 +27,13 @@ _REFUSED: Final = frozenset(
 )
 """The broker looked at the record and will never take it."""
 
-_STOP: Final = frozenset(
+NO_RIGHT: Final = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
-     KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-     KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION, KafkaError.UNSUPPORTED_VERSION}
+     KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
 )
+"""The broker knows who asks, and does not let them."""
+
+_STOP: Final = NO_RIGHT | {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION, KafkaError.UNSUPPORTED_VERSION}
 """A person must change a right, a credential or the broker."""
 
 DENIED_REMEDY: Final = "grant the right or use a role that has it"

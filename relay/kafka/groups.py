@@ -8,22 +8,14 @@ issue 374).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from relay.kafka.failures import is_of_group, kafka_error, sentence
+from relay.kafka.failures import NO_RIGHT, is_of_group, kafka_error, sentence
 from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
-
-_DENIED: Final = frozenset(
-    {
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    }
-)
 
 
 class Groups:
@@ -74,7 +66,7 @@ def denial(asker: Consumer) -> KafkaException | None:
 
 def _sentence(error: Exception, group: str) -> RelayError:
     found = kafka_error(error)
-    if found is not None and found.code() in _DENIED:
+    if found is not None and found.code() in NO_RIGHT:
         return ConfigError(
             f"group {group}: its offsets may not be read ({sentence(error)}); grant DESCRIBE on the group"
         )

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES
+from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, NO_RIGHT
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_CHARACTERS_MAX, TOPIC_REMEDY, is_topic_name
@@ -62,14 +62,6 @@ _UNREACHABLE: Final = frozenset(
     }
 )
 """What passes when brokers are back, their disks have room and the client knows them again: nobody has to correct it."""
-_DENIED: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
 _VISIBLE_PAUSE_S: Final = 0.02
 BATCH_BYTES: Final = 1_000_000
 """librdkafka's ``batch.size`` when the user gives none."""
@@ -345,7 +337,7 @@ class Topics:
         if _code(error) in _UNREACHABLE:
             return self._away(doing)
         reason = error.args[0].str()
-        if _code(error) in _DENIED:
+        if _code(error) in NO_RIGHT:
             return ConfigError(f"cannot {doing}: the broker does not allow it ({reason}); {DENIED_REMEDY}")
         return ConfigError(f"cannot {doing}: {reason}; correct the configuration")
 
