@@ -102,8 +102,6 @@ class PartitionReader:
         if not places:
             return {}  # the client refuses to ask for nothing
         asked = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
-        if not asked:
-            return {}  # the client refuses the question, though what only stores positions has none
         patience = self._deadline_s if wait_s is None else wait_s
         limit = self._clock() + patience
         while True:
