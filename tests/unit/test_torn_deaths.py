@@ -6,6 +6,7 @@ import pytest
 
 from relay.delivery.batch import Batch
 from relay.delivery.deadletter import PREFIX
+from relay.message.envelope import DEAD_CODE, REDRIVEN
 from relay.message.errors import MessageRejected
 from relay.message.identity import content_digest
 from relay.message.record import LogPartition
@@ -104,3 +105,24 @@ def test_a_redrive_of_which_nobody_can_tell_may_be_ordered_again_by_its_new_dead
     assert letter.value() == (b"v" if in_log else None)
     ordered = int(dict(letter.headers())[PREFIX + "replay_count"] or b"") + 1
     assert decide(Wanted(1, good.digest, ordered), standing)[0] is Do.DELIVER, "a person may"
+
+
+def test_a_letter_is_taken_back_behind_the_output_that_makes_it_void() -> None:
+    kafka = MemoryKafka()
+    victim = Process(kafka)
+    victim.recover()
+    enter_a_death(kafka, victim, 0)
+
+    def dies_at_the_output(transactional_id: str, partition: LogPartition, _key: bytes | None) -> None:
+        if partition == OUT:
+            kafka.appending = lambda *_: None
+            kafka.end(transactional_id, commit=True)  # a stray COMMIT shows what lies before it
+            raise Killed
+
+    kafka.appending = dies_at_the_output
+    good = message(1)
+    with pytest.raises(Killed):
+        victim.delivery.submit(Batch(1, [good], {LOG: 2}, {LOG: 2}, {LOG: 2}, membership=b"member", replays={good.digest: 1}))
+
+    assert kafka.visible(OUT) == []
+    assert [dict(one.headers()).get(DEAD_CODE) for one in kafka.visible(DEAD)] != [REDRIVEN.encode()]
