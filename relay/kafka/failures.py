@@ -127,6 +127,11 @@ def is_of_group(error: KafkaError) -> bool:
     return bool(error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED)
 
 
+def is_locked_out(error: KafkaError) -> bool:
+    """Does a broker not believe who we are?"""
+    return error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+
+
 def is_denied(error: KafkaError) -> bool:
     """Does the broker refuse the right, the credential or the request itself?"""
     return error.code() in _STOP

@@ -12,13 +12,16 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import is_denied, sentence
-from relay.message.errors import Fenced, Stopped, Unreachable
+from relay.kafka.failures import is_denied, is_end_of_partition, is_locked_out, sentence
+from relay.message.errors import Fenced, LockedOut, Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
 
 _METADATA_PREFIX: Final = b"CGMDv2:"
 COMMITTED_TIMEOUT_S: Final = 10.0
+LOCKED_OUT_S: Final = 20.0
+"""A broker that refuses a password once may only not have heard of it yet; the client repeats an error every 30 seconds."""
+REFUSALS_APART_S: Final = 60.0
 STAY_PERIOD_S: Final = 1.0
 """A recovery polls this often: far more often than any max.poll.interval.ms asks, and too seldom to cost anything."""
 
@@ -34,12 +37,18 @@ class GroupConsumer:
         self._on_revoked = on_revoked
         self._stayed_at = float("-inf")
         self._denials: list[Any] = []
+        self._refused: tuple[float, float] | None = None
         self._consumer = Consumer({**settings, "enable.partition.eof": True, "error_cb": self._on_error})
         self._consumer.subscribe(list(topics), on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke)
 
     def consume(self, count: int, timeout_s: float) -> list[Any]:
-        """Return up to ``count`` records and end-of-partition events; serves rebalances."""
+        """Return up to ``count`` records and end-of-partition events; serves rebalances.
+
+        Raises LockedOut where the brokers' ever same answer is that the password is wrong: it has changed since this process began.
+        """
         found = self._consumer.consume(count, timeout_s)
+        if self._refused is not None:
+            self._look_locked_out(found, *self._refused)
         if self._denials:
             found, self._denials = [*self._denials, *found], []
         return found
@@ -132,6 +141,19 @@ class GroupConsumer:
         self._on_revoked()
         self._consumer.unassign()
 
+    def _look_locked_out(self, found: Sequence[Any], since: float, last: float) -> None:
+        if any((error := one.error()) is None or is_end_of_partition(error) for one in found):
+            self._refused = None
+        elif last - since >= LOCKED_OUT_S:
+            raise LockedOut(
+                "the brokers refuse the name and the password of this process, which may have changed since it began; "
+                "another one reads them again"
+            )
+
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self.fatal = f"{error.name()}: {error.str()}"
+        if is_locked_out(error):
+            now = clock.monotonic()
+            is_new = self._refused is None or now - self._refused[1] > REFUSALS_APART_S
+            self._refused = (now if is_new or self._refused is None else self._refused[0], now)

@@ -41,6 +41,12 @@ class Unreachable(RelayError):
     exit_code = 3
 
 
+class LockedOut(RelayError):
+    """Brokers let this process in no more: another one, which reads its secrets again, they may."""
+
+    exit_code = 3
+
+
 class Retriable(RelayError):
     """The operation had no effect and may be repeated as it is."""
 

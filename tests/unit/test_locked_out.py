@@ -1,0 +1,60 @@
+"""A worker whose password is refused for a while ends, and the next one reads it again; one that is refused once goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+import relay.kafka.group
+from relay.kafka.group import GroupConsumer
+from relay.message.errors import LockedOut
+from relay.run import clock
+from tests.unit.test_worker_events import Event
+
+REFUSED = KafkaError(KafkaError._AUTHENTICATION, "invalid credentials")
+
+
+class Client:
+    def __init__(self, settings: Any) -> None:
+        self.error_cb = settings["error_cb"]
+        self.news: list[Any] = []
+
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def consume(self, _count: int, _timeout_s: float) -> list[Any]:
+        found, self.news = self.news, []
+        return found
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    at = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: at[0])
+    monkeypatch.setattr(relay.kafka.group, "Consumer", Client)
+    return at
+
+
+def refused(member: GroupConsumer, now: list[float], after_s: float) -> None:
+    now[0] += after_s
+    member._consumer.error_cb(REFUSED)
+    member.consume(1, 0)
+
+
+def test_it_ends_when_brokers_go_on_to_refuse_it(now: list[float]) -> None:
+    member = GroupConsumer({}, ["orders"], lambda: None)
+    refused(member, now, 0)
+    refused(member, now, 10)
+    with pytest.raises(LockedOut, match="another one reads them again"):
+        refused(member, now, 30)
+
+
+def test_it_goes_on_with_what_it_reads_meanwhile_and_when_the_refusals_lie_far_apart(now: list[float]) -> None:
+    member = GroupConsumer({}, ["orders"], lambda: None)
+    for _ in range(5):
+        refused(member, now, 70)
+    for _ in range(5):
+        member._consumer.news = [Event(KafkaError._PARTITION_EOF)]  # type: ignore[attr-defined]
+        refused(member, now, 30)
