@@ -14,6 +14,7 @@ from relay.capture.marking import Ended, Marking
 from relay.capture.outcomes import Placed
 from relay.capture.resolver import settle
 from relay.kafka.appender import Appender
+from relay.kafka.client_log import Repeats
 from relay.kafka.topics import TopicFacts, numeric_setting
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable, whence
@@ -56,6 +57,7 @@ class Upkeep:
         answering: Answering | None = None,
         tidy: Callable[[], object] = bool,
     ) -> None:
+        self._repeats = Repeats()
         self._appender = appender
         self._open_decisions = open_decisions
         self._resource = resource
@@ -112,8 +114,10 @@ class Upkeep:
             except RowLocked:
                 # Retry at the next tick, and a round soon: another writer holds the file.
                 next_round = min(next_round, now + REFRESH_S)
-            except (Unreachable, ConfigError):
-                # Retry at the next tick, on a new connection: upkeep never fails a capture.
+            except (Unreachable, ConfigError) as error:
+                # Retry at the next tick, on a new connection: upkeep never fails a capture. What is away comes back by itself.
+                if isinstance(error, ConfigError) and not self._repeats.is_one(str(error)):
+                    _log.warning("upkeep of captures waits: %s", error)
                 self._disconnect()
                 next_round = min(next_round, now + REFRESH_S)
             except Exception as error:  # noqa: BLE001 - whatever it is, later captures are kept up

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group
 from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import Unreachable
 from relay.run import clock
 
+_log = logging.getLogger("relay.kafka")
 _RECORDS_AT_ONCE: Final = 1000
 _LOOK_AGAIN_S: Final = 30.0
 _METADATA_S: Final = 5.0
@@ -26,6 +29,7 @@ class InquiryReader:
         self._topic = topic
         self._assigned = 0
         self._look_at = float("-inf")
+        self._is_told = False
 
     def poll(self) -> list[tuple[bytes | None, bytes | None]]:
         """Return key and value of what came since; raises Unreachable."""
@@ -36,17 +40,26 @@ class InquiryReader:
         if not self._assigned:
             return []
         records = self._consumer.consume(_RECORDS_AT_ONCE, 0)
+        self._note(record.error() for record in records)
         return [(record.key(), record.value()) for record in records if record.error() is None]
 
     def close(self) -> None:
         """Stop reading."""
         self._consumer.close()
 
+    def _note(self, errors: Iterable[KafkaError | None]) -> None:
+        """Say once that the right is missing: it is for whoever answers relays without access to the database."""
+        denied = next((one for one in errors if one is not None and is_denied(one) and not is_of_group(one)), None)
+        if denied is not None and not self._is_told:
+            self._is_told = True
+            _log.warning("inquiries of relays are not answered: %s cannot be read: %s; %s", self._topic, denied.str(), DENIED_REMEDY)
+
     def _look(self) -> None:
         try:
             found = self._consumer.list_topics(self._topic, _METADATA_S).topics.get(self._topic)
         except KafkaException as error:
             raise Unreachable(f"{self._topic} cannot be read: {error.args[0].str()}") from error
+        self._note([found.error] if found is not None else ())
         count = 0 if found is None or found.error is not None else len(found.partitions)
         if count > self._assigned:
             new = [TopicPartition(self._topic, p, OFFSET_BEGINNING) for p in range(self._assigned, count)]

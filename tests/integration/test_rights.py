@@ -37,7 +37,7 @@ from tests.integration.secured_site import (
     rights,
     secured_broker,
 )
-from tests.routes import Route, ce, publish, read_all
+from tests.routes import Route, ce, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 
@@ -208,6 +208,28 @@ def test_a_publisher_whose_client_has_ended_for_want_of_a_right_goes_on_once_it_
         with capture.transaction() as tx:
             tx.publish(log, data={})
     assert len([one for one in read_all(secured.kafka, log, 1) if dict(one.headers()).get("ce_type") != b"relay.outcome"]) == 1
+
+
+def test_a_publisher_says_what_it_leaves_undone_for_want_of_a_right(
+    secured: Secured, postgres: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None of that fails a capture: rows that are never trimmed, and relays that wait for an answer, were all that told."""
+    open_resource("shop", postgres).create_tables()
+    role = f"publisher_{uuid4().hex[:8]}"
+    secured.user(role)
+    path = tmp_path / "relay.toml"
+    url = f"postgresql://{role}:canary@{postgres.rpartition('@')[2]}"
+    path.write_text(f'[relay]\nname = "{role}"\ninstance = "i"\n[kafka]\n{secured.settings(role)}[resources.shop]\nurl = "{url}"\n')
+    with psycopg.connect(postgres, autocommit=True) as owner:
+        owner.execute(f"create role {role} login password 'canary'")
+        owner.execute(f"grant select on relay_resource to {role}; grant select, insert, update on relay_capture to {role}")
+        try:
+            with Capture.open(path, resource="shop", source="/s"):
+                wait_for(lambda: "upkeep of captures waits: resources.shop: the role has no right" in caplog.text, what="the row")
+                owner.execute(f"grant delete on relay_capture to {role}")
+                wait_for(lambda: f"not answered: {role}.inquiries cannot be read" in caplog.text, what="the topic")
+        finally:
+            owner.execute(f"drop owned by {role}; drop role {role}")
 
 
 def test_a_publisher_needs_in_the_database_what_its_role_has_and_is_told_what_it_lacks(postgres: str) -> None:
