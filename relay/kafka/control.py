@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -25,10 +26,14 @@ class ControlTopic:
     ) -> None:
         self._consumer = consumer
         self._made = dict(producer)
-        self._producer = Producer(self._made)
         self._partition = LogPartition(topic, 0)
         self._clock = clock
         self._timeout_s = timeout_s
+
+    @cached_property
+    def _producer(self) -> Producer:
+        """Made when it is needed: who only reads may lack the right to write, and the client would say so by itself."""
+        return Producer(self._made)
 
     def first(self, key: bytes) -> bytes | None:
         """Return the first record under ``key`` that compaction has left: who wrote first, decided."""
@@ -94,4 +99,5 @@ class ControlTopic:
 
     def close(self) -> None:
         """Wait briefly for what is under way."""
-        self._producer.flush(1.0)
+        if "_producer" in vars(self):
+            self._producer.flush(1.0)

@@ -69,6 +69,13 @@ def test_the_control_topic_is_written_on_with_another(made: list[Failing]) -> No
     assert made[0].purged, "what it had is not waited for"
 
 
+def test_who_only_reads_the_control_topic_makes_none(made: list[Failing]) -> None:
+    """Without the right to write its client would tell of that on standard error."""
+    ControlTopic({}, {}, "shop.control", lambda: 0.0, 1.0).close()
+
+    assert made == []
+
+
 def test_a_question_after_the_failure_goes_out(made: list[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unawaited, "producer", lambda *_, **__: {})
     timing: TimingLike = None  # type: ignore[assignment]
