@@ -286,6 +286,8 @@ def remedy(error: psycopg.Error) -> str:
     # A server that speaks is where the address says.
     if error.sqlstate is not None or "FATAL:" in str(error):
         return "correct what it names (user, password, database), or look at the server's log"
+    if any(said in str(error) for said in ("SSL error: ", "does not support SSL", "certificate")):
+        return "correct sslmode and sslrootcert of the address, or the server's certificate"
     # libpq says so of an address which it takes apart and does not try.
     if "connection is bad: invalid" in str(error):
         return "correct the address"
