@@ -31,6 +31,7 @@ from relay.work.worker import Limits
 ORPHANED: Final = 129
 SWITCH_INTERVAL_S: Final = 0.0005
 """A handler that has waited gets the interpreter back sooner than after the default 5 ms."""
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 LEAVE_S: Final = 5.0
 """So long may last what an application has for its end: a thread, or a pool, that it left behind holds nobody up."""
 
@@ -82,8 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
         handler = load_handler(options.app, options.queue)
         limits = Limits(options.concurrency, deadline_s=options.deadline, drain_s=options.drain)
         assembled = Assembled(_config(options), Job(handler, options.queue, options.subscriber), limits)
-        signal.signal(signal.SIGTERM, lambda *_: assembled.worker.stop())
-        signal.signal(signal.SIGINT, lambda *_: assembled.worker.stop())
+        for number in _ENDING:
+            signal.signal(number, lambda *_: assembled.worker.stop())
+        _let_forks_end()
         report = assembled.worker.run(options.until_idle)
         report.children = assembled.runner.children
         assembled.close()
@@ -94,6 +96,21 @@ def main(arguments: list[str] | None = None) -> int:
         print(known, file=sys.stderr, flush=True)
         return _code(known)
     return 0
+
+
+def _let_forks_end() -> None:
+    """Let a process that a handler forks end when it is told to: it has no worker that would. Until then the signal waits."""
+
+    def _as_any_process() -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING),
+        after_in_child=_as_any_process,
+    )
 
 
 def _config(options: argparse.Namespace) -> RelayConfig:

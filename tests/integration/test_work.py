@@ -279,3 +279,30 @@ def test_what_an_application_prints_does_not_come_before_the_report(site: Site) 
     site.put([7])
 
     assert report(site.supervised(site.app(PRINTING), "--until-idle", "0.5"))["done"] == 1
+
+
+FORKING = """
+import multiprocessing, time
+from relay import subscriber
+
+@subscriber("orders")
+def work(message):
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+    process.start()
+    process.terminate()
+    process.join(20)
+    assert process.exitcode == -15, process.exitcode
+"""
+
+
+@pytest.mark.parametrize("medium", ["sqlite"])
+def test_a_process_that_a_handler_forks_ends_when_it_is_told_to(site: Site) -> None:
+    site.put([7])
+
+    assert site.finish(site.app(FORKING), "--deadline", "10") == 0
+    assert site.states() == {SubscriberState.JOURNALLED: 1}
+    store = site.store()
+    view = store.view(1)
+    store.close()
+    assert view is not None
+    assert view.subscribers[0].failures == 0
