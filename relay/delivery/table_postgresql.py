@@ -43,12 +43,21 @@ from relay.delivery.table import (
     verdicts,
 )
 from relay.delivery.trims import Trims
-from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
+from relay.message.errors import (
+    LOCKED_OUT_S,
+    Fenced,
+    InDoubt,
+    LockedOut,
+    MessageRejected,
+    Retriable,
+    Stopped,
+    Unreachable,
+)
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.patience import answered
 from relay.resources.postgresql import UNLIMITED, PostgresqlResource, leaves_commit_open
 from relay.resources.postgresql_states import is_servers
-from relay.run import randomness, schedule
+from relay.run import clock, randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 
@@ -70,6 +79,7 @@ _STATEMENTS: Final = {
     "read ranges": table_ranges.READ,
 }
 _NOT_NULL: Final = "23502"
+_NOT_LET_IN: Final = "password authentication failed"
 _CAUTIOUS_BATCHES: Final = 64
 """Batches that expect repeats after one that met some: a repeat not expected costs a transaction."""
 
@@ -121,6 +131,7 @@ class PostgresqlCursor:
         self._connection: Connection | None = None
         # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
         self._replacing = schedule.lock()
+        self._refused_since: float | None = None
         self._statements: dict[str, bytes] = {}
         self._effect: Effect | None = None
         self._committing = self._doubting = False
@@ -441,16 +452,32 @@ class PostgresqlCursor:
         if connection.closed or connection.broken:
             self._drop()
 
+    def _look_locked_out(self, away: Unreachable) -> None:
+        """End this process if its password has been refused for a while: it may have changed, and the next one reads it again."""
+        if _NOT_LET_IN not in str(away):
+            self._refused_since = None
+            return
+        now = clock.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+        elif now - self._refused_since >= LOCKED_OUT_S:
+            raise LockedOut(f"{away}; another process reads them again") from away
+
     def _connected(self) -> Connection:
         if self._connection is not None and not self._connection.closed:
             return self._connection
         self._drop()
         limits, plan = self._limits, self._plan
-        connection = self._resource.connect(
-            lock_timeout=limits.lock_timeout_s,
-            statement_timeout=limits.statement_timeout_s,
-            idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
-        )
+        try:
+            connection = self._resource.connect(
+                lock_timeout=limits.lock_timeout_s,
+                statement_timeout=limits.statement_timeout_s,
+                idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
+            )
+        except Unreachable as away:
+            self._look_locked_out(away)
+            raise
+        self._refused_since = None
         with self._replacing:
             self._connection = connection  # before it is set up: what never answers then is abandoned, too
         try:

@@ -13,15 +13,14 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import is_denied, is_end_of_partition, is_locked_out, sentence
-from relay.message.errors import Fenced, LockedOut, Stopped, Unreachable
+from relay.message.errors import LOCKED_OUT_S, Fenced, LockedOut, Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
 
 _METADATA_PREFIX: Final = b"CGMDv2:"
 COMMITTED_TIMEOUT_S: Final = 10.0
-LOCKED_OUT_S: Final = 20.0
-"""A broker that refuses a password once may only not have heard of it yet; the client repeats an error every 30 seconds."""
 REFUSALS_APART_S: Final = 60.0
+"""The client repeats an error every 30 seconds."""
 STAY_PERIOD_S: Final = 1.0
 """A recovery polls this often: far more often than any max.poll.interval.ms asks, and too seldom to cost anything."""
 

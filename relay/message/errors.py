@@ -17,6 +17,10 @@ NAMESAKE_REMEDY: Final = (
 """What to do about a log topic that was deleted and created again: whatever a route of a new name reads, it begins anew."""
 
 
+LOCKED_OUT_S: Final = 20.0
+"""Who refuses a password for less may only not have heard of it yet."""
+
+
 class RelayError(Exception):
     """Base of every error that the relay raises on purpose; ``exit_code`` is what a command returns."""
 
@@ -42,7 +46,7 @@ class Unreachable(RelayError):
 
 
 class LockedOut(RelayError):
-    """Brokers let this process in no more: another one, which reads its secrets again, they may."""
+    """This process is let in no more: another one, which reads its secrets again, may be."""
 
     exit_code = 3
 
