@@ -14,12 +14,12 @@ from relay.capture.marking import Ended, Marking
 from relay.capture.outcomes import Placed
 from relay.capture.resolver import settle
 from relay.kafka.appender import Appender
-from relay.kafka.client_log import Repeats
 from relay.kafka.topics import TopicFacts, numeric_setting
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable, whence
 from relay.resources.port import DecisionRow, Decisions, RowLocked
 from relay.run import clock, schedule
+from relay.run.seldom import Repeats
 
 _log = logging.getLogger("relay.capture")
 
@@ -116,7 +116,7 @@ class Upkeep:
                 next_round = min(next_round, now + REFRESH_S)
             except (Unreachable, ConfigError) as error:
                 # Retry at the next tick, on a new connection: upkeep never fails a capture. What is away comes back by itself.
-                if isinstance(error, ConfigError) and not self._repeats.is_one(str(error)):
+                if isinstance(error, ConfigError) and not self._repeats.is_one(str(error), now):
                     _log.warning("upkeep of captures waits: %s", error)
                 self._disconnect()
                 next_round = min(next_round, now + REFRESH_S)

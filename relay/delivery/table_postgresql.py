@@ -43,19 +43,11 @@ from relay.delivery.table import (
     verdicts,
 )
 from relay.delivery.trims import Trims
-from relay.message.errors import (
-    LOCKED_OUT_S,
-    Fenced,
-    InDoubt,
-    LockedOut,
-    MessageRejected,
-    Retriable,
-    Stopped,
-    Unreachable,
-)
+from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped, Unreachable
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.patience import answered
 from relay.resources.postgresql import UNLIMITED, PostgresqlResource, leaves_commit_open
+from relay.resources.postgresql_lockout import Lockout
 from relay.resources.postgresql_states import is_servers
 from relay.run import clock, randomness, schedule
 from relay.run.crash import crash_point
@@ -79,7 +71,6 @@ _STATEMENTS: Final = {
     "read ranges": table_ranges.READ,
 }
 _NOT_NULL: Final = "23502"
-_NOT_LET_IN: Final = "password authentication failed"
 _CAUTIOUS_BATCHES: Final = 64
 """Batches that expect repeats after one that met some: a repeat not expected costs a transaction."""
 
@@ -131,7 +122,7 @@ class PostgresqlCursor:
         self._connection: Connection | None = None
         # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
         self._replacing = schedule.lock()
-        self._refused_since: float | None = None
+        self._lockout = Lockout()
         self._statements: dict[str, bytes] = {}
         self._effect: Effect | None = None
         self._committing = self._doubting = False
@@ -452,17 +443,6 @@ class PostgresqlCursor:
         if connection.closed or connection.broken:
             self._drop()
 
-    def _look_locked_out(self, away: Unreachable) -> None:
-        """End this process if its password has been refused for a while: it may have changed, and the next one reads it again."""
-        if _NOT_LET_IN not in str(away):
-            self._refused_since = None
-            return
-        now = clock.monotonic()
-        if self._refused_since is None:
-            self._refused_since = now
-        elif now - self._refused_since >= LOCKED_OUT_S:
-            raise LockedOut(f"{away}; another process reads them again") from away
-
     def _connected(self) -> Connection:
         if self._connection is not None and not self._connection.closed:
             return self._connection
@@ -475,9 +455,9 @@ class PostgresqlCursor:
                 idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
             )
         except Unreachable as away:
-            self._look_locked_out(away)
+            self._lockout.met(away, clock.monotonic())
             raise
-        self._refused_since = None
+        self._lockout.let_in()
         with self._replacing:
             self._connection = connection  # before it is set up: what never answers then is abandoned, too
         try:
