@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -34,6 +35,11 @@ class ControlTopic:
     def _producer(self) -> Producer:
         """Made when it is needed: who only reads may lack the right to write, and the client would say so by itself."""
         return Producer(self._made)
+
+    def connect(self) -> Self:
+        """Make the producer now, for whoever writes in any case: its first record need not wait for a connection."""
+        _ = self._producer
+        return self
 
     def first(self, key: bytes) -> bytes | None:
         """Return the first record under ``key`` that compaction has left: who wrote first, decided."""

@@ -106,7 +106,7 @@ class RoutePorts:
             config.control_topic,
             clock.monotonic,
             READ_DEADLINE_S,
-        )
+        ).connect()
 
 
 def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
