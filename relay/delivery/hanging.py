@@ -25,7 +25,7 @@ import structlog
 
 from relay.delivery.evidence_reading import MonitorView, decoded
 from relay.delivery.ports import Group, KafkaPorts, Reader
-from relay.delivery.unshown import READ_MAX, Outputs, shows
+from relay.delivery.unshown import READ_MAX, Outputs, trace_of
 from relay.message.envelope import DEAD_CODE, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import Retriable
 from relay.message.record import LogPartition, Record, headers_if_any
@@ -88,15 +88,7 @@ class HangingTransactions:
         firsts, found = self._found(scanner, reader, {place: ends[place] for place in sorted(hanging)})
         names = {begin.instance: begin.transactional_id for begin in _last_begins(views)}
         asked = _begun_by({instance for last in found.values() for instance in last}, views)
-
-        traces = dict.fromkeys(stored_by, True)
-
-        def left_a_trace(begin: Begin) -> bool:
-            number = begin.instance, begin.n
-            if number not in traces:  # one begin for each monitor partition names the same outputs
-                traces[number] = shows(scanner, reader, begin, self._today, most=sys.maxsize)
-            return traces[number]
-
+        left_a_trace = trace_of(scanner, reader, self._today, sys.maxsize, stored_by)
         committed = self._committed(scanner, reader, asked, hanging, left_a_trace) if any(found.values()) else {}
         torn = self._torn(asked, hanging, left_a_trace)
         aborting, committing = defaultdict[str, list[LogPartition]](list), defaultdict[str, list[LogPartition]](list)

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from relay.delivery.copy_text import FORMS, Taking, as_json, render
-from relay.delivery.table import TablePlan
+from relay.delivery.table import TablePlan, quoted
 from relay.message.errors import Stopped
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -82,8 +82,7 @@ class TableColumn:
 
 def qualified(connection: Connection, table: str) -> sql.Identifier:
     """Return a table's full name, so that no later change of the search path leads elsewhere; Stopped if there is none."""
-    quoted = ".".join(f'"{part}"' for part in table.split("."))
-    row = connection.execute(_NAMESPACE, [quoted]).fetchone()
+    row = connection.execute(_NAMESPACE, [quoted(table)]).fetchone()
     if row is None:
         remedy = "run `relay migrate`" if table.startswith("relay_") else "create it, or correct the route"
         raise Stopped(f"table {table!r} does not exist for the worker's role; {remedy}")
@@ -92,8 +91,7 @@ def qualified(connection: Connection, table: str) -> sql.Identifier:
 
 def table_columns(connection: Connection, table: str, plan: TablePlan) -> list[TableColumn]:
     """Read the types of a plan's columns from the catalog; Stopped if one is missing."""
-    quoted = ".".join(f'"{part}"' for part in table.split("."))
-    found = {row[0]: row for row in connection.execute(_COLUMNS, {"table": quoted})}
+    found = {row[0]: row for row in connection.execute(_COLUMNS, {"table": quoted(table)})}
     columns = []
     for name, source in plan.columns.items():
         if name not in found:
@@ -109,8 +107,7 @@ def stop_if_no_row_fits(connection: Connection, plan: TablePlan) -> None:
     """Raise Stopped if the table has a column that must have a value, and gets none: whatever a row has, it is refused."""
     if plan.mode == "sql" or not plan.table:
         return
-    quoted = ".".join(f'"{part}"' for part in plan.table.split("."))
-    row = connection.execute(_UNMAPPED, {"table": quoted, "mapped": list(plan.columns)}).fetchone()
+    row = connection.execute(_UNMAPPED, {"table": quoted(plan.table), "mapped": list(plan.columns)}).fetchone()
     if row is not None:
         raise Stopped(
             f"route {plan.route!r}: column {row[0]!r} of {plan.where} must not be null, has no default and is not mapped, so that no "

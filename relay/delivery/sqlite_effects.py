@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from relay.delivery.copy_text import json_text, moment, plain
 from relay.delivery.row_search import RowFault
-from relay.delivery.table import TablePlan
+from relay.delivery.table import TablePlan, quoted
 from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
 
 _PARAMETER: Final = re.compile(r"%(?:(%)|\((\w+)\)s)")
@@ -87,7 +87,7 @@ def _insert(plan: TablePlan) -> str:
     """Compose the statement; every name is an identifier that the configuration has checked."""
     assert all(_IDENTIFIER.fullmatch(part) for part in plan.table.split("."))
     assert all(_IDENTIFIER.fullmatch(name) for name in plan.key)
-    table = ".".join(f'"{part}"' for part in plan.table.split("."))
+    table = quoted(plan.table)
     names = ", ".join(f'"{name}"' for name in plan.columns)
     statement = f"insert into {table} ({names}) values ({', '.join('?' * len(plan.columns))})"  # noqa: S608
     if plan.mode == "insert":

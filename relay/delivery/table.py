@@ -46,6 +46,11 @@ class TablePlan:
         return f"table {self.table!r} of resource {self.resource!r}" if self.table else f"resource {self.resource!r}"
 
 
+def quoted(table: str) -> str:
+    """Quote a name that the configuration has checked, since the worker writes to exactly this name and no folded one."""
+    return ".".join(f'"{part}"' for part in table.split("."))
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Seconds after which a database ends what takes too long; the last is at most the group's session timeout."""

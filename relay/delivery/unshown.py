@@ -295,16 +295,14 @@ def vanished(
     there, for whoever reads uncommitted. What was there before the last claim, its recovery has looked at.
     """
     found: list[Vanished] = []
-    was_committed = dict.fromkeys(stored_by, True)
+    was_committed = trace_of(scanner, reader, outputs, READ_MAX, stored_by)
     for view in views:
         seen = {(begin.instance, begin.n) for begin in view.evidence.unsealed()}
         for offset, begin in since_last_claim(view):
             key = begin.instance, begin.n
             if key in seen or view.evidence.is_ended(*key):
                 continue
-            if key not in was_committed:  # its begins in all partitions name the same outputs: they are read once
-                was_committed[key] = shows(scanner, reader, begin, outputs, READ_MAX)
-            if was_committed[key]:
+            if was_committed(begin):
                 found.append(Vanished(view.partition, offset, begin))
     found.sort(key=attrgetter("offset"))
     spans: dict[int, tuple[int, int]] = {}
@@ -315,6 +313,24 @@ def vanished(
             if one.partition == number:
                 one.take(offset, entry)
     return found
+
+
+def trace_of(
+    scanner: Reader, reader: Reader, outputs: Outputs, most: int, stored_by: Collection[tuple[bytes, int]]
+) -> Callable[[Begin], bool]:
+    """Return what tells whether a transaction has stored positions, or an output shows it (`shows`).
+
+    Outputs are read once for each transaction: its begins in all monitor partitions name the same ones.
+    """
+    known = dict.fromkeys(stored_by, True)
+
+    def left_one(begin: Begin) -> bool:
+        number = begin.instance, begin.n
+        if number not in known:
+            known[number] = shows(scanner, reader, begin, outputs, most)
+        return known[number]
+
+    return left_one
 
 
 def shows(scanner: Reader, reader: Reader, begin: Begin, outputs: Outputs, most: int) -> bool:

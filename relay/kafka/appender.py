@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relay.kafka.client_log import ClientLog
-from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end, kafka_error
+from relay.kafka.failures import DENIED_REMEDY, LET_GO, is_denied, is_end, kafka_error
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
 from relay.message.envelope import Headers
@@ -24,7 +24,6 @@ from relay.run import clock, schedule
 _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001
 _CLOSE_S: Final = 5.0
-_LET_GO: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
 
@@ -121,7 +120,7 @@ class Appender:
 
     def reason(self, failure: KafkaError, remedy: str = "") -> str:
         """Return why a record failed, and what helps; of what a client had when it ended, why that was."""
-        cause = self._end if self._end is not None and (is_end(failure) or failure.code() in _LET_GO) else failure
+        cause = self._end if self._end is not None and (is_end(failure) or failure.code() in LET_GO) else failure
         return f"{cause.str()}; {DENIED_REMEDY}" if is_denied(cause) else f"{cause.str()}{remedy}"
 
     def topic(self, name: str) -> TopicFacts:

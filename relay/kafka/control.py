@@ -8,9 +8,8 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end, kafka_error
+from relay.kafka.failures import is_denied, is_end, kafka_error, unavailable
 from relay.kafka.reading import PartitionReader
-from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 
 
@@ -83,10 +82,9 @@ class ControlTopic:
                 raise
             failures.insert(0, found)
         if wait and (left or failures):
-            said = f"{self._partition.topic} cannot be written: {failures[0].str() if failures else 'no acknowledgement'}"
-            if failures and is_denied(failures[0]):
-                raise ConfigError(f"{said}; {DENIED_REMEDY}")
-            raise Unreachable(said)
+            reason = failures[0] if failures else None
+            said = f"{self._partition.topic} cannot be written: {'no acknowledgement' if reason is None else reason.str()}"
+            raise unavailable(said, reason)
 
     def _append_again(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
         """Append with another producer where the one that there is has failed for good: nothing of this record was sent."""

@@ -11,6 +11,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from relay.message.errors import ConfigError, RelayError, Unreachable
+
 
 class Action(Enum):
     """What the caller must do after a failure."""
@@ -35,6 +37,9 @@ NO_RIGHT: Final = frozenset(
 
 _STOP: Final = NO_RIGHT | {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION, KafkaError.UNSUPPORTED_VERSION}
 """A person must change a right, a credential or the broker."""
+
+LET_GO: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""What the client says of records that it let go by itself: why, it says elsewhere."""
 
 DENIED_REMEDY: Final = "grant the right or use a role that has it"
 
@@ -135,3 +140,10 @@ def is_locked_out(error: KafkaError) -> bool:
 def is_denied(error: KafkaError) -> bool:
     """Does the broker refuse the right, the credential or the request itself?"""
     return error.code() in _STOP
+
+
+def unavailable(
+    said: str, error: KafkaError | None, remedy: str = "", *, denied: type[RelayError] = ConfigError
+) -> RelayError:
+    """Return what to raise: ``denied`` for want of a right, which comes by no waiting, else Unreachable with its remedy."""
+    return denied(f"{said}; {DENIED_REMEDY}") if error is not None and is_denied(error) else Unreachable(said + remedy)

@@ -9,15 +9,15 @@ from typing import Any, Final, Self
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import (
-    DENIED_REMEDY,
     LEADER_MOVES,
     MISSING,
     is_denied,
     is_of_group,
     kafka_error,
     sentence,
+    unavailable,
 )
-from relay.message.errors import ConfigError, RelayError, Stopped, Stuck, Unreachable
+from relay.message.errors import ConfigError, RelayError, Stopped, Stuck
 from relay.message.record import LogPartition
 from relay.run import clock as pausing
 
@@ -196,11 +196,7 @@ class PartitionReader:
 
     def _unread(self, what: str, failure: KafkaException, remedy: str = "") -> RelayError:
         """Return what to raise: a right that is missing comes by no waiting."""
-        said = f"{what} cannot be read: {sentence(failure)}"
-        reason = kafka_error(failure)
-        if reason is not None and is_denied(reason):
-            return self._denied(f"{said}; {DENIED_REMEDY}")
-        return Unreachable(said + remedy)
+        return unavailable(f"{what} cannot be read: {sentence(failure)}", kafka_error(failure), remedy, denied=self._denied)
 
 
 def unseen_because(consumer: Consumer, topic: str, failure: KafkaException, timeout_s: float) -> KafkaException | None:

@@ -21,9 +21,9 @@ from confluent_kafka import (
 )
 
 from relay.kafka import settings
-from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group
+from relay.kafka.failures import is_of_group, unavailable
 from relay.kafka.groups import denial
-from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.message.errors import RelayError, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
 
@@ -207,6 +207,4 @@ class _Reading:
 
 
 def _unread(what: str, error: KafkaError) -> RelayError:
-    """Return what to raise: a right that is missing comes by no waiting."""
-    said = f"{what} cannot be read: {error.str()}"
-    return ConfigError(f"{said}; {DENIED_REMEDY}") if is_denied(error) else Unreachable(said)
+    return unavailable(f"{what} cannot be read: {error.str()}", error)

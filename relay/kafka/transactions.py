@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from relay.kafka.callbacks import weakly
-from relay.kafka.failures import is_denied, is_refusal
+from relay.kafka.failures import LET_GO, is_denied, is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused, Stopped
 from relay.message.record import Appended, LogPartition
@@ -27,7 +27,7 @@ QUEUE_FULL_WAIT_S: Final = 0.05
 DEADLINE_MARGIN_S: Final = 0.5
 FLUSH_SLICE_S: Final = 0.1
 """A refused record shows at once, while what is queued behind it would be waited for until it times out."""
-_LET_GO: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE})
+_LET_GO: Final = LET_GO | {KafkaError._STATE}
 """What the client says of each record of a transaction that has failed, whatever that failed for."""
 
 

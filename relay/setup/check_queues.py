@@ -17,16 +17,14 @@ def check_queues(config: RelayConfig, findings: Findings) -> None:
     """Ask every store; what does not answer is a finding, not an error. Nothing is created."""
     if not config.queues:
         return
-    follower = follow(config)
     try:
         require_topics(config, config.control_topic)
     except ConfigError:
-        follower.close()
         return  # before the first migration: the topic is missing, which is a fault of its own
     except Unreachable as error:
-        follower.close()
         findings.unreachable.append(f"queues: {error}")
         return
+    follower = follow(config)
     try:
         desired = follower.now()
     except ConfigError as denied:

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from relay.config.model import ResourceConfig, TableDestination
+from relay.delivery.table import quoted
 from relay.message.errors import Unreachable
 from relay.resources.postgresql import remedy
 from relay.setup.check_topics import Findings
@@ -221,7 +222,7 @@ def away(name: str, url: str, error: psycopg.Error) -> Unreachable:
 
 
 def _postgres_table(connection: psycopg.Connection, table: str) -> TableFacts | None:
-    found = connection.execute("select to_regclass(%s)::oid", [_quoted(table)]).fetchone()
+    found = connection.execute("select to_regclass(%s)::oid", [quoted(table)]).fetchone()
     if found is None or found[0] is None:
         return None
     oid = found[0]
@@ -230,11 +231,6 @@ def _postgres_table(connection: psycopg.Connection, table: str) -> TableFacts | 
     elsewhere = connection.execute(_ELSEWHERE, {"oid": oid}).fetchall()
     unlogged, foreign = (tuple(name for name, far in elsewhere if far is kind) for kind in (False, True))
     return TableFacts(columns, unique, unlogged, foreign)
-
-
-def _quoted(table: str) -> str:
-    """Quote a validated name, since the worker writes to exactly this name and no folded one."""
-    return ".".join(f'"{part}"' for part in table.split("."))
 
 
 def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
