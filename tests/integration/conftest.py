@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,12 +18,11 @@ from relay.chaos.frame_proxy import FrameProxy
 from relay.config.loading import load
 from relay.local.kafka import BrokerSettings, KafkaCluster
 from relay.local.ports import free_ports
-from relay.local.services import LocalServices
-from relay.message.errors import ConfigError, Unreachable
 from relay.setup.migrate import migrate
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
 from tests.integration.handler_site import Books, Table
 from tests.integration.table_site import Database
+from tests.own_services import own_brokers
 
 MARKER_DEADLINE_S = 20.0
 
@@ -67,22 +63,12 @@ class Proxied:
 @pytest.fixture(scope="session")
 def proxied() -> Iterator[Proxied]:
     """One broker of its own that advertises the proxy's address."""
-    directory = Path(tempfile.mkdtemp(prefix="relay-proxied-"))
     (port,) = free_ports(1)
     proxy = FrameProxy(f"127.0.0.1:{port}")
     try:
-        try:
-            LocalServices.up(directory, kafka_port=port, advertise=proxy.address, postgres=False)
-        except (ConfigError, Unreachable) as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no local broker: {error}")
-        yield Proxied(proxy.address, proxy)
+        with own_brokers("proxied", kafka_port=port, advertise=proxy.address):
+            yield Proxied(proxy.address, proxy)
     finally:
-        started = LocalServices.find(directory)
-        if started is not None:
-            started.down()
-        shutil.rmtree(directory, ignore_errors=True)
         proxy.close()
 
 
@@ -119,23 +105,11 @@ def shop(postgres: str) -> str:
 @pytest.fixture
 def three_brokers() -> Iterator[KafkaCluster]:
     """A cluster of its own: a test may kill its brokers."""
-    directory = Path(tempfile.mkdtemp(prefix="relay-away-"))
     heap = BrokerSettings(heap="256m")
-    try:
-        try:
-            LocalServices.up(directory, brokers=3, postgres=False, settings=heap)
-        except (ConfigError, Unreachable) as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no local brokers: {error}")
-        found = KafkaCluster.find(directory / "kafka", heap)
+    with own_brokers("away", brokers=3, settings=heap) as local:
+        found = KafkaCluster.find(local.directory / "kafka", heap)
         assert found is not None
         yield found
-    finally:
-        started = LocalServices.find(directory)
-        if started is not None:
-            started.down()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

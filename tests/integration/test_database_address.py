@@ -99,17 +99,22 @@ def test_a_pooler_that_keeps_a_session_for_each_client_does(postgres: str, datab
     assert database.execute("select (select count(*) from ledger), (select count(*) from refunds)").fetchone() == (10, 10)
 
 
+def checked(url: str, directory: Path) -> Findings:
+    file = directory / "relay.toml"
+    file.write_text(
+        '[relay]\nname = "shop"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
+        f'[resources.shop]\nurl = "{url}"\n'
+    )
+    findings = Findings()
+    check_resources(load(file), findings)
+    return findings
+
+
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_check_names_it(postgres: str, tmp_path: Path, shared: bool) -> None:
     with Pooler(postgres, shared=shared) as pooler:
-        file = tmp_path / "relay.toml"
-        file.write_text(
-            '[relay]\nname = "shop"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
-            f'[resources.shop]\nurl = "{pooler.url}"\n'
-        )
-        findings = Findings()
-        check_resources(load(file), findings)
+        findings = checked(pooler.url, tmp_path)
         assert findings.unreachable == []
         assert [fault.key for fault in findings.faults] == (["resources.shop"] if shared else [])
         assert all(SHARED in fault.problem and "pool_mode = session" in fault.remedy for fault in findings.faults)
@@ -117,11 +122,5 @@ def test_a_check_names_it(postgres: str, tmp_path: Path, shared: bool) -> None:
 
 @pytest.mark.usefixtures("database")
 def test_a_check_names_a_database_that_only_reads(postgres: str, tmp_path: Path) -> None:
-    file = tmp_path / "relay.toml"
-    file.write_text(
-        '[relay]\nname = "shop"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
-        f'[resources.shop]\nurl = "{postgres}?options=-cdefault_transaction_read_only%3Don"\n'
-    )
-    findings = Findings()
-    check_resources(load(file), findings)
+    findings = checked(f"{postgres}?options=-cdefault_transaction_read_only%3Don", tmp_path)
     assert [(fault.key, fault.value) for fault in findings.faults] == [("resources.shop", "default_transaction_read_only = on")]

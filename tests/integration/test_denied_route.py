@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,9 +20,8 @@ from confluent_kafka.admin import (
 )
 
 from relay.local.kafka import BrokerSettings
-from relay.local.services import LocalServices
-from relay.message.errors import ConfigError, Unreachable
 from relay.run.restarts import ExitCode
+from tests.own_services import own_brokers
 from tests.routes import Route, ce, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
@@ -40,20 +36,8 @@ TOPICS = ("log", "out", "log-beside", "out-beside")
 @pytest.fixture
 def kafka() -> Iterator[str]:
     """A broker that can deny rights."""
-    directory = Path(tempfile.mkdtemp(prefix="relay-denied-"))
-    try:
-        try:
-            local = LocalServices.up(directory, postgres=False, settings=BrokerSettings("256m", properties=RIGHTS))
-        except (ConfigError, Unreachable) as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no local broker: {error}")
+    with own_brokers("denied", settings=BrokerSettings("256m", properties=RIGHTS)) as local:
         yield local.kafka
-    finally:
-        started = LocalServices.find(directory)
-        if started is not None:
-            started.down()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def rule(admin: AdminClient, topic: str, operation: AclOperation, permission: AclPermissionType) -> None:

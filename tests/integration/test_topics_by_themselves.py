@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +10,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay import Capture
 from relay.local.kafka import BrokerSettings
-from relay.local.services import LocalServices
-from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.message.errors import CaptureError, ConfigError
 from relay.resources import open_resource
+from tests.own_services import own_brokers
 from tests.routes import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
@@ -24,21 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 @pytest.fixture
 def kafka() -> Iterator[str]:
     """A broker that creates what somebody asks for."""
-    directory = Path(tempfile.mkdtemp(prefix="relay-creating-"))
     settings = BrokerSettings("256m", properties={"auto.create.topics.enable": "true"})
-    try:
-        try:
-            local = LocalServices.up(directory, postgres=False, settings=settings)
-        except (ConfigError, Unreachable) as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no local broker: {error}")
+    with own_brokers("creating", settings=settings) as local:
         yield local.kafka
-    finally:
-        started = LocalServices.find(directory)
-        if started is not None:
-            started.down()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_a_capture_does_not_bring_a_deleted_topic_back(kafka: str, tmp_path: Path) -> None:
