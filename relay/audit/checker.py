@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from relay.audit.ledger import Ledger, Place
 from relay.audit.letters import SecondOutcomes
+from relay.audit.memory import Memory
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 
@@ -51,6 +52,7 @@ class Findings:
     skipped: int = 0
     repeats: int = 0
     told: int = 0
+    forgotten: int = 0
     is_recorded_only: bool = False
     """Could the effects not be looked at, so that only what was recorded of them is counted?"""
     offenders: list[Offender] = field(default_factory=list)
@@ -144,7 +146,7 @@ class Checker:
     def __init__(self, ledger: Ledger, *, ordered: bool, apart: Iterable[bytes] = ()) -> None:
         self.findings = Findings()
         self.unknown: dict[bytes, tuple[Place | str, int]] = {}
-        """Effects of no captured message: the first one's place and their number, by digest or match."""
+        """Effects of no captured message: the last one's place and their number, by digest or match."""
         self._ledger = ledger
         self._ordered = ordered
         self._apart = {row for digest in apart if (row := ledger.index.get(digest)) is not None}
@@ -259,7 +261,22 @@ class Checker:
     def stranger(self, key: bytes, where: Place | str) -> None:
         """Take an effect of no captured message; what it is, is concluded at the end."""
         found = self.unknown.get(key)
-        self.unknown[key] = (where, 1) if found is None else (found[0], found[1] + 1)
+        self.unknown[key] = (where, 1 if found is None else found[1] + 1)
+
+    def strangers_of(self, memory: Memory) -> set[bytes]:
+        """Return the effects of no captured message that may be older than what log and monitor remember."""
+        places = ((key, where) for key, (where, _count) in self.unknown.items())
+        return {
+            key for key, where in places
+            if (memory.may_lack(*where) if isinstance(where, Place) else not memory.is_whole)
+        }  # fmt: skip
+
+    def expire(self, count: int) -> None:
+        """Take so many effects of no captured message, at most, for those of messages that have left the log."""
+        refused = self._ledger.refused
+        for key in [key for key in self.unknown if key not in refused][:max(count, 0)]:
+            del self.unknown[key]
+            self.findings.expired += 1
 
     def met(self, digests: Iterable[bytes]) -> set[bytes]:
         """Return which of the messages have an effect so far, or may be given one of those that share a name with them."""
@@ -277,8 +294,13 @@ class Checker:
         rows = enumerate(zip(self._ledger.index, self._times, strict=True))
         return (digest for row, (digest, times) in rows if not times or row in alike)
 
-    def conclude(self, state: State, expired: Collection[bytes] = ()) -> Findings:
-        """Judge what has no effect and what has no message. ``expired``: unknown effects older than the log."""
+    def conclude(
+        self, state: State, expired: Collection[bytes] = (), forgotten: Collection[bytes] = ()
+    ) -> Findings:
+        """Judge what has no effect and what has no message.
+
+        ``expired`` are unknown effects older than the log, ``forgotten`` those that may be older than the monitor as well.
+        """
         findings, ledger = self.findings, self._ledger
         self._allot(state)
         findings.captured = len(ledger)
@@ -295,7 +317,7 @@ class Checker:
             elif digest in state.second.redriving:
                 findings.blame("unseen", ledger.place(row), REDRIVING)
         for key, (where, count) in self.unknown.items():
-            self._judge_unknown(key, where, count, expired)
+            self._judge_unknown(key, where, count, expired, forgotten)
         for partition, offset in ledger.undecided.values():
             findings.blame("in_doubt", ledger.place_of(partition, offset), "its capture is undecided")
         for name, low in state.lows.items():
@@ -364,7 +386,9 @@ class Checker:
             verdict = "unseen", "not delivered yet"
         return verdict
 
-    def _judge_unknown(self, key: bytes, where: Place | str, count: int, expired: Collection[bytes]) -> None:
+    def _judge_unknown(
+        self, key: bytes, where: Place | str, count: int, expired: Collection[bytes], forgotten: Collection[bytes]
+    ) -> None:
         refused = self._ledger.refused.get(key, key)
         if refused in self._ledger.undecided:
             return  # counted in doubt
@@ -375,6 +399,8 @@ class Checker:
             self.findings.expired += 1
             if count > 1:
                 self.findings.blame("duplicates", where, EXPIRED_TWICE, count - 1)
+        elif key in forgotten:
+            self.findings.forgotten += count
         else:
             self.findings.blame("phantoms", where, "no captured message has this identity", count)
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, NOT_DELIVERED, Begin, Entry, InputRange, Page, Proof, Seal, SettleSeal
+
+UNKNOWN_AGE: Final = 1 << 62
+"""A time that no record has, for what has no time that a broker gave."""
 
 
 class Proven(NamedTuple):
@@ -62,9 +65,11 @@ class Evidence:
         self._sealed: dict[bytes, int] = {}
         self._settled: set[tuple[bytes, int]] = set()
         self._last: dict[tuple[int, str], Begin] = {}
+        self._oldest: dict[int, int] = {}
 
     def take(self, monitor_partition: int, entry: Entry, at: int = -1) -> None:
         """Take the next entry of a monitor partition, which the broker appended ``at`` milliseconds, -1 if unknown."""
+        self._oldest.setdefault(monitor_partition, at if at >= 0 else UNKNOWN_AGE)
         if isinstance(entry, Page):
             self._pages.append(
                 _Rows(
@@ -85,7 +90,7 @@ class Evidence:
     def copy(self) -> Evidence:
         """Return the same evidence, to take further entries."""
         made = Evidence()
-        made._pages, made._last = list(self._pages), dict(self._last)
+        made._pages, made._last, made._oldest = list(self._pages), dict(self._last), dict(self._oldest)
         made._begun, made._sealed, made._settled = dict(self._begun), dict(self._sealed), set(self._settled)
         return made
 
@@ -98,6 +103,18 @@ class Evidence:
     def partitions(self) -> set[LogPartition]:
         """The log partitions of which something was entered."""
         return {page.partition for page in self._pages}
+
+    def oldest(self, monitor_partition: int) -> int:
+        """Return when the broker took the first record that is left of a monitor partition; UNKNOWN_AGE if nothing tells."""
+        return self._oldest.get(monitor_partition, UNKNOWN_AGE)
+
+    def first_since(self, at: int) -> dict[bytes, int]:
+        """Return the first transaction of each instance whose entries the broker took at this time or later."""
+        found: dict[bytes, int] = {}
+        for page in self._pages:
+            if page.at >= at:
+                found[page.instance] = min(page.n, found.get(page.instance, page.n))
+        return found
 
     def proven(self, wanted: Collection[bytes] | None = None) -> Iterator[Proven]:
         """Yield the deciding entry of each digest (of those wanted, if given) that shows an outcome."""

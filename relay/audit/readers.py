@@ -11,6 +11,7 @@ import orjson
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
 from relay.audit.letters import Letters
+from relay.audit.memory import Memory
 from relay.audit.stored_ids import AsStored
 from relay.capture.outcomes import is_marker
 from relay.config.model import RouteConfig, TableDestination
@@ -133,15 +134,20 @@ def names(batches: Batches, match: Match) -> Iterator[bytes]:
 
 
 def outputs(
-    batches: Batches, partitions: Sequence[LogPartition], identify: Identity, foreign: set[bytes]
+    batches: Batches, partitions: Sequence[LogPartition], identify: Identity, foreign: set[bytes], memory: Memory
 ) -> Iterator[tuple[int, int, bytes, int]]:
-    """Yield the effects of an output topic; records of another route's producer instances are left out."""
+    """Yield the effects of an output topic, and show ``memory`` how old they are.
+
+    Records of another route's producer instances are left out.
+    """
     strangers = {instance.hex().encode() for instance in foreign}
     for records in batches:
         for place, offset, message in records:
             headers = _headers(message)
             if strangers and headers.get(OUT_INSTANCE) in strangers:
                 continue
+            if not memory.knows(partitions[place]):
+                memory.take(partitions[place], offset, headers)
             key, value = message.key(), message.value()
             where = b"%s/%d/%d" % (partitions[place].topic.encode(), partitions[place].partition, offset)
             yield (

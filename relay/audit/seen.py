@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
+from relay.audit.memory import Memory
 from relay.kafka.scan import Range
 from relay.message.record import LogPartition
 
@@ -26,3 +27,4 @@ class Seen:
     begins: dict[LogPartition, int] = field(default_factory=dict)
     lows: dict[LogPartition, int] = field(default_factory=dict)
     later: Evidence = field(default_factory=Evidence)
+    memory: Memory = field(default_factory=Memory)

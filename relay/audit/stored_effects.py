@@ -50,23 +50,33 @@ class StoredEffects:
             if nameless or ledger.nameless:
                 self._nameless(checker, ledger, seen, to, nameless)
             self._leave_to_others(checker, ledger, seen, to)
+            if "ce:source" not in to.columns.values():
+                # The monitor has other names for them, but as many as it has of messages that have left the log.
+                checker.expire(self._older(checker, ledger, seen) - checker.findings.expired)
         self._order(checker, ledger, seen.evidence)
 
     def _nameless(
         self, checker: Checker, ledger: Ledger, seen: Seen, to: TableDestination, rows: int
     ) -> None:
         """Hold the rows without an id against what is known of messages without one, in the log and older than it."""
-        older = sum(
+        others = neighbours(self._config, self._route)
+        delivered, older = self._delivered(seen), self._older(checker, ledger, seen)
+        excused = bool(others) or not seen.memory.is_whole
+        beyond = checker.nameless(rows, delivered, to.table, older=older, others=excused)
+        if beyond and others:
+            names = ", ".join(route.name for route in others)
+            self._notes.append(f"{beyond} rows of {to.table} without an id may be those of {names}")
+        elif excused:
+            checker.findings.forgotten += beyond
+
+    @staticmethod
+    def _older(checker: Checker, ledger: Ledger, seen: Seen) -> int:
+        """Return how many messages that have left the log the monitor says were delivered, and no row is known to be of."""
+        return sum(
             entry.outcome == DELIVERED and entry.digest not in ledger.index and entry.digest not in checker.unknown
             and 0 <= entry.offset < seen.lows.get(entry.partition, 0)
             for entry in seen.later.proven()
         )  # fmt: skip
-        others = neighbours(self._config, self._route)
-        delivered = self._delivered(seen)
-        beyond = checker.nameless(rows, delivered, to.table, older=older, others=bool(others))
-        if beyond and others:
-            names = ", ".join(route.name for route in others)
-            self._notes.append(f"{beyond} rows of {to.table} without an id may be those of {names}")
 
     def _leave_to_others(self, checker: Checker, ledger: Ledger, seen: Seen, to: TableDestination) -> None:
         """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""

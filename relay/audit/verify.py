@@ -16,6 +16,7 @@ from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
 from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
+from relay.audit.memory import Memory, is_whole, recent, said
 from relay.audit.neighbours import foreign, former
 from relay.audit.route_topics import names_of, needed, ranges_of, ranges_since
 from relay.audit.seen import Seen, Watch
@@ -36,7 +37,7 @@ Refused = Callable[[str, RelayError], None]
 COUNTS: Final = (
     "captured", "delivered", "lost", "duplicates", "reordered", "phantoms", "aborted", "in_doubt", "dead_letters",
 )  # fmt: skip
-MORE_COUNTS: Final = ("conflicts", "unseen", "altered", "expired", "skipped", "repeats", "told")
+MORE_COUNTS: Final = ("conflicts", "unseen", "altered", "expired", "skipped", "repeats", "told", "forgotten")
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ class _RouteAudit:
             seen = self._before(evidence, stores)
             ledger, lows = self._log(stores)
             seen.begins, seen.lows, seen.later = begins, lows, self._since(evidence)
+            seen.memory = self._memory(seen)
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
             letters = seen.deaths.letters
             checker = Checker(ledger, ordered=route.order != "none", apart=letters.standing | letters.redriven)
@@ -171,7 +173,8 @@ class _RouteAudit:
                 identify = self._identity()
                 batches = self._scan.read(seen.outputs, self._progress(f"output {to.topic}", seen.outputs))
                 checker.outputs(
-                    list(seen.outputs), readers.outputs(batches, list(seen.outputs), identify, seen.foreign)
+                    list(seen.outputs),
+                    readers.outputs(batches, list(seen.outputs), identify, seen.foreign, seen.memory),
                 )
                 where = f"topic {to.topic}"
             elif isinstance(to, QueueDestination):
@@ -207,6 +210,13 @@ class _RouteAudit:
         monitor = self._facts[self._config.monitor_topic(self._route.name)]
         ranges = ranges_since(self._topics, monitor, self._monitored)
         return readers.monitor(self._scan.read(ranges), evidence)[0]
+
+    def _memory(self, seen: Seen) -> Memory:
+        """Return how far back log and monitor remember; what has left a queue is counted by what is recorded."""
+        if isinstance(self._route.to, QueueDestination) or is_whole(seen.lows, self._first, self._monitored):
+            return Memory()
+        span_ms = int(1000 * self._config.timing.transaction_timeout)
+        return Memory(recent(seen.evidence, self._monitored, span_ms))
 
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> Seen:
         """Read the positions first, then the ends of what they promise: dead letters and outputs."""
@@ -271,12 +281,15 @@ class _RouteAudit:
         entered = list(seen.evidence.proven(missing)) if missing else []
         outcomes = {entry.digest: entry.outcome for entry in entered}
         expired: set[bytes] = set()
+        entered_otherwise: set[bytes] = set()
         for entry in seen.later.proven(wanted) if wanted else ():
             if entry.digest in missing:
                 # Of what was entered meanwhile only this needs no trace in what was read before.
                 outcomes |= {entry.digest: SKIPPED} if entry.outcome == SKIPPED else {}
             elif entry.outcome == DELIVERED and 0 <= entry.offset < lows.get(entry.partition, entry.offset + 1):
                 expired.add(entry.digest)  # also of a topic that the route does not read any more
+            else:
+                entered_otherwise.add(entry.digest)
         expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
@@ -292,7 +305,8 @@ class _RouteAudit:
                 letters.deaths_of(checker.met(letters.standing)), lambda deaths: self._since(seen.evidence).proven(deaths)
             ),
         )
-        findings = checker.conclude(state, expired)
+        forgotten = checker.strangers_of(seen.memory) - entered_otherwise
+        findings = checker.conclude(state, expired, forgotten)
         self._note_forgotten(findings, lows, seen)
         return findings
 
@@ -303,18 +317,12 @@ class _RouteAudit:
 
     def _note_forgotten(self, findings: Findings, lows: Mapping[LogPartition, int], seen: Seen) -> None:
         """Say which offences may be no more than what retention took from one side and left on the other."""
-        to = self._route.to
+        self._notes += said(findings.forgotten, lows, self._monitored)
         begins = [str(Place(*name, low)) for name, low in lows.items() if low]
-        if findings.phantoms and begins and isinstance(to, TableDestination):
+        if findings.phantoms and begins:
             self._notes.append(
-                f"the log begins at {begins[0]}: rows of {to.table} that are older, and that the monitor cannot tell "
-                "(it forgets, and a row without its ce:source has no name there), count as phantoms"
-            )
-        forgets = [str(Place(*name, low)) for name, (low, _high) in self._monitored.items() if low]
-        if findings.phantoms and begins and forgets and isinstance(to, TopicDestination):
-            self._notes.append(
-                f"the log begins at {begins[0]} and the monitor at {forgets[0]}: outputs that are older than both count as phantoms, "
-                "since nothing tells of them any more; keep the destination no longer than the monitor (timing.monitor_retention)"
+                f"the log begins at {begins[0]}: of a monitor that was deleted and made again since then, all that is older counts "
+                "as phantoms"
             )
         begins = [str(Place(*name, low)) for name, (low, _high) in seen.outputs.items() if low]
         if findings.lost and begins:

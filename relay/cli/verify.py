@@ -35,6 +35,8 @@ MEANINGS: Final = {
     "repeats": "records beyond a message's first in the log",
     "expired": "effects older than the log, or of a former topic or route",
     "skipped": "messages skipped by an operator",
+    "told": "messages of which a person said that they were delivered",
+    "forgotten": "effects that may be older than what log and monitor remember",
 }
 """What each count means, in the order shown; those after the first nine only when there are any."""
 

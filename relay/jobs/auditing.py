@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.audit import readers, tables
+from relay.audit import memory, readers, tables
 from relay.audit.checker import DEAD_AND_DELIVERED, EXAMPLES_MAX, EXPIRED_TWICE, REDRIVING, Findings, Offender
 from relay.audit.ledger import Place
 from relay.audit.neighbours import former_monitors, neighbours
@@ -87,6 +87,7 @@ class RouteAudit:
         self._monitors = Monitors(sources.topics, self._read, self._notes)
         self._records = 0
         self._outputs: list[LogPartition] = []
+        self._output_ranges: dict[LogPartition, Range] = {}
         self._partitions: list[LogPartition] = []
         self._first: dict[LogPartition, int] = {}
         self._facts = sources.topics.describe(names_of(self._config, self._route), settings=False)
@@ -131,7 +132,7 @@ class RouteAudit:
             self._step("meeting of log and destination")
             standing = judging.Standing(
                 self._partitions, standing.positions, lows, monitor.evidence.open_ranges(),
-                self._said_delivered(resolutions, lows),
+                self._said_delivered(resolutions, lows), self._remembered(met, monitor, lows), self._outputs,
             )  # fmt: skip
             second = self._deaths.second(met)
             entered = self._entered(met, monitor)
@@ -141,6 +142,7 @@ class RouteAudit:
                 judged = self._kept(judging.sharing(judged), stack)
             late = self._late(met, monitor, to)
             findings, windows = self._conclude(met, judged, late, window_s)
+            self._notes += memory.said(findings.forgotten, lows, monitor.ranges)
             self._blame_left(findings, begins, standing.positions, monitor)
             offences = self._named(findings)
         findings.notes += self._notes
@@ -181,7 +183,7 @@ class RouteAudit:
         self._look_again()
         outputs = ranges_of(self._sources.topics, needed(self._facts, self._route, to.topic, "the destination"))
         dead = self._deaths.sides()
-        self._outputs = list(outputs)
+        self._outputs, self._output_ranges = list(outputs), outputs
         effects = facts.output_effects(
             self._read(outputs), self._outputs, self._rules, self._foreign(monitor, to)
         )
@@ -288,6 +290,19 @@ class RouteAudit:
             names = ", ".join(other.name for other in others)
             self._notes.append(f"{named.where('not former').count()} rows of {to.table} are those of {names}")
         return named
+
+    def _remembered(
+        self, met: DataFrame, monitor: Monitor, lows: Mapping[LogPartition, int]
+    ) -> dict[LogPartition, int] | None:
+        """Return from where on each output partition is younger than what log and monitor have lost; None if one is whole."""
+        if memory.is_whole(lows, self._first, monitor.ranges) or judging.strangers(met).isEmpty():
+            return None
+        if not self._outputs:
+            return {}
+        self._step("how far back log and monitor remember")
+        recent = self._monitors.recent(monitor, int(1000 * self._config.timing.transaction_timeout))
+        marks = facts.transaction_marks(self._read(self._output_ranges), self._outputs)
+        return judging.first_recent(marks, recent, self._outputs)
 
     def _conclude(
         self,

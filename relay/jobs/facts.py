@@ -20,6 +20,7 @@ from relay.message.envelope import (
     ID,
     OUT_DIGEST,
     OUT_INSTANCE,
+    OUT_N,
     OUTCOME_TYPE,
     REDRIVEN,
     RESOURCE,
@@ -54,6 +55,8 @@ PAGE_ROWS: Final = (
     "digest binary, replay short, entry_order long, outcome short, log_topic string, log_partition int, log_offset long,"
     " destination long, transaction string, at long, home int"
 )
+
+PAGE_MARKS: Final = "instance string, n long, at long"
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,23 @@ def output_effects(
     return chosen.mapInArrow(_effects_of(rules, tuple(partitions)), EFFECTS)
 
 
+def transaction_marks(records: DataFrame, partitions: Sequence[LogPartition]) -> DataFrame:
+    """Return (pos, instance in hex, n) of each record of an output topic that names its transaction."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    header = _headers()
+    instance, number = header[OUT_INSTANCE].cast("string"), header[OUT_N].cast("string")
+    marks = records.select(place(partitions).alias("pos"), instance.alias("instance"), number.alias("number"))
+    named = marks.where(sql.col("number").rlike("^[0-9]{1,18}$"))
+    return named.select("pos", "instance", sql.col("number").cast("long").alias("n"))
+
+
+def page_marks(records: DataFrame) -> DataFrame:
+    """Return (instance in hex, n, at) of the pages that a delivery transaction wrote itself, ``at`` by the broker, else -1."""
+    pages = records.where("substring(key, 1, 1) = X'65' and value is not null")
+    return pages.select("key", "value", by_broker().alias("at")).mapInArrow(_marks_of, PAGE_MARKS)
+
+
 def dead_letters(records: DataFrame, route: str) -> DataFrame:
     """Return the digests of a route's dead letters, each once, and whether a redrive took them back (``redriven``).
 
@@ -156,11 +176,8 @@ def page_rows(
 
     ``at`` is when the broker took a page that its own delivery transaction wrote, in milliseconds, else -1.
     """
-    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
-
     pages = records.where("substring(key, 1, 1) = X'65' and value is not null")
-    by_broker = sql.when(sql.col("timestampType") == _BROKERS_TIME, sql.unix_millis("timestamp")).otherwise(sql.lit(-1))
-    return pages.select(place(partitions).alias("pos"), "key", "value", "partition", by_broker.alias("at")).mapInArrow(
+    return pages.select(place(partitions).alias("pos"), "key", "value", "partition", by_broker().alias("at")).mapInArrow(
         _rows_of(ends, wanted), PAGE_ROWS
     )
 
@@ -189,6 +206,13 @@ class Ends:
         if (page.instance, page.n) in self.settled:
             return False
         return page.n <= self.sealed.get(page.instance, -1) or page.n < self.begun.get(page.instance, -1)
+
+
+def by_broker() -> Column:
+    """When the broker took a record, in milliseconds; -1 where its writer gave the time."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    return sql.when(sql.col("timestampType") == _BROKERS_TIME, sql.unix_millis("timestamp")).otherwise(sql.lit(-1))
 
 
 def _headers() -> Column:
@@ -349,6 +373,22 @@ def _rows_of(
                         yield _arrow_rows(pos, entries.select(page, chosen), chosen, home, at)
 
     return rows
+
+
+def _marks_of(batches: Batches) -> Iterator[pyarrow.RecordBatch]:
+    import pyarrow  # noqa: PLC0415 - on the executor
+
+    for batch in batches:
+        marks: list[dict[str, str | int]] = []
+        for key, value, at in zip(*(batch.column(name).to_pylist() for name in ("key", "value", "at")), strict=True):
+            try:
+                page = entries.decode(key, value)
+            except UnknownRecord:
+                continue  # counted on the driver
+            if isinstance(page, entries.Page) and page.recovery is None:
+                marks.append({"instance": page.instance.hex(), "n": page.n, "at": at})
+        schema = pyarrow.schema([("instance", pyarrow.string()), ("n", pyarrow.int64()), ("at", pyarrow.int64())])
+        yield pyarrow.RecordBatch.from_pylist(marks, schema)
 
 
 def _digests(page: entries.Page) -> list[bytes]:

@@ -43,7 +43,7 @@ _ENTRY: Final = {
 """An entry's columns, by which the deciding one is the greatest; ``home`` is the monitor partition that it lies in."""
 COUNTED: Final = (
     "captured", "delivered", "lost", "duplicates", "reordered", "phantoms", "aborted", "in_doubt", "dead_letters",
-    "conflicts", "unseen", "altered", "expired", "skipped", "repeats", "told",
+    "conflicts", "unseen", "altered", "expired", "skipped", "repeats", "told", "forgotten",
 )  # fmt: skip
 
 
@@ -56,6 +56,9 @@ class Standing:
     lows: Mapping[LogPartition, int]
     open_ranges: Sequence[InputRange] = field(default_factory=list)
     told: Sequence[InputRange] = field(default_factory=list)
+    remembered: Mapping[LogPartition, int] | None = None
+    """From which offset on an output partition is younger than what log and monitor have lost; None: all is."""
+    outputs: Sequence[LogPartition] = ()
 
 
 def sided(facts: DataFrame, side: int | Column) -> DataFrame:
@@ -196,6 +199,7 @@ def judge(
         .when(sql.col("aborted").isNotNull(), "phantom_aborted")
         .when(~sql.col("former"), "of_others")
         .when(_is_expired(standing.lows) | sql.coalesce("former", sql.lit(False)), "expired")
+        .when(sql.col("entry").isNull() & _is_forgotten(standing), "forgotten")
         .otherwise("phantom")
     )
     verdict = (
@@ -205,6 +209,17 @@ def judge(
         .otherwise("none")
     )
     return known.withColumn("verdict", verdict)
+
+
+def first_recent(
+    marks: DataFrame, recent: DataFrame, outputs: Sequence[LogPartition]
+) -> dict[LogPartition, int]:
+    """Return the offset of the first record in each output partition whose transaction is a recent one."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    young = marks.join(sql.broadcast(recent), "instance").where("n >= first")
+    first = young.groupBy(sql.shiftright("pos", PLACE_SHIFT).alias("number")).agg(sql.min("pos").alias("pos"))
+    return {outputs[row.number]: row.pos & OFFSETS for row in first.collect()}
 
 
 def sharing(judged: DataFrame) -> DataFrame:
@@ -291,6 +306,7 @@ def counts(judged: DataFrame, window: Column) -> DataFrame:
         "skipped": sql.count_if(verdict == "skipped"),
         "repeats": sql.sum(sql.when(log, sql.col("records") - 1).otherwise(0)),
         "told": sql.count_if(verdict == "told"),
+        "forgotten": sql.sum(sql.when(verdict == "forgotten", effects).otherwise(0)),
         "scattered": sql.count_if("scattered"),
         "differs": sql.count_if("differs"),
         "delays": sql.percentile_approx(delay, [0.5, 0.99], 200),
@@ -319,6 +335,19 @@ def _lies_in(
         if index is not None:
             inside |= (number == index) & (offset >= one.first) & (offset < one.next)
     return inside
+
+
+def _is_forgotten(standing: Standing) -> Column:
+    """Whether an effect may be older than what log and monitor remember; that of a table, which has no place, may."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    if standing.remembered is None:
+        return sql.lit(False)
+    if not standing.outputs:
+        return sql.lit(True)
+    number, offset = sql.shiftright("last_effect", PLACE_SHIFT), sql.col("last_effect").bitwiseAND(OFFSETS)
+    since = {place: standing.remembered.get(place, OFFSETS) for place in standing.outputs}
+    return offset < _by_partition(number, standing.outputs, since)
 
 
 def _is_expired(lows: Mapping[LogPartition, int]) -> Column:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from relay.audit.evidence import Evidence, Proven
+from relay.audit.evidence import UNKNOWN_AGE, Evidence, Proven
 from relay.audit.route_topics import ranges_of
 from relay.jobs import facts, judging
 from relay.jobs.facts import Ends
@@ -108,6 +108,19 @@ class Monitors:
                 name = (row.partition, f"{begin.instance.hex()}/{begin.n}")
                 found |= {name: begin} if name in wanted else {}
         return found
+
+    def recent(self, monitor: Monitor, span_ms: int) -> DataFrame:
+        """Return (instance in hex, first): each instance's first transaction that is younger than all that the monitor has lost."""
+        from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+        records = self._read(monitor.ranges)
+        trimmed = [place.partition for place, (low, _high) in monitor.ranges.items() if low]
+        at = sql.min_by(facts.by_broker(), "offset").alias("at")
+        oldest = {row.partition: row["at"] for row in records.groupBy("partition").agg(at).collect()}
+        ages = [oldest.get(number, -1) for number in trimmed]
+        since = max(ages) if min(ages, default=0) >= 0 else UNKNOWN_AGE
+        young = facts.page_marks(records).where(sql.col("at") >= since + 2 * span_ms)
+        return young.groupBy("instance").agg(sql.min("n").alias("first"))
 
     def entered(self, monitor: Monitor) -> set[LogPartition]:
         """Return the log partitions of which the monitor's pages tell anything that counts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,53 @@ def test_a_second_effect_is_a_duplicate_although_its_message_has_left_the_log(
     route = agree(site)
 
     assert (route["captured"], route["expired"], route["duplicates"], route["phantoms"]) == (1, 2, 1, 0)
+
+
+SHORT = '[timing]\ntransaction_timeout = "2s"\nsocket_timeout = "1.9s"\nresend_after = "1.5s"\n'
+"""So that what is older than a transaction was a few seconds ago."""
+
+
+def test_outputs_from_before_anything_that_log_and_monitor_remember_are_no_phantoms(
+    make_site: Callable[..., Site], kafka_admin: AdminClient
+) -> None:
+    site = make_site(TOPIC_ROUTE, SHORT)
+    instance = os.urandom(16)
+    for number in range(4):
+        site.write(site.log, number)
+    for n in (1, 2):
+        site.record(replace(page_of(site, [n - 1], instance), n=n))
+    time.sleep(4.5)
+    site.record(replace(page_of(site, [2, 3], instance), n=3), Seal("w", instance, 3))
+    for number, n in ((0, 1), (70, 1), (1, 2), (2, 3), (3, 3), (71, 1)):
+        site.write(site.output, number, relay_instance=instance.hex(), relay_n=str(n))
+    site.write(site.output, 72, partition=1, relay_instance=os.urandom(16).hex(), relay_n="9")
+    site.stand_at(4, 0)
+    delete_below(kafka_admin, site.log, 2)
+    delete_below(kafka_admin, site.monitor, 1)
+
+    route = agree(site)
+
+    assert (route["captured"], route["expired"], route["forgotten"], route["phantoms"]) == (2, 1, 3, 1)
+
+
+def test_rows_from_before_anything_that_log_and_monitor_remember_are_no_phantoms(
+    make_site: Callable[..., Site], shop: str, kafka_admin: AdminClient
+) -> None:
+    site = make_site(TABLE_ROUTE, shop)
+    ledger = on_postgresql(site)
+    for number in range(3):
+        site.write(site.log, number)
+    instance = os.urandom(16)
+    site.record(page_of(site, [0], instance), replace(page_of(site, [1], instance), n=2), Seal("w", instance, 2))
+    for number in (0, 1, 2, 99):
+        ledger.row(number)
+    ledger.stand_at(3)
+    delete_below(kafka_admin, site.log, 2)
+    delete_below(kafka_admin, site.monitor, 1)
+
+    route = agree(site)
+
+    assert (route["captured"], route["expired"], route["forgotten"], route["phantoms"]) == (1, 1, 2, 0)
 
 
 def test_every_fault_planted_in_a_table_is_found(make_site: Callable[..., Site], shop: str) -> None:

@@ -26,6 +26,7 @@ class Stored:
     ) -> None:
         self._fields = (place, offset, key, value, headers)
         self.unit = unit
+        self.time = (1, 1000)
 
     def topic(self) -> str:
         return self._fields[0].topic
@@ -46,7 +47,7 @@ class Stored:
         return self._fields[4]
 
     def timestamp(self) -> tuple[int, int]:
-        return 1, 1000
+        return self.time
 
 
 class MemoryKafka:

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from relay.audit.verify import RouteReport, _RouteAudit
 from relay.config.loading import load
 from relay.kafka.scan import Scanned
 from relay.kafka.topics import TopicFacts
-from relay.message.envelope import Headers
+from relay.message.envelope import OUT_INSTANCE, OUT_N, Headers
 from relay.message.identity import cloudevents, position_digest
 from relay.message.record import LogPartition
-from relay.monitor.entries import DELIVERED, Page, Proof, encode
+from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode
 from relay.resources import open_resource
 from tests.integration.audit_site import wrong
 from tests.routes import ce
@@ -72,6 +73,11 @@ class Cluster:
         return self.logs[place.topic][offset]
 
 
+def marks(instance: bytes, n: int) -> Headers:
+    """Return the headers by which an output names its transaction."""
+    return [(OUT_INSTANCE, instance.hex().encode()), (OUT_N, str(n).encode())]
+
+
 class Place:
     """A relay of one route with its database."""
 
@@ -91,6 +97,17 @@ class Place:
         self.database = sqlite3.connect(folder / "shop.db", isolation_level=None)
         self.database.execute("create table ledger (id text, source text)")
         open_resource("shop", url).create_tables()
+
+    def output(self, identifier: str, instance: bytes, n: int) -> None:
+        """Append an output of a transaction."""
+        self.cluster.append("out", b"k", identifier.encode(), [*ce("/a", identifier), *marks(instance, n)])
+
+    def entered_at(self, at: int, *digests: bytes, n: int, instance: bytes = bytes(16), first: int = 0) -> None:
+        """Write a transaction's page of the monitor, which the broker took at this time."""
+        page = Page("w", instance, n, Proof.PROVEN, None, LOG, 0, b"".join(digests), bytes(8 * len(digests)),
+                    list(range(first, first + len(digests))), bytes([DELIVERED]) * len(digests))  # fmt: skip
+        self.cluster.append(self.monitor, *encode(page), [])
+        self.cluster.logs[self.monitor][-1].time = (2, at)
 
     def write(self, identifier: str, source: str = "/a", *, topic: str = LOG, **headers: str) -> bytes:
         """Append a message; return its digest."""
@@ -299,3 +316,103 @@ def test_a_redrive_that_ends_while_the_audit_reads_leaves_no_second_outcome(make
     place.cluster.meanwhile = (place.config.deadletter_topic, lambda: letter("redriven", 1))
 
     assert wrong(place.audit()) == {}
+
+
+def test_outputs_from_before_anything_that_log_and_monitor_remember_are_no_phantoms(make: Make) -> None:
+    place = make('to = { topic = "out" }')
+    one, two = bytes(16), b"\1" * 16
+    digests = [place.write(name) for name in "abcd"]
+    place.entered_at(1_000, digests[0], n=1, instance=one)
+    place.entered_at(200_000, digests[1], n=2, instance=one, first=1)  # at the edge of what is left
+    place.entered_at(210_000, digests[2], n=7, instance=two, first=2)
+    place.entered_at(900_000, digests[3], n=3, instance=one, first=3)
+    for name, instance, n in (("a", one, 1), ("old", bytes(range(16)), 9), ("b", one, 2), ("c", two, 7),
+                              ("late", bytes(range(16)), 10), ("d", one, 3)):  # fmt: skip
+        place.output(name, instance, n)
+    place.cluster.low.update({LOG: 2, place.monitor: 1})
+    place.stand_at(4)
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert (report.findings.captured, report.findings.expired, report.findings.forgotten) == (2, 1, 3)
+    assert any("3 effects may be older" in note for note in report.findings.notes)
+    place.output("new", one, 1)
+    assert wrong(place.audit()) == {"phantoms": 1}, "it follows what the monitor must remember"
+    place.cluster.low.update({LOG: 0})
+    assert wrong(place.audit()) == {"phantoms": 3}, "a log that is whole has all messages"
+
+
+def test_without_the_brokers_times_no_output_is_known_to_be_young(make: Make) -> None:
+    place = make('to = { topic = "out" }')
+    digests = [place.write(name) for name in "ab"]
+    place.enter(digests[0])
+    place.enter(digests[1], first=1)
+    for name in ("a", "b", "who"):
+        place.output(name, bytes(16), 1)
+    place.cluster.low.update({LOG: 1, place.monitor: 1})
+    place.stand_at(2)
+
+    report = place.audit()
+
+    assert (wrong(report), report.findings.forgotten) == ({}, 2)
+
+
+def test_what_the_monitor_calls_dead_is_never_forgotten(make: Make) -> None:
+    place = make('to = { topic = "out" }')
+    digests = [place.write(name) for name in "abc"]
+    place.enter(digests[0])
+    place.enter(digests[1], first=1, outcome=DEAD)
+    place.output("b", bytes(16), 1)
+    place.output("c", bytes(16), 1)
+    place.cluster.low.update({LOG: 2, place.monitor: 1})
+    place.stand_at(3)
+
+    assert wrong(place.audit()) == {"phantoms": 1}
+
+
+@pytest.mark.parametrize("to", [BY_ID, BY_SOURCE])
+def test_rows_from_before_anything_that_log_and_monitor_remember_are_no_phantoms(make: Make, to: str) -> None:
+    place = make(to)
+    digests = [place.write(name) for name in "abcd"]
+    for name in ("", "", *"abcd"):
+        place.row(name)
+    place.enter(digests[0])
+    place.enter(*digests[1:], first=1)
+    place.cluster.low.update({LOG: 2, place.monitor: 1})
+    place.stand_at(4)
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert (report.findings.expired, report.findings.forgotten) == (1, 3), "b; a and the two without an id"
+
+
+@pytest.mark.parametrize("to", [BY_ID, BY_SOURCE])
+def test_rows_beyond_what_a_whole_monitor_has_of_messages_that_left_the_log_are_phantoms(make: Make, to: str) -> None:
+    place = make(to)
+    digests = [place.write(name) for name in "abc"]
+    for name in (*"abc", "who"):
+        place.row(name)
+    place.enter(*digests)
+    place.cluster.low[LOG] = 2
+    place.stand_at(3)
+
+    report = place.audit()
+
+    assert (wrong(report), report.findings.expired) == ({"phantoms": 1}, 2)
+
+
+def test_a_log_that_begins_where_the_route_started_has_lost_nothing_of_it(make: Make) -> None:
+    place = make(BY_SOURCE)
+    digests = [place.write(name) for name in "ab"]
+    starts = {f"{LOG}/{LOG.encode().ljust(16).hex()}": {"0": 1}}
+    place.cluster.append(place.config.control_topic, b"start/main", orjson.dumps({"starts": starts}), [])
+    for name in ("b", "who"):
+        place.row(name)
+    place.enter(digests[0])
+    place.enter(digests[1], first=1)
+    place.cluster.low.update({LOG: 1, place.monitor: 1})
+    place.stand_at(2)
+
+    assert wrong(place.audit()) == {"phantoms": 1}

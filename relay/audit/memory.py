@@ -1,0 +1,70 @@
+"""How far back log and monitor remember: of an effect that is older than both nothing tells whether it ever had a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from relay.audit.evidence import Evidence
+from relay.audit.ledger import Place
+from relay.kafka.scan import Range
+from relay.message.envelope import OUT_INSTANCE, OUT_N
+from relay.message.record import LogPartition
+
+
+def is_whole(lows: Mapping[LogPartition, int], starts: Mapping[LogPartition, int], monitored: Mapping[LogPartition, Range]) -> bool:
+    """Whether log or monitor still has all that the route was ever given: retention took nothing from one of them."""
+    log = all(low <= starts.get(place, 0) for place, low in lows.items())
+    return log or not any(low for low, _high in monitored.values())
+
+
+class Memory:
+    """Says which places of a destination are older than all that is remembered.
+
+    An output topic tells its age: records follow each other, and each names the transaction that it is of. ``recent`` is each
+    instance's first transaction of which the monitor must have the entries, so that from the first record of such a
+    one on everything in its partition is remembered. The rows of a table tell nothing of the kind.
+    """
+
+    def __init__(self, recent: Mapping[bytes, int] | None = None) -> None:
+        """``recent``: None where log or monitor is whole, so that nothing is older."""
+        self.is_whole = recent is None
+        self._recent = {instance.hex().encode(): n for instance, n in (recent or {}).items()}
+        self._since: dict[LogPartition, int] = {}
+
+    def take(self, partition: LogPartition, offset: int, headers: Mapping[str, bytes]) -> None:
+        """Take the next record of an output partition."""
+        first = self._recent.get(headers.get(OUT_INSTANCE) or b"")
+        number = headers.get(OUT_N) or b""
+        if first is not None and number.isdigit() and len(number) < 20 and int(number) >= first:
+            self._since.setdefault(partition, offset)
+
+    def knows(self, partition: LogPartition) -> bool:
+        """Is it known from where on a partition is remembered, or need that not be known?"""
+        return self.is_whole or partition in self._since
+
+    def may_lack(self, topic: str, partition: int, offset: int) -> bool:
+        """May the message of the output that lies there have left both log and monitor?"""
+        return not self.is_whole and offset < self._since.get(LogPartition(topic, partition), offset + 1)
+
+
+def recent(evidence: Evidence, monitored: Mapping[LogPartition, Range], span_ms: int) -> dict[bytes, int]:
+    """Return each instance's first transaction that is younger than all that the monitor has lost.
+
+    That is by the brokers' times, since each of its partitions is trimmed on its own. ``span_ms`` is how long one
+    transaction takes at most: an output's record may be that much older than the entry, and the next record's entry than that.
+    """
+    since = max((evidence.oldest(place.partition) for place, (low, _high) in monitored.items() if low), default=0)
+    return evidence.first_since(since + 2 * span_ms)
+
+
+def said(forgotten: int, lows: Mapping[LogPartition, int], monitored: Mapping[LogPartition, Range]) -> list[str]:
+    """Return the note on effects that may be older than log and monitor, none if there is no such effect."""
+    if not forgotten:
+        return []
+    log = next(str(Place(*name, low)) for name, low in lows.items() if low)
+    monitor = next(str(Place(*name, low)) for name, (low, _high) in monitored.items() if low)
+    words = (
+        f"the log begins at {log} and the monitor at {monitor}: {forgotten:,} effects may be older than both, and nothing "
+        "tells any more of which messages they are (timing.monitor_retention says how long something does)"
+    )
+    return [words]
