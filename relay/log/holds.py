@@ -28,6 +28,8 @@ RANGES_KEPT: Final = 100_000
 RANGES_LEAST: Final = 1000
 CLAIMS_MAX: Final = 10_000
 """Claims of markers that wait for a batch: any number of markers may come before one, and what is forgotten only costs recognition."""
+NOTHING_WAITS: Final = 1 << 63
+"""Above every offset."""
 RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 RETRY_STUCK_MAX_S: Final = 10.0
@@ -141,6 +143,10 @@ class PartitionHolds:
         self._awaited: dict[bytes, Decision] = {}
         self._reload: dict[bytes, None] = {}
         self._weighed = self._weight = 0
+        self.held = 0
+        """How many messages wait, the payload kept or not."""
+        self._lowest: int | None = NOTHING_WAITS
+        """The lowest offset that a lane waits at, None until it is asked for: idle workers ask often, and lanes may be many."""
 
     def take(self, message: LogMessage, resource: ResourceName | None, now: float) -> None:
         """Sort a message in: ready, dropped, or held behind its lane's undecided capture."""
@@ -281,10 +287,9 @@ class PartitionHolds:
 
     def position(self) -> int:
         """The offset below which everything was handed on, dropped, or was never a message."""
-        lowest = self.read_to if self.untaken_from is None else self.untaken_from
-        for queue in self._lanes.values():
-            head = queue[0]
-            lowest = min(lowest, head.first if isinstance(head, Spilled) else head.offset)
+        if self._lowest is None:
+            self._lowest = min(map(_first_of, self._lanes.values()), default=NOTHING_WAITS)
+        lowest = min(self._lowest, self.read_to if self.untaken_from is None else self.untaken_from)
         for message in self.ready:
             lowest = min(lowest, message.offset)
         return lowest
@@ -336,6 +341,7 @@ class PartitionHolds:
             else:
                 head.first = following
                 head.in_part = True
+                self._lowest = None
                 self._reload[lane] = None
         return gone
 
@@ -352,6 +358,8 @@ class PartitionHolds:
         self.ready.extend(found)
         head.count -= len(found)
         head.first = read_to
+        self.held -= len(found)
+        self._lowest = None
         if read_to <= head.last and head.count > 0:
             return 0
         if head.count > 0 and not head.in_part:
@@ -360,13 +368,6 @@ class PartitionHolds:
         del self._reload[lane]
         self._drain(lane)
         return head.count
-
-    @property
-    def held(self) -> int:
-        """How many messages wait, the payload kept or not."""
-        return sum(
-            item.count if isinstance(item, Spilled) else 1 for queue in self._lanes.values() for item in queue
-        )
 
     @property
     def is_blocked(self) -> bool:
@@ -402,6 +403,7 @@ class PartitionHolds:
             self._kept[message.offset] = size
         elif isinstance(last, Spilled) and last.capture == message.capture:
             last.last, last.count = message.offset, last.count + 1
+            self.held += 1
             return
         elif self._ranges >= self._ranges_max:
             self.untaken_from = message.offset
@@ -409,8 +411,11 @@ class PartitionHolds:
         else:
             self._ranges += 1
             item = Spilled(message.capture, message.offset, message.offset, 1)
+        self.held += 1
         if queue is None:
             self._lanes[lane] = deque((item,))
+            if self._lowest is not None:
+                self._lowest = min(self._lowest, message.offset)
         else:
             queue.append(item)
         if message.capture is not None:
@@ -425,7 +430,9 @@ class PartitionHolds:
     def _pop(self, queue: deque[LogMessage | Spilled]) -> None:
         """Take the head of a lane out; an outcome that nothing waits for any more may be forgotten in its turn."""
         head = queue.popleft()
+        self._lowest = None
         self._ranges -= isinstance(head, Spilled)
+        self.held -= head.count if isinstance(head, Spilled) else 1
         capture = head.capture
         if capture is None:
             return
@@ -476,3 +483,8 @@ class PartitionHolds:
         if claims:
             self.numbered = True
             self._ended.claims += claims[: CLAIMS_MAX - len(self._ended.claims)]
+
+
+def _first_of(lane: deque[LogMessage | Spilled]) -> int:
+    head = lane[0]
+    return head.first if isinstance(head, Spilled) else head.offset

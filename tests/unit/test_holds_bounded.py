@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.log.holds import Decision, HoldBudget, PartitionHolds
+from relay.log.holds import Decision, HoldBudget, PartitionHolds, Spilled
 from relay.message.envelope import ResourceName
 from relay.message.numbers import NumberRun
 from relay.message.record import LogMessage, LogPartition
@@ -63,6 +63,15 @@ class Reader:
         self.found += ready
         assert self.holds.position() >= self.position, "nor does it go back"
         self.position = self.holds.position()
+        self._is_counted()
+
+    def _is_counted(self) -> None:
+        """What the holds keep count of is what their lanes have."""
+        items = [item for lane in self.holds._lanes.values() for item in lane]
+        assert self.holds.held == sum(item.count if isinstance(item, Spilled) else 1 for item in items)
+        firsts = [item.first if isinstance(item, Spilled) else item.offset for item in [*items, *self.holds.ready]]
+        until = self.holds.read_to if self.holds.untaken_from is None else self.holds.untaken_from
+        assert self.holds.position() == min([*firsts, until])
 
     def _one(self, offset: int) -> None:
         entry = self.log[offset]
@@ -71,6 +80,7 @@ class Reader:
         else:
             self.holds.read_to = offset + 1
             self.holds.mark(*entry, trusted=True, now=0.0)
+        self._is_counted()
 
     def is_over(self) -> bool:
         return self.at == len(self.log) and self.holds.untaken_from is None and not self.holds.held
