@@ -81,7 +81,7 @@ class TopicSite:
 
 
 def worker_rights(relay: str, log: str, out: str) -> list[Right]:
-    """The row "relay" of README's table, for a topic route."""
+    """The first two rows "relay" of README's table: a relay with a topic route."""
     own = {name: f"{relay}.{name}" for name in ("main.monitor", "control", "decisions", "deadletter", "inquiries")}
     read = [log, out, *(topic for name, topic in own.items() if name != "inquiries")]
     written = [out, *(topic for name, topic in own.items() if name != "decisions")]
