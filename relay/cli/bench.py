@@ -125,7 +125,7 @@ def bench_command(
     wanted = names or list(BENCHES)
     unknown = [name for name in wanted if name not in BENCHES]
     if unknown:
-        raise ConfigError(f"{', '.join(unknown)}: there is no such measurement; choose of {', '.join(BENCHES)}")
+        raise ConfigError(f"{', '.join(unknown)}: there is no such measurement; choose from {', '.join(BENCHES)}")
     rows = []
     with _services(directory) as services, Console(stderr=True).status("measuring ...") as status:
         for name in wanted:

@@ -36,7 +36,7 @@ PublisherOption = Annotated[str | None, typer.Option("--publisher", metavar="SOU
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="WHEN", help='Put since then: "2h" ago or a time with its zone.')
 ]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Put until then, likewise.")]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Put until then; written as for --since.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How many at most.")]
 AfterOption = Annotated[int, typer.Option("--after", min=0, max=HANDLE_MAX, metavar="HANDLE", help="Only handles above this one.")]
 

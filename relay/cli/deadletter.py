@@ -38,8 +38,8 @@ _COLUMNS: Final = ("digest", "route", "code", "topic", "partition", "offset", "s
 def list_command(
     config: ConfigArgument,
     *,
-    route: Annotated[str | None, typer.Option("--route", metavar="ROUTE", help="Only this route's.")] = None,
-    code: Annotated[str | None, typer.Option("--code", metavar="CODE", help="Only with this cause.")] = None,
+    route: Annotated[str | None, typer.Option("--route", metavar="ROUTE", help="Only those of this route.")] = None,
+    code: Annotated[str | None, typer.Option("--code", metavar="CODE", help="Only those with this cause.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, each once, with how many there are of each cause."""
@@ -90,15 +90,15 @@ def redrive_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be ordered, and order nothing.")] = False,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", parser=seconds(0, DAY_S), help="Wait so long for what becomes of them."),
+        typer.Option("--wait", metavar="SECONDS", parser=seconds(0, DAY_S), help="How long to wait for what becomes of them."),
     ] = 30.0,
     who: Annotated[str | None, typer.Option("--who", metavar="NAME", help="Who orders it; default USER@HOST.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Have dead letters delivered once more, after their cause is mended; exit 1 unless all of them were delivered.
 
-    The workers that own their partitions do it, each message once, whoever dies on the way. It comes behind what its
-    publisher sent after it. Needs the message in the log and its death in the monitor still.
+    The workers that own their partitions do it, each message once, whoever dies on the way. A message comes behind what its
+    publisher has sent since. The log must still have it, and the monitor its death.
     """
     if not (digests or route or code or every):
         raise ConfigError("say which: DIGEST..., --route ROUTE, --code CODE, or --all")

@@ -1,4 +1,4 @@
-"""``relay dev``: the local services of a directory, started, given topics, asked after and stopped."""
+"""``relay dev``: start and stop the local services of a directory, create topics, and see whether they answer."""
 
 from __future__ import annotations
 

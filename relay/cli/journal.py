@@ -87,7 +87,7 @@ def show_command(config: ConfigArgument, *, queue: QueueOption = None, as_json: 
 def archive_command(
     config: ConfigArgument, *, queue: QueueOption = None, who: WhoOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let go now of what is past the retention; workers do it by themselves."""
+    """Archive and remove now what is past its retention, which workers do by themselves as well."""
     loaded = load(Path(config))
     rows: list[dict[str, Any]] = []
     with QueueDesk(loaded, who or me()) as desk:

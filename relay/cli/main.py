@@ -27,7 +27,7 @@ UNREAD: Final = 141
 
 COMMANDS: Final = {
     "demo": "Show the whole way of a message in one run, with a worker killed on the way.",
-    "dev": "Start, ask after and stop Kafka and PostgreSQL on this machine.",
+    "dev": "Start and stop Kafka and PostgreSQL on this machine, and see whether they answer.",
     "migrate": "Create the relay's topics and tables.",
     "check": "Check a configuration and, with --connect, what it names.",
     "run": "Run the workers of a configuration.",
@@ -51,8 +51,8 @@ COMMANDS: Final = {
 app = typer.Typer(
     help="A transactional relay over Kafka: captured with the database, relayed exactly once.",
     epilog="Exit codes of every command: 0 ok, 1 a check failed, 2 usage or configuration, 3 unreachable, 130 interrupted, "
-    "141 nobody reads what it prints. With --json standard output has JSON or, where standard error says in a sentence why "
-    "there is none, nothing. Durations are seconds, or texts such as 90s and 5min.",
+    "141 nobody reads what it prints. With --json standard output has JSON or nothing: then a sentence on standard "
+    "error says why. Durations are seconds, or texts such as 90s and 5min.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables could show a secret.

@@ -34,7 +34,7 @@ def list_command(
     limit: Annotated[int, typer.Option("--limit", min=1, max=LOOKED_THROUGH_MAX, help="Messages to look through, oldest first.")] = MESSAGES_MAX,
     as_json: JsonOption = False,
 ) -> None:
-    """List the publishers of the messages that a queue has, and those something was said about."""
+    """List the publishers whose messages a queue has, and those that were paused or resumed."""
     rows: list[dict[str, Any]] = []
     whole = True
     with QueueDesk(load(Path(config)), me()) as desk:
@@ -71,7 +71,7 @@ def pause_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep what it publishes from now on PUT: nobody sees it before the publisher is resumed."""
+    """Keep what a publisher puts from now on unrevealed (PUT): nobody sees it before the publisher is resumed."""
     _record(config, source, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 

@@ -85,7 +85,7 @@ def show_command(config: ConfigArgument, queue: QueueArgument, *, as_json: JsonO
 def pause_command(
     config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let nobody take messages; publishers still put."""
+    """Let nobody take messages; publishers go on to put them."""
     _wish(config, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 
@@ -93,7 +93,7 @@ def pause_command(
 def drain_command(
     config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let no route put anything in; subscribers go on until it is empty. Routes wait at their positions; children of handlers still come."""
+    """Let routes wait at their positions and put nothing in; subscribers go on until the queue is empty. Children of handlers still come."""
     _wish(config, queue, Wanted.DRAIN, reason, who, as_json=as_json)
 
 
@@ -119,7 +119,7 @@ def purge_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make what waits UNAVAILABLE, all or what is chosen; it stays readable. What a worker has may end."""
+    """Make what waits UNAVAILABLE, all or what is chosen; it stays readable. What a worker has taken it may finish."""
     if not (yes or dry_run):
         raise ConfigError("purging takes messages from every subscriber: give --yes, or --dry-run to see how many")
     chosen = filter_of(publisher=publisher, since=since, until=until)

@@ -30,17 +30,17 @@ app = typer.Typer(add_completion=False)
 def serve_command(
     config: ConfigArgument,
     *,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; other machines need --token-file.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = PORT,
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Ask for what the file holds.")] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen at; one that other machines reach needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen at; 0: any that is free.")] = PORT,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A file with the secret that whoever asks must give; probes need none.")] = None,
     certificate: Annotated[Path | None, typer.Option("--tls-certificate", metavar="FILE", help="PEM; needs --tls-key.")] = None,
     key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM, without a password.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Say where it listens, and log, as JSON lines.")] = False,
 ) -> None:
     """Answer until a signal: / for people, /status (JSON), /metrics (Prometheus), /livez, /readyz; nothing can be changed.
 
-    One process tells of the whole relay, wherever its workers run. The token is asked for as `Authorization: Bearer`, or by
-    browsers as a password; probes need none.
+    One process tells of the whole relay, wherever its workers run. The secret is given as `Authorization: Bearer`, or in a
+    browser as a password.
     """
     loaded = load(Path(config))
     tls = _tls(certificate, key)

@@ -55,7 +55,7 @@ def pause_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the subscriber take nothing; what its workers have ends."""
+    """Let the subscriber take nothing more; what its workers have taken they finish."""
     _record(config, subscriber, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 

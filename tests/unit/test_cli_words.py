@@ -179,7 +179,7 @@ def test_with_json_standard_output_is_json_or_empty_beside_a_sentence(
         ("work json --queue other --subscriber approval", "other"),
         ("dev up --dir relay.toml", "name a directory"),
         ("dev status --dir .", "relay dev up"),
-        ("bench other", "choose of"),
+        ("bench other", "choose from"),
         ("spark other", "there are: "),
         ("demo --dir .", "name one that is empty"),
     ],
