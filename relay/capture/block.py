@@ -60,7 +60,7 @@ class _WayOut:
 
 
 class _Watched(_WayOut):
-    """One that ends the block if nobody went it to its end."""
+    """A way out that ends the block if nobody has gone it to its end."""
 
     __slots__ = ()
 
@@ -71,8 +71,8 @@ class _Watched(_WayOut):
 class _Leaving:
     """``__exit__``, as a ``with`` statement looks it up before it enters.
 
-    An interrupt at the beginning of ``__exit__`` comes before anything in it could be done about that. What the statement
-    holds goes with it, however it ends, while the block itself may be kept in a variable.
+    An interrupt at the very beginning of ``__exit__`` comes before any code in there can react to it. But what the statement
+    looked up is dropped however the statement ends, and ends the block then; the block itself may be kept in a variable.
     """
 
     def __init__(self, leave: Callable[..., None]) -> None:
@@ -92,7 +92,7 @@ class _Leaving:
 
 
 class CaptureBlock:
-    """The block of a ``with capture.transaction()``. For one thread at a time, not always the same one."""
+    """The block of a ``with capture.transaction()``. One thread at a time uses it, not always the same one."""
 
     def __init__(self, capture: Capture) -> None:
         self._publisher = capture
@@ -201,10 +201,10 @@ class CaptureBlock:
         """Add a message to the capture and return its id.
 
         ``data`` is bytes, or anything that JSON can express (NaN and infinity become null, since JSON has neither); with
-        ``schema`` (see ``Capture.avro``) what fits it, None being no value. Without ``partition`` the key decides, without
-        a key the source, so that the publisher's order holds. Without ``id`` each call makes a message of its own.
-        Raises CaptureError for what cannot be appended, ConfigError for a topic that does not exist or is compacted,
-        Unreachable.
+        ``schema`` (see ``Capture.avro``), data that fits it. None makes a message without a value. Without ``partition`` the
+        key decides where it goes, without a key the source, so that the publisher's order holds. Without ``id`` each call
+        makes a message of its own. Raises CaptureError for what cannot be appended, ConfigError for a topic that does not
+        exist or is compacted, Unreachable.
         """
         self._refuse_unless_open()
         facts = self._publisher.topic(topic)

@@ -54,11 +54,13 @@ class DefaultTiming:
 class Capture:
     """Captures messages together with transactions of one database. Use from any number of threads.
 
-    ``inquiries`` is the topic in which relays ask that cannot ask the database themselves; None leaves them waiting.
-    ``registry`` is the section of a configuration that names a schema registry; it is asked by ``avro`` alone.
-    A capture is a session: an address of PgBouncer's transaction mode is refused (ConfigError).
-    For the process that opened it: a fork has none of its threads, and its connections are the parent's. Worker processes that
-    are forked open their own; on SQLite nothing may have the file open when they are forked (``close``), or they are refused.
+    Only the process that opened it can use it: a fork has none of its threads, and its connections are the parent's. Worker
+    processes that are forked open their own. On SQLite the parent must ``close`` before it forks: nothing may have the file
+    open then, or its forks are refused.
+
+    A block needs a database session to itself: an address of PgBouncer's transaction mode is refused (ConfigError).
+    ``inquiries`` is the topic on which relays ask this process what they cannot ask the database; without it (None) they
+    wait. ``registry`` is the configuration's section about a schema registry, which only ``avro`` asks.
     """
 
     def __init__(
@@ -115,7 +117,10 @@ class Capture:
 
     @classmethod
     def open(cls, path: str | Path, *, resource: str, source: str) -> Self:
-        """Open by a configuration file; raises ConfigError, Unreachable."""
+        """Open by a configuration file, with the name of one of its ``[resources]`` and of this publisher (``ce_source``).
+
+        Raises ConfigError, Unreachable.
+        """
         from relay.config.loading import load  # noqa: PLC0415 - a Capture without a file needs no configuration
 
         config = load(Path(path))
@@ -135,21 +140,23 @@ class Capture:
         )
 
     def transaction(self) -> CaptureBlock:
-        """Return a block for a ``with`` statement: it decides on leaving.
+        """Return a block for a ``with`` statement; leaving it commits, or rolls back if an exception leaves it.
 
-        Raises from the block: CaptureError (rolled back, run it again), CaptureFenced (so decided by a resolver),
-        CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun), RowLocked (nothing either: others hold
-        the SQLite file), ConfigError (nor here: a right, a topic or a table is missing), and what the block raises.
+        The statement raises what the block raises, and: CaptureError (rolled back: run the block again), CaptureFenced (the
+        same, since a resolver was first), CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun),
+        RowLocked (nothing was begun: others hold the SQLite file), ConfigError (nothing took effect: a right, a topic or a
+        table is missing).
         """
         return CaptureBlock(self)
 
     def avro(
         self, topic: str, schema: Path | Mapping[str, Any], *, subject: str | None = None
     ) -> AvroEncoder:
-        """Return what ``publish(schema=...)`` writes a topic's values with: in a registry's frame if one is configured.
+        """Return the encoder that ``publish(schema=...)`` takes: values in a registry's frame if one is configured, else bare.
 
         The subject is ``TOPIC-value`` unless given. A registry is asked now, so that no block ever waits for it. Raises
-        ConfigError for what is no schema, is not registered or is refused; Unreachable; Stopped for wrong credentials.
+        ConfigError for a schema that cannot be read, is not registered or is refused; Unreachable; Stopped for wrong
+        credentials.
         """
         parsed, text = parsed_schema(schema)
         if self._registry is None:

@@ -18,7 +18,7 @@ NAMESAKE_REMEDY: Final = (
 
 
 LOCKED_OUT_S: Final = 20.0
-"""Who refuses a password for less may only not have heard of it yet."""
+"""A new password that is refused for less than this may just not have reached the server yet."""
 
 
 class RelayError(Exception):
@@ -46,7 +46,7 @@ class Unreachable(RelayError):
 
 
 class LockedOut(RelayError):
-    """This process is let in no more: another one, which reads its secrets again, may be."""
+    """This process's password is refused for good; the next process reads its secrets again, and may be let in."""
 
     exit_code = 3
 
@@ -103,7 +103,7 @@ class MessageRejected(RelayError):
 
 
 class HeadersRefused(RelayError):
-    """What an application gives as headers is none."""
+    """What an application gave as headers cannot be a message's headers."""
 
 
 class CaptureError(RelayError):
@@ -115,12 +115,13 @@ class CaptureFenced(CaptureError):
 
 
 class CaptureInDoubt(InDoubt):
-    """COMMIT was sent and its answer lost; the resource's decision row tells, later.
+    """Nobody could tell yet whether COMMIT took effect, or the block's own statements ended its transaction.
 
-    No CaptureError: whoever runs a block again on that one must not do so on this.
+    The resource's decision row tells later, and what was published follows it. This is no ``CaptureError``: a block that
+    may be run again after that one must not be run again after this.
     """
 
 
 def whence(error: BaseException) -> str:
-    """Say of which kind an unforeseen error is and where it arose, without its words: they may quote a password."""
+    """Return an unforeseen error's type and where it arose, without its words: they may quote a password."""
     return f"{type(error).__name__}\n{''.join(format_tb(error.__traceback__))}"

@@ -46,8 +46,9 @@ def committed(
     kafka: Mapping[str, str],
     deduplicate: bool = True,
 ) -> DataFrame:
-    """Return every message of the topics that counts by now, the first of each (source, id); one without an id is itself.
+    """Return every message of the topics that counts by now.
 
+    Of each (source, id) it is the first one only, unless ``deduplicate`` is False; a message without an id repeats no other.
     Columns: topic, partition, offset, timestamp, key, value, headers, source, id, type. ``kafka`` has librdkafka's names.
     Raises ConfigError, Unreachable.
     """

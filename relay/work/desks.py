@@ -368,7 +368,7 @@ class Desks:
 
 
 class Database:
-    """What a handler writes with: its first statement borrows a desk, and the relay ends the transaction."""
+    """What a handler writes with: its first statement borrows a connection and begins; the relay ends the transaction."""
 
     __slots__ = ("_desks", "_is_over", "_process", "_turn", "desk")
 

@@ -91,7 +91,7 @@ class Connections:
 
 
 class FurtherDatabase:
-    """What a handler writes with into a further database: its first statement begins."""
+    """What a handler writes with into a further database: its first statement begins, and it commits if the resource does."""
 
     def __init__(self, relay: str, attempt: str, connections: Connections) -> None:
         self._relay = relay

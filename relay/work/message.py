@@ -15,7 +15,11 @@ from relay.work.desks import check_call
 
 
 class Message:
-    """One message of a queue; ``taken`` is what the store gave. ``children`` collects what `publish` was given; it shows only if this message is DONE."""
+    """One message of a queue, as its handler gets it.
+
+    ``taken`` is what the store gave. ``children`` collects what `publish` was given: none of it shows unless this message
+    becomes DONE.
+    """
 
     __slots__ = ("children", "further", "is_over", "process", "taken")
 
@@ -68,7 +72,7 @@ class Message:
 
     @property
     def lane(self) -> bytes | None:
-        """Within what it is ordered; None: within nothing."""
+        """The lane in which it keeps its order; None: in none."""
         return self.taken.lane
 
     @property
@@ -99,8 +103,9 @@ class Message:
     ) -> None:
         """Put a child into another queue if and only if this message becomes DONE; a mapping or list goes as JSON.
 
-        Its lane is ``key``, else this message's; its priority this message's unless one is given. Raises CallOver once the
-        handler has returned and in another process, HeadersRefused, TypeError for a value that JSON has not, and ValueError for a number that is none.
+        Its key and lane are ``key``, else this message's, and so is its priority. Raises CallOver after the handler has
+        returned, and in another process; HeadersRefused; TypeError for a value that JSON cannot express; ValueError for a
+        priority or a time that is no number.
         """
         check_call(self.process, is_over=self.is_over)
         payload = value if value is None else _raw(value)

@@ -67,7 +67,7 @@ def subscriber(
     The function gets ``(message)``, or ``(message, db)`` where a ``resource`` of the configuration is named: what it
     writes through ``db`` is committed together with the message's DONE, or not at all. With ``batch`` it gets
     a list of messages, up to 100 or the number given. ``order="none"`` runs messages of one lane side by side.
-    Returning means done; raising means to try again later, `Unusable` never.
+    Returning means done. Raising means that the message is tried again later, or never if `Unusable` is raised.
 
     An ``async def`` runs on one event loop with the others of its worker, and writes with ``await db.execute(...)``.
 
