@@ -57,7 +57,7 @@ from relay.run.views import ViewKeeper
 from relay.run.worker import Bounds, RouteWorker
 from relay.transfer.cursor import TableCursor
 from relay.transfer.sending import Sending
-from relay.transfer.timers import ResendTimers
+from relay.transfer.timers import ResendTimes
 
 READ_DEADLINE_S = 30.0
 INDEX_ENTRIES_IN_MEMORY = 2_000_000
@@ -306,9 +306,8 @@ def _topic_ids(topics: Topics, names: list[str]) -> dict[str, bytes]:
 
 def _table_parts(config: RelayConfig, ports: RoutePorts, cursor: TableCursor) -> tuple[Any, ...]:
     timing = config.timing
-    timers = ResendTimers(timing.resend_after, timing.resend_max, randomness.jitter)
-    sending = Sending(cursor, timers, clock.monotonic)
-    return ports, cursor, sending, ports.appending
+    times = ResendTimes(timing.resend_after, timing.resend_max, randomness.jitter)
+    return ports, cursor, Sending(cursor, times, clock.monotonic), ports.appending
 
 
 def _table_names(config: RelayConfig, route: RouteConfig, topics: Topics, worker_id: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from relay.message.errors import Fenced, InDoubt, RelayError, Retriable, Unreach
 from relay.message.record import LogPartition
 from relay.run import schedule
 from relay.transfer.cursor import TableCursor, Verdict
-from relay.transfer.timers import ResendTimers
+from relay.transfer.timers import ResendTimes
 
 log = structlog.get_logger("relay.sending")
 LET_GO_S: Final = 10.0
@@ -29,10 +29,10 @@ TRIM_ANSWER_S: Final = 60.0
 class Sending:
     """Owns the cursor's thread; every other method is called by the worker's thread."""
 
-    def __init__(self, cursor: TableCursor, timers: ResendTimers, clock: Callable[[], float]) -> None:
+    def __init__(self, cursor: TableCursor, times: ResendTimes, clock: Callable[[], float]) -> None:
         self.resent = 0
         self._cursor = cursor
-        self._timers = timers
+        self._times = times
         self._clock = clock
         self._work: schedule.Queue[tuple[int, Mapping[LogPartition, int], Any] | None] = schedule.fifo()
         self._answers: schedule.Queue[tuple[int, list[Verdict] | BaseException]] = schedule.fifo()
@@ -46,7 +46,7 @@ class Sending:
         self._open = 0
         self._trimming = False
         self._expires: float | None = None
-        self._batch = object()
+        self._attempt = 0
         cursor.progressed = self._progressed
         self._thread: schedule.Thread | None = None
 
@@ -153,9 +153,9 @@ class Sending:
     def _until_answered(
         self, series: int, positions: Mapping[LogPartition, int], prepared: Any
     ) -> list[Verdict] | BaseException:
-        batch = self._batch = object()
+        self._attempt = 0
         while True:
-            self._expires = self._timers.sent(batch, self._clock())
+            self._expires = self._due()
             try:
                 answer = self._cursor.deliver(positions, prepared)
             except (InDoubt, Retriable, Unreachable) as unanswered:
@@ -168,14 +168,15 @@ class Sending:
             except Exception as unexpected:  # noqa: BLE001 - it must reach the worker's thread, which stops loudly
                 return unexpected
             else:
-                self._timers.acked(batch)
                 return answer
             finally:
                 self._expires = None
-            repeat = self._timers.failed(batch)
-            assert repeat is not None, "the batch has not ended"
+            self._attempt += 1
             self.resent += 1
-            self._pause.wait(self._timers.pause_s(repeat.attempt))
+            self._pause.wait(self._times.pause_s(self._attempt))
+
+    def _due(self) -> float:
+        return self._clock() + self._times.wait_s(self._attempt)
 
     def _progressed(self) -> None:
         """A part is answered, or a statement works: the connection lives, so the timer starts again.
@@ -186,7 +187,7 @@ class Sending:
         if self._trimming:
             self._expires = self._clock() + TRIM_ANSWER_S
         elif self._expires is not None:
-            self._expires = self._timers.sent(self._batch, self._clock())
+            self._expires = self._due()
 
     def _run_trims(self, series: int) -> None:
         """Trim what the monitor holds by now: with the next delivery, or at once while nothing waits."""

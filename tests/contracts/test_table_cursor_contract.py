@@ -14,7 +14,7 @@ from relay.delivery.table import TablePlan
 from relay.message.errors import Fenced, MessageRejected, Retriable, Stopped
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, RangeRow, TableCursor
 from relay.transfer.sending import Sending
-from relay.transfer.timers import ResendTimers
+from relay.transfer.timers import ResendTimes
 from tests.contracts.table_databases import (
     COLUMNS,
     P0,
@@ -274,7 +274,7 @@ class TableCursorContract:
     def test_a_batch_of_bad_rows_that_takes_longer_than_its_timer_gets_through(
         self, store: Store, cursor: TableCursor
     ) -> None:
-        sending = Sending(cursor, ResendTimers(0.2, 0.2, lambda: 0.5), monotonic)
+        sending = Sending(cursor, ResendTimes(0.2, 0.2, lambda: 0.5), monotonic)
         sending.send({P0: 1000}, cursor.prepare([message(i, -1) for i in range(1000)]))
         deadline = monotonic() + 20
         while not (found := sending.answers()):
@@ -444,7 +444,7 @@ class TestSqliteCursor(DatabaseCursorContract):
             mode="sql", table="", sql=f"update ledger set total = {counting} + %(total)s where id = 'sum'"
         )
         cursor.claim({P0: TOPIC_ID})
-        sending = Sending(cursor, ResendTimers(0.3, 0.3, lambda: 0.5), monotonic)
+        sending = Sending(cursor, ResendTimes(0.3, 0.3, lambda: 0.5), monotonic)
         sending.send({P0: 30}, cursor.prepare([message(i, 1) for i in range(30)]))
         deadline = monotonic() + 30
         while not (found := sending.answers()):

@@ -22,7 +22,7 @@ from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped, Unreachable
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE
 from relay.transfer.sending import Sending
-from relay.transfer.timers import ResendTimers
+from relay.transfer.timers import ResendTimes
 from tests.contracts.table_databases import (
     COLUMNS,
     P0,
@@ -253,7 +253,7 @@ def test_a_batch_that_takes_longer_than_any_wait_for_its_answer_gets_through(
     over: dict[str, Any] = {"mode": "sql", "sql": statement, "table": ""} if own else {}
     cursor = database.cursor(limits=Limits(0.2, 0.5, 5), **over)
     cursor.claim({P0: TOPIC_ID})
-    sending = Sending(cursor, ResendTimers(0.4, 0.8, lambda: 0.0), time.monotonic)
+    sending = Sending(cursor, ResendTimes(0.4, 0.8, lambda: 0.0), time.monotonic)
 
     sending.send({P0: 200}, cursor.prepare([message(i) for i in range(200)]))  # two seconds
     deadline = time.monotonic() + WAIT_S

@@ -15,7 +15,7 @@ from relay.message.errors import Fenced, InDoubt, Retriable, Stopped
 from relay.resources import patience
 from relay.transfer.cursor import DEAD, DELIVERED, Verdict
 from relay.transfer.sending import Sending
-from relay.transfer.timers import ResendTimers
+from relay.transfer.timers import ResendTimes
 from tests.contracts.table_databases import P0, TOPIC_ID, message, outcomes
 from tests.integration.table_site import WAIT_S, Database
 
@@ -186,7 +186,7 @@ def test_a_dead_message_that_is_redriven_and_still_too_slow_holds_nothing_up(dat
 def test_the_thread_that_sends_gets_through_while_its_timer_runs(database: Database) -> None:
     trouble(database, f"if new.total = {BAD} then {SLOW}; end if")
     cursor = claimed(database)
-    sending = Sending(cursor, ResendTimers(0.1, 1.0, lambda: 0.0), time.monotonic)
+    sending = Sending(cursor, ResendTimes(0.1, 1.0, lambda: 0.0), time.monotonic)
     sending.send({P0: 300}, cursor.prepare([*map(message, range(300))]))
     deadline = time.monotonic() + WAIT_S
     while not (found := sending.answers()) and time.monotonic() < deadline:

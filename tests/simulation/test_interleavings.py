@@ -13,7 +13,7 @@ from relay.message.errors import InDoubt, RelayError, Retriable
 from relay.run import clock
 from relay.transfer.cursor import Verdict
 from relay.transfer.sending import Sending
-from relay.transfer.timers import ResendTimers
+from relay.transfer.timers import ResendTimes
 from tests.contracts.kafka_systems import SimulatedKafka, until
 from tests.contracts.table_databases import LEDGER, P0, message, plan
 from tests.simulation import kafka_ports
@@ -177,7 +177,7 @@ class Table:
         self.cursor = SimulatedCursor(self.database, plan())
         self.cursor.claim({P0: b"t" * 16})
         self.sending = Sending(
-            self.cursor, ResendTimers(RESEND_S, 4 * RESEND_S, lambda: 0.0), clock.monotonic
+            self.cursor, ResendTimes(RESEND_S, 4 * RESEND_S, lambda: 0.0), clock.monotonic
         )
         self._answers: list[list[Verdict]] = []
 

@@ -14,7 +14,7 @@ from relay.message.record import LogPartition
 from relay.transfer import sending as sending_module
 from relay.transfer.cursor import Verdict
 from relay.transfer.sending import TRIM_ANSWER_S, Sending
-from relay.transfer.timers import ResendTimers
+from relay.transfer.timers import ResendTimes
 
 PLACE = LogPartition("orders", 0)
 
@@ -43,7 +43,7 @@ class Cursor:
 
 def trimming(cursor: Cursor, clock: Callable[[], float] = lambda: 0.0) -> Sending:
     """Return a sending whose thread trims, with one batch answered before."""
-    made = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), clock)  # type: ignore[arg-type]
+    made = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), clock)  # type: ignore[arg-type]
     made.trim(PLACE, 7)
     made.send({PLACE: 7}, None)
     limit = time.monotonic() + 10
@@ -85,8 +85,39 @@ def test_a_trim_that_works_is_let_go_on_and_is_no_batch() -> None:
         sending.tend(now[0])
 
     assert not cursor._broken.is_set()
-    assert sending._timers.next_due() is None
+    assert sending.is_idle()
     cursor.abandon()
+    sending.close()
+
+
+class Unanswered(Cursor):
+    """A cursor that answers each batch at the third try; it looks at when the timer would end each of them."""
+
+    def __init__(self) -> None:
+        super().__init__(silent=False)
+        self.sending: Sending
+        self.expiries: list[float | None] = []
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        self.expiries.append(self.sending._expires)
+        if len(self.expiries) % 3:
+            raise InDoubt("no answer")
+        return [Verdict(0, 1)]
+
+
+def test_each_repeat_of_a_batch_is_waited_for_longer_and_the_next_batch_begins_anew() -> None:
+    cursor = Unanswered()
+    cursor.sending = sending = Sending(cursor, ResendTimes(0.01, 1.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    for position in (7, 9):
+        sending.send({PLACE: position}, None)
+        limit = time.monotonic() + 10
+        while not sending.is_idle() and time.monotonic() < limit:
+            sending.wait(0.1)
+        assert sending.answers() == [[Verdict(0, 1)]]
+
+    assert cursor.expiries == [0.01, 0.02, 0.04] * 2
+    assert sending.resent == 4
+    assert sending._expires is None, "no timer runs once a batch is answered"
     sending.close()
 
 
@@ -113,7 +144,7 @@ class Failing:
 @pytest.mark.parametrize("failure", [Stopped("refused"), ZeroDivisionError("unforeseen")])
 def test_what_lies_behind_a_batch_that_failed_does_not_move_the_position_past_it(failure: Exception) -> None:
     cursor = Failing(failure)
-    sending = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
     sending.send({PLACE: 7}, "first")
     sending.send({PLACE: 9}, "second")
     cursor.second_waits.set()
@@ -157,7 +188,7 @@ class Connecting(Cursor):
 def test_a_connection_that_is_made_while_it_is_let_go_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending_module, "LET_GO_S", 1.0)
     cursor = Connecting()
-    sending = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
     sending.send({PLACE: 7}, None)
     while not sending._cursor_in_use.locked():
         time.sleep(0.01)
@@ -170,7 +201,7 @@ def test_a_connection_that_is_made_while_it_is_let_go_is_closed_too(monkeypatch:
 
 def test_a_connection_that_is_made_when_the_timer_ends_is_ended_by_the_next_one() -> None:
     cursor = Connecting()
-    sending = Sending(cursor, ResendTimers(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
     sending.send({PLACE: 7}, None)
     while sending._expires is None:
         time.sleep(0.01)
