@@ -153,15 +153,17 @@ def test_past_the_budget_offsets_are_kept_and_read_again_after_the_outcome() -> 
     assert h.position() == 6
 
 
-def test_a_held_payload_that_left_the_log_is_said_to_be_lost() -> None:
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_held_payload_that_left_the_log_is_said_to_be_lost(lost: int) -> None:
     h = holds(limit=0)
-    h.take(message(0, capture=A), SHOP, 0)
-    h.take(message(1, capture=A), SHOP, 0)
+    seen = [message(0, capture=A), message(1, capture=A)]
+    for one in seen:
+        h.take(one, SHOP, 0)
     h.decide(A, Decision.COMMITTED)
     ((lane, _),) = h.reloads()
 
-    with pytest.raises(LookupError, match="2 held messages"):
-        h.reloaded(lane, [], read_to=2)
+    with pytest.raises(LookupError, match=f"{lost} held messages"):
+        h.reloaded(lane, seen[lost:], read_to=2)
 
 
 def test_headers_count_too_or_messages_without_a_value_would_be_kept_without_end() -> None:
@@ -253,6 +255,30 @@ def test_what_only_a_person_can_decide_is_asked_often_enough_to_be_obeyed_soon()
         (hold,) = h.holds()
         assert hold.ask_at - now <= 10
         now = hold.ask_at
+
+
+@pytest.mark.parametrize(
+    ("waiting", "waits"),
+    [
+        (Waiting.UNREACHABLE, [1, 2, 4, 8, 16, 32, 60, 60]),
+        (Waiting.STUCK, [1, 2, 4, 8, 10, 10, 10, 10]),
+        (Waiting.RESOURCE, [1] * 8),
+    ],
+)
+def test_a_resource_that_does_not_answer_is_asked_ever_less_and_one_that_only_waits_each_second(
+    waiting: Waiting, waits: list[float]
+) -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+    (hold,) = h.holds()
+
+    for wait in waits:
+        h.postpone(A, waiting, 100.0)
+        assert hold.ask_at == 100.0 + wait
+
+    h.postpone(A, Waiting.RESOURCE, 100.0)
+    h.postpone(A, waiting, 100.0)
+    assert hold.ask_at == 101.0, "whoever answered is asked soon again"
 
 
 @pytest.mark.parametrize("limit", [0, 10_000])

@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Mapping
 
 import pytest
+from structlog.testing import capture_logs
 
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.log.holds import Decision, HoldBudget
@@ -205,6 +206,15 @@ def test_a_broken_marker_is_no_message_and_alarms(broken: bytes | None) -> None:
     assert holds(made) == {"held": 1, "ready": 0, "alarms": 1, "aborted": 0}
 
 
+def test_whoever_writes_false_markers_does_not_fill_the_log() -> None:
+    made = intake()
+
+    with capture_logs() as logs:
+        made.take([captured(0), *(marker(offset, b"x" * 16) for offset in range(1, 101))], 0)
+
+    assert [line["seen"] for line in logs if "reason" in line] == [1, 2, 4, 8, 16, 32, 64]
+
+
 def test_an_aborted_marker_of_a_resource_in_reach_is_only_a_reason_to_ask() -> None:
     made = intake()
     made.take([captured(0), marker(1, None)], 5)
@@ -265,6 +275,17 @@ def test_records_of_a_partition_that_went_away_are_dropped() -> None:
     assert made.ready() == 0
 
 
+def test_an_end_of_partition_passes_what_is_no_message_and_never_goes_back() -> None:
+    made = intake()
+    made.take([Fake(0)], 0)
+    made.take_ready(10)
+
+    for end in (3, 2):  # the marker of a transaction lies at 1 and 2
+        made.passed(PLACE, end)
+        made.passed(LogPartition("gone", 0), end)
+        assert made.positions() == made.reached() == {PLACE: 3}
+
+
 def test_a_new_start_gives_the_bytes_of_holds_back() -> None:
     budget = HoldBudget(1000)
     made = Intake([], "publisher", budget=budget, marker_wait_s=1, askable=frozenset())
@@ -288,7 +309,9 @@ def test_what_comes_behind_too_many_ranges_is_read_again(monkeypatch: pytest.Mon
 
     made.take([*held, marker(3, None, captures[2]), free], 0)
     assert made.ready() == 0, "nothing overtakes what was not taken in"
-    assert not made.go_back()
+    with capture_logs() as logs:
+        assert not any(made.go_back() for _ in range(9))
+    assert len(logs) == 1, "said once, however often it is asked"
     for capture in captures[:2]:
         made.decide(capture, SHOP, Decision.ABORTED)
     assert made.lanes_blocked() == 0
