@@ -93,10 +93,11 @@ def test_the_first_valid_marker_wins_and_a_contradicting_one_alarms() -> None:
     h.take(message(0, capture=A), SHOP, 0)
 
     h.mark(A, Decision.COMMITTED, trusted=True, now=0)
-    h.mark(A, Decision.ABORTED, trusted=True, now=0)
+    for decision in (Decision.ABORTED, Decision.ABORTED, Decision.COMMITTED):
+        h.mark(A, decision, trusted=True, now=0)
 
     assert offsets(h) == [0]
-    assert h.alarms == 1
+    assert h.alarms == 2
 
 
 def test_an_aborted_marker_is_only_a_reason_to_ask_at_once() -> None:
@@ -109,13 +110,26 @@ def test_an_aborted_marker_is_only_a_reason_to_ask_at_once() -> None:
     assert [hold.capture for hold in h.due(0.5)] == [A]
 
 
+def test_a_marker_is_lacked_only_by_a_capture_of_that_resource_until_any_came() -> None:
+    h = holds()
+    h.take(message(0, capture=A), SHOP, 0)
+    another = ResourceName("shop", "another database under this name")
+
+    assert (h.lacks_marker(A, SHOP), h.lacks_marker(A, another), h.lacks_marker(B, SHOP)) == (True, False, False)
+
+    h.mark(A, Decision.ABORTED, trusted=False, now=0)
+    assert not h.lacks_marker(A, SHOP)
+
+
 def test_the_resource_is_asked_only_after_the_scan_to_the_high_watermark() -> None:
     h = holds()
     h.take(message(0, capture=A), SHOP, 0)
     assert not h.wants_watermark(2.9)
     assert h.wants_watermark(3.0)
 
+    h.take(message(1, b"/q", B), SHOP, 2.5)  # not overdue: its own scan comes later
     h.scan_to(5, 3.0)
+    assert not h.wants_watermark(3.0), "it is asked for once"
     assert h.due(3.0) == []
 
     h.read_to = 5

@@ -131,6 +131,24 @@ def test_a_message_of_a_topic_that_was_taken_out_of_the_route_is_known_by_its_id
     assert nameless.digest != position_digest(TOPIC_ID, 0, 7), "nobody knows its topic's id"
 
 
+def test_the_first_rule_that_finds_an_id_names_the_message() -> None:
+    made = intake(identity=("cloudevents", "header:h", "json:/id", "position"))
+    json, named, both = b'{"id": 1}', ("h", b"1"), [("ce_id", b"1"), ("ce_source", b"/s")]
+
+    made.take(
+        [Fake(0, [*both, named], json), Fake(1, [named], json), Fake(2, [], json), Fake(3, [named], b"v"), Fake(4, [], b"v")], 0
+    )
+
+    by_header, by_json = rules(["header:h", "json:/id"])
+    assert [message.digest for message in made.take_ready(10)] == [
+        digest(b"c", b"/s", b"1"),
+        by_header(dict([named]), b"orders", json),
+        by_json({}, b"orders", json),
+        by_header(dict([named]), b"orders", b"v"),
+        position_digest(TOPIC_ID, 0, 4),
+    ]
+
+
 def test_the_last_of_a_repeated_header_counts() -> None:
     message = intake().derive(Fake(0, [("ce_id", b"a"), ("ce_id", b"b")]), "orders", 0)
 
@@ -140,8 +158,8 @@ def test_the_last_of_a_repeated_header_counts() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"zz" * 16, b"aa" * 15, b"aa" * 17, b"\xff" * 32, b" a" * 16, None],
-    ids=["empty", "no hex", "short", "long", "no text", "blanks", "null"],
+    [b"", b"zz" * 16, b"aa" * 15, b"aa" * 17, b"\xff" * 32, b" a" * 16, b"aa " * 16, None],
+    ids=["empty", "no hex", "short", "long", "no text", "blanks", "blanks between", "null"],
 )
 def test_a_malformed_capture_header_is_a_fault_and_holds_nothing(raw: bytes | None) -> None:
     made = intake()
@@ -210,7 +228,7 @@ def test_whoever_writes_false_markers_does_not_fill_the_log() -> None:
     made = intake()
 
     with capture_logs() as logs:
-        made.take([captured(0), *(marker(offset, b"x" * 16) for offset in range(1, 101))], 0)
+        made.take([captured(0), *(marker(offset, b"x" * 16) for offset in range(1, 65)), marker(65, NONCE)], 0)
 
     assert [line["seen"] for line in logs if "reason" in line] == [1, 2, 4, 8, 16, 32, 64]
 
@@ -275,6 +293,20 @@ def test_records_of_a_partition_that_went_away_are_dropped() -> None:
     assert made.ready() == 0
 
 
+def test_partitions_of_the_same_number_are_told_apart_by_their_topics() -> None:
+    made = intake()
+    other = LogPartition("returns", 0)
+    made.start({PLACE: 0, other: 7}, {"orders": TOPIC_ID, "returns": b"r" * 16})
+
+    made.take([Fake(0), Fake(7, place=other), Fake(1), Fake(8, place=other)], 0)
+
+    assert made.positions() == {PLACE: 0, other: 7}
+    assert [(message.topic, message.offset) for message in made.take_ready(10)] == [
+        ("orders", 0), ("orders", 1), ("returns", 7), ("returns", 8)
+    ]  # fmt: skip
+    assert made.positions() == {PLACE: 2, other: 9}
+
+
 def test_an_end_of_partition_passes_what_is_no_message_and_never_goes_back() -> None:
     made = intake()
     made.take([Fake(0)], 0)
@@ -337,6 +369,19 @@ def test_what_is_remembered_of_outcomes_does_not_grow_with_the_partitions(monkey
             held.decide(number.to_bytes(16, "big"), Decision.COMMITTED)
 
     assert sum(len(held._outcomes) for held in made.partitions.values()) == 40
+
+
+def test_what_is_kept_of_ranges_does_not_grow_with_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.log.intake.RANGES_KEPT", 40)
+    monkeypatch.setattr("relay.log.intake.RANGES_LEAST", 2)
+    made = Intake([], "none", budget=HoldBudget(0), marker_wait_s=1, askable=frozenset())
+    places = [LogPartition("orders", number) for number in range(10)]
+    made.start(dict.fromkeys(places, 0), {"orders": TOPIC_ID})
+
+    for place in places:
+        made.take([Fake(n, captured(n).headers(), place=place) for n in range(10)], 0)
+
+    assert made.held() == 40
 
 
 @pytest.mark.parametrize("order", ["publisher", "key"])
