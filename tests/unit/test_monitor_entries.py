@@ -23,6 +23,7 @@ from relay.monitor.entries import (
     encode,
     pages,
     select,
+    transaction_of_page,
 )
 
 INSTANCE = bytes(range(16))
@@ -90,6 +91,7 @@ def test_keys_keep_apart_what_compaction_must_not_merge() -> None:
 )
 def test_other_keys_and_tombstones_are_passed_over(key, value) -> None:
     assert decode(key, value) is None
+    assert transaction_of_page(key) is None
 
 
 def test_values_under_a_strange_key_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -117,6 +118,14 @@ def test_an_output_without_an_entry_gets_one_without_a_log_position() -> None:
     (proven,) = done.pages
     assert rows(proven) == {"a": (UNKNOWN_OFFSET, DELIVERED)}
     assert (proven.topic, proven.partition) == ("log", 2)
+
+
+def test_outputs_of_a_transaction_that_names_no_inputs_are_entered_where_its_other_entries_are() -> None:
+    nothing_named = replace(begin(), inputs=[])
+
+    done = settle(nothing_named, [page("a")], {digest("a"), digest("b")}, worker="w", instance=RECOVERY, n=1)
+
+    assert [(rows(p).keys(), p.topic, p.partition) for p in done.pages] == [({"a"}, "log", 2), ({"b"}, "log", 2)]
 
 
 def test_a_dead_letter_that_is_there_stays_a_dead_letter() -> None:

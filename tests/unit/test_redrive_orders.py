@@ -76,6 +76,17 @@ def test_an_order_is_open_until_it_has_an_ending_and_whatever_cannot_be_read_is_
     assert orders.open == {}
 
 
+def test_compaction_leaves_the_ending_of_each_order() -> None:
+    kept = dict([encode(order(1)), encode(order(2)), *(encode_ending(Ending(order(n).id, "w", 1, 2, 0, {})) for n in (1, 2))])
+
+    orders = Orders()
+    for key, value in kept.items():
+        orders.add(key, value)
+
+    assert orders.open == {}
+    assert set(orders.endings) == {order(1).id, order(2).id}
+
+
 def test_an_order_lies_under_its_own_key_and_its_columns_agree() -> None:
     orders = Orders()
     orders.add(order(2).key, encode(order(1))[1])
@@ -116,9 +127,10 @@ def torn_redrive(*, present: set[bytes], can_tell: bool = True, entered: bool = 
     return index
 
 
+@pytest.mark.parametrize("can_tell", [True, False])
 @pytest.mark.parametrize("entered", [True, False])
-def test_a_torn_redrive_whose_output_is_there_counts_as_the_redrive_it_was(*, entered: bool) -> None:
-    (standing,) = torn_redrive(present={digest(4)}, entered=entered).standings([digest(4)])
+def test_a_torn_redrive_whose_output_is_there_counts_as_the_redrive_it_was(*, entered: bool, can_tell: bool) -> None:
+    (standing,) = torn_redrive(present={digest(4)}, can_tell=can_tell, entered=entered).standings([digest(4)])
     assert standing is not None
     assert (standing.is_dead, standing.replay) == (False, 2)
 

@@ -91,6 +91,13 @@ def test_the_first_word_about_a_thing_or_a_part_of_it_holds() -> None:
     assert found.about(second.subject) == first
 
 
+@pytest.mark.parametrize(("first", "following", "overlap"), [(0, 5, False), (0, 6, True), (8, 12, True), (9, 12, False), (6, 7, True), (0, 12, True)])
+def test_offsets_overlap_where_they_share_one_whoever_is_asked(first: int, following: int, overlap: bool) -> None:
+    one, other = (of_offsets(Kind.LOST, "main", PLACE, *span) for span in ((5, 9), (first, following)))
+
+    assert one.overlaps(other) is other.overlaps(one) is overlap
+
+
 def test_broken_records_and_those_under_a_foreign_key_are_passed_over() -> None:
     found = Resolutions()
     key, value = encode(resolution(of_capture(CAPTURE)))
