@@ -24,6 +24,12 @@ def test_from_the_position_to_the_end_of_what_is_begun_minus_what_is_proven() ->
     assert {(one.since_ms, one.why, one.worker, one.n) for one in found} == {(100, Why.OPEN, "t1", 1)}
 
 
+def test_between_two_attempts_nothing_is_in_doubt() -> None:
+    found = in_doubt({}, [attempt(5, 7), attempt(0, 2)], {})
+
+    assert [(one.first, one.next) for one in found] == [(0, 2), (5, 7)]
+
+
 def test_what_is_below_the_position_or_not_begun_is_not_in_doubt() -> None:
     assert in_doubt({PLACE: 10}, [attempt(0, 10)], {}) == []
     assert in_doubt({PLACE: 3}, [], {}) == []

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.monitor.entries import Begin, Entry, Page, Proof, Seal, SettleSeal, encode, transaction_of_page
+from relay.monitor.entries import (
+    Begin,
+    Entry,
+    InputRange,
+    Page,
+    Proof,
+    Seal,
+    SettleSeal,
+    encode,
+    transaction_of_page,
+)
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import memory_index
+from relay.monitor.ranges import RangeEntry
 
 ONE, TWO = b"1" * 16, b"2" * 16
 
@@ -47,6 +59,26 @@ def fold(*entries: Entry) -> tuple[Evidence, set[str]]:
     for offset, entry in enumerate(entries):
         evidence.add(offset, entry)
     return evidence, {name for name in "abcdef" if index.find([digest(name)])[0]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "has_delivered"),
+    [
+        (begin(ONE, 1), False),
+        (Seal("w", ONE, 1), False),
+        (SettleSeal("w", ONE, 1), False),
+        (begin(ONE, 2), True),
+        (Seal("w", ONE, 2), True),
+        (replace(begin(ONE, 1), inputs=[InputRange("orders", 0, 5, 6)]), True),
+        (page(ONE, 1, "a"), True),
+        (RangeEntry("w", ONE, 1, "orders", b"/s", b"i", [1, 2], [], [], [], 9), True),
+    ],
+    ids=["claim", "seal of a claim", "settled claim", "second", "seal of a second", "with inputs", "page", "range"],
+)
+def test_all_but_first_claims_tells_that_a_position_has_stood_beside_it(entry: Entry, *, has_delivered: bool) -> None:
+    evidence, _ = fold(entry)
+
+    assert evidence.has_delivered is has_delivered
 
 
 def test_an_entry_counts_only_when_its_transaction_is_sealed() -> None:

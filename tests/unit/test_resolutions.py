@@ -98,6 +98,12 @@ def test_offsets_overlap_where_they_share_one_whoever_is_asked(first: int, follo
     assert one.overlaps(other) is other.overlaps(one) is overlap
 
 
+def test_a_word_about_what_is_lost_is_none_about_a_delivery_of_the_same_offsets() -> None:
+    subjects = [of_offsets(Kind.LOST, "main", PLACE, 5, 9), of_offsets(Kind.DELIVERY, "main", PLACE, 5, 9), of_capture(CAPTURE)]
+
+    assert [one.overlaps(other) for one in subjects for other in subjects] == [True, False, False, False, True, False, False, False, True]
+
+
 def test_broken_records_and_those_under_a_foreign_key_are_passed_over() -> None:
     found = Resolutions()
     key, value = encode(resolution(of_capture(CAPTURE)))
