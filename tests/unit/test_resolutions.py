@@ -12,6 +12,7 @@ from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.resolution import (
+    Answer,
     Kind,
     Resolution,
     Resolutions,
@@ -19,6 +20,7 @@ from relay.monitor.resolution import (
     Subject,
     Told,
     encode,
+    encode_answer,
     of_capture,
     of_offsets,
     parse,
@@ -102,6 +104,28 @@ def test_a_word_about_what_is_lost_is_none_about_a_delivery_of_the_same_offsets(
     subjects = [of_offsets(Kind.LOST, "main", PLACE, 5, 9), of_offsets(Kind.DELIVERY, "main", PLACE, 5, 9), of_capture(CAPTURE)]
 
     assert [one.overlaps(other) for one in subjects for other in subjects] == [True, False, False, False, True, False, False, False, True]
+
+
+def test_a_route_obeys_what_was_decided_of_its_own_offsets_in_its_partitions() -> None:
+    mine = resolution(of_offsets(Kind.DELIVERY, "main", PLACE, 5, 9), number=1)
+    lost = resolution(of_offsets(Kind.LOST, "main", PLACE, 5, 9), number=2)
+    found = Resolutions([
+        mine, lost, resolution(of_offsets(Kind.DELIVERY, "other", PLACE, 5, 9), number=3),
+        resolution(of_offsets(Kind.DELIVERY, "main", PLACE._replace(partition=4), 5, 9), number=4),
+    ])  # fmt: skip
+
+    assert found.of_route(Kind.DELIVERY, "main", [PLACE]) == [mine]
+    assert found.of_route(Kind.LOST, "main", [PLACE]) == [lost]
+
+
+def test_compaction_leaves_what_each_worker_says_of_each_resolution() -> None:
+    answers = [Answer(bytes([number]) * 16, worker, 1, "") for number in (1, 2) for worker in ("v", "w")]
+
+    found = Resolutions()
+    for key, value in dict(map(encode_answer, answers)).items():
+        found.add(key, value)
+
+    assert [one for some in found.answers.values() for one in some] == answers
 
 
 def test_broken_records_and_those_under_a_foreign_key_are_passed_over() -> None:
