@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relay.message.errors import InDoubt, Retriable, Stopped
+from relay.message.errors import InDoubt, Retriable, Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.transfer import sending as sending_module
 from relay.transfer.cursor import Verdict
@@ -211,4 +211,89 @@ def test_a_connection_that_is_made_when_the_timer_ends_is_ended_by_the_next_one(
 
     assert cursor.abandoned == 2
     sending.abandon()
+    sending.close()
+
+
+class Noting(Cursor):
+    """A cursor that notes what it is asked for. The first batches fail as told; where ``held``, each waits to be let go on."""
+
+    def __init__(self, *failures: Exception, held: bool = False) -> None:
+        super().__init__(silent=False)
+        self.delivered: list[tuple[Mapping[LogPartition, int], Any]] = []
+        self.trimmed: list[tuple[LogPartition, int]] = []
+        self.goes_on = threading.Event()
+        self._failures = list(failures)
+        if not held:
+            self.goes_on.set()
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        self.delivered.append((positions, prepared))
+        assert self.goes_on.wait(10)
+        if self._failures:
+            raise self._failures.pop(0)
+        return [Verdict(0, 1)]
+
+    def trim(self, partition: LogPartition, below: int) -> bool:
+        self.trimmed.append((partition, below))
+        return False
+
+    def abandon(self) -> None:
+        self.goes_on.set()
+
+
+def sending_to(cursor: Noting) -> Sending:
+    return Sending(cursor, ResendTimes(0.016, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    limit = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
+def test_a_batch_without_an_answer_is_sent_again_as_it_was_until_there_is_one() -> None:
+    cursor = Noting(InDoubt("lost"), Retriable("deadlock"), Unreachable("away"))
+    sending = sending_to(cursor)
+
+    sending.send({PLACE: 7}, "batch")
+    wait_until(sending.is_idle)
+
+    assert sending.answers() == [[Verdict(0, 1)]]
+    assert cursor.delivered == [({PLACE: 7}, "batch")] * 4
+    assert sending.resent == 3
+    assert sending._expires is None
+    sending.close()
+
+
+@pytest.mark.parametrize("failures", [[], [InDoubt("closed")]], ids=["answered late", "without an answer"])
+def test_what_was_let_go_is_not_delivered_any_more_and_no_answer_of_it_is_taken(failures: list[Exception]) -> None:
+    cursor = Noting(*failures, held=True)
+    sending = sending_to(cursor)
+    sending.send({PLACE: 7}, "under way")
+    sending.send({PLACE: 9}, "waits")
+    wait_until(lambda: cursor.delivered)
+
+    sending.abandon()
+    sending.send({PLACE: 7}, "anew")
+    wait_until(lambda: len(cursor.delivered) > 1 and sending.is_idle())
+
+    assert sending.answers() == [[Verdict(0, 1)]]
+    assert [prepared for _, prepared in cursor.delivered] == ["under way", "anew"]
+    sending.close()
+
+
+def test_what_was_to_be_trimmed_and_is_not_any_more_is_kept() -> None:
+    cursor = Noting(held=True)
+    sending = sending_to(cursor)
+    sending.send({PLACE: 7}, None)
+    wait_until(lambda: cursor.delivered)
+
+    sending.trim(PLACE, 7)
+    sending.forget_trims()
+    sending.trim(PLACE, 5)
+    cursor.goes_on.set()
+    wait_until(lambda: sending.is_idle() and sending._trims.empty() and not sending._cursor_in_use.locked())
+
+    assert cursor.trimmed == [(PLACE, 5)]
     sending.close()
