@@ -112,6 +112,13 @@ def test_the_higher_replay_number_wins_over_the_later_entry(opened: DedupIndex) 
     assert {name: offset for name, (_, _, offset) in found(opened, ["a", "b"]).items()} == {"a": 1, "b": 4}
 
 
+def test_the_higher_replay_number_wins_in_one_page_too(opened: DedupIndex) -> None:
+    opened.add_page(page([1, 2, 3], names=["a", "a", "a"], replays=b"\x01\x02\x01"))
+
+    assert found(opened, ["a"])["a"][2] == 2
+    assert opened.replay(digest("a")) == 2
+
+
 def test_void_takes_an_entry_back_or_to_its_older_outcome(opened: DedupIndex) -> None:
     opened.add_page(page([1, 2, 3], names=["a", "b", "c"], replays=b"\x00\x01\x00"))
     opened.void(page([1, 2], names=["a", "b"], outcomes=b"\xff\x01", proof=Proof.VOID))

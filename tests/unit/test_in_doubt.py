@@ -20,7 +20,7 @@ def attempt(first: int, following: int, why: Why = Why.OPEN, since: int = 100, n
 def test_from_the_position_to_the_end_of_what_is_begun_minus_what_is_proven() -> None:
     found = in_doubt({PLACE: 3}, [attempt(0, 10)], {PLACE: {1, 5, 6, 9, 40}})
 
-    assert [(one.first, one.next) for one in found] == [(3, 5), (7, 9)]
+    assert [(one.first, one.next, one.offsets) for one in found] == [(3, 5, 2), (7, 9, 2)]
     assert {(one.since_ms, one.why, one.worker, one.n) for one in found} == {(100, Why.OPEN, "t1", 1)}
 
 

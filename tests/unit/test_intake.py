@@ -12,6 +12,7 @@ from relay.capture.outcomes import encode_marker, marker_headers
 from relay.log.holds import Decision, HoldBudget
 from relay.log.intake import HEADERS_MAX, Intake
 from relay.message.envelope import ResourceName
+from relay.message.errors import MessageRejected
 from relay.message.identity import capture_id, digest, position_digest, rules
 from relay.message.record import LogPartition
 
@@ -129,6 +130,38 @@ def test_a_message_of_a_topic_that_was_taken_out_of_the_route_is_known_by_its_id
     assert nameless is not None
     assert (taken_out.topic, taken_out.digest) == ("former", digest(b"c", b"/s", b"a"))
     assert nameless.digest != position_digest(TOPIC_ID, 0, 7), "nobody knows its topic's id"
+
+
+class Event(Fake):
+    """What comes in a record's place: an error, or the end of a partition."""
+
+    def error(self) -> object:  # type: ignore[override]
+        return "an error"
+
+
+def test_events_among_records_are_handed_back_and_are_no_messages() -> None:
+    made = intake()
+    end = Event(7)
+
+    assert made.take([Fake(0), end, Fake(1)], 0) == [end]
+
+    assert [message.offset for message in made.take_ready(10)] == [0, 1]
+    assert made.positions() == {PLACE: 2}
+
+
+def test_a_value_that_hides_the_id_is_a_fault_under_its_place() -> None:
+    def unreadable(headers: object, topic: bytes, value: bytes | None) -> bytes | None:
+        raise MessageRejected("decode", "schema", "nothing can read it for now")
+
+    made = Intake([unreadable], "publisher", budget=HoldBudget(10_000), marker_wait_s=1, askable=frozenset())
+    made.start({PLACE: 0}, {"orders": TOPIC_ID})
+
+    made.take([Fake(3)], 0)
+
+    (message,) = made.take_ready(10)
+    assert message.digest == position_digest(TOPIC_ID, 0, 3)
+    assert message.fault is not None
+    assert message.fault.code == "schema"
 
 
 def test_the_first_rule_that_finds_an_id_names_the_message() -> None:

@@ -18,7 +18,7 @@ from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proo
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex, Standing, memory_index
 from relay.monitor.recovery import settle
-from relay.monitor.redrive import Do, Ending, Order, Orders, Wanted, decide, encode, encode_ending
+from relay.monitor.redrive import ROWS_MAX, Do, Ending, Order, Orders, Wanted, decide, encode, encode_ending
 from relay.run.redriving import Redriving
 
 PLACE = LogPartition("log", 2)
@@ -92,7 +92,10 @@ def test_an_order_lies_under_its_own_key_and_its_columns_agree() -> None:
     orders.add(order(2).key, encode(order(1))[1])
     _, value = encode(replace(order(1), wanted=[Wanted(1, b"short", 1)]))
     orders.add(order(1).key, value)
+    orders.add(*encode(order(1, tuple(range(ROWS_MAX + 1)))))
     assert orders.open == {}
+    orders.add(*encode(order(1, tuple(range(ROWS_MAX)))))
+    assert len(orders.open) == 1
 
 
 def test_the_index_tells_the_dead_and_how_often_they_were_redriven() -> None:
