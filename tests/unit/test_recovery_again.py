@@ -13,7 +13,7 @@ from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.topic import TopicDelivery
 from relay.message.envelope import OUT_DIGEST
-from relay.message.errors import Stuck
+from relay.message.errors import Retriable, Stuck
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, decode, pages
 from relay.monitor.evidence import Evidence
@@ -29,7 +29,7 @@ from relay.monitor.resolution import (
     of_offsets,
 )
 from relay.run import crash
-from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.memory_kafka import MemoryKafka, MemoryTransaction
 
 LOG, OUT, DEAD, MONITOR = (LogPartition(name, 0) for name in ("log", "out", "dead", "monitor"))
 COUNT = 12
@@ -229,6 +229,19 @@ def test_killed_at_any_steps_in_any_order(seed: int) -> None:
 
     assert delivered(kafka) == list(range(COUNT))
     assert set(entries(kafka)) == set(range(COUNT))
+
+
+def test_a_claim_whose_first_position_is_not_stored_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka, made = MemoryKafka(), list[MemoryTransaction]()
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka, "committed", lambda _partitions: {})
+        patch.setattr(kafka, "transaction", lambda name: made.append(MemoryTransaction(kafka, name)) or made[-1])
+        with pytest.raises(Retriable, match="claims again"):
+            Process(kafka).recover()
+    assert made
+    assert {one._epoch for one in made} == {-1}, "no instance is left, or it would be used again"
+
+    assert Process(kafka).recover() == positions(kafka) == {LOG: 0}
 
 
 def outputs_have_left() -> MemoryKafka:

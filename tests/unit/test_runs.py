@@ -37,6 +37,10 @@ def test_numbers_collapse_in_any_order(single: list[int]) -> None:
     assert is_increasing(single) == all(b > a for a, b in pairwise(single))
 
 
+def test_numbers_collapse_in_their_order_however_large_they_are() -> None:
+    assert collapsed([2**40, 3, 2**33, 4]) == [3, 4, 2**33, 2**33, 2**40, 2**40]
+
+
 @given(st.lists(RUN, max_size=20), st.integers(1, 5))
 def test_shortening_forgets_and_never_adds(added: list[tuple[int, int]], most: int) -> None:
     runs = Runs()
