@@ -125,6 +125,15 @@ def test_under_a_settle_seal_only_flagged_entries_count() -> None:
     assert (evidence.unsealed(), evidence.pending(ONE, 1), evidence.decided_offset) == ([], [], 7)
 
 
+def test_folding_what_was_folded_again_changes_nothing() -> None:
+    entries = [begin(ONE, 1), page(ONE, 1, "a"), begin(ONE, 2), page(ONE, 2, "b"), Seal("w", ONE, 2)]
+    evidence, names = fold(*entries, *entries[:-1])
+
+    assert names == {"a", "b"}
+    assert (evidence.unsealed(), evidence.pending(ONE, 1), evidence.pending(ONE, 2), evidence.alarms) == ([], [], [], [])
+    assert evidence.decided_offset == 9
+
+
 def test_a_settled_page_stays_settled_when_the_range_is_folded_again() -> None:
     entries = [begin(ONE, 1), page(ONE, 1, "a"), SettleSeal("w", ONE, 1)]
     evidence, names = fold(*entries, *entries[:2])
