@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from relay.message.errors import Stopped, Unreachable
 from relay.monitor import rows_on_disk
-from relay.monitor.checkpoint import CheckpointStore
+from relay.monitor.checkpoint import CheckpointFile, CheckpointStore, Identity
 from relay.monitor.entries import Page, Proof
-from relay.monitor.index import Budget, DedupIndex
+from relay.monitor.index import Budget, DedupIndex, memory_index
 from relay.monitor.rows_on_disk import UnusableStoreError
 
 TOPIC_ID = b"T" * 16
@@ -165,6 +165,23 @@ def test_a_damaged_file_never_shows_an_entry_that_was_not_saved(tmp_path: Path, 
     assert loaded.position in (0, 40)
     # Number 3 was taken back by the last blocks: it may still show only if the position says to read them again.
     assert names_in(index).items() <= {**EXPECTED, 3: 6}.items()
+
+
+def test_what_gives_the_topics_other_numbers_is_not_read_as_theirs(tmp_path: Path) -> None:
+    """As when a file could not be read once: the index began anew, and what it learned then was appended."""
+    identity = Identity("shop", "copy", TOPIC_ID.hex(), 0)
+    file = CheckpointFile(tmp_path / "0.checkpoint", identity)
+    for topic, numbers, position in (("orders", range(10), 40), ("payments", range(20, 30), 50)):
+        began_anew = memory_index(0)
+        began_anew.keep_journal()
+        began_anew.add_page(page(numbers, topic=topic))
+        file.save(began_anew, position, 40)
+
+    index = memory_index(0)
+    loaded = CheckpointFile(tmp_path / "0.checkpoint", identity).load(index)
+
+    assert (loaded.position, "the rest comes from Kafka" in loaded.reason) == (40, True)
+    assert names_in(index) == {i: i * 2 for i in range(10)}
 
 
 def test_a_file_of_outdated_changes_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
