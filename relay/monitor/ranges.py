@@ -161,11 +161,6 @@ class Ranges:
         """Is the bound on incarnations reached?"""
         return len(self._by_key) >= self.limits.incarnations
 
-    def is_closed(self, key: RangeKey, number: int) -> bool:
-        """Is this number closed?"""
-        known = self._by_key.get(key)
-        return known is not None and number in known.closed
-
     def is_complete_from(self, monitor_low: int, *, has_gap: bool = False) -> None:
         """The index is filled from this monitor offset on; it keeps what ages out of the monitor afterwards.
 

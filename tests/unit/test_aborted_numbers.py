@@ -11,7 +11,7 @@ from relay.log.holds import CLAIMS_MAX, Aborted, Decision
 from relay.log.intake import Intake
 from relay.message.envelope import CAPTURE, INCARNATION, RESOURCE, SEQUENCE, SOURCE
 from relay.message.numbers import Number, NumberRun
-from relay.monitor.ranges import Ranges, encode_key, encode_value
+from relay.monitor.ranges import Ranges, Standing, encode_key, encode_value
 from tests.unit.test_intake import CAPTURE as ID
 from tests.unit.test_intake import NONCE, PLACE, SHOP, Fake, intake
 
@@ -138,7 +138,7 @@ def test_what_is_written_of_a_publishers_numbers_is_bounded_whatever_a_batch_clo
     assert len(encode_key(entry.key)) + len(encode_value(entry)) < 10_000
     assert (entry.closing[:2], entry.claimed[:4]) == ([10**17, 10**17], [1, 1, 3, 3])
     ranges.close(found)
-    assert ranges.is_closed(entry.key, 1)
+    assert ranges.standing(entry.key, 1) is not Standing.OPEN
 
 
 def test_numbers_wait_for_a_batch_in_bounds() -> None:

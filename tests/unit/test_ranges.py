@@ -39,7 +39,7 @@ def batch(numbers: Iterable[int], key: RangeKey = ONE, claims: Iterable[tuple[in
 
 
 def closed(ranges: Ranges, upto: int = 30, key: RangeKey = ONE) -> list[int]:
-    return [n for n in range(upto) if ranges.is_closed(key, n)]
+    return [n for n in range(upto) if ranges.standing(key, n) is not Standing.OPEN]
 
 
 def one_entry(ranges: Ranges, closings: Closings, n: int = 1) -> RangeEntry:
