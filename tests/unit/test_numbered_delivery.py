@@ -12,7 +12,7 @@ from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.topic import IDLE_S, NEWS_AFTER_S, TopicDelivery
 from relay.log.holds import Aborted
 from relay.message.envelope import INCARNATION, SEQUENCE, SOURCE
-from relay.message.errors import Fenced, Stopped
+from relay.message.errors import Fenced, MessageRejected, Stopped
 from relay.message.numbers import Number, NumberRun, number_of, numbers_of
 from relay.message.record import LogPartition
 from relay.monitor.entries import decode
@@ -87,6 +87,23 @@ def test_two_ids_under_one_number_in_one_batch_are_a_conflict_too() -> None:
     TopicProcess(kafka).delivery.submit(batch([captured(1), captured(1, name="other", offset=1)], 2))
 
     assert (out(kafka), out(kafka, "dead")) == (["i1-0-1"], ["other"])
+
+
+def test_beside_conflicts_all_others_are_delivered_and_a_fault_that_was_there_stays() -> None:
+    kafka = MemoryKafka()
+    process = TopicProcess(kafka)
+    process.delivery.submit(batch([captured(n) for n in (1, 2, 3)], 3))
+
+    plain = captured(9, name="plain", capture=None, offset=4)  # a stranger's: only a message of a capture has a number
+    unread = captured(3, name="unread", offset=6)._replace(fault=MessageRejected("decode", "schema", "nothing can read it"))
+    others = [plain, captured(1, name="elsewhere", incarnation=b"i2", offset=5)]
+    conflicts = [captured(n, name=f"other-{n}", offset=6 + n) for n in (1, 2)]
+    process.delivery.submit(batch([*others, unread, *conflicts], 9, first=3))
+
+    assert out(kafka) == ["i1-0-1", "i1-0-2", "i1-0-3", "plain", "elsewhere"]
+    assert out(kafka, "dead") == ["unread", "other-1", "other-2"]
+    assert process.delivery.counts.conflicts == 3
+    assert process.delivery.counts.causes == {"schema": 1, "number_conflict": 2}
 
 
 def test_a_conflict_stops_a_route_that_wants_no_dead_letters() -> None:
