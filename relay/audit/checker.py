@@ -140,14 +140,18 @@ class CommitOrder:
 class Checker:
     """Holds effects against the ledger, one after the other, and concludes.
 
-    ``apart`` are the messages that stood outside of their lane's order: dead letters, redriven or not.
+    ``apart`` are the messages that stood outside of their lane's order: dead letters, redriven or not. ``memory`` says of
+    which effects without a message nothing can be said.
     """
 
-    def __init__(self, ledger: Ledger, *, ordered: bool, apart: Iterable[bytes] = ()) -> None:
+    def __init__(
+        self, ledger: Ledger, *, ordered: bool, apart: Iterable[bytes] = (), memory: Memory | None = None
+    ) -> None:
         self.findings = Findings()
         self.unknown: dict[bytes, tuple[Place | str, int]] = {}
         """Effects of no captured message: the last one's place and their number, by digest or match."""
         self._ledger = ledger
+        self._memory = memory or Memory()
         self._ordered = ordered
         self._apart = {row for digest in apart if (row := ledger.index.get(digest)) is not None}
         self._times = bytearray(len(ledger))
@@ -260,23 +264,21 @@ class Checker:
 
     def stranger(self, key: bytes, where: Place | str) -> None:
         """Take an effect of no captured message; what it is, is concluded at the end."""
+        if self._memory.lacks(key, where) and key not in self._ledger.refused:
+            self.findings.forgotten += 1  # not kept: a table may have any number of them
+            return
         found = self.unknown.get(key)
         self.unknown[key] = (where, 1 if found is None else found[1] + 1)
 
-    def strangers_of(self, memory: Memory) -> set[bytes]:
-        """Return the effects of no captured message that may be older than what log and monitor remember."""
-        places = ((key, where) for key, (where, _count) in self.unknown.items())
-        return {
-            key for key, where in places
-            if (memory.may_lack(*where) if isinstance(where, Place) else not memory.is_whole)
-        }  # fmt: skip
-
     def expire(self, count: int) -> None:
         """Take so many effects of no captured message, at most, for those of messages that have left the log."""
-        refused = self._ledger.refused
-        for key in [key for key in self.unknown if key not in refused][:max(count, 0)]:
+        refused, findings = self._ledger.refused, self.findings
+        forgotten = min(max(count, 0), findings.forgotten)
+        strange = [key for key in self.unknown if key not in refused][: max(count - forgotten, 0)]
+        for key in strange:
             del self.unknown[key]
-            self.findings.expired += 1
+        findings.forgotten -= forgotten
+        findings.expired += forgotten + len(strange)
 
     def met(self, digests: Iterable[bytes]) -> set[bytes]:
         """Return which of the messages have an effect so far, or may be given one of those that share a name with them."""
@@ -294,13 +296,8 @@ class Checker:
         rows = enumerate(zip(self._ledger.index, self._times, strict=True))
         return (digest for row, (digest, times) in rows if not times or row in alike)
 
-    def conclude(
-        self, state: State, expired: Collection[bytes] = (), forgotten: Collection[bytes] = ()
-    ) -> Findings:
-        """Judge what has no effect and what has no message.
-
-        ``expired`` are unknown effects older than the log, ``forgotten`` those that may be older than the monitor as well.
-        """
+    def conclude(self, state: State, expired: Collection[bytes] = ()) -> Findings:
+        """Judge what has no effect and what has no message. ``expired``: unknown effects older than the log."""
         findings, ledger = self.findings, self._ledger
         self._allot(state)
         findings.captured = len(ledger)
@@ -317,7 +314,7 @@ class Checker:
             elif digest in state.second.redriving:
                 findings.blame("unseen", ledger.place(row), REDRIVING)
         for key, (where, count) in self.unknown.items():
-            self._judge_unknown(key, where, count, expired, forgotten)
+            self._judge_unknown(key, where, count, expired)
         for partition, offset in ledger.undecided.values():
             findings.blame("in_doubt", ledger.place_of(partition, offset), "its capture is undecided")
         for name, low in state.lows.items():
@@ -386,9 +383,7 @@ class Checker:
             verdict = "unseen", "not delivered yet"
         return verdict
 
-    def _judge_unknown(
-        self, key: bytes, where: Place | str, count: int, expired: Collection[bytes], forgotten: Collection[bytes]
-    ) -> None:
+    def _judge_unknown(self, key: bytes, where: Place | str, count: int, expired: Collection[bytes]) -> None:
         refused = self._ledger.refused.get(key, key)
         if refused in self._ledger.undecided:
             return  # counted in doubt
@@ -399,8 +394,6 @@ class Checker:
             self.findings.expired += 1
             if count > 1:
                 self.findings.blame("duplicates", where, EXPIRED_TWICE, count - 1)
-        elif key in forgotten:
-            self.findings.forgotten += count
         else:
             self.findings.blame("phantoms", where, "no captured message has this identity", count)
 

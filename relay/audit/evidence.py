@@ -104,6 +104,10 @@ class Evidence:
         """The log partitions of which something was entered."""
         return {page.partition for page in self._pages}
 
+    def digests(self) -> set[bytes]:
+        """Return all of which an entry counts."""
+        return {digest for digest, _ in self._counting(None)}
+
     def oldest(self, monitor_partition: int) -> int:
         """Return when the broker took the first record that is left of a monitor partition; UNKNOWN_AGE if nothing tells."""
         return self._oldest.get(monitor_partition, UNKNOWN_AGE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
@@ -25,26 +25,27 @@ class Memory:
     one on everything in its partition is remembered. The rows of a table tell nothing of the kind.
     """
 
-    def __init__(self, recent: Mapping[bytes, int] | None = None) -> None:
-        """``recent``: None where log or monitor is whole, so that nothing is older."""
+    def __init__(self, recent: Mapping[bytes, int] | None = None, named: Collection[bytes] = ()) -> None:
+        """``recent``: None where log or monitor is whole, so that nothing is older. ``named`` are what monitors still tell of."""
         self.is_whole = recent is None
         self._recent = {instance.hex().encode(): n for instance, n in (recent or {}).items()}
+        self._named = named
         self._since: dict[LogPartition, int] = {}
 
     def take(self, partition: LogPartition, offset: int, headers: Mapping[str, bytes]) -> None:
-        """Take the next record of an output partition."""
+        """Take the next record of an output partition, before it is asked about."""
+        if self.is_whole or partition in self._since:
+            return
         first = self._recent.get(headers.get(OUT_INSTANCE) or b"")
         number = headers.get(OUT_N) or b""
         if first is not None and number.isdigit() and len(number) < 20 and int(number) >= first:
-            self._since.setdefault(partition, offset)
+            self._since[partition] = offset
 
-    def knows(self, partition: LogPartition) -> bool:
-        """Is it known from where on a partition is remembered, or need that not be known?"""
-        return self.is_whole or partition in self._since
-
-    def may_lack(self, topic: str, partition: int, offset: int) -> bool:
-        """May the message of the output that lies there have left both log and monitor?"""
-        return not self.is_whole and offset < self._since.get(LogPartition(topic, partition), offset + 1)
+    def lacks(self, key: bytes, where: Place | str) -> bool:
+        """May the message of this effect, which the log does not have, have left both log and monitor?"""
+        if self.is_whole or key in self._named:
+            return False
+        return isinstance(where, str) or LogPartition(where.topic, where.partition) not in self._since
 
 
 def recent(evidence: Evidence, monitored: Mapping[LogPartition, Range], span_ms: int) -> dict[bytes, int]:

@@ -27,11 +27,12 @@ def _place(route: RouteConfig) -> tuple[str, ...]:
 
 
 def theirs(
-    config: RelayConfig, route: RouteConfig, store: tables.Store, topics: Topics, scan: Scan, wanted: Collection[bytes]
-) -> Iterator[bytes]:
-    """Yield which of the digests a route says that it has delivered, in its inbox or its monitor."""
+    config: RelayConfig, route: RouteConfig, store: tables.Store, topics: Topics, scan: Scan,
+    wanted: Collection[bytes] | None,
+) -> Iterator[bytes]:  # fmt: skip
+    """Yield which of the digests (None: of all) a route says that it has delivered, in its inbox or its monitor."""
     for row in store.inbox(config.relay.name, route.name):
-        if row.outcome == DELIVERED and row.digest in wanted:
+        if row.outcome == DELIVERED and (wanted is None or row.digest in wanted):
             yield row.digest
     name = config.monitor_topic(route.name)
     facts = topics.describe([name], settings=False)
@@ -92,6 +93,8 @@ def former_monitors(config: RelayConfig, topics: Topics) -> list[str]:
     return [name for name in owned if name not in living]
 
 
-def _delivered(topics: Topics, scan: Scan, monitor: TopicFacts, wanted: Collection[bytes]) -> Iterator[bytes]:
+def _delivered(
+    topics: Topics, scan: Scan, monitor: TopicFacts, wanted: Collection[bytes] | None
+) -> Iterator[bytes]:
     evidence, _broken = readers.monitor(scan.read(ranges_of(topics, monitor)))
     yield from (entry.digest for entry in evidence.proven(wanted) if entry.outcome == DELIVERED)

@@ -78,6 +78,10 @@ class StoredEffects:
             for entry in seen.later.proven()
         )  # fmt: skip
 
+    def named(self) -> set[bytes]:
+        """Return what the other routes into the same table tell of, in their inboxes and monitors."""
+        return self._theirs(neighbours(self._config, self._route), None)
+
     def _leave_to_others(self, checker: Checker, ledger: Ledger, seen: Seen, to: TableDestination) -> None:
         """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""
         others = neighbours(self._config, self._route)
@@ -99,8 +103,8 @@ class StoredEffects:
         for digest in strangers:
             del checker.unknown[digest]
 
-    def _theirs(self, others: Iterable[RouteConfig], wanted: Collection[bytes]) -> set[bytes]:
-        """Return which of the digests other routes say that they have delivered."""
+    def _theirs(self, others: Iterable[RouteConfig], wanted: Collection[bytes] | None) -> set[bytes]:
+        """Return which of the digests (None: of all) other routes say that they have delivered."""
         return {
             digest
             for route in others

@@ -165,10 +165,10 @@ class _RouteAudit:
             seen = self._before(evidence, stores)
             ledger, lows = self._log(stores)
             seen.begins, seen.lows, seen.later = begins, lows, self._since(evidence)
-            seen.memory = self._memory(seen)
+            seen.memory = self._memory(seen, stores)
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
             letters = seen.deaths.letters
-            checker = Checker(ledger, ordered=route.order != "none", apart=letters.standing | letters.redriven)
+            checker = Checker(ledger, ordered=route.order != "none", apart=letters.standing | letters.redriven, memory=seen.memory)
             if isinstance(to, TopicDestination):
                 identify = self._identity()
                 batches = self._scan.read(seen.outputs, self._progress(f"output {to.topic}", seen.outputs))
@@ -211,12 +211,15 @@ class _RouteAudit:
         ranges = ranges_since(self._topics, monitor, self._monitored)
         return readers.monitor(self._scan.read(ranges), evidence)[0]
 
-    def _memory(self, seen: Seen) -> Memory:
+    def _memory(self, seen: Seen, stores: Mapping[str, tables.Store]) -> Memory:
         """Return how far back log and monitor remember; what has left a queue is counted by what is recorded."""
         if isinstance(self._route.to, QueueDestination) or is_whole(seen.lows, self._first, self._monitored):
             return Memory()
         span_ms = int(1000 * self._config.timing.transaction_timeout)
-        return Memory(recent(seen.evidence, self._monitored, span_ms))
+        named = seen.later.digests()
+        if isinstance(self._route.to, TableDestination):
+            named |= self._stored_effects(stores).named()
+        return Memory(recent(seen.evidence, self._monitored, span_ms), named)
 
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> Seen:
         """Read the positions first, then the ends of what they promise: dead letters and outputs."""
@@ -281,15 +284,12 @@ class _RouteAudit:
         entered = list(seen.evidence.proven(missing)) if missing else []
         outcomes = {entry.digest: entry.outcome for entry in entered}
         expired: set[bytes] = set()
-        entered_otherwise: set[bytes] = set()
         for entry in seen.later.proven(wanted) if wanted else ():
             if entry.digest in missing:
                 # Of what was entered meanwhile only this needs no trace in what was read before.
                 outcomes |= {entry.digest: SKIPPED} if entry.outcome == SKIPPED else {}
             elif entry.outcome == DELIVERED and 0 <= entry.offset < lows.get(entry.partition, entry.offset + 1):
                 expired.add(entry.digest)  # also of a topic that the route does not read any more
-            else:
-                entered_otherwise.add(entry.digest)
         expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
@@ -305,8 +305,7 @@ class _RouteAudit:
                 letters.deaths_of(checker.met(letters.standing)), lambda deaths: self._since(seen.evidence).proven(deaths)
             ),
         )
-        forgotten = checker.strangers_of(seen.memory) - entered_otherwise
-        findings = checker.conclude(state, expired, forgotten)
+        findings = checker.conclude(state, expired)
         self._note_forgotten(findings, lows, seen)
         return findings
 

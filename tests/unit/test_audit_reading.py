@@ -18,6 +18,7 @@ from relay.kafka.topics import TopicFacts
 from relay.message.envelope import OUT_INSTANCE, OUT_N, Headers
 from relay.message.identity import cloudevents, position_digest
 from relay.message.record import LogPartition
+from relay.message.schemas import codec
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode
 from relay.resources import open_resource
 from tests.integration.audit_site import wrong
@@ -114,6 +115,11 @@ class Place:
         fields = ce(source, identifier, **headers)
         offset = self.cluster.append(topic, b"k", identifier.encode(), fields)
         return cloudevents(dict(fields), topic.encode(), None) or position_digest(topic.encode().ljust(16), 0, offset)
+
+    def mark_aborted(self, capture: bytes) -> None:
+        marker = {"capture": capture, "outcome": "ABORTED", "nonce": None, "incarnation": None, "closes": []}
+        headers = [("ce_type", b"relay.outcome"), ("ce_relaycapture", capture.hex().encode())]
+        self.cluster.append(LOG, capture, codec("outcome").encode(marker), headers)
 
     def row(self, identifier: str | None, source: str | None = "/a") -> None:
         self.database.execute("insert into ledger values (?, ?)", (identifier, source))
@@ -386,6 +392,40 @@ def test_rows_from_before_anything_that_log_and_monitor_remember_are_no_phantoms
 
     assert wrong(report) == {}
     assert (report.findings.expired, report.findings.forgotten) == (1, 3), "b; a and the two without an id"
+
+
+def test_rows_that_another_route_tells_of_are_its_own_however_old(make: Make) -> None:
+    place = make(BY_SOURCE, more=f'[routes.other]\nfrom = ["{MORE}"]\n{BY_SOURCE}\n')
+    place.cluster.logs |= {MORE: [], place.config.monitor_topic("other"): []}
+    place.enter(place.write("a"))
+    place.enter(place.write("b"), first=1)
+    place.enter(place.write("theirs", topic=MORE), topic=MORE, route="other")
+    for name in ("a", "b", "theirs"):
+        place.row(name)
+    place.cluster.low.update({LOG: 1, place.monitor: 1})
+    place.stand_at(2)
+
+    report = place.audit()
+
+    assert (wrong(report), report.findings.forgotten) == ({}, 1), "a"
+    assert any("1 rows of ledger are those of other" in note for note in report.findings.notes)
+
+
+def test_an_aborted_message_with_a_row_is_a_phantom_whatever_was_forgotten(make: Make) -> None:
+    place = make(BY_SOURCE)
+    place.enter(place.write("a"))
+    place.enter(place.write("b"), first=1)
+    capture = b"c" * 16
+    place.write("refused", ce_relaycapture=capture.hex(), ce_relayresource="elsewhere/u")
+    place.mark_aborted(capture)
+    for name in ("a", "b", "refused"):
+        place.row(name)
+    place.cluster.low.update({LOG: 1, place.monitor: 1})
+    place.stand_at(4)
+
+    report = place.audit()
+
+    assert (wrong(report), report.findings.forgotten) == ({"phantoms": 1}, 1)
 
 
 @pytest.mark.parametrize("to", [BY_ID, BY_SOURCE])
