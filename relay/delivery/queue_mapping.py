@@ -65,7 +65,7 @@ class QueueMapping:
             id=_identifier(message, headers),
             value=message.value,
             key=message.key,
-            headers=tuple(message.headers),
+            headers=tuple(message.headers if message.capture is None else envelope.outgoing(message.headers)),
             subject=None if subject is None else _text(subject, envelope.SUBJECT),
             lane=self._lane(publisher, message.key),
             priority=_number(headers, envelope.PRIORITY, PRIORITY_DEFAULT, PRIORITY_MAX),

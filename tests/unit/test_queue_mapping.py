@@ -46,6 +46,15 @@ def test_a_message_keeps_who_sent_it_and_where_the_log_has_it() -> None:
     assert ("ce_id", b"m-1") in found.headers
 
 
+def test_what_names_its_capture_stays_in_the_log() -> None:
+    # Whoever appends the message to a log again would have a second relay wait for a decision that is not there.
+    captured = message(("ce_relaycapture", b"ab" * 16), ("ce_relayresource", b"shop/u-1"))._replace(capture=b"\xab" * 16)
+
+    (row,) = QueueMapping(QUEUE, dict).map([captured], tuple).rows  # type: ignore[arg-type]
+
+    assert row.message.headers == (("ce_id", b"m-1"), ("ce_source", b"/till"))
+
+
 def test_the_lane_is_the_queues_order() -> None:
     by_key = QueueSettings("credit", AUDIENCE, order="key")
 
