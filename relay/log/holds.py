@@ -54,13 +54,14 @@ class Waiting(Enum):
 
 @dataclass(slots=True)
 class Hold:
-    """One undecided capture in one partition; times are monotonic seconds."""
+    """One undecided capture in one partition; times are monotonic seconds. ``detail`` is what its resource said last, for people."""
 
     capture: bytes
     resource: ResourceName | None
     first_offset: int
     first_seen: float
     waiting: Waiting = Waiting.MARKER
+    detail: str = ""
     scan_to: int | None = None
     ask_at: float = 0.0
     retry_s: float = RETRY_FIRST_S
@@ -229,11 +230,11 @@ class PartitionHolds:
         for lane in hold.lanes if hold else ():
             self._drain(lane)
 
-    def postpone(self, capture: bytes, waiting: Waiting, now: float) -> None:
+    def postpone(self, capture: bytes, waiting: Waiting, now: float, detail: str = "") -> None:
         """The resource gave no decision: ask again later, with backoff; show why."""
         hold = self._holds.get(capture)
         if hold is not None:
-            hold.waiting = waiting
+            hold.waiting, hold.detail = waiting, detail
             hold.ask_at = now + hold.retry_s
             slow = waiting is not Waiting.RESOURCE
             most = RETRY_STUCK_MAX_S if waiting is Waiting.STUCK else RETRY_MAX_S

@@ -255,10 +255,12 @@ class Intake:
         for held in self._waiting_for(capture, resource):
             held.decide(capture, decision)
 
-    def postpone(self, capture: bytes, resource: ResourceName | None, waiting: Waiting, now: float) -> None:
+    def postpone(
+        self, capture: bytes, resource: ResourceName | None, waiting: Waiting, now: float, detail: str = ""
+    ) -> None:
         """A resource gave no decision."""
         for held in self._waiting_for(capture, resource):
-            held.postpone(capture, waiting, now)
+            held.postpone(capture, waiting, now, detail)
 
     def _waiting_for(self, capture: bytes, resource: ResourceName | None) -> list[PartitionHolds]:
         return [held for held in self.partitions.values() if held.waits_for(capture, resource)]

@@ -8,7 +8,7 @@ from typing import Any, Final
 import structlog
 
 from relay.delivery.destination import Destination
-from relay.log.holds import Waiting
+from relay.log.holds import Hold, Waiting
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
 from relay.run import clock
@@ -17,6 +17,7 @@ from relay.run.seldom import Seldom
 log = structlog.get_logger("relay.progress")
 PERIOD_S: Final = 2.0
 WAITING_SHOWN_MAX: Final = 20
+DETAIL_CHARACTERS_MAX: Final = 300
 
 Write = Callable[[dict[str, Any], bool], None]
 """Given the record and whether it is the last one, make it readable for others."""
@@ -159,7 +160,7 @@ class Progress:
             "waiting": [
                 {
                     "capture": hold.capture.hex(),
-                    "why": hold.waiting.value,
+                    "why": _why(hold),
                     "since_ms": int((now - hold.first_seen) * 1000),
                     "resource": hold.resource.encode().decode() if hold.resource is not None else None,
                     "first_offset": hold.first_offset,
@@ -174,6 +175,11 @@ class Progress:
             "lost_next": lost[1] if lost is not None else None,
             "last_progress_at": self._partition_moved.get(partition),
         }
+
+
+def _why(hold: Hold) -> str:
+    """Return why a capture is undecided: which process holds the database's file, say, or which database answers instead."""
+    return f"{hold.waiting.value}: {hold.detail[:DETAIL_CHARACTERS_MAX]}" if hold.detail else hold.waiting.value
 
 
 def _lost(first: int, following: int) -> str:

@@ -117,7 +117,7 @@ class Resolving:
             for capture, resource, resolution in answers:
                 decision = _DECISION.get(resolution.state)
                 if decision is None:
-                    intake.postpone(capture, _named(resource), _WAITING[resolution.state], now)
+                    intake.postpone(capture, _named(resource), _WAITING[resolution.state], now, resolution.detail)
                     if resolution.state in _ASK_PUBLISHER and resource != UNNAMED:
                         self._ask_publisher(intake, capture, resource, now)
                 else:
@@ -148,9 +148,9 @@ class Resolving:
             except Exception as failure:  # noqa: BLE001 - whatever it is, the thread must answer
                 # Retry: nothing is known, so nothing is decided; the holds are asked again with backoff. The words
                 # of a strange error are left out: they may quote an address with its password.
-                known = isinstance(failure, RelayError)
-                log.warning("not resolved", reason=str(failure) if known else type(failure).__name__)
-                answers = {capture: Resolution(State.UNREACHABLE) for capture, _ in asked}
+                reason = str(failure) if isinstance(failure, RelayError) else type(failure).__name__
+                log.warning("not resolved", reason=reason)
+                answers = {capture: Resolution(State.UNREACHABLE, detail=reason) for capture, _ in asked}
             self._answers.put([(capture, resource, answers[capture]) for capture, resource in asked])
 
 

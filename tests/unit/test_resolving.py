@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from relay.capture.resolver import Resolution, State
+from relay.capture.resolver import Resolution, Resolver, State
+from relay.delivery.batch import Counts
 from relay.log.holds import Decision, HoldBudget, Waiting
 from relay.log.intake import Intake
 from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
+from relay.resources import open_resource
 from relay.run import resolving
 from relay.run.asking import ASK_AGAIN_S, Inquiring
+from relay.run.progress import Progress
 from relay.run.resolving import UNNAMED, Resolving
+from relay.run.status_record import StatusRecord
 from tests.unit.test_intake import SHOP, Fake, captured
 
 PLACE = LogPartition("orders", 0)
+IDENTITY = {"relay": "shop", "route": "r", "worker": "shop.r.a.0"}
 
 
 class Answering:
@@ -80,6 +91,42 @@ def test_a_resolver_that_fails_is_asked_again_later(failure: Exception) -> None:
 
     assert intake.partitions[PLACE].aborted == 1
     one.close()
+
+
+def test_the_process_that_holds_the_file_is_shown_while_a_capture_waits_for_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    resource = open_resource("shop", url, lock_timeout_s=0.05)
+    resource.create_tables()
+    intake = waiting(0)
+    named = resource.identity().encode()
+    intake.take([Fake(0, [("ce_id", b"a"), ("ce_relaycapture", b"ab" * 16), ("ce_relayresource", named)])], 0)
+    one = Resolving(Resolver({"shop": resource}), lambda _: 1)
+    records: list[StatusRecord] = []
+    progress = Progress(IDENTITY, lambda record, _: records.append(StatusRecord.model_validate(record)))
+    destination: Any = SimpleNamespace(counts=Counts(), in_doubt={})
+    (hold,) = intake.partitions[PLACE].holds()
+
+    with frozen_writer(tmp_path / "shop.db") as writer:
+        turn_until(one, intake, 2, lambda: hold.waiting is Waiting.RESOURCE)
+        progress.beat(1.0, intake, destination, {PLACE: 0})
+    one.close()
+
+    (shown,) = records[-1].partitions[0].waiting
+    assert shown.why.startswith(Waiting.RESOURCE.value)
+    assert f"process {writer} holds the file" in shown.why
+
+
+@contextmanager
+def frozen_writer(path: Path) -> Iterator[int]:
+    """A process that has begun to write into the file, and goes no further; its number."""
+    code = f"import sqlite3; c = sqlite3.connect({str(path)!r}, isolation_level=None); c.execute('begin immediate'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def test_a_message_that_names_no_resource_is_stuck_and_never_dropped() -> None:
