@@ -6,7 +6,7 @@ after it; whatever failed in a way that is not understood leads to recovery, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -259,6 +259,7 @@ class RouteWorker:
         self._check_twin()
         self._check_topics()
         topic_ids = self._topic_ids()
+        _check_together(assigned, topic_ids)
         self._progress.state("recovering")
         self._intake.start({}, topic_ids)  # a recovery may read messages of the log again
         views = self._views.take({p.partition for p in assigned}, self._group.stay)
@@ -467,3 +468,18 @@ class RouteWorker:
             self._acknowledge()
         except RelayError as unclear:
             log.warning("left in doubt", reason=str(unclear))  # in doubt: the next owner recovers
+
+
+def _check_together(assigned: Collection[LogPartition], topics: Collection[str]) -> None:
+    """Raise Retriable unless all topics of the route come with each partition's number: its monitor partition has one owner.
+
+    The group sees to that as long as its members read the same topics. Two owners would fence each other with every
+    batch, and neither would know what the other one enters.
+    """
+    for place in assigned:
+        for topic in topics:
+            if LogPartition(topic, place.partition) not in assigned:
+                raise Retriable(
+                    f"{place.topic}[{place.partition}] came without {topic}[{place.partition}], which another worker has: workers of "
+                    "this route run with different topics in `from`; stop them all, everywhere, and start them with one configuration"
+                )

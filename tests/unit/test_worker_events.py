@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
-from relay.message.errors import Fenced, RelayError, Stopped, Stuck, Unreachable
+from relay.message.errors import Fenced, RelayError, Retriable, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
 from relay.run import worker as worker_module
@@ -230,3 +230,18 @@ def test_a_drain_that_cannot_end_what_is_under_way_leaves_the_group() -> None:
 
     parts.group.close.assert_called_once()
     assert [call.args[0] for call in parts.progress.state.call_args_list] == ["draining", "stopped"]
+
+
+def test_topics_of_a_route_that_do_not_come_together_are_not_delivered_from() -> None:
+    made, parts = worker()
+    parts.group.generation = 1
+    parts.group.assigned = [LogPartition("orders", 0), LogPartition("orders", 1), LogPartition("returns", 1)]
+    parts.topic_ids.return_value = {"orders": b"o" * 16, "returns": b"r" * 16}
+
+    with pytest.raises(Retriable, match=r"orders\[0\] came without returns\[0\], which another worker has.*different topics in `from`"):
+        made._take_over()
+
+    parts.destination.recover.assert_not_called()
+    parts.group.assigned.append(LogPartition("returns", 0))
+    made._take_over()
+    parts.destination.recover.assert_called_once()
