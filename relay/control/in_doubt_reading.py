@@ -16,6 +16,7 @@ from relay.config.model import RelayConfig
 from relay.config.routes import RouteConfig, TopicDestination
 from relay.control.status import PartitionView, RouteView
 from relay.control.status_reading import StatusReader
+from relay.delivery.compaction import why_untold
 from relay.delivery.evidence_reading import ProvenOffsets
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
@@ -23,7 +24,7 @@ from relay.kafka.topics import Topics
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord
-from relay.monitor.entries import Begin, decode
+from relay.monitor.entries import Begin, Page, decode
 from relay.monitor.in_doubt import Attempt, Doubt, Why, in_doubt
 from relay.monitor.resolution import (
     Kind,
@@ -40,6 +41,7 @@ from relay.run.book import ControlBook
 from relay.run.following import control_topic
 from relay.run.starts import recorded_start
 from relay.run.status_record import PartitionStatus, StatusRecord, Waiting
+from relay.run.topic_watch import kept
 
 DEADLINE_S: Final = 30.0
 LOST: Final = "its payload has left the log unread: a person must let it go, or find it elsewhere"
@@ -166,14 +168,18 @@ class InDoubtReader:
             self.notes.append(f"topic {topic} does not exist; run `relay migrate`")
             return []
         proven = ProvenOffsets(positions)
+        assert isinstance(route.to, TopicDestination)
+        lags = kept(self._topics, route.to.topic)
         attempts = [
             attempt
             for number in range(facts[topic].partitions)
-            for attempt in self._attempts(LogPartition(topic, number), proven)
+            for attempt in self._attempts(LogPartition(topic, number), proven, lags)
         ]
         return in_doubt(positions, attempts, proven.found)
 
-    def _attempts(self, monitor: LogPartition, proven: ProvenOffsets) -> Iterator[Attempt]:
+    def _attempts(
+        self, monitor: LogPartition, proven: ProvenOffsets, lags: Mapping[str, float]
+    ) -> Iterator[Attempt]:
         """Fold one monitor partition twice: what was begun, and of it what counts."""
         begun: dict[bytes, tuple[int, int, Begin]] = {}
         span = self.reader.watermarks(monitor)
@@ -195,17 +201,16 @@ class InDoubtReader:
                         visible.add((entry.instance, entry.n))
         for offset, since, begin in begun.values():
             if not fold.is_ended(begin.instance, begin.n):
-                yield Attempt(begin, since, self._why(begin, (begin.instance, begin.n) in visible, offset >= stable))
+                why = Why.OPEN if offset >= stable else Why.ABORTED
+                if why is Why.ABORTED and (begin.instance, begin.n) in visible:
+                    why = self._of_torn(begin, fold.pending(begin.instance, begin.n), lags)
+                yield Attempt(begin, since, why)
 
-    def _why(self, begin: Begin, visible: bool, is_open: bool) -> Why:
-        if is_open:
-            return Why.OPEN
-        if not visible:
-            return Why.ABORTED
+    def _of_torn(self, begin: Begin, pages: list[Page], lags: Mapping[str, float]) -> Why:
         gone = any(
             self.reader.watermarks(LogPartition(one.topic, one.partition))[0] > one.offset for one in begin.outputs
         )
-        return Why.UNREADABLE if gone else Why.UNSEALED
+        return Why.UNREADABLE if gone or why_untold(self.reader, begin, pages, lags) else Why.UNSEALED
 
     def _doubtful(self, route: RouteConfig, doubt: Doubt) -> Item:
         subject = of_offsets(Kind.DELIVERY, route.name, doubt.place, doubt.first, doubt.next)

@@ -65,6 +65,7 @@ class TopicDelivery:
         horizon_s: float = HORIZON_S,
         derive: Derive = lambda *_: None,
         keeps_all: bool = True,
+        kept: Mapping[str, float] | None = None,
     ) -> None:
         self._keeps_all = keeps_all
         self.counts = Counts()
@@ -84,6 +85,7 @@ class TopicDelivery:
             persons=Persons(book, route),
             derive=derive,
             rewrite=self._written_again,
+            kept=kept,
         )
         self._told: list[Resolution] = []
         self._limits = limits or RangeLimits()

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from relay.delivery.compaction import why_untold
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
 from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
@@ -111,6 +112,7 @@ class TopicRecovery:
         persons: Persons | None = None,
         derive: Derive = lambda *_: None,
         rewrite: Rewrite = lambda *_: Again(),
+        kept: Mapping[str, float] | None = None,
     ) -> None:
         self._derive = derive
         self._rewrite = rewrite
@@ -119,6 +121,7 @@ class TopicRecovery:
         self._monitor = monitor_topic
         self._group_id = group_id
         self._today = Outputs([*outputs, *deads], frozenset(deads), output_id)
+        self._kept = kept or {}
         self._letter = letter
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
@@ -296,7 +299,7 @@ class TopicRecovery:
         shown = _shown(scanner, reader, {(one.begin.instance, one.begin.n): one.begin for one in torn}, self._today)
         for view, begin, entered, unseen in torn:
             key = (begin.instance, begin.n)
-            told, letters = shown[key], set[bytes]()
+            told, letters = why_untold(reader, begin, entered, self._kept) or shown[key], set[bytes]()
             if isinstance(told, str):
                 self._persons.settle(reader, self._monitor, view.partition, begin, positions, told)
                 present = _below(entered, positions)

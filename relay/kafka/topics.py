@@ -104,6 +104,12 @@ def numeric_setting(settings: Mapping[str, str], name: str, default: int) -> int
     return int(text) if text.lstrip("-").isdecimal() else default
 
 
+def compaction_lags(facts: Iterable[TopicFacts]) -> dict[str, float]:
+    """Return those that are compacted, each with the milliseconds for which it leaves older values of a key alone."""
+    compacted = [one for one in facts if "compact" in one.settings.get("cleanup.policy", "")]
+    return {one.name: float(numeric_setting(one.settings, "min.compaction.lag.ms", 0)) for one in compacted}
+
+
 def fitting_batches(kafka: Mapping[str, str], facts: Iterable[TopicFacts]) -> dict[str, int]:
     """Return what a producer must be told so that no batch is larger than these topics take; nothing if none would be.
 

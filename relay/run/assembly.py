@@ -50,7 +50,7 @@ from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
-from relay.run.topic_watch import TopicWatch, described, keeps_all
+from relay.run.topic_watch import TopicWatch, described, keeps_all, kept
 from relay.run.twins import Twins
 from relay.run.units import AskingUnits
 from relay.run.views import ViewKeeper
@@ -276,6 +276,7 @@ def _destination(
             horizon_s=config.timing.dedup_horizon,
             derive=derive,
             keeps_all=keeps_all(topics, route.to.topic),
+            kept=kept(topics, route.to.topic),
         )
     if isinstance(route.to, QueueDestination):
         return _queue(config, route, ports, topics, worker_id)

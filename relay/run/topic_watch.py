@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from relay.kafka.topics import TopicFacts, Topics
+from relay.kafka.topics import TopicFacts, Topics, compaction_lags
 from relay.message.errors import NAMESAKE_REMEDY, ConfigError, Stopped
 from relay.run import clock
 
@@ -27,6 +27,15 @@ def keeps_all(topics: Topics, name: str) -> bool:
     except (ConfigError, KeyError):
         return False
     return policy is not None and "compact" not in policy
+
+
+def kept(topics: Topics, name: str) -> dict[str, float]:
+    """Return for how many milliseconds a topic surely keeps older values of a key; nothing if it is not known to be compacted."""
+    try:
+        found = topics.describe([name])
+    except ConfigError:
+        return {}  # `relay check --connect` judges it, with the right to
+    return compaction_lags(found.values())
 
 
 class TopicWatch:

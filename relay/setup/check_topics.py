@@ -236,8 +236,8 @@ def _judge_output(
             findings.fault(f"topic {topic} cleanup.policy", policy, why, remedy)
         else:
             findings.notes.append(
-                f"{topic} is compacted after {_days(lag)}: what was in doubt at a crash stays so if no worker "
-                "takes over within that time"
+                f"{topic} is compacted after {_days(lag)}: what was in doubt at a crash stays so, for a person to decide, if no "
+                "worker takes over within half of that time from when the messages were captured"
             )
     retention = numeric_setting(output.settings, "retention.ms", _FOREVER)
     if (

@@ -9,8 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from typer.testing import CliRunner
 
 from relay.cli.main import app
@@ -79,8 +80,8 @@ def test_a_capture_of_an_unknown_resource_is_decided_by_a_person_once(make_route
     assert (code, "no worker shows a message that waits for it" in refusal) == (1, True)
 
 
-def unreadable(route: TopicRoute, admin: AdminClient) -> None:
-    """A transaction without a seal, whose outputs have left their topic."""
+def unreadable(route: TopicRoute, admin: AdminClient, *, compacted: bool) -> None:
+    """A transaction without a seal, whose outputs have left their topic, or may have been compacted away."""
     publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(4)])
     begin = Begin(
         "x", f"{route.name}.x", b"i" * 16, 1, -1, [InputRange(route.log, 0, 0, 4)], [OutputStart(route.out, 0, 0)]
@@ -88,9 +89,15 @@ def unreadable(route: TopicRoute, admin: AdminClient) -> None:
     producer = Producer({"bootstrap.servers": route.kafka})
     key, value = encode(begin)
     producer.produce(f"{route.name}.main.monitor", value, key, 0)
-    producer.produce(route.out, b"what was there", partition=0)
+    if not compacted:
+        producer.produce(route.out, b"what was there", partition=0)
     assert producer.flush(20) == 0
-    delete_below(admin, route.out, 1)
+    if not compacted:
+        delete_below(admin, route.out, 1)
+        return
+    policy = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    for altered in admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, route.out, incremental_configs=[policy])]).values():
+        altered.result(30)
 
 
 def proofs(route: TopicRoute) -> dict[int, str | None]:
@@ -103,12 +110,13 @@ def proofs(route: TopicRoute) -> dict[int, str | None]:
     return found
 
 
+@pytest.mark.parametrize("compacted", [False, True])
 def test_a_delivery_that_no_output_can_tell_is_entered_or_delivered_as_told(
-    make_route: MakeRoute, kafka_admin: AdminClient
+    make_route: MakeRoute, kafka_admin: AdminClient, compacted: bool
 ) -> None:
     route = make_route()
     assert route.finish() == 0, "its position is stored"
-    unreadable(route, kafka_admin)
+    unreadable(route, kafka_admin, compacted=compacted)
     whole = f"delivery:main/{route.log}/0/0-3"
     assert names(route) == [whole], "without any worker"
     worker = route.start()

@@ -137,12 +137,15 @@ def after_a_stray_commit(kafka: MemoryKafka | None = None) -> MemoryKafka:
 class Process:
     """A worker's process: it starts with an empty index and reads everything anew."""
 
-    def __init__(self, kafka: MemoryKafka, book: MemoryBook | None = None) -> None:
+    def __init__(
+        self, kafka: MemoryKafka, book: MemoryBook | None = None, kept: dict[str, float] | None = None
+    ) -> None:
         self.kafka = kafka
         self.view = view()
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
             topic_partitions=1, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, book=book,
+            kept=kept,
         )  # fmt: skip
 
     def recover(self) -> dict[LogPartition, int]:
