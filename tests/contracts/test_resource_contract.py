@@ -26,7 +26,7 @@ from relay.resources.port import (
     Session,
 )
 from relay.resources.postgresql_session import PostgresqlSession
-from tests.contracts.resource_contract import PLACED, ResourceContract
+from tests.contracts.resource_contract import LOCK_TIMEOUT_S, PLACED, ResourceContract
 
 
 class TestPostgresql(ResourceContract):
@@ -50,6 +50,17 @@ class TestPostgresql(ResourceContract):
         )
         session.decide(capture, PLACED)
         assert self.rows(session) == [(1, holds)]
+
+    def test_a_frozen_publisher_and_a_server_that_falls_silent_end_in_seconds(
+        self, resource: Resource, session: Session
+    ) -> None:
+        decisions: Any = resource.decisions()
+        publishing: Any = session
+        for connection, limits in ((publishing._connection, ("30s", "0")), (decisions._connection, ("30s", f"{LOCK_TIMEOUT_S * 1000:g}ms"))):
+            said = [connection.execute(f"show {name}").fetchone()[0] for name in ("idle_in_transaction_session_timeout", "lock_timeout")]
+            assert tuple(said) == limits
+            assert connection.info.get_parameters()["tcp_user_timeout"] == "10000"
+        decisions.close()
 
     def test_a_session_without_a_descriptor_to_look_after_it_says_so(
         self, resource: Resource, monkeypatch: pytest.MonkeyPatch
@@ -325,6 +336,11 @@ class TestSqlite(ResourceContract):
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/shop.db"
+
+    def test_what_is_committed_is_on_the_disk(self, session: Session) -> None:
+        asked = [session.execute(f"pragma {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+
+        assert asked == ["wal", 2], "FULL: a decision that was told outlasts the machine"
 
     def test_the_writer_that_holds_the_file_is_named(self, resource: Resource, session: Session) -> None:
         assert resource.frozen_writer() is None

@@ -70,6 +70,35 @@ def test_what_migrate_makes_passes_the_check() -> None:
     assert faults_with() == []
 
 
+@pytest.mark.parametrize(("log", "kept"), [("1", 14 * DAY), (str(30 * DAY), 37 * DAY), ("-1", -1)])
+def test_decisions_without_a_database_are_kept_as_long_as_a_message_may_ask_for_one(log: str, kept: int) -> None:
+    facts = {"orders": topic("orders", retention_ms=log), "returns": topic("returns", retention_ms="1")}
+
+    (made,) = (plan for plan in wanted_topics(config_of(), facts, 1) if plan.name == "shop.decisions")
+
+    assert (made.settings["retention.ms"], made.settings["cleanup.policy"]) == (str(kept), "delete")
+
+
+@pytest.mark.parametrize(
+    ("decisions", "faults"),
+    [
+        (None, ["topic shop.decisions"]),
+        (topic("shop.decisions", retention_ms=str(7 * DAY - 1)), ["topic shop.decisions retention.ms"] * 2),
+        (topic("shop.decisions", retention_ms="-1"), []),
+        (topic("shop.decisions", cleanup_policy="compact", retention_ms="-1"), ["topic shop.decisions cleanup.policy"]),
+    ],
+)
+def test_decisions_that_go_before_their_messages_are_a_fault(decisions: TopicFacts | None, faults: list[str]) -> None:
+    assert faults_with(shop__decisions=decisions) == faults
+
+
+def test_it_is_said_whose_word_is_taken_for_aborts() -> None:
+    without = TEXT.replace('[resources.shop]\nurl = "sqlite:///shop.db"\n', "")
+
+    assert "captures of a resource other than shop: whoever may write the log is trusted for aborts" in notes(config_of())
+    assert "no resource is configured: whoever may write the log is trusted for aborts of captures" in notes(config_of(without))
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

@@ -9,15 +9,17 @@ import pytest
 
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import NAMESAKE_REMEDY, Stopped
-from relay.run.topic_watch import TopicWatch
+from relay.run import clock
+from relay.run.topic_watch import TOPIC_IDS_PERIOD_S, TopicWatch
 
 
 class Cluster:
-    def __init__(self, *names: str) -> None:
-        self.ids = dict.fromkeys(names, b"1" * 16)
+    def __init__(self, *names: str, **partitions: int) -> None:
+        self.ids = dict.fromkeys((*names, *partitions), b"1" * 16)
+        self.partitions = partitions
 
     def describe(self, names: Iterable[str], **_: Any) -> dict[str, TopicFacts]:
-        return {name: TopicFacts(name, self.ids[name], 1, 1) for name in names if name in self.ids}
+        return {name: TopicFacts(name, self.ids[name], self.partitions.get(name, 1), 1) for name in names if name in self.ids}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,27 @@ def test_migrate_is_named_only_where_it_makes_what_is_missing(there: list[str], 
         TopicWatch(cluster, ["orders"], "monitor").facts()
 
     assert str(raised.value) == said
+
+
+@pytest.mark.parametrize(
+    ("orders", "returns", "monitor", "said"),
+    [(3, 2, 3, "different partition counts.*give all of them the same"), (3, 3, 2, "has 2 partitions for 3 of the log: run `relay migrate`")],
+)
+def test_partitions_that_come_to_some_topics_only_stop_the_route(
+    orders: int, returns: int, monitor: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    cluster: Any = Cluster(orders=2, returns=2, monitor=2)
+    watch = TopicWatch(cluster, ["orders", "returns"], "monitor")
+    watch.facts()
+    cluster.partitions.update(orders=orders, returns=returns, monitor=monitor)
+    assert watch.ids(), "as they were a moment ago"
+
+    now[0] += TOPIC_IDS_PERIOD_S + 1
+
+    with pytest.raises(Stopped, match=said):
+        watch.ids()
 
 
 def test_without_an_output_topic_nothing_else_is_asked_for() -> None:
