@@ -81,8 +81,8 @@ def faults_of(words: str) -> Iterator[str]:
             continue
         found = [TREES[first]]
         if first == "spark":
-            if rest and rest[0].islower() and rest[0] not in JOBS and not rest[0].startswith("-"):
-                yield f"relay spark {rest[0]}"
+            named = rest[0].split("|") if rest and rest[0].islower() and not rest[0].startswith("-") else []
+            yield from (f"relay spark {job}" for job in named if job not in JOBS)
             continue
         inner = getattr(TREES[first], "commands", {})
         if inner and rest and re.fullmatch(r"[a-z]+(\|[a-z]+)*", rest[0]):
@@ -126,3 +126,15 @@ def test_a_command_speaks_of_its_own_options_only(name: str) -> None:
 )
 def test_what_there_is_not_is_found(words: str) -> None:
     assert list(faults_of(words))
+
+
+@pytest.mark.parametrize("name", ["README.md", "DESIGN.md", "relay/config/CONFIGURATION.md", "spark/README.md"])
+def test_a_document_names_only_what_there_is(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    typed = [words for line in text.splitlines() for words in re.findall(r"(?:^|&& |; )relay ([^#;&`]+)", line)]
+    source = "".join(path.read_text("utf-8") for path in FILES)
+
+    assert [fault for words in (*_QUOTED.findall(text), *typed) for fault in faults_of(words)] == []
+    assert set(_OPTION.findall(text)) - KNOWN == set()
+    # Tables, metrics and headers.
+    assert {word for word in re.findall(r"\b(?:relay|ce)_[a-z_]+[a-z]\b", text) if word not in source} == set()
