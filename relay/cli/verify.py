@@ -66,6 +66,9 @@ def verify_command(
         reports = verify(loaded, route or (), allow_lag=allow_lag, watch=watch, refused=refused.__setitem__)
     if not reports and len(refused) == 1:
         raise next(iter(refused.values()))
+    for report in reports:
+        if note := loaded.routes[report.route].identity_note:
+            report.findings.notes.append(note)
     right = all(report.ok for report in reports)
     if as_json:
         routes = {report.route: report.document() for report in reports}

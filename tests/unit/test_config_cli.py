@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from relay.audit.checker import Findings
+from relay.audit.verify import RouteReport
 from relay.cli import main
+from relay.config.routes import POSITION_NOTE
 
 GOOD = '[relay]\nname = "shop"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
 
@@ -104,3 +107,17 @@ def test_each_command_answers_help_by_its_own_module() -> None:
 
     assert code == 0
     assert "--connect" in out
+
+
+@pytest.mark.parametrize(("identity", "said"), [('["position"]', [POSITION_NOTE]), ('["cloudevents", "position"]', [])])
+def test_verify_says_what_a_routes_identity_does_not_protect_against(
+    identity: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(f'{GOOD}[routes.r]\nfrom = ["orders"]\nidentity = {identity}\nto = {{ topic = "out" }}\n')
+    report = RouteReport("r", "topic out", "exactly once", Findings(), [], 0.0, allow_lag=False, ordered=True)
+    monkeypatch.setattr("relay.cli.verify.verify", lambda *_, **__: [report])
+
+    code, shown, _ = relay("verify", str(path), "--json")
+
+    assert (code, json.loads(shown)["routes"]["r"]["notes"]) == (0, said)
