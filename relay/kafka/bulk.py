@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from relay.kafka.failures import action, is_refusal, sentence
+from relay.kafka.failures import is_refusal, sentence
 from relay.kafka.settings import TimingLike, producer
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, Unreachable
@@ -77,12 +77,9 @@ class BulkAppender:
         for error, message in self._reports.items():
             if error is None:
                 continue
-            failure = KafkaException(error)
             if is_refusal(error):
                 raise CaptureError(
                     f"topic {message.topic()}: a message was refused ({error.name()}); it may be larger than the topic's "
                     "max.message.bytes"
                 )
-            raise Unreachable(
-                f"topic {message.topic()} cannot be written ({action(failure).value}): {sentence(failure)}"
-            )
+            raise Unreachable(f"topic {message.topic()} cannot be written: {sentence(KafkaException(error))}")

@@ -21,7 +21,7 @@ from relay.capture.decisions import (
     standing,
 )
 from relay.kafka import settings
-from relay.kafka.failures import Action, action, sentence
+from relay.kafka.failures import is_denied, kafka_error, sentence
 from relay.kafka.reading import PartitionReader
 from relay.kafka.settings import TimingLike
 from relay.kafka.transactions import TransactionalInstance
@@ -85,7 +85,8 @@ class DecisionWriter:
                     "its max.message.bytes, or write with fewer tasks (coalesce)"
                 ) from refused
             except KafkaException as failure:
-                if action(failure) is Action.STOP:
+                error = kafka_error(failure)
+                if error is not None and is_denied(error):
                     raise ConfigError(
                         f"unit {wanted.unit.name} cannot be decided: {sentence(failure)}; correct the right or the credential"
                     ) from failure

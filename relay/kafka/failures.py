@@ -1,27 +1,16 @@
-"""Kafka failures sorted by what must be done: retry, halve the batch, recover, or stop.
+"""Kafka failures sorted by what they say: of this record, of a right, of the brokers for now, or of the client for good.
 
 A transaction's failure never says that it had no effect: after one, the producer instance is thrown away and the
-monitor tells what happened. So there is no "abort and go on" here, only "recover".
+monitor tells what happened. So nothing here says "abort and go on".
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
-
-
-class Action(Enum):
-    """What the caller must do after a failure."""
-
-    RETRY = "retry"
-    HALVE = "halve"
-    RECOVER = "recover"
-    STOP = "stop"
-
 
 _REFUSED: Final = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.INVALID_MSG_SIZE,
@@ -82,29 +71,10 @@ def is_refusal(error: KafkaError) -> bool:
     return error.code() in _REFUSED
 
 
-def action(failure: BaseException) -> Action:
-    """Say what to do after ``failure``; what is unknown means recover."""
-    error = kafka_error(failure)
-    if error is None:
-        return Action.RECOVER
-    if is_refusal(error):
-        return Action.HALVE
-    if error.code() in _STOP:
-        return Action.STOP
-    if error.retriable() and not error.fatal() and not error.txn_requires_abort():
-        return Action.RETRY
-    return Action.RECOVER
-
-
 def sentence(failure: BaseException) -> str:
     """Return the failure as one line without payload or secret."""
     error = kafka_error(failure)
     return f"{error.name()}: {error.str()}" if error is not None else f"{type(failure).__name__}: {failure}"
-
-
-def is_kafka(failure: BaseException) -> bool:
-    """Did the Kafka client raise this?"""
-    return kafka_error(failure) is not None
 
 
 def is_end_of_partition(error: KafkaError) -> bool:

@@ -16,7 +16,7 @@ from relay.delivery.batch import Batch
 from relay.delivery.destination import Destination
 from relay.delivery.ports import Starts
 from relay.delivery.position_note import hint_note
-from relay.kafka.failures import DENIED_REMEDY, Action, action, is_kafka, sentence
+from relay.kafka.failures import DENIED_REMEDY, is_denied, kafka_error, sentence
 from relay.kafka.group import GroupConsumer
 from relay.kafka.group_events import end_of_partition, said_of_membership
 from relay.log.intake import Intake
@@ -408,11 +408,11 @@ class RouteWorker:
             return True  # retry: the brokers are away, recovery will say so
 
     def _sort_out(self, failure: Exception) -> None:
-        todo = action(failure)
-        if todo is Action.STOP:
-            raise Stopped(f"Kafka refuses: {sentence(failure)}; {DENIED_REMEDY}") from failure
-        if not is_kafka(failure):
+        error = kafka_error(failure)
+        if error is None:
             raise failure
+        if is_denied(error):
+            raise Stopped(f"Kafka refuses: {sentence(failure)}; {DENIED_REMEDY}") from failure
         self._recover_next(InDoubt(sentence(failure)))
 
     def _is_idle(self, seconds: float) -> bool:
