@@ -147,7 +147,7 @@ def scan_begins(
             scan, offset = scans[record.partition() or 0], record.offset() or 0
             page = transaction_of_page(record.key())
             if page is not None:
-                scan.evidence.add_unread(offset, *page)
+                scan.evidence.add_unread(*page)
             elif (entry := decoded(record)) is not None:
                 scan.evidence.add(offset, entry)
                 if isinstance(entry, Begin):

@@ -32,7 +32,7 @@ class _Instance:
     begun: int = -1
     sealed: int = -1
     settled: int = -1
-    pending: list[tuple[int, Page | RangeEntry]] = field(default_factory=list)
+    pending: list[Page | RangeEntry] = field(default_factory=list)
 
     def proves(self, n: int) -> bool:
         return n != self.settled and (n <= self.sealed or n < self.begun)
@@ -69,7 +69,6 @@ class Evidence:
         self._has_delivered = False
         self._instances: dict[bytes, _Instance] = {}
         self._latest: dict[str, tuple[int, bytes]] = {}
-        self._next = 0
 
     def anew(self) -> Evidence:
         """Return a fold with the same callbacks that knows nothing to be open: it goes on where nothing is."""
@@ -79,16 +78,15 @@ class Evidence:
 
     def add(self, offset: int, entry: Entry) -> None:
         """Fold the entry at ``offset``; offsets only grow, but a range may be folded again."""
-        self._next = max(self._next, offset + 1)
         self._has_delivered |= entry.n > 1 or isinstance(entry, Page | RangeEntry) or (isinstance(entry, Begin) and bool(entry.inputs))
         one = self._instances.get(entry.instance)
         if one is None:
             one = self._instances[entry.instance] = _Instance()
         if isinstance(entry, Page):
-            self._page(one, offset, entry)
+            self._page(one, entry)
         elif isinstance(entry, RangeEntry):
             self.on_range(entry)
-            self._unproven(one, offset, entry)
+            self._unproven(one, entry)
         elif isinstance(entry, Begin):
             self._begin(one, offset, entry)
         elif isinstance(entry, Seal):
@@ -97,9 +95,8 @@ class Evidence:
         else:
             self._settle(one, entry)
 
-    def add_unread(self, offset: int, instance: bytes, n: int) -> None:
+    def add_unread(self, instance: bytes, n: int) -> None:
         """Fold a page of (instance, n) for what its presence says; what it holds is not wanted."""
-        self._next = max(self._next, offset + 1)
         self._has_delivered = True
         one = self._instances.setdefault(instance, _Instance())
         one.begun = max(one.begun, n)
@@ -127,7 +124,7 @@ class Evidence:
         """Pages of (instance, n) that are visible and count for nothing yet."""
         one = self._instances.get(instance)
         waiting = one.pending if one is not None else []
-        return [page for _, page in waiting if isinstance(page, Page) and page.n == n]
+        return [page for page in waiting if isinstance(page, Page) and page.n == n]
 
     def transactional_ids_open(self) -> set[str]:
         """Ids to fence, by a read_uncommitted fold.
@@ -149,26 +146,15 @@ class Evidence:
         """Was anything but first claims folded, here or before ``anew``? A position has stood beside it."""
         return self._has_delivered
 
-    @property
-    def decided_offset(self) -> int:
-        """Below this monitor offset nothing is undecided; a later fold may start there."""
-        lowest = self._next
-        for one in self._instances.values():
-            if one.open_begin is not None:
-                lowest = min(lowest, one.begin_offset)
-            if one.pending:
-                lowest = min(lowest, one.pending[0][0])
-        return lowest
-
-    def _page(self, one: _Instance, offset: int, page: Page) -> None:
+    def _page(self, one: _Instance, page: Page) -> None:
         if page.proof is Proof.PROVEN:
             self.on_rows(page)
         elif page.proof is Proof.VOID:
             self.on_void(page)
         else:
-            self._unproven(one, offset, page)
+            self._unproven(one, page)
 
-    def _unproven(self, one: _Instance, offset: int, entry: Page | RangeEntry) -> None:
+    def _unproven(self, one: _Instance, entry: Page | RangeEntry) -> None:
         """What a transaction adds counts with the transaction; what a range says by itself was taken already."""
         if one.proves(entry.n):
             self._take(entry)
@@ -176,7 +162,7 @@ class Evidence:
             if entry.n > one.begun:
                 one.begun = entry.n
                 self._decide(one)
-            one.pending.append((offset, entry))
+            one.pending.append(entry)
 
     def _take(self, entry: Page | RangeEntry) -> None:
         if isinstance(entry, Page):
@@ -202,15 +188,15 @@ class Evidence:
 
     def _settle(self, one: _Instance, end: SettleSeal) -> None:
         one.settled = max(one.settled, end.n)
-        one.pending = [(offset, page) for offset, page in one.pending if page.n != end.n]
+        one.pending = [entry for entry in one.pending if entry.n != end.n]
 
     def _decide(self, one: _Instance) -> None:
         if not one.pending:
             return
         waiting = []
-        for offset, entry in one.pending:
+        for entry in one.pending:
             if one.proves(entry.n):
                 self._take(entry)
             else:
-                waiting.append((offset, entry))
+                waiting.append(entry)
         one.pending = waiting

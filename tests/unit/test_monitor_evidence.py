@@ -85,10 +85,10 @@ def test_an_entry_counts_only_when_its_transaction_is_sealed() -> None:
     before, after = [begin(ONE, 1), page(ONE, 1, "ab")], [Seal("w", ONE, 1)]
 
     evidence, names = fold(*before)
-    assert (names, evidence.unsealed(), evidence.decided_offset) == (set(), [before[0]], 0)
+    assert (names, evidence.unsealed()) == (set(), [before[0]])
     assert evidence.pending(ONE, 1) == [before[1]]
     evidence, names = fold(*before, *after)
-    assert (names, evidence.unsealed(), evidence.decided_offset) == ({"a", "b"}, [], 3)
+    assert (names, evidence.unsealed(), evidence.pending(ONE, 1)) == ({"a", "b"}, [], [])
 
 
 def test_a_seal_of_another_instance_or_an_older_transaction_seals_nothing() -> None:
@@ -107,7 +107,6 @@ def test_a_later_page_proves_earlier_ones_where_compaction_took_the_begins() -> 
 
     assert names == {"a", "b", "c"}
     assert evidence.unsealed() == []
-    assert evidence.decided_offset == 3
 
 
 def test_under_a_settle_seal_only_flagged_entries_count() -> None:
@@ -122,7 +121,7 @@ def test_under_a_settle_seal_only_flagged_entries_count() -> None:
     evidence, names = fold(*open_one, *settled)
 
     assert names == {"a"}
-    assert (evidence.unsealed(), evidence.pending(ONE, 1), evidence.decided_offset) == ([], [], 7)
+    assert (evidence.unsealed(), evidence.pending(ONE, 1)) == ([], [])
 
 
 def test_folding_what_was_folded_again_changes_nothing() -> None:
@@ -131,7 +130,6 @@ def test_folding_what_was_folded_again_changes_nothing() -> None:
 
     assert names == {"a", "b"}
     assert (evidence.unsealed(), evidence.pending(ONE, 1), evidence.pending(ONE, 2), evidence.alarms) == ([], [], [], [])
-    assert evidence.decided_offset == 9
 
 
 def test_a_settled_page_stays_settled_when_the_range_is_folded_again() -> None:
@@ -289,30 +287,11 @@ def test_folding_agrees_with_the_rules_read_literally(data) -> None:
     assert evidence.alarms == []
 
 
-@settings(max_examples=200)
-@given(st.data())
-def test_a_fold_that_starts_again_at_the_decided_offset_ends_the_same(data) -> None:
-    entries = data.draw(histories())
-    stop = data.draw(st.integers(0, len(entries)))
-    index = memory_index(0)
-    first = Evidence(index.add_page, index.void)
-    for offset, entry in enumerate(entries[:stop]):
-        first.add(offset, entry)
-    second = Evidence(index.add_page, index.void)
-    for offset, entry in enumerate(entries[first.decided_offset :], first.decided_offset):
-        second.add(offset, entry)
-    names = [digest(name) for name in "abcdefghijklmnop"]
-
-    assert {name for name, value in zip(names, index.find(names), strict=True) if value} == Model(
-        entries
-    ).proven()
-
-
 def test_an_unread_page_proves_earlier_transactions_as_a_read_one_does() -> None:
     scan = Evidence()
     scan.add(0, begin(ONE, 1))
     assert scan.unsealed() == [begin(ONE, 1)]
-    scan.add_unread(1, ONE, 2)
+    scan.add_unread(ONE, 2)
     assert scan.unsealed() == []
 
 
@@ -329,7 +308,7 @@ def test_a_scan_that_leaves_pages_unread_finds_the_same_open(data) -> None:
             scan.add(offset, entry)
         else:
             assert page_of == (entry.instance, entry.n)
-            scan.add_unread(offset, *page_of)
+            scan.add_unread(*page_of)
 
     assert scan.unsealed() == whole.unsealed()
     assert scan.transactional_ids_open() == whole.transactional_ids_open()

@@ -242,10 +242,6 @@ def test_a_range_of_a_compacted_monitor_counts_by_its_seal_alone() -> None:
     assert closed(fold(written(3, [4, 5], 2), begin(3))[0]) == [1, 2, 3, 4, 5]
 
 
-def test_an_undecided_range_holds_the_checkpoint_back() -> None:
-    assert fold(Seal("w", INSTANCE, 1), written(3, [4], 2))[1].decided_offset == 1
-
-
 def test_a_checkpoint_gives_ranges_back() -> None:
     index = memory_index(0)
     index.keep_journal()
