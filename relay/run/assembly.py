@@ -151,9 +151,8 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         lambda: ports.reader(committed=True),
         lambda place, first, following: book.pass_lost(route.name, place, first, following, count=0),
     )
-    holder: list[RouteWorker] = []
     worker = RouteWorker(
-        group=ports.group(route.from_, lambda: holder[0].revoked()),  # noqa: PLW0108 - the worker is made a line later
+        group=ports.group(route.from_, lambda: worker.revoked()),  # noqa: PLW0108 - there is no worker yet
         intake=intake,
         destination=destination,
         views=_views(config, route, number, facts[monitor].topic_id, scanner),
@@ -172,7 +171,6 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         decided=book.has_changed,
         bounds=Bounds(route.batch.messages, route.batch.bytes, route.batch.linger_s, route.inflight.messages),
     )
-    holder.append(worker)
     return worker
 
 
