@@ -72,9 +72,6 @@ class Resolver:
             found.update(self._resolve_in(resource, wanted))
         return found
 
-    confirm_aborted = resolve
-    """An aborted marker is a hint; confirming it is resolving: its absent row is written, its present one read."""
-
     def close(self) -> None:
         """Close the connections."""
         for connection in self._connections.values():

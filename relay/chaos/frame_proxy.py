@@ -22,9 +22,7 @@ from relay.run import clock, schedule
 
 PRODUCE: Final = 0
 LIST_OFFSETS: Final = 2
-OFFSET_COMMIT: Final = 8
 API_VERSIONS: Final = 18
-INIT_PRODUCER_ID: Final = 22
 ADD_PARTITIONS_TO_TXN: Final = 24
 ADD_OFFSETS_TO_TXN: Final = 25
 END_TXN: Final = 26

@@ -58,9 +58,9 @@ def _harmless(text: str) -> str:
     return "\n".join(map(escaped, text.split("\n")))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; cells are shown as they are, never read as markup, and whole: folded, or in a pipe on one line."""
-    table = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
+    table = Table(*(Column(name, overflow="fold") for name in columns))
     for row in rows:
         table.add_row(*("" if cell is None else escape(_harmless(str(cell))) for cell in row))
     console = Console(emoji=False)

@@ -190,11 +190,6 @@ class RelayConfig(_Section):
         """Questions of relays that may not ask the publisher's database."""
         return f"{self.relay.name}.inquiries"
 
-    def queue_url(self, queue: str) -> str:
-        """Return the address of a queue's store; it may hold a secret."""
-        urls = {name: resource.url.get_secret_value() for name, resource in self.resources.items()}
-        return self.queues[queue].url(urls)
-
     def monitor_topic(self, route: str) -> str:
         """The compacted topic that holds the evidence of what the route delivered."""
         return f"{self.relay.name}.{route}.monitor"
@@ -206,10 +201,6 @@ class RelayConfig(_Section):
     def transactional_id(self, route: str, worker: int) -> str:
         """Stable over restarts, so that ``init_transactions`` fences the predecessor."""
         return f"{self.relay.name}.{route}.{self.relay.instance}.{worker}"
-
-    def is_owned(self, topic: str) -> bool:
-        """Tell whether a topic is one of the relay's own."""
-        return is_owned_topic(self.relay.name, topic)
 
 
 def is_owned_topic(relay: str, topic: str) -> bool:

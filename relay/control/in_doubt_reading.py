@@ -111,7 +111,7 @@ def shown(resolution: Resolution, *, obeyed: bool) -> dict[str, Any]:
 class InDoubtReader:
     """Reads what is in doubt, now. Use as a context. Raises Unreachable, ConfigError, Stuck."""
 
-    def __init__(self, config: RelayConfig, who: str = "relay indoubt") -> None:
+    def __init__(self, config: RelayConfig) -> None:
         self.config = config
         given = settings.consumer(config.kafka, config.timing, f"{config.relay.name}.indoubt", log_level=0)
         self.reader, self._stable = (
@@ -120,7 +120,7 @@ class InDoubtReader:
         )
         self._status = StatusReader(config)
         self._topics = Topics(config.kafka, config.timing)
-        self.book = ControlBook(partial(control_topic, config), who)
+        self.book = ControlBook(partial(control_topic, config), "relay indoubt")
         self.decided = Resolutions()
         self.stuck: list[Stuck] = []
         self.notes: list[str] = []

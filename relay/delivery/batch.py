@@ -48,7 +48,6 @@ class Counts:
     settled: int = 0
     resent: int = 0
     told: int = 0
-    redriven: int = 0
     causes: dict[str, int] = field(default_factory=dict)
 
     def died(self, code: str) -> None:
@@ -63,6 +62,5 @@ class Counts:
         self.conflicts += other.conflicts
         self.dead += other.dead
         self.told += other.told
-        self.redriven += other.redriven
         for code, count in other.causes.items():
             self.causes[code] = self.causes.get(code, 0) + count

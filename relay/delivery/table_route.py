@@ -32,12 +32,11 @@ from relay.monitor.index import Standing
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
 from relay.run import randomness
 from relay.run.crash import crash_point
-from relay.transfer.cursor import InboxRow, TableCursor, Verdict
+from relay.transfer.cursor import DUPLICATE, InboxRow, TableCursor, Verdict
 from relay.transfer.sending import Sending
 
 log = structlog.get_logger("relay.table")
 
-DUPLICATE: Final = 3
 READ_AT_ONCE: Final = 20_000
 """Many: a worker that reads little by little makes the cursor's thread wait for the interpreter again and again."""
 TRIM_PERIOD_S: Final = 10.0
@@ -333,7 +332,6 @@ class TableDelivery:
                 tried.died(verdict.cause.code)
                 self._append_dead(bundle, message, verdict.cause, replays.get(message.digest, self._replay(message)))
             if replays and outcome == DELIVERED:
-                tried.redriven += 1
                 self._append_dead(bundle, message._replace(value=None), TAKEN_BACK, replays[message.digest])
         token.digests.update(message.digest for message in entered)
         if replays or DEAD in outcomes:

@@ -287,7 +287,6 @@ class TopicDelivery:
         # A settlement must learn of a redriven message's partition, though nothing moves there.
         redriven = {LogPartition(m.topic, m.partition) for m in fresh} if batch.replays else set()
         tried.delivered += len(good)
-        tried.redriven += len(good) if batch.replays else 0
         work = SealedWork(
             positions=batch.positions,
             membership=batch.membership,

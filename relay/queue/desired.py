@@ -117,7 +117,6 @@ class Desired:
     moves: dict[str, Move] = field(default_factory=dict)
     uuids: dict[str, str] = field(default_factory=dict)
     audits: deque[Audit] = field(default_factory=lambda: deque(maxlen=AUDITS_MAX))
-    unreadable: int = 0
 
     def add(self, key: bytes, value: bytes | None) -> bool:
         """Take a record in, in the topic's order; True if something may have changed. Others' records are passed over."""
@@ -126,8 +125,7 @@ class Desired:
         try:
             self._add(key, value)
         except (UnknownRecord, UnicodeDecodeError, ValueError):
-            self.unreadable += 1  # a newer version's, or a stranger's: what was wanted before still holds
-            return False
+            return False  # a newer version's, or a stranger's: what was wanted before still holds
         return True
 
     def may_take(self, queue: str, subscriber: str) -> bool:

@@ -32,7 +32,3 @@ class Turn:
             # Nothing is called between these two.
             del holder[:]
             self._lock.release()
-
-    def is_taken(self) -> bool:
-        """Has anybody the turn?"""
-        return self._lock.locked()

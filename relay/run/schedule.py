@@ -19,9 +19,9 @@ Empty = queue.Empty
 Full = queue.Full
 
 
-def start_thread(name: str, target: Callable[[], None], *, daemon: bool = True) -> Thread:
+def start_thread(name: str, target: Callable[[], None]) -> Thread:
     """Start ``target`` in a thread called ``name`` and return it; the target reports its own failures."""
-    thread = threading.Thread(target=target, name=name, daemon=daemon)
+    thread = threading.Thread(target=target, name=name, daemon=True)
     thread.start()
     return thread
 

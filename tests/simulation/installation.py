@@ -65,7 +65,7 @@ def installed(
     def wall_ms() -> int:
         return WALL_START_MS + round((world.now + offset()) * 1000)
 
-    def start_thread(name: str, target: Callable[[], None], *, daemon: bool = True) -> Task:
+    def start_thread(name: str, target: Callable[[], None]) -> Task:
         assert world.current is not None
         return world.spawn(world.current.process, name, target)
 

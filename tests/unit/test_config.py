@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.config.loading import examine, load
-from relay.config.model import TableDestination, TopicDestination
+from relay.config.model import TableDestination, TopicDestination, is_owned_topic
 from relay.config.quantities import duration, spoken
 from relay.message.errors import ConfigError
 from tests.unit.configurations import BASE, ROUTES, faults_of, good, route_with, table_with
@@ -48,8 +48,8 @@ def test_names_of_everything_the_relay_owns(tmp_path: Path) -> None:
     assert config.control_topic == "shop.control"
     assert config.group_id("to-ledger") == "shop.to-ledger"
     assert config.transactional_id("to-ledger", 2) == "shop.to-ledger.a.2"
-    assert config.is_owned("shop.to-ledger.monitor")
-    assert not config.is_owned("shop.orders")
+    assert is_owned_topic("shop", "shop.to-ledger.monitor")
+    assert not is_owned_topic("shop", "shop.orders")
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:

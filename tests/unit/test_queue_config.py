@@ -12,6 +12,7 @@ from relay.config.faults import Fault
 from relay.config.model import RelayConfig
 from relay.queue.message import Audience, Group
 from relay.queue.settings import Balancing, Retention
+from relay.run.queues import address_of
 
 BASE = """
 [relay]
@@ -41,6 +42,11 @@ def good(lines: str, tmp_path: Path) -> RelayConfig:
     return config
 
 
+def address(config: RelayConfig) -> str:
+    queue = config.queues["credit"]
+    return address_of(config, queue, queue.store)
+
+
 FIRST = 'store = "sqlite:///credit.db"\nsubscribers = { approval = {}, clerks = { pool = ["ann", "bob"] } }\n'
 AS_WRITTEN = (Group("approval", ("approval",)), Group("clerks", ("ann", "bob")))
 
@@ -52,7 +58,7 @@ def test_the_designs_example_is_a_subscriber_beside_a_pool(tmp_path: Path) -> No
     assert settings.audience == Audience(AS_WRITTEN)
     assert settings.retain == Retention(7 * 86_400_000)
     assert (settings.order, settings.ttl_ms, settings.publishers, settings.tries) == ("publisher", None, None, 5)
-    assert config.queue_url("credit") == f"sqlite:///{tmp_path}/credit.db"
+    assert address(config) == f"sqlite:///{tmp_path}/credit.db"
     assert config.routes["to-queue"].guarantee == "exactly once into the queue"
 
 
@@ -107,7 +113,7 @@ def test_a_mode_makes_one_pool_of_all_or_none(mode: str, groups: tuple[Group, ..
 def test_a_store_is_an_address_or_a_resource(store: str, url: str, tmp_path: Path) -> None:
     config = good(FIRST.replace("sqlite:///credit.db", store), tmp_path)
 
-    assert config.queue_url("credit") == url.format(tmp_path)
+    assert address(config) == url.format(tmp_path)
     assert "secret" not in repr(config)
 
 
