@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from relay.delivery.batch import Batch
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
 from relay.delivery.topic import TopicDelivery
-from relay.message.envelope import DEAD_CODE, OUT_DIGEST
+from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import InDoubt, MessageRejected, RecordRefused, Retriable, Stopped, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import Begin, OutputStart, decode
@@ -412,3 +413,65 @@ def test_what_is_kept_in_mind_has_a_bound_and_the_last_one_is_in_it(count: int, 
     assert count - TRANSACTIONS_MAX <= seen.closed < count
     assert sum(believed) == seen.closed
     assert seen.since(0) == 100 + seen.closed + 1
+
+
+class OfLog:
+    """A log that has offsets 3 to 6, or less by now; whoever reads past its end waits without one."""
+
+    def __init__(self, low: int) -> None:
+        self.low = low
+        self.asked: list[tuple[int, int]] = []
+
+    def watermarks(self, _place: LogPartition) -> tuple[int, int]:
+        return self.low, 7
+
+    def read(self, ranges: dict[LogPartition, tuple[int, int]]) -> Any:
+        for first, following in ranges.values():
+            self.asked.append((first, following))
+            assert self.low <= first < following <= 7
+            yield [SimpleNamespace(offset=lambda at=at: at) for at in range(first, following)]
+
+
+@pytest.mark.parametrize(
+    ("low", "asked", "found"), [(3, [(3, 7)], [None, 3, None, 6, None]), (4, [(5, 7)], [None, None, None, 6, None]), (7, [], [None] * 5)]
+)
+def test_what_is_missing_is_read_from_what_the_log_still_has(low: int, asked: list[tuple[int, int]], found: list[int | None]) -> None:
+    log, another = OfLog(low), b"a" * 16
+    rows = [
+        unshown.Row(another if offset == 5 else message(offset).digest, b"c" * 8, LOG, offset, False, 0, 1)
+        for offset in (6, 5, 7, 3, 2)
+    ]
+
+    missing = list(unshown.missing_of(log, log, rows, lambda record, _topic, _partition: message(record.offset() or 0)))  # type: ignore[arg-type]
+
+    assert log.asked == asked
+    assert [one.row.offset for one in missing] == [2, 3, 5, 6, 7]
+    assert [one.message and one.message.offset for one in missing] == found
+
+
+@pytest.mark.parametrize(("is_dead", "replay", "by_another"), [(False, 0, True), (True, 0, False), (False, 1, False)], ids=["plain", "dead", "redriven"])
+def test_of_what_died_or_was_redriven_the_record_of_its_own_transaction_counts(*, is_dead: bool, replay: int, by_another: bool) -> None:
+    one, other, stranger = b"1" * 16, b"2" * 16, b"3" * 16
+    row = unshown.Row(message(4).digest, b"c" * 8, LOG, 4, is_dead, replay, 7)
+
+    def shows(instance: bytes, n: int, digest: bytes = row.digest, *, hidden: bool = False) -> tuple[bool, bool]:
+        shown = unshown.Shown([one, other])
+        headers = [(OUT_INSTANCE, instance.hex().encode()), (OUT_N, b"%d" % n), (OUT_DIGEST, digest.hex().encode())]
+        shown.take(SimpleNamespace(headers=lambda: headers), hidden=hidden)  # type: ignore[arg-type]
+        return shown.has(row, one), shown.hides(row, one)
+
+    assert shows(one, 7) == (True, False)
+    assert shows(one, 6) == shows(other, 7) == (by_another, False)
+    assert shows(stranger, 7) == shows(one, 7, b"d" * 16) == (False, False)
+    assert shows(one, 7, hidden=True) == (False, True)
+    assert shows(one, 6, hidden=True) == shows(other, 7, hidden=True) == (False, False)
+
+
+@pytest.mark.parametrize("broken", [(OUT_N, b"seven"), (OUT_N, None), (OUT_DIGEST, b"no hex"), (OUT_DIGEST, b"\xff")])
+def test_marks_that_nobody_of_ours_has_written_are_passed_over(broken: tuple[str, bytes | None]) -> None:
+    shown, row = unshown.Shown([b"1" * 16]), unshown.Row(message(4).digest, b"c" * 8, LOG, 4, False, 0, 7)
+    headers = {OUT_INSTANCE: b"31" * 16, OUT_N: b"7", OUT_DIGEST: row.digest.hex().encode()} | dict([broken])
+
+    shown.take(SimpleNamespace(headers=lambda: list(headers.items())), hidden=False)  # type: ignore[arg-type]
+
+    assert not shown.has(row, b"1" * 16)
