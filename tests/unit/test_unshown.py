@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from relay.delivery import sightings, unshown
+from relay.delivery import hanging, sightings, unshown
 from relay.delivery.batch import Batch
+from relay.delivery.evidence_reading import BeginScan, MonitorView
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
 from relay.delivery.topic import TopicDelivery
-from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N
+from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import InDoubt, MessageRejected, RecordRefused, Retriable, Stopped, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record
-from relay.monitor.entries import Begin, OutputStart, decode
+from relay.monitor.entries import Begin, Entry, OutputStart, Page, Seal, SettleSeal, decode, encode, pages
 from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Unit
 from tests.unit.test_recovery_again import (
     COUNT,
@@ -475,3 +477,107 @@ def test_marks_that_nobody_of_ours_has_written_are_passed_over(broken: tuple[str
     shown.take(SimpleNamespace(headers=lambda: list(headers.items())), hidden=False)  # type: ignore[arg-type]
 
     assert not shown.has(row, b"1" * 16)
+
+
+def test_what_the_stored_position_is_past_and_no_output_shows_is_written_again() -> None:
+    (page,) = pages([message(offset) for offset in range(6)], worker="w", instance=b"1" * 16, n=7)
+    redriven = replace(page, replays=b"\1" * 6)
+    present = {message(1).digest}
+
+    def offsets(page: Page, at: int, note: str) -> list[int]:
+        return [row.offset for row in unshown.passed([page], present, {LOG: (at, note)})]
+
+    assert offsets(page, 4, "ours") == [0, 2, 3]
+    assert offsets(page, 4, "") == [], "a person has stored it"
+    assert offsets(redriven, 4, "ours") == [], "its order is open still"
+    assert unshown.passed([page], present, {OUT: (4, "ours")}) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "begun", "sealed"),
+    [
+        (Begin("w", "t", b"1" * 16, 7, 6, [], []), 7, 6),
+        (Seal("w", b"1" * 16, 7), 7, 7),
+        (next(pages([message(0)], worker="w", instance=b"1" * 16, n=7)), 7, 6),
+        (SettleSeal("w", b"1" * 16, 7), None, None),
+    ],
+    ids=["begin", "seal", "page", "settle seal"],
+)
+def test_what_an_entry_tells_of_its_instance(entry: Entry, begun: int | None, sealed: int | None) -> None:
+    """Of what lies there it tells that it was begun; of what shows there that it, or the one before it, was committed."""
+    key, value = encode(entry)
+    record: Any = SimpleNamespace(key=lambda: key, value=lambda: value)
+
+    assert hanging._begun(record) == (begun and (b"1" * 16, begun))
+    assert hanging._sealed(record) == (sealed and (b"1" * 16, sealed))
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "number"),
+    [
+        (b"k", {OUT_INSTANCE: b"31" * 16, OUT_N: b"7"}, (b"1" * 16, 7)),
+        (b"k", {OUT_INSTANCE: b"31" * 16}, None),
+        (b"k", {OUT_INSTANCE: b"no hex", OUT_N: b"7"}, None),
+        (b"k", {}, None),
+        (hanging.TOUCH, {}, hanging.UNNAMED),
+        (b"k", {DEAD_CODE: REDRIVEN.encode()}, hanging.UNNAMED),
+    ],
+    ids=["ours", "no number", "no instance", "a stranger's", "a touch", "takes a dead letter back"],
+)
+def test_whose_an_output_is(key: bytes, headers: dict[str, bytes], number: tuple[bytes, int] | None) -> None:
+    record: Any = SimpleNamespace(key=lambda: key, headers=lambda: list(headers.items()))
+
+    assert hanging._written(record) == number
+
+
+def begun(instance: bytes, n: int, offset: int) -> tuple[int, Begin]:
+    return offset, Begin("w", instance.decode()[0], instance, n, n - 1, [], [], closed=0)
+
+
+def seen_of(begins: list[tuple[int, Begin]], shown: list[tuple[int, Begin | Seal]]) -> MonitorView:
+    """A monitor partition of which the last begins of instances are these, and this shows."""
+    seen = view()
+    seen.scan = BeginScan(0)
+    for offset, begin in begins:
+        seen.scan.begun(offset, begin)
+    for offset, entry in shown:
+        seen.evidence.add(offset, entry)
+    return seen
+
+
+ONE, TWO, THREE = b"1" * 16, b"2" * 16, b"3" * 16
+
+
+@pytest.mark.parametrize("heir", [begun(ONE, 1, 10), begun(ONE, 2, 14)], ids=["its claim", "more that does not show"])
+def test_who_claimed_last_is_whose_begin_shows_last_and_what_lies_behind_that_is_in_question(heir: tuple[int, Begin]) -> None:
+    former, before = begun(TWO, 5, 12), begun(THREE, 7, 3)
+    shown = [begun(THREE, 7, 3), begun(TWO, 4, 5), begun(ONE, 1, 10), (11, Seal("w", ONE, 1))]
+
+    found = unshown.since_last_claim(seen_of([former, heir, before], shown))
+
+    assert found == [heir, former], "a former owner that stood still begins behind its heir's claim"
+
+
+def test_a_claim_that_does_not_show_is_none() -> None:
+    owner, claiming = begun(ONE, 5, 3), begun(TWO, 1, 10)
+
+    assert unshown.since_last_claim(seen_of([owner, claiming], [begun(ONE, 5, 3)])) == [owner, claiming]
+    assert unshown.since_last_claim(seen_of([claiming], [])) == [claiming]
+    assert unshown.question(seen_of([claiming], [])) is None
+    asked = unshown.question(seen_of([owner, claiming], [begun(ONE, 5, 3)]))
+    assert asked is not None
+    assert asked.begin.instance == ONE
+
+
+def test_of_what_vanished_only_what_it_settled_itself_is_taken_for_its_own() -> None:
+    mine, others = (next(pages([message(0)], worker="w", instance=instance, n=1)) for instance in (ONE, TWO))
+    found = unshown.Vanished(0, 10, begun(ONE, 1, 10)[1])
+
+    for offset, entry in enumerate(
+        [SettleSeal("w", THREE, 3), begun(ONE, 1, 10)[1], mine, others, SettleSeal("w", THREE, 4), Seal("w", TWO, 1),
+         SettleSeal("w", THREE, 5), Seal("w", ONE, 1), SettleSeal("w", THREE, 6), None], 9
+    ):  # fmt: skip
+        found.take(offset, entry)
+
+    assert found.pages == [mine]
+    assert found.settled == {(THREE, 4), (THREE, 5)}
