@@ -247,6 +247,23 @@ def test_a_claim_whose_first_position_is_not_stored_is_made_again(monkeypatch: p
     assert Process(kafka).recover() == positions(kafka) == {LOG: 0}
 
 
+def test_a_former_process_of_the_same_name_is_no_twin_however_often_recovery_looks() -> None:
+    kafka = after_a_stray_commit()
+    Process(kafka).recover()
+    process = Process(kafka)
+    with killed_at("recovery.claimed"), pytest.raises(Killed):
+        process.recover()
+    another = kafka.transaction("z")  # it must be fenced, and so the begins are read once more
+    another.init()
+    left = SealedProducer(another, "z", "monitor", {OUT: len(kafka.logs[OUT])})
+    with killed_at("sealed.entries"), pytest.raises(Killed):
+        left.run(work(MESSAGES[ENTERED:], COUNT - ENTERED, left, COUNT))
+
+    process.deliver(process.recover()[LOG])
+
+    assert delivered(kafka) == list(range(COUNT))
+
+
 def outputs_have_left() -> MemoryKafka:
     kafka = after_a_stray_commit()
     kafka.low[OUT] = SURE + 1
