@@ -42,8 +42,23 @@ def test_a_position_that_expired_after_its_traces_is_lost_and_not_a_first_start(
     assert delivered(kafka) == list(range(COUNT))
 
 
-def test_so_is_that_of_a_topic_that_joined_the_route_after_its_first_start() -> None:
-    """Nothing is recorded of it, and of what it had delivered the monitor has forgotten the beginning."""
+def test_a_position_of_which_only_a_transaction_without_entries_tells_is_lost_too() -> None:
+    kafka, register = MemoryKafka(), Shared()
+    process = Process(kafka)
+    process.delivery.recover([LOG], [process.view], kafka, starts(register).resolve, {"log": b"id"})
+    process.delivery.submit(Batch(1, [], {LOG: 0}, {LOG: HELD}, {LOG: HELD}, membership=b"member"))  # markers only
+    assert kafka.group[LOG][0] == HELD
+    kafka.group.clear()
+
+    with pytest.raises(Stopped, match="no stored position although the route has run before"):
+        recover(kafka, register)
+
+    assert delivered(kafka) == []
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_so_is_that_of_a_topic_that_joined_the_route_after_its_first_start(*, forgotten: bool) -> None:
+    """Nothing is recorded of it. Where the monitor has forgotten nothing it begins anew, and repeats nothing."""
     kafka, register = MemoryKafka(), Shared()
     StartPolicy(
         register, route="main", policy="earliest", topics={"before": 1}, topic_ids={"before": b"b"}, watermarks=lambda _: (0, 0)
@@ -55,9 +70,12 @@ def test_so_is_that_of_a_topic_that_joined_the_route_after_its_first_start() -> 
     aged = len(kafka.logs[MONITOR])
     process.deliver(HELD)
     kafka.group.clear()
-    kafka.low[MONITOR] = aged
 
-    with pytest.raises(Stopped, match=r"log\[0\].* has no stored position although it was delivered from"):
+    if forgotten:
+        kafka.low[MONITOR] = aged
+        with pytest.raises(Stopped, match=r"log\[0\].* has no stored position although it was delivered from"):
+            recover(kafka, register)
+    else:
         recover(kafka, register)
 
     assert delivered(kafka) == list(range(COUNT))
