@@ -12,6 +12,7 @@ import pytest
 
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.table_route import Entered, Shipment, TableDelivery
+from relay.delivery.topic_recovery import _next_replays
 from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, SettleSeal
@@ -106,6 +107,17 @@ def test_the_index_tells_the_dead_and_how_often_they_were_redriven() -> None:
     assert index.standings([digest(1), digest(2), digest(9)]) == [
         Standing(content_digest(None, b"1"), True, 0), Standing(content_digest(None, b"2"), False, 1), None,
     ]  # fmt: skip
+
+
+def test_an_output_without_an_entry_is_a_redrive_only_of_what_is_dead() -> None:
+    index = memory_index(2)
+    index.add_page(page([1, 2, 3], DEAD, 0))
+    index.add_page(page([2], DEAD, 1))
+    index.add_page(page([3], DELIVERED, 1))
+    index.add_page(page([4], DELIVERED, 0))
+
+    assert _next_replays(index, [digest(n) for n in (1, 2, 3, 4, 9)]) == bytes([1, 2, 0, 0, 0])
+    assert _next_replays(index, [digest(n) for n in (3, 4, 9)]) == b"", "none is a redrive"
 
 
 def torn_redrive(*, present: set[bytes], can_tell: bool = True, entered: bool = True) -> DedupIndex:
