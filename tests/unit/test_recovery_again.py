@@ -13,7 +13,7 @@ from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.topic import TopicDelivery
 from relay.message.envelope import OUT_DIGEST
-from relay.message.errors import Retriable, Stuck
+from relay.message.errors import Retriable, Stuck, TwinDetected
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, decode, pages
 from relay.monitor.evidence import Evidence
@@ -245,6 +245,19 @@ def test_a_claim_whose_first_position_is_not_stored_is_made_again(monkeypatch: p
     assert {one._epoch for one in made} == {-1}, "no instance is left, or it would be used again"
 
     assert Process(kafka).recover() == positions(kafka) == {LOG: 0}
+
+
+def test_of_two_processes_of_one_name_the_older_stops_and_the_newer_goes_on() -> None:
+    kafka = MemoryKafka()
+    older, newer = Process(kafka), Process(kafka)
+    for process in (older, newer, newer):
+        process.recover()
+
+    with pytest.raises(TwinDetected, match="this older one stops"):
+        older.recover()
+
+    newer.deliver(newer.recover()[LOG])
+    assert delivered(kafka) == list(range(COUNT))
 
 
 def test_a_former_process_of_the_same_name_is_no_twin_however_often_recovery_looks() -> None:
