@@ -48,6 +48,17 @@ def test_a_small_batch_that_passes_does_not_widen_the_next() -> None:
     assert narrowing.limit == 20
 
 
+def test_what_must_go_before_the_rest_is_a_batch_of_its_own() -> None:
+    narrowing, messages = Narrowing(), [message(n) for n in range(9)]
+    narrowing.first(messages[:3])
+    assert narrowing.limit == 3
+
+    narrowing.passed(messages[:2])
+    assert narrowing.limit == 3
+    narrowing.passed(messages[2:3])
+    assert narrowing.limit is None
+
+
 def test_what_had_its_effect_before_counts_as_passed() -> None:
     narrowing = Narrowing()
     narrowing.refused([message(0), message(1)])
