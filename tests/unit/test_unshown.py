@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -581,3 +581,40 @@ def test_of_what_vanished_only_what_it_settled_itself_is_taken_for_its_own() -> 
 
     assert found.pages == [mine]
     assert found.settled == {(THREE, 4), (THREE, 5)}
+
+
+class Asking:
+    """A watch by which all is closed; whether what is asked for then shows is as told."""
+
+    def __init__(self, now: list[float], *, takes: float, shows: bool) -> None:
+        self._now, self._takes, self._shows = now, takes, shows
+        self.asked = 0
+
+    def wait(self, *_: object) -> dict[LogPartition, int]:
+        self._now[0] += self._takes
+        return {}
+
+    def show(self, _records: object) -> bool:
+        self.asked += 1
+        return self._shows
+
+
+@pytest.mark.parametrize(
+    ("takes", "shows", "asked", "is_told"),
+    [(0.0, False, 0, True), (60.0, True, 1, True), (60.0, False, 1, False)],
+    ids=["closed in time", "closed late", "aborted where it hung"],
+)
+def test_what_is_closed_late_is_delivered_only_if_its_seal_shows(
+    takes: float, *, shows: bool, asked: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("relay.run.clock.monotonic", lambda: now[0])
+    worker = MemoryKafka().transaction("w")
+    worker.init()
+    watch: Any = Asking(now, takes=takes, shows=shows)
+    producer = SealedProducer(worker, "w", "monitor", {OUT: 0}, watch)
+
+    with nullcontext() if is_told else pytest.raises(InDoubt, match="was aborted where it hung"):
+        producer.run(work(MESSAGES[:3], 3, producer, 3))
+
+    assert watch.asked == asked
