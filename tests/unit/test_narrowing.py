@@ -115,6 +115,19 @@ def test_a_single_failure_makes_no_batch_smaller_and_a_slow_hour_is_over() -> No
     assert narrowing.limit is None
 
 
+def test_small_batches_say_nothing_of_what_larger_ones_may_be() -> None:
+    narrowing = Narrowing()
+    narrowing.failed(1_600)
+    narrowing.passed([message(0)] * 1_599)  # as the first one after a recovery
+    narrowing.failed(1_600)
+    assert narrowing.limit == 100
+
+    narrowing.passed([message(0)] * 99)
+    assert narrowing.limit == 100
+    narrowing.passed([message(0)] * 100)
+    assert narrowing.limit == 106
+
+
 def test_an_empty_batch_that_fails_says_nothing_of_sizes() -> None:
     narrowing = Narrowing()
     for _ in range(5):
