@@ -68,6 +68,9 @@ def test_one_row_is_always_tried() -> None:
     assert not any(run(made, inbox) for _ in range(40))
 
     assert inbox.steps[-1] == 1
+    inbox.able = 1 << 40
+    assert all(run(made, inbox) for _ in range(4))
+    assert inbox.steps[-4:] == [1, 2, 3, 4]
 
 
 def test_a_step_is_shared_by_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

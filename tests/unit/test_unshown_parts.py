@@ -1,0 +1,223 @@
+"""The parts of what looks for the unshown, by themselves: which entries are asked for, whose records show them, what is read again."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relay.delivery import hanging, unshown
+from relay.delivery.evidence_reading import BeginScan, MonitorView
+from relay.delivery.sealed import SealedProducer
+from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N, REDRIVEN
+from relay.message.errors import InDoubt
+from relay.message.record import LogPartition
+from relay.monitor.entries import Begin, Entry, Page, Seal, SettleSeal, encode, pages
+from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.test_recovery_again import LOG, MESSAGES, OUT, message, view, work
+
+
+class OfLog:
+    """A log that has offsets 3 to 6, or less by now; whoever reads past its end waits without one."""
+
+    def __init__(self, low: int) -> None:
+        self.low = low
+        self.asked: list[tuple[int, int]] = []
+
+    def watermarks(self, _place: LogPartition) -> tuple[int, int]:
+        return self.low, 7
+
+    def read(self, ranges: dict[LogPartition, tuple[int, int]]) -> Any:
+        for first, following in ranges.values():
+            self.asked.append((first, following))
+            assert self.low <= first < following <= 7
+            yield [SimpleNamespace(offset=lambda at=at: at) for at in range(first, following)]
+
+
+@pytest.mark.parametrize(
+    ("low", "asked", "found"), [(3, [(3, 7)], [None, 3, None, 6, None]), (4, [(5, 7)], [None, None, None, 6, None]), (7, [], [None] * 5)]
+)
+def test_what_is_missing_is_read_from_what_the_log_still_has(low: int, asked: list[tuple[int, int]], found: list[int | None]) -> None:
+    log, another = OfLog(low), b"a" * 16
+    rows = [
+        unshown.Row(another if offset == 5 else message(offset).digest, b"c" * 8, LOG, offset, False, 0, 1)
+        for offset in (6, 5, 7, 3, 2)
+    ]
+
+    missing = list(unshown.missing_of(log, log, rows, lambda record, _topic, _partition: message(record.offset() or 0)))  # type: ignore[arg-type]
+
+    assert log.asked == asked
+    assert [one.row.offset for one in missing] == [2, 3, 5, 6, 7]
+    assert [one.message and one.message.offset for one in missing] == found
+
+
+@pytest.mark.parametrize(("is_dead", "replay", "by_another"), [(False, 0, True), (True, 0, False), (False, 1, False)], ids=["plain", "dead", "redriven"])
+def test_of_what_died_or_was_redriven_the_record_of_its_own_transaction_counts(*, is_dead: bool, replay: int, by_another: bool) -> None:
+    one, other, stranger = b"1" * 16, b"2" * 16, b"3" * 16
+    row = unshown.Row(message(4).digest, b"c" * 8, LOG, 4, is_dead, replay, 7)
+
+    def shows(instance: bytes, n: int, digest: bytes = row.digest, *, hidden: bool = False) -> tuple[bool, bool]:
+        shown = unshown.Shown([one, other])
+        headers = [(OUT_INSTANCE, instance.hex().encode()), (OUT_N, b"%d" % n), (OUT_DIGEST, digest.hex().encode())]
+        shown.take(SimpleNamespace(headers=lambda: headers), hidden=hidden)  # type: ignore[arg-type]
+        return shown.has(row, one), shown.hides(row, one)
+
+    assert shows(one, 7) == (True, False)
+    assert shows(one, 6) == shows(other, 7) == (by_another, False)
+    assert shows(stranger, 7) == shows(one, 7, b"d" * 16) == (False, False)
+    assert shows(one, 7, hidden=True) == (False, True)
+    assert shows(one, 6, hidden=True) == shows(other, 7, hidden=True) == (False, False)
+
+
+@pytest.mark.parametrize("broken", [(OUT_N, b"seven"), (OUT_N, None), (OUT_DIGEST, b"no hex"), (OUT_DIGEST, b"\xff")])
+def test_marks_that_nobody_of_ours_has_written_are_passed_over(broken: tuple[str, bytes | None]) -> None:
+    shown, row = unshown.Shown([b"1" * 16]), unshown.Row(message(4).digest, b"c" * 8, LOG, 4, False, 0, 7)
+    headers = {OUT_INSTANCE: b"31" * 16, OUT_N: b"7", OUT_DIGEST: row.digest.hex().encode()} | dict([broken])
+
+    shown.take(SimpleNamespace(headers=lambda: list(headers.items())), hidden=False)  # type: ignore[arg-type]
+
+    assert not shown.has(row, b"1" * 16)
+
+
+def test_what_the_stored_position_is_past_and_no_output_shows_is_written_again() -> None:
+    (page,) = pages([message(offset) for offset in range(6)], worker="w", instance=b"1" * 16, n=7)
+    redriven = replace(page, replays=b"\1" * 6)
+    present = {message(1).digest}
+
+    def offsets(page: Page, at: int, note: str) -> list[int]:
+        return [row.offset for row in unshown.passed([page], present, {LOG: (at, note)})]
+
+    assert offsets(page, 4, "ours") == [0, 2, 3]
+    assert offsets(page, 4, "") == [], "a person has stored it"
+    assert offsets(redriven, 4, "ours") == [], "its order is open still"
+    assert unshown.passed([page], present, {OUT: (4, "ours")}) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "begun", "sealed"),
+    [
+        (Begin("w", "t", b"1" * 16, 7, 6, [], []), 7, 6),
+        (Seal("w", b"1" * 16, 7), 7, 7),
+        (next(pages([message(0)], worker="w", instance=b"1" * 16, n=7)), 7, 6),
+        (SettleSeal("w", b"1" * 16, 7), None, None),
+    ],
+    ids=["begin", "seal", "page", "settle seal"],
+)
+def test_what_an_entry_tells_of_its_instance(entry: Entry, begun: int | None, sealed: int | None) -> None:
+    """Of what lies there it tells that it was begun; of what shows there that it, or the one before it, was committed."""
+    key, value = encode(entry)
+    record: Any = SimpleNamespace(key=lambda: key, value=lambda: value)
+
+    assert hanging._begun(record) == (begun and (b"1" * 16, begun))
+    assert hanging._sealed(record) == (sealed and (b"1" * 16, sealed))
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "number"),
+    [
+        (b"k", {OUT_INSTANCE: b"31" * 16, OUT_N: b"7"}, (b"1" * 16, 7)),
+        (b"k", {OUT_INSTANCE: b"31" * 16}, None),
+        (b"k", {OUT_INSTANCE: b"no hex", OUT_N: b"7"}, None),
+        (b"k", {}, None),
+        (hanging.TOUCH, {}, hanging.UNNAMED),
+        (b"k", {DEAD_CODE: REDRIVEN.encode()}, hanging.UNNAMED),
+    ],
+    ids=["ours", "no number", "no instance", "a stranger's", "a touch", "takes a dead letter back"],
+)
+def test_whose_an_output_is(key: bytes, headers: dict[str, bytes], number: tuple[bytes, int] | None) -> None:
+    record: Any = SimpleNamespace(key=lambda: key, headers=lambda: list(headers.items()))
+
+    assert hanging._written(record) == number
+
+
+def begun(instance: bytes, n: int, offset: int) -> tuple[int, Begin]:
+    return offset, Begin("w", instance.decode()[0], instance, n, n - 1, [], [], closed=0)
+
+
+def seen_of(begins: list[tuple[int, Begin]], shown: list[tuple[int, Begin | Seal]]) -> MonitorView:
+    """A monitor partition of which the last begins of instances are these, and this shows."""
+    seen = view()
+    seen.scan = BeginScan(0)
+    for offset, begin in begins:
+        seen.scan.begun(offset, begin)
+    for offset, entry in shown:
+        seen.evidence.add(offset, entry)
+    return seen
+
+
+ONE, TWO, THREE = b"1" * 16, b"2" * 16, b"3" * 16
+
+
+@pytest.mark.parametrize("heir", [begun(ONE, 1, 10), begun(ONE, 2, 14)], ids=["its claim", "more that does not show"])
+def test_who_claimed_last_is_whose_begin_shows_last_and_what_lies_behind_that_is_in_question(heir: tuple[int, Begin]) -> None:
+    former, before = begun(TWO, 5, 12), begun(THREE, 7, 3)
+    shown = [begun(THREE, 7, 3), begun(TWO, 4, 5), begun(ONE, 1, 10), (11, Seal("w", ONE, 1))]
+
+    found = unshown.since_last_claim(seen_of([former, heir, before], shown))
+
+    assert found == [heir, former], "a former owner that stood still begins behind its heir's claim"
+
+
+def test_a_claim_that_does_not_show_is_none() -> None:
+    owner, claiming = begun(ONE, 5, 3), begun(TWO, 1, 10)
+
+    assert unshown.since_last_claim(seen_of([owner, claiming], [begun(ONE, 5, 3)])) == [owner, claiming]
+    assert unshown.since_last_claim(seen_of([claiming], [])) == [claiming]
+    assert unshown.question(seen_of([claiming], [])) is None
+    asked = unshown.question(seen_of([owner, claiming], [begun(ONE, 5, 3)]))
+    assert asked is not None
+    assert asked.begin.instance == ONE
+
+
+def test_of_what_vanished_only_what_it_settled_itself_is_taken_for_its_own() -> None:
+    mine, others = (next(pages([message(0)], worker="w", instance=instance, n=1)) for instance in (ONE, TWO))
+    found = unshown.Vanished(0, 10, begun(ONE, 1, 10)[1])
+
+    for offset, entry in enumerate(
+        [SettleSeal("w", THREE, 3), begun(ONE, 1, 10)[1], mine, others, SettleSeal("w", THREE, 4), Seal("w", TWO, 1),
+         SettleSeal("w", THREE, 5), Seal("w", ONE, 1), SettleSeal("w", THREE, 6), None], 9
+    ):  # fmt: skip
+        found.take(offset, entry)
+
+    assert found.pages == [mine]
+    assert found.settled == {(THREE, 4), (THREE, 5)}
+
+
+class Asking:
+    """A watch by which all is closed; whether what is asked for then shows is as told."""
+
+    def __init__(self, now: list[float], *, takes: float, shows: bool) -> None:
+        self._now, self._takes, self._shows = now, takes, shows
+        self.asked = 0
+
+    def wait(self, *_: object) -> dict[LogPartition, int]:
+        self._now[0] += self._takes
+        return {}
+
+    def show(self, _records: object) -> bool:
+        self.asked += 1
+        return self._shows
+
+
+@pytest.mark.parametrize(
+    ("takes", "shows", "asked", "is_told"),
+    [(0.0, False, 0, True), (60.0, True, 1, True), (60.0, False, 1, False)],
+    ids=["closed in time", "closed late", "aborted where it hung"],
+)
+def test_what_is_closed_late_is_delivered_only_if_its_seal_shows(
+    takes: float, *, shows: bool, asked: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("relay.run.clock.monotonic", lambda: now[0])
+    worker = MemoryKafka().transaction("w")
+    worker.init()
+    watch: Any = Asking(now, takes=takes, shows=shows)
+    producer = SealedProducer(worker, "w", "monitor", {OUT: 0}, watch)
+
+    with nullcontext() if is_told else pytest.raises(InDoubt, match="was aborted where it hung"):
+        producer.run(work(MESSAGES[:3], 3, producer, 3))
+
+    assert watch.asked == asked
