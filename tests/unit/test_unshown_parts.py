@@ -187,15 +187,16 @@ def test_of_what_vanished_only_what_it_settled_itself_is_taken_for_its_own() -> 
 
 
 class Asking:
-    """A watch by which all is closed; whether what is asked for then shows is as told."""
+    """A watch by which all is closed; the output as told, and whether what is asked for then shows."""
 
-    def __init__(self, now: list[float], *, takes: float, shows: bool) -> None:
+    def __init__(self, now: list[float], *, takes: float = 0.0, shows: bool = True) -> None:
         self._now, self._takes, self._shows = now, takes, shows
         self.asked = 0
+        self.end: dict[LogPartition, int] = {}
 
     def wait(self, *_: object) -> dict[LogPartition, int]:
         self._now[0] += self._takes
-        return {}
+        return self.end
 
     def show(self, _records: object) -> bool:
         self.asked += 1
@@ -221,3 +222,18 @@ def test_what_is_closed_late_is_delivered_only_if_its_seal_shows(
         producer.run(work(MESSAGES[:3], 3, producer, 3))
 
     assert watch.asked == asked
+
+
+def test_that_outputs_are_closed_is_news_until_a_begin_has_said_so() -> None:
+    worker = MemoryKafka().transaction("w")
+    worker.init()
+    watch: Any = Asking([100.0])
+    producer = SealedProducer(worker, "w", "monitor", {OUT: 0}, watch)
+
+    producer.run(work(MESSAGES[:2], 2, producer, 2))
+    assert producer.news == {}, "nobody has seen them closed"
+    watch.end = {OUT: 100}
+    producer.run(work(MESSAGES[2:4], 2, producer, 4))
+    assert producer.news == {0: 2}
+    producer.run(work(MESSAGES[4:], 0, producer, 4))
+    assert producer.news == {}
