@@ -297,3 +297,37 @@ def test_what_was_to_be_trimmed_and_is_not_any_more_is_kept() -> None:
 
     assert cursor.trimmed == [(PLACE, 5)]
     sending.close()
+
+
+class Broken(Noting):
+    """A cursor whose trims end in what nobody foresaw, and whose connection cannot be closed."""
+
+    def trim(self, partition: LogPartition, below: int) -> bool:
+        raise ZeroDivisionError
+
+    def abandon(self) -> None:
+        pass
+
+
+def test_a_thread_that_ends_for_what_nobody_foresaw_says_so() -> None:
+    sending = sending_to(Broken())
+    sending.trim(PLACE, 7)
+    sending.send({PLACE: 7}, None)
+    wait_until(lambda: sending._answers.qsize() == 2)
+
+    with pytest.raises(ZeroDivisionError):
+        sending.answers()
+
+
+def test_a_thread_that_cannot_be_made_to_let_go_leaves_its_batch_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending_module, "LET_GO_S", 0.01)
+    cursor = Broken(held=True)
+    sending = sending_to(cursor)
+    sending.send({PLACE: 7}, None)
+    wait_until(lambda: cursor.delivered)
+
+    with pytest.raises(InDoubt, match="nothing is known of its batch"):
+        sending.abandon()
+
+    cursor.goes_on.set()
+    sending.close()
