@@ -10,6 +10,7 @@ import pytest
 from relay.capture import resolver
 from relay.capture.resolver import LOCKED_MAX, Resolver, State
 from relay.message.envelope import ResourceName
+from relay.message.errors import Unreachable
 from relay.resources.port import DecisionRow, RowLocked
 
 SHOP = ResourceName("shop", "u")
@@ -95,3 +96,41 @@ def test_it_does_not_remember_without_bound(monkeypatch: pytest.MonkeyPatch) -> 
     for first in range(0, 90, 3):
         ask(one, names(first, 3))
     assert len(one._waited) == 3
+
+
+def test_another_database_under_the_name_decides_nothing() -> None:
+    captures, database = names(0, 3), Database([], names(0, 2))
+    asked = [(capture, ResourceName("shop", "the one they were captured with")) for capture in captures]
+
+    found = Resolver(cast("Any", {"shop": database})).resolve(asked)
+
+    assert {one.state for one in found.values()} == {State.WRONG_RESOURCE}
+    assert captures[2] not in database.rows, "nor is anything aborted there"
+
+
+class GoesAway(Database):
+    """Its connections break at the first question that is asked of them."""
+
+    opened = closed = 0
+
+    def decisions(self) -> Database:
+        self.opened += 1
+        return self
+
+    def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
+        if self.opened == 1:
+            raise Unreachable("gone")
+        return super().read(captures)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_database_that_went_away_is_asked_again_on_a_new_connection() -> None:
+    captures = names(0, 3)
+    database = GoesAway([], captures)
+    one = Resolver(cast("Any", {"shop": database}))
+
+    assert set(ask(one, captures).values()) == {State.UNREACHABLE}
+    assert set(ask(one, captures).values()) == {State.COMMITTED}
+    assert (database.opened, database.closed) == (2, 1)

@@ -113,6 +113,32 @@ def test_a_second_commit_changes_nothing_and_is_counted() -> None:
     assert decided.resolve(capture_id(OTHER), "q/7", "b").state is State.ABORTED
 
 
+def test_a_commit_behind_the_abort_of_its_run_changes_nothing_and_is_counted() -> None:
+    decided = folded(UnitDecision(UNIT, "a", False), commit(MINE), commit(OTHER, "b"))
+
+    assert decided.contradictions == 1
+    assert decided.resolve(capture_id(MINE), "q/7", "a").state is State.ABORTED
+    assert decided.resolve(capture_id(OTHER), "q/7", "b").state is State.COMMITTED
+
+
+def test_what_contradicts_is_not_kept() -> None:
+    decided = UnitDecisions()
+    for offset, decision in enumerate([commit(MINE), commit(OTHER, "b"), commit(OTHER, "b")]):
+        decided.add(decision, offset)
+    assert len(decided) == 1
+
+    decided.forget_below(3)
+
+    assert len(decided) == 0
+    assert decided.resolve(capture_id(MINE), "q/7", "a").state is State.UNDECIDED
+
+
+def test_a_query_has_batches_once_one_of_its_own_is_committed() -> None:
+    assert folded(commit(MINE)).has_batches_of("q")
+    assert not folded(commit(MINE)).has_batches_of("another")
+    assert not folded(UnitDecision(UNIT, "a", False)).has_batches_of("q")
+
+
 def test_the_resource_of_a_message_names_its_unit() -> None:
     named = ResourceName.decode(named_unit("load/2026/11").resource("run").encode())
 
