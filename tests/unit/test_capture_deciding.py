@@ -1,0 +1,139 @@
+"""How a block ends, by what its COMMIT answered and what the row says: what its caller is told, and what the log is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relay.capture.block import CaptureBlock
+from relay.capture.message import Buffered
+from relay.capture.outcomes import Placed
+from relay.capture.upkeep import Decided
+from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
+from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
+from tests.unit.test_capture_publish import Publisher
+
+CAPTURE, NONCE = b"c" * 16, b"n" * 16
+PLACED = Placed("orders", 0, 1, 1)
+LOST, REFUSED, ANOTHER = AnswerLost("gone"), CommitRefused("no"), NotTheTransactionBegun("another")
+COMMITTED, ABORTED = ("marked", NONCE), ("marked", None)
+DOUBTED = ("doubted", NONCE)
+
+
+class Session:
+    """A database transaction whose COMMIT is answered as told; ``is_sure`` is whether its own connection tells it undone."""
+
+    failed, in_transaction = False, True
+
+    def __init__(self, answer: BaseException | None, *, is_sure: bool) -> None:
+        self._answer = answer
+        self._is_sure = is_sure
+        self.decided: list[bytes] = []
+        self.closed = 0
+
+    def is_intact(self, capture: bytes) -> bool:
+        return capture == CAPTURE
+
+    def decide(self, capture: bytes, partitions: bytes) -> None:
+        self.decided.append(partitions)
+        if self._answer is not None:
+            raise self._answer
+
+    def rollback(self) -> None:
+        pass
+
+    def is_undone(self, capture: bytes) -> bool:
+        return self._is_sure
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Deciding(Publisher):
+    """A Capture whose log takes what a block appends; ``row`` is what another connection finds out."""
+
+    def __init__(self, session: Session, row: Decided | BaseException | None) -> None:
+        super().__init__()
+        self._session, self._row = session, row
+        self.told: list[tuple[str, bytes | None]] = []
+
+    def begin(self) -> tuple[Any, bytes, bytes]:
+        return self._session, CAPTURE, NONCE
+
+    def append(self, messages: list[Buffered], placed: list[Placed]) -> None:
+        placed += [PLACED] * len(messages)
+
+    def mark(self, capture: bytes, nonce: bytes | None, placed: list[Placed]) -> None:
+        assert (capture, placed) == (CAPTURE, [PLACED])
+        self.told.append(("marked", nonce))
+
+    def doubt(self, capture: bytes, nonce: bytes, placed: list[Placed]) -> None:
+        assert capture == CAPTURE
+        self.told.append(("doubted", nonce))
+
+    def find_out(self, capture: bytes) -> Decided | None:
+        if isinstance(self._row, BaseException):
+            raise self._row
+        return self._row
+
+
+def ended(session: Session, publisher: Deciding, *, messages: int = 1) -> None:
+    with CaptureBlock(publisher) as block:  # type: ignore[arg-type]
+        for _ in range(messages):
+            block.publish("orders", {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_sure", "row", "raised", "told"),
+    [
+        (None, False, None, None, [COMMITTED]),
+        (LOST, False, Decided.COMMITTED, None, [COMMITTED]),
+        (LOST, False, Decided.COMMITTED_EARLY, CaptureInDoubt, [COMMITTED]),
+        (LOST, False, Decided.ABORTED, CaptureError, [ABORTED]),
+        (LOST, False, Decided.FENCED, CaptureFenced, [ABORTED]),
+        (LOST, False, None, CaptureInDoubt, [DOUBTED]),
+        (REFUSED, True, None, CaptureError, [ABORTED]),
+        (REFUSED, False, Decided.COMMITTED, None, [COMMITTED]),
+        (REFUSED, False, Decided.COMMITTED_EARLY, CaptureInDoubt, [COMMITTED]),
+        (REFUSED, False, Decided.ABORTED, CaptureError, [ABORTED]),
+        (REFUSED, False, None, CaptureInDoubt, [DOUBTED]),
+        (ANOTHER, False, Decided.COMMITTED_EARLY, CaptureInDoubt, [COMMITTED]),
+        (ANOTHER, False, Decided.ABORTED, CaptureInDoubt, [ABORTED]),
+        (ANOTHER, False, Decided.FENCED, CaptureInDoubt, [ABORTED]),
+        (ANOTHER, False, None, CaptureInDoubt, [DOUBTED]),
+        (KeyboardInterrupt(), False, None, KeyboardInterrupt, [DOUBTED]),
+        (LOST, False, KeyboardInterrupt(), KeyboardInterrupt, [DOUBTED]),
+    ],
+)
+def test_the_row_and_not_the_answer_says_how_a_block_ended(
+    answer: BaseException | None, *, is_sure: bool, row: Any, raised: type[BaseException] | None, told: list[tuple[str, bytes | None]]
+) -> None:
+    session = Session(answer, is_sure=is_sure)
+    publisher = Deciding(session, row)
+
+    if raised is None:
+        ended(session, publisher)
+    else:
+        with pytest.raises(raised) as caught:
+            ended(session, publisher)
+        assert caught.type is raised
+
+    assert publisher.told == told
+    assert session.decided == [b'[["orders",0,1,1]]'], "the row names what the log holds"
+    is_known = answer is None or is_sure
+    assert session.closed == (0 if is_known else 1), "a connection that does not know its transaction's end is not used again"
+
+
+@pytest.mark.parametrize(("answer", "raised"), [(None, None), (REFUSED, CaptureError)])
+def test_a_block_without_messages_has_nothing_to_mark(answer: Exception | None, raised: type[Exception] | None) -> None:
+    session = Session(answer, is_sure=True)
+    publisher = Deciding(session, None)
+
+    if raised is None:
+        ended(session, publisher, messages=0)
+    else:
+        with pytest.raises(raised):
+            ended(session, publisher, messages=0)
+
+    assert (publisher.told, session.decided) == ([], [b"[]"])
