@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from relay.capture.block import CaptureBlock
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
+from relay.capture.publisher import Capture
 from relay.capture.upkeep import Decided
+from relay.message.envelope import SEQUENCE
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
 from tests.unit.test_capture_publish import Publisher
@@ -24,7 +27,7 @@ DOUBTED = ("doubted", NONCE)
 class Session:
     """A database transaction whose COMMIT is answered as told; ``is_sure`` is whether its own connection tells it undone."""
 
-    failed, in_transaction = False, True
+    failed, in_transaction, usable = False, True, True
 
     def __init__(self, answer: BaseException | None, *, is_sure: bool) -> None:
         self._answer = answer
@@ -137,3 +140,31 @@ def test_a_block_without_messages_has_nothing_to_mark(answer: Exception | None, 
             ended(session, publisher, messages=0)
 
     assert (publisher.told, session.decided) == ([], [b"[]"])
+
+
+def test_each_message_has_the_next_number_of_its_partition_and_the_capture_names_the_run_that_it_took() -> None:
+    capture = Capture.__new__(Capture)
+    capture._sequences = {("orders", 0): 6}
+    placed: list[Placed] = []
+
+    def message(topic: str, partition: int) -> Buffered:
+        return Buffered(topic, partition, None, b"{}", [("a", b"b")])
+
+    first = capture._numbered([message("orders", 0), message("orders", 1), message("orders", 0), message("bills", 0)], placed)
+    capture._numbered([message("orders", 0), message("orders", 1)], placed)
+
+    assert [one.headers for one in first] == [[("a", b"b"), (SEQUENCE, number)] for number in (b"7", b"1", b"8", b"1")]
+    assert placed == [
+        Placed("orders", 0, 7, 2), Placed("orders", 1, 1, 1), Placed("bills", 0, 1, 1), Placed("orders", 0, 9, 1), Placed("orders", 1, 2, 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_connection_is_kept_for_the_next_capture_only_if_it_is_fit_for_one(*, usable: bool) -> None:
+    capture, session = Capture.__new__(Capture), Session(None, is_sure=True)
+    capture._idle, session.usable = deque(), usable
+    capture._close_idle = lambda: None
+
+    capture.give_back(session)  # type: ignore[arg-type]
+
+    assert ([one for _, one in capture._idle], session.closed) == (([session], 0) if usable else ([], 1))
