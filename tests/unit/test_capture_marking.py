@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from relay.capture.marking import GATHER_S, TRAVELLERS_MAX, Ended, Marking
+from relay.capture.marking import GATHER_S, TRAVELLERS_MAX, TRIES, Ended, Marking
 from relay.capture.outcomes import Placed
 from relay.kafka.appender import Receipt, Record
 from relay.message.envelope import ResourceName
@@ -211,3 +211,21 @@ def test_taking_a_capture_runs_no_code_that_an_interrupt_would_leave_locked(mark
 
     assert not [name for name in entered if name.endswith("threading.py")]
     assert any(name.endswith("marking.py") for name in entered)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_marker_that_the_log_does_not_take_is_tried_a_few_times_and_left_to_the_upkeep(
+    now: Now, monkeypatch: pytest.MonkeyPatch, *, committed: bool
+) -> None:
+    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace())
+    log = Noting(CaptureError("the log takes nothing"))
+    marking = Marking(cast("Any", log), lambda: cast("Any", None), b"/shop", ResourceName("shop", "u"), 1.0)
+    marking.submit(ended(1) if committed else ended(1)._replace(nonce=None))
+
+    for _ in range(50):
+        now.seconds += 60.0
+        marking.run_once()
+
+    assert log.calls == [[ended(1).capture]] * (TRIES + 1)
+    assert marking.given_up is committed, "of an aborted one the log's readers find out by themselves"
+    assert marking.backlog == 0

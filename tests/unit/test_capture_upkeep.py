@@ -148,6 +148,25 @@ def decided(session: Session, topic: str) -> bytes:
     return begun
 
 
+def test_what_is_found_out_of_captures_in_doubt_is_marked_as_their_rows_say(tmp_path: Path) -> None:
+    shop, marking = database(tmp_path, "shop"), Marking()
+    upkeep = upkeep_of(shop.decisions, marking, shop.identity())
+    session = shop.session()
+    begun, nonce = session.begin()
+    session.decide(begun, orjson.dumps([["orders", 0, 1, 1]]))
+    session.close()
+    placed = [Placed("orders", 0, 1, 1)]
+    committed, unknown = Ended(begun, nonce, placed, "i"), Ended(capture_id(NONCE), NONCE, placed, "i")
+    for ended in (committed, unknown, Ended(capture_id(b"x" * 16), b"x" * 16, [], "i")):
+        upkeep.doubt(ended)
+
+    upkeep.find_out_once()
+
+    assert marking.submitted == [committed, unknown._replace(nonce=None)], "a nonce in a marker proves a commit"
+    assert upkeep.doubtful == 0
+    upkeep.close(0)
+
+
 def test_anothers_topic_that_may_not_be_seen_does_not_end_the_upkeep_of_the_own_ones(tmp_path: Path) -> None:
     shared, marking = database(tmp_path, "shared"), Marking()
     session = shared.session()
