@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.capture.outcomes import decode_marker, encode_marker, marker_headers
@@ -70,6 +70,8 @@ def test_other_records_are_no_markers(
     st.none() | st.text(max_size=100),
     st.lists(st.integers(min_value=0, max_value=2**63 - 1), max_size=200),
 )
+@example(bytes(64), "i" * 64, [edge for bits in range(6, 63, 7) for edge in (2**bits - 1, 2**bits)])  # where a number takes a byte more
+@example(bytes(63), "i" * 63, [1] * 64)
 def test_a_marker_is_the_record_that_the_library_writes(
     nonce: bytes | None, incarnation: str | None, closes: list[int]
 ) -> None:
