@@ -33,7 +33,7 @@ class Session:
         self._answer = answer
         self._is_sure = is_sure
         self.decided: list[bytes] = []
-        self.closed = 0
+        self.closed = self.rolled_back = 0
 
     def is_intact(self, capture: bytes) -> bool:
         return capture == CAPTURE
@@ -44,7 +44,7 @@ class Session:
             raise self._answer
 
     def rollback(self) -> None:
-        pass
+        self.rolled_back += 1
 
     def is_undone(self, capture: bytes) -> bool:
         return self._is_sure
@@ -60,12 +60,15 @@ class Deciding(Publisher):
         super().__init__()
         self._session, self._row = session, row
         self.told: list[tuple[str, bytes | None]] = []
+        self.refusal: Exception | None = None
 
     def begin(self) -> tuple[Any, bytes, bytes]:
         return self._session, CAPTURE, NONCE
 
     def append(self, messages: list[Buffered], placed: list[Placed]) -> None:
         placed += [PLACED] * len(messages)
+        if self.refusal is not None:
+            raise self.refusal
 
     def mark(self, capture: bytes, nonce: bytes | None, placed: list[Placed]) -> None:
         assert (capture, placed) == (CAPTURE, [PLACED])
@@ -140,6 +143,18 @@ def test_a_block_without_messages_has_nothing_to_mark(answer: Exception | None, 
             ended(session, publisher, messages=0)
 
     assert (publisher.told, session.decided) == ([], [b"[]"])
+
+
+@pytest.mark.parametrize(("is_sure", "told"), [(True, [ABORTED]), (False, [DOUBTED])])
+def test_what_the_log_did_not_take_is_rolled_back_and_never_committed(*, is_sure: bool, told: list[tuple[str, bytes | None]]) -> None:
+    session = Session(None, is_sure=is_sure)
+    publisher = Deciding(session, None)
+    publisher.refusal = CaptureError("the log did not take the messages")
+
+    with pytest.raises(CaptureError, match="did not take"):
+        ended(session, publisher)
+
+    assert (session.rolled_back, session.decided, publisher.told) == (1, [], told)
 
 
 def test_each_message_has_the_next_number_of_its_partition_and_the_capture_names_the_run_that_it_took() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from enum import Enum
 from types import SimpleNamespace
@@ -93,6 +94,16 @@ def test_a_partition_that_is_no_whole_number_is_refused(block: CaptureBlock, pub
         block.publish("orders", {}, partition=given)
 
     assert publisher.admitted == []
+
+
+@pytest.mark.parametrize(("given", "is_there"), [(-1, False), (0, True), (3, True), (4, False)])
+def test_a_partition_that_the_topic_does_not_have_is_refused(
+    block: CaptureBlock, publisher: Publisher, given: int, *, is_there: bool
+) -> None:
+    with nullcontext() if is_there else pytest.raises(CaptureError, match=rf"^partition = {given}: topic orders has 0 to 3"):
+        block.publish("orders", {}, partition=given)
+
+    assert [one.partition for one in publisher.admitted] == ([given] if is_there else [])
 
 
 def test_a_partition_may_be_a_whole_number_of_a_library(block: CaptureBlock, publisher: Publisher) -> None:

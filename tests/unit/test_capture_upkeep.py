@@ -13,7 +13,7 @@ import pytest
 from relay.capture import upkeep as upkeep_module
 from relay.capture.marking import Ended
 from relay.capture.outcomes import Placed
-from relay.capture.upkeep import REFRESH_S, TICK_S, Upkeep
+from relay.capture.upkeep import REFRESH_S, TICK_S, Decided, Upkeep
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
@@ -165,6 +165,25 @@ def test_what_is_found_out_of_captures_in_doubt_is_marked_as_their_rows_say(tmp_
     assert marking.submitted == [committed, unknown._replace(nonce=None)], "a nonce in a marker proves a commit"
     assert upkeep.doubtful == 0
     upkeep.close(0)
+
+
+def test_a_capture_whose_answer_was_lost_is_found_out_by_its_row(tmp_path: Path) -> None:
+    shop, other = database(tmp_path, "shop"), database(tmp_path, "other")
+    uuid, unknown, soon = shop.identity().uuid, capture_id(NONCE), clock.monotonic() - 1
+    session = shop.session()
+    begun = decided(session, "orders")
+    session.close()
+
+    def asked(resource: Resource, capture: bytes) -> Decided | None:
+        return upkeep_module.find_out(resource.decisions, uuid, capture, soon)
+
+    assert asked(other, unknown) is asked(other, begun) is None, "the empty table of another database says nothing"
+    assert asked(shop, begun) is Decided.COMMITTED
+    assert asked(shop, unknown) is Decided.ABORTED, "whoever asks decides, where nobody has"
+    assert asked(shop, unknown) is Decided.FENCED, "somebody had"
+    decisions = other.decisions()
+    assert decisions.read([unknown, begun]) == {}
+    decisions.close()
 
 
 def test_anothers_topic_that_may_not_be_seen_does_not_end_the_upkeep_of_the_own_ones(tmp_path: Path) -> None:
