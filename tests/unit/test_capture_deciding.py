@@ -145,6 +145,16 @@ def test_a_block_without_messages_has_nothing_to_mark(answer: Exception | None, 
     assert (publisher.told, session.decided) == ([], [b"[]"])
 
 
+def test_a_block_is_entered_once() -> None:
+    publisher: Any = Deciding(Session(None, is_sure=True), None)
+    block = CaptureBlock(publisher)
+    with block:
+        pass
+
+    with pytest.raises(CaptureError, match=r"begin another with capture.transaction"):
+        block.__enter__()
+
+
 @pytest.mark.parametrize(("is_sure", "told"), [(True, [ABORTED]), (False, [DOUBTED])])
 def test_what_the_log_did_not_take_is_rolled_back_and_never_committed(*, is_sure: bool, told: list[tuple[str, bytes | None]]) -> None:
     session = Session(None, is_sure=is_sure)

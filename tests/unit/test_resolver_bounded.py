@@ -106,6 +106,7 @@ def test_another_database_under_the_name_decides_nothing() -> None:
 
     assert {one.state for one in found.values()} == {State.WRONG_RESOURCE}
     assert captures[2] not in database.rows, "nor is anything aborted there"
+    assert set(ask(Resolver({}), captures).values()) == {State.WRONG_RESOURCE}, "nor does one that is not configured"
 
 
 class GoesAway(Database):
