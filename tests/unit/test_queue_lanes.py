@@ -46,6 +46,38 @@ def test_a_lane_stops_where_one_waits_for_its_retry_or_keeps_its_place() -> None
     assert given(closed, row(1, 7), row(2, 7, again_at=NOW + 1), row(3, 7), row(4, 8), row(6, 8)) == [1, 4]
 
 
+def test_of_several_the_newest_in_hand_and_the_oldest_that_keeps_its_place_bound_a_lane() -> None:
+    closed = Closed()
+    for handle in (3, 5, 4):
+        closed.hold(1, 7, handle, own=True)
+    for handle in (9, 11, 10):
+        closed.place(1, 7, handle)
+    lane = (1, 7)
+
+    assert [handle for handle in range(1, 13) if closed.gives(lane, handle)] == [5, 6, 7, 8, 9]
+    assert given(closed, row(6, 7), row(9, 7), row(10, 7), row(1, 8)) == [6, 9, 1]
+    assert given(closed, row(6, 7)) == [], "it has stopped"
+
+
+def test_what_is_said_of_a_lane_holds_for_whether_it_gives_too() -> None:
+    closed = Closed.without([b"busy"])
+    closed.hold(1, 7, 3, own=False)
+
+    assert [closed.gives((1, lane), 4) for lane in (7, 8, lane_number(b"busy"))] == [False, True, False]
+    assert closed.gives((2, 7), 4), "another group's"
+
+
+def test_a_retry_beyond_the_latest_there_can_be_is_not_waited_for() -> None:
+    """As when the clock was put back: no retry is as far away."""
+    rows = (row(1, again_at=NOW + 1000), row(2, again_at=NOW + 1001), row(3, 7, again_at=NOW + 1001), row(4, 7))
+
+    assert given(Closed(), *rows) == [2, 3, 4]
+
+
+def test_no_more_is_given_than_is_asked_for() -> None:
+    assert given(Closed(), *(row(handle, handle % 3) for handle in range(1, 9)), limit=3) == [1, 2, 3]
+
+
 def test_an_expired_message_neither_goes_nor_stops_its_lane() -> None:
     assert given(Closed(), row(1, 7, expires_at=NOW - 1), row(2, 7)) == [2]
 
