@@ -124,15 +124,16 @@ class TestTake:
 
         assert ids(take(store)) == ["a"]
 
-    def test_nothing_is_given_ahead_of_what_the_holder_has(self, medium: Medium) -> None:
+    @pytest.mark.parametrize("back", [0, 1])
+    def test_nothing_is_given_ahead_of_what_the_holder_has(self, medium: Medium, back: int) -> None:
         store = opened(medium, "ann")
-        put(store, "a", "b", "c", lane=b"l")
-        taken = take(store, limit=2)
-        store.free("ann", tickets(taken[:1]), NOW)
+        put(store, "a", "b", "c", "d", lane=b"l")
+        taken = take(store, limit=3)
+        store.free("ann", tickets([taken.pop(back)]), NOW)
 
         assert take(store) == []
-        store.free("ann", tickets(taken[1:]), NOW)
-        assert ids(take(store)) == ["a", "b", "c"]
+        store.free("ann", tickets(taken), NOW)
+        assert ids(take(store)) == ["a", "b", "c", "d"]
 
     def test_a_lane_left_out_gives_nothing_and_the_others_do(self, medium: Medium) -> None:
         store = opened(medium, "ann")
