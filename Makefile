@@ -17,7 +17,7 @@ ON_KAFKA := $(addprefix tests/integration/test_,stray_endtxn.py sealed.py sealed
 SEEDS ?= 10000
 FIRST ?= 0
 
-.PHONY: help setup demo test test-long test-kafka simulate mutations lint types bench clean
+.PHONY: help setup demo test test-long test-nightly test-kafka simulate mutations lint types bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +44,10 @@ test: lint types ## Style, types and all tests that end within minutes
 	$(REPLAY) $(BIN)/pytest $(SHARE) -m "not slow"
 
 test-long: setup ## The tests that take minutes each
-	$(REPLAY) $(BIN)/pytest $(SHARE_LONG) -m slow
+	$(REPLAY) $(BIN)/pytest $(SHARE_LONG) -m "slow and not nightly"
+
+test-nightly: setup ## The longest: handlers on files killed a hundred times, Spark killed at each step
+	$(REPLAY) $(BIN)/pytest -m nightly
 
 test-kafka: setup ## What rests on the brokers, on other versions of Kafka: KAFKA="3.6.2 4.4.0"
 	@for version in $(KAFKA); do echo "Kafka $$version"; RELAY_KAFKA_VERSION=$$version $(REPLAY) $(BIN)/pytest $(SHARE) $(ON_KAFKA) || exit 1; done

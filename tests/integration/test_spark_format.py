@@ -135,6 +135,7 @@ def numbers(route: TopicRoute) -> Counter[str]:
     return Counter(json.loads(record.value())["n"] for record in route.outputs())
 
 
+@pytest.mark.nightly  # the tests below kill it at the two steps that matter most
 def test_killed_at_each_step_each_row_counts_once(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:
     lines = write_files(tmp_path / "in", FILES)
     driver = drive(

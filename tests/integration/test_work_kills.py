@@ -153,7 +153,9 @@ def test_a_few_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("medium", list(MEDIA))
+@pytest.mark.parametrize(
+    "medium", [pytest.param(name, marks=pytest.mark.nightly) if name == "files" else name for name in MEDIA]
+)
 def test_many_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> None:
     run.kill_at_random(MESSAGES, KILLS, 7, 3500.0)
 
