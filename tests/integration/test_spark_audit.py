@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ from tests.integration.test_verify_table import on_postgresql
 from tests.routes import delete_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    yield
+    warm_spark.end()
 
 
 def run(*arguments: str) -> tuple[int, dict[str, Any], str]:

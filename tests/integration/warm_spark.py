@@ -24,7 +24,7 @@ def _process() -> subprocess.Popen[str]:
 
 
 def audit(*arguments: str) -> tuple[int, str, str]:
-    """Run the job's own ``main``; return its exit code and both its outputs. The process ends with its parent."""
+    """Run the job's own ``main``; return its exit code and both its outputs."""
     process = _process()
     assert process.stdin is not None
     assert process.stdout is not None
@@ -32,6 +32,14 @@ def audit(*arguments: str) -> tuple[int, str, str]:
     process.stdin.flush()
     code, out, err = json.loads(process.stdout.readline())
     return code, out, err
+
+
+def end() -> None:
+    """End the process, if there is one."""
+    if _process.cache_info().currsize:
+        with _process():  # its input is closed, and it ends
+            pass
+        _process.cache_clear()
 
 
 def _serve(script: str) -> None:
