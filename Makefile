@@ -46,7 +46,7 @@ test: lint types ## Style, types and all tests that end within minutes
 test-long: setup ## The tests that take minutes each
 	$(REPLAY) $(BIN)/pytest $(SHARE_LONG) -m "slow and not nightly"
 
-test-nightly: setup ## The longest: handlers on files killed a hundred times, Spark killed at each step
+test-nightly: setup ## The longest, which CI has no time for
 	$(REPLAY) $(BIN)/pytest -m nightly
 
 test-kafka: setup ## What rests on the brokers, on other versions of Kafka: KAFKA="3.6.2 4.4.0"

@@ -37,6 +37,7 @@ def test_a_message_in_sqlite_costs_no_more_with_ten_million_journalled(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_a_message_in_postgresql_costs_no_more_with_ten_million_journalled(postgres: str) -> None:
     with lent_database(postgres) as other, psycopg.connect(other) as connection:

@@ -337,6 +337,8 @@ def test_every_store_answers_as_the_book_does(name: str, request: pytest.Fixture
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "postgresql" else name for name in STORES]
+)
 def test_every_store_answers_as_the_book_does_at_length(name: str, request: pytest.FixtureRequest) -> None:
     run(name, request, examples=150, steps=80)

@@ -18,7 +18,7 @@ from relay.local import spark
 from tests.audit_load import PER_CAPTURE, Load, digest_of
 from tests.integration.audit_site import PARTITIONS, Site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
 MESSAGES = int(os.environ.get("RELAY_TEST_AUDIT_MESSAGES", "100000"))
 """Ten million, by the environment, for the whole proof: it takes about ten minutes and 5 GB of disk."""
 PROMISED_S = 300

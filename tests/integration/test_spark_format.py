@@ -172,7 +172,9 @@ def test_a_batch_write_counts_once_and_what_is_missing_is_a_sentence(route: Topi
     assert numbers(route) == Counter(lines)
 
 
-@pytest.mark.parametrize("has_id", [True, False], ids=["id column", "numbered"])
+@pytest.mark.parametrize(
+    "has_id", [pytest.param(True, id="id column"), pytest.param(False, id="numbered", marks=pytest.mark.nightly)]
+)
 def test_capture_batch_killed_after_its_rows_counts_them_once(route: TopicRoute, drive: Drive, tmp_path: Path, has_id: bool) -> None:
     lines = write_files(tmp_path / "in", 3)
     arguments: dict[str, Any] = {
@@ -330,7 +332,9 @@ def table(tmp_path: Path, kafka: str, postgres: str, make_topic: MakeTopic) -> I
     made.stop()
 
 
-@pytest.mark.parametrize("column", [PLAIN, RANDOM], ids=["deterministic", "rand"])
+@pytest.mark.parametrize(
+    "column", [pytest.param(PLAIN, id="deterministic"), pytest.param(RANDOM, id="rand", marks=pytest.mark.nightly)]
+)
 def test_batches_with_a_kill_in_every_third(table: TableRoute, drive: Drive, tmp_path: Path, column: str) -> None:
     route, batches = table, BATCHES
     lines = write_files(tmp_path / "in", batches)
