@@ -476,9 +476,10 @@ def _check_together(assigned: Collection[LogPartition], topics: Collection[str])
     The group sees to that as long as its members read the same topics. Two owners would fence each other with every
     batch, and neither would know what the other one enters.
     """
+    together = set(assigned)
     for place in assigned:
         for topic in topics:
-            if LogPartition(topic, place.partition) not in assigned:
+            if LogPartition(topic, place.partition) not in together:
                 raise Retriable(
                     f"{place.topic}[{place.partition}] came without {topic}[{place.partition}], which another worker has: workers of "
                     "this route run with different topics in `from`; stop them all, everywhere, and start them with one configuration"
