@@ -270,6 +270,11 @@ class Checker:
         found = self.unknown.get(key)
         self.unknown[key] = (where, 1 if found is None else found[1] + 1)
 
+    @property
+    def has_strangers(self) -> bool:
+        """Is there any effect of no captured message so far, but those that were refused?"""
+        return self.findings.forgotten > 0 or any(key not in self._ledger.refused for key in self.unknown)
+
     def expire(self, count: int) -> None:
         """Take so many effects of no captured message, at most, for those of messages that have left the log."""
         refused, findings = self._ledger.refused, self.findings

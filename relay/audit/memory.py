@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
+from relay.config.timing import Timing
 from relay.kafka.scan import Range
 from relay.message.envelope import OUT_INSTANCE, OUT_N
 from relay.message.record import LogPartition
@@ -34,7 +35,7 @@ class Memory:
 
     def take(self, partition: LogPartition, offset: int, headers: Mapping[str, bytes]) -> None:
         """Take the next record of an output partition, before it is asked about."""
-        if self.is_whole or partition in self._since:
+        if partition in self._since:
             return
         first = self._recent.get(headers.get(OUT_INSTANCE) or b"")
         number = headers.get(OUT_N) or b""
@@ -48,14 +49,22 @@ class Memory:
         return isinstance(where, str) or LogPartition(where.topic, where.partition) not in self._since
 
 
-def recent(evidence: Evidence, monitored: Mapping[LogPartition, Range], span_ms: int) -> dict[bytes, int]:
+def margin_ms(timing: Timing) -> int:
+    """Return by how much a page must be younger than what is lost, for everything behind its outputs to be remembered.
+
+    One transaction takes that half at most: an output's record may be so much older than its entry, and so may the entry of the
+    next record be than that.
+    """
+    return 2 * int(1000 * timing.transaction_timeout)
+
+
+def recent(evidence: Evidence, monitored: Mapping[LogPartition, Range], margin_ms: int) -> dict[bytes, int]:
     """Return each instance's first transaction that is younger than all that the monitor has lost.
 
-    That is by the brokers' times, since each of its partitions is trimmed on its own. ``span_ms`` is how long one
-    transaction takes at most: an output's record may be that much older than the entry, and the next record's entry than that.
+    That is by the brokers' times, since each of its partitions is trimmed on its own.
     """
     since = max((evidence.oldest(place.partition) for place, (low, _high) in monitored.items() if low), default=0)
-    return evidence.first_since(since + 2 * span_ms)
+    return evidence.first_since(since + margin_ms)
 
 
 def said(forgotten: int, lows: Mapping[LogPartition, int], monitored: Mapping[LogPartition, Range]) -> list[str]:

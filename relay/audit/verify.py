@@ -16,7 +16,7 @@ from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
 from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
-from relay.audit.memory import Memory, is_whole, recent, said
+from relay.audit.memory import Memory, is_whole, margin_ms, recent, said
 from relay.audit.neighbours import foreign, former
 from relay.audit.route_topics import names_of, needed, ranges_of, ranges_since
 from relay.audit.seen import Seen, Watch
@@ -213,13 +213,12 @@ class _RouteAudit:
 
     def _memory(self, seen: Seen, stores: Mapping[str, tables.Store]) -> Memory:
         """Return how far back log and monitor remember; what has left a queue is counted by what is recorded."""
-        if isinstance(self._route.to, QueueDestination) or is_whole(seen.lows, self._first, self._monitored):
+        to = self._route.to
+        if isinstance(to, QueueDestination) or is_whole(seen.lows, self._first, self._monitored):
             return Memory()
-        span_ms = int(1000 * self._config.timing.transaction_timeout)
-        named = seen.later.digests()
-        if isinstance(self._route.to, TableDestination):
-            named |= self._stored_effects(stores).named()
-        return Memory(recent(seen.evidence, self._monitored, span_ms), named)
+        if isinstance(to, TableDestination):
+            return Memory({}, self._stored_effects(stores).named(seen.later, to))
+        return Memory(recent(seen.evidence, self._monitored, margin_ms(self._config.timing)), seen.later.digests())
 
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> Seen:
         """Read the positions first, then the ends of what they promise: dead letters and outputs."""

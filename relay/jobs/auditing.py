@@ -300,7 +300,7 @@ class RouteAudit:
         if not self._outputs:
             return {}
         self._step("how far back log and monitor remember")
-        recent = self._monitors.recent(monitor, int(1000 * self._config.timing.transaction_timeout))
+        recent = self._monitors.recent(monitor, memory.margin_ms(self._config.timing))
         marks = facts.transaction_marks(self._read(self._output_ranges), self._outputs)
         return judging.first_recent(marks, recent, self._outputs)
 

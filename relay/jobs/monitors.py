@@ -109,7 +109,7 @@ class Monitors:
                 found |= {name: begin} if name in wanted else {}
         return found
 
-    def recent(self, monitor: Monitor, span_ms: int) -> DataFrame:
+    def recent(self, monitor: Monitor, margin_ms: int) -> DataFrame:
         """Return (instance in hex, first): each instance's first transaction that is younger than all that the monitor has lost."""
         from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
@@ -119,7 +119,7 @@ class Monitors:
         oldest = {row.partition: row["at"] for row in records.groupBy("partition").agg(at).collect()}
         ages = [oldest.get(number, -1) for number in trimmed]
         since = max(ages) if min(ages, default=0) >= 0 else UNKNOWN_AGE
-        young = facts.page_marks(records).where(sql.col("at") >= since + 2 * span_ms)
+        young = facts.page_marks(records).where(sql.col("at") >= since + margin_ms)
         return young.groupBy("instance").agg(sql.min("n").alias("first"))
 
     def entered(self, monitor: Monitor) -> set[LogPartition]:

@@ -105,9 +105,7 @@ class Place:
 
     def entered_at(self, at: int, *digests: bytes, n: int, instance: bytes = bytes(16), first: int = 0) -> None:
         """Write a transaction's page of the monitor, which the broker took at this time."""
-        page = Page("w", instance, n, Proof.PROVEN, None, LOG, 0, b"".join(digests), bytes(8 * len(digests)),
-                    list(range(first, first + len(digests))), bytes([DELIVERED]) * len(digests))  # fmt: skip
-        self.cluster.append(self.monitor, *encode(page), [])
+        self.enter(*digests, first=first, n=n, instance=instance)
         self.cluster.logs[self.monitor][-1].time = (2, at)
 
     def write(self, identifier: str, source: str = "/a", *, topic: str = LOG, **headers: str) -> bytes:
@@ -139,10 +137,11 @@ class Place:
         )
         self.cluster.positions[LogPartition(topic, 0)] = position
 
-    def enter(self, *digests: bytes, first: int = 0, outcome: int = DELIVERED, topic: str = LOG, route: str = "main") -> None:
+    def enter(self, *digests: bytes, first: int = 0, outcome: int = DELIVERED, topic: str = LOG, route: str = "main",
+              n: int = 1, instance: bytes = bytes(16)) -> None:  # fmt: skip
         """Write a page of the monitor about messages from an offset on."""
         rows = len(digests)
-        page = Page("w", bytes(16), 1, Proof.PROVEN, None, topic, 0, b"".join(digests), bytes(8 * rows),
+        page = Page("w", instance, n, Proof.PROVEN, None, topic, 0, b"".join(digests), bytes(8 * rows),
                     list(range(first, first + rows)), bytes([outcome]) * rows)  # fmt: skip
         self.cluster.append(self.config.monitor_topic(route), *encode(page, len(self.cluster.logs[self.monitor])), [])
 
