@@ -38,6 +38,10 @@ class Site:
         )  # fmt: skip
         assert self.producer.flush(30) == 0
 
+    def has_partitions(self, topic: str, count: int) -> bool:
+        """Ask through the producer that writes: what it has not heard of it refuses to write to."""
+        return len(self.producer.list_topics(topic, 5).topics[topic].partitions) == count
+
     def mark(self, capture: bytes, nonce: bytes | None) -> None:
         record = {
             "capture": capture,

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, InputRange, Seal
 from tests.integration.audit_site import PARTITIONS, TABLE_ROUTE, TOPIC_ROUTE, Site, digest, offender, wrong
-from tests.routes import delete_below
+from tests.routes import delete_below, wait_for
 
 
 def test_a_clean_topic_route_is_right_on_the_command_line(make_site: Callable[..., Site]) -> None:
@@ -435,9 +436,11 @@ def test_partitions_that_are_added_while_the_audit_reads_are_read(
     read_monitor = _RouteAudit._monitor
 
     def grow_and_read(audit: _RouteAudit) -> Any:
-        grown = [NewPartitions(name, PARTITIONS + 1) for name in (site.log, site.output, site.config.deadletter_topic)]
-        for done in kafka_admin.create_partitions(grown).values():
+        topics = (site.log, site.output, site.config.deadletter_topic)
+        for done in kafka_admin.create_partitions([NewPartitions(name, PARTITIONS + 1) for name in topics]).values():
             done.result(30)
+        for name in topics:
+            wait_for(partial(site.has_partitions, name, PARTITIONS + 1), what=f"the partition added to {name}")
         for number, name in ((1, site.log), (2, site.log), (1, site.output)):
             site.write(name, number, partition=PARTITIONS)
         site.dead(digest(2), partition=PARTITIONS)
