@@ -16,6 +16,8 @@ ON_KAFKA := $(addprefix tests/integration/test_,stray_endtxn.py sealed.py sealed
 	table_route.py worker_faults.py capture_in_doubt.py decisions.py redrive.py indoubt.py inquiries.py migrate.py check.py)
 SEEDS ?= 10000
 FIRST ?= 0
+# Hundreds of processes are started, and each would compile every module anew where the environment forbids to keep that.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-long test-nightly test-kafka simulate mutations lint types bench clean
 

@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
+from relay.local.kafka import SMALL, BrokerSettings
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
 
 
 @contextmanager
-def own_brokers(name: str, **wanted: Any) -> Iterator[LocalServices]:
+def own_brokers(name: str, settings: BrokerSettings = SMALL, **wanted: Any) -> Iterator[LocalServices]:
     """Start brokers as `LocalServices.up` is told to, without a database; where none can be, skip, or fail in CI."""
     directory = Path(tempfile.mkdtemp(prefix=f"relay-{name}-"))
     try:
         try:
-            local = LocalServices.up(directory, postgres=False, **wanted)
+            local = LocalServices.up(directory, postgres=False, settings=settings, **wanted)
         except (ConfigError, Unreachable) as error:
             if os.environ.get("CI"):
                 raise

@@ -17,7 +17,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
-from relay.local.kafka import BrokerSettings, KafkaCluster
+from relay.local.kafka import SMALL, KafkaCluster
 from relay.local.ports import LOOPBACK, SERVERS, free_ports
 from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
@@ -33,8 +33,6 @@ RESOURCE: Final = "shop"
 TO_TOPIC: Final = "to-topic"
 TO_TABLE: Final = "to-table"
 PARTITIONS: Final = 4
-BROKER: Final = BrokerSettings(heap="256m", jvm_flags=("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"))
-"""Small ones that start soon: they are started again and again, and serve little."""
 PORT_TRIES: Final = 50
 NEWS_S: Final = 60.0
 NEWS_PAUSE_S: Final = 0.5
@@ -123,10 +121,10 @@ def build(directory: Path, brokers: int, tell: Tell) -> Stage:
     try:
         tell(disks.told)
         services = LocalServices.up(
-            directory, listen, f"{LOOPBACK}:{advertise}", brokers, settings=BROKER, tell=tell
+            directory, listen, f"{LOOPBACK}:{advertise}", brokers, settings=SMALL, tell=tell
         )
         assert services.postgres is not None, "asked for"
-        cluster = KafkaCluster.find(directory / "kafka", BROKER)
+        cluster = KafkaCluster.find(directory / "kafka", SMALL)
         assert cluster is not None, "just started"
         secret = directory / "postgres.url"
         secret.touch(mode=0o600)

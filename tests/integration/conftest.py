@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.chaos.frame_proxy import FrameProxy
 from relay.config.loading import load
-from relay.local.kafka import BrokerSettings, KafkaCluster
+from relay.local.kafka import SMALL, KafkaCluster
 from relay.local.ports import free_ports
 from relay.setup.migrate import migrate
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
@@ -105,9 +105,8 @@ def shop(postgres: str) -> str:
 @pytest.fixture
 def three_brokers() -> Iterator[KafkaCluster]:
     """A cluster of its own: a test may kill its brokers."""
-    heap = BrokerSettings(heap="256m")
-    with own_brokers("away", brokers=3, settings=heap) as local:
-        found = KafkaCluster.find(local.directory / "kafka", heap)
+    with own_brokers("away", brokers=3) as local:
+        found = KafkaCluster.find(local.directory / "kafka", SMALL)
         assert found is not None
         yield found
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from relay.local.kafka import BrokerSettings, ClusterPlan, KafkaCluster
+from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
 from relay.local.ports import free_ports
 
 READ, WRITE, DESCRIBE, CREATE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE
@@ -111,7 +112,7 @@ def secured_broker() -> Iterator[Secured]:
     directory = Path(tempfile.mkdtemp(prefix="relay-secured-"))
     plan = ClusterPlan.new(1, None, None)
     (port,) = free_ports(1)
-    cluster = KafkaCluster(directory, plan, BrokerSettings("256m", properties=_properties(plan, port)))
+    cluster = KafkaCluster(directory, plan, replace(SMALL, properties=_properties(plan, port)))
     try:
         cluster.start()
         yield Secured(cluster, f"127.0.0.1:{port}")

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.config.loading import load
-from relay.local.kafka import KafkaCluster
+from relay.local.kafka import SMALL, KafkaCluster
 from relay.local.services import LocalServices
 from relay.message.envelope import LOG_ONLY_HEADERS, ResourceName
 from relay.message.identity import capture_id
@@ -300,7 +300,7 @@ def test_an_unreachable_broker_at_start_is_one_sentence_and_exit_code_3(tmp_path
 
 def test_a_broker_that_dies_and_comes_back_costs_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "services"
-    services = LocalServices.up(directory, postgres=False)
+    services = LocalServices.up(directory, postgres=False, settings=SMALL)
     route = Route(tmp_path, services.kafka, "log", '{ topic = "out" }')
     try:
         admin = AdminClient({"bootstrap.servers": services.kafka})
@@ -318,7 +318,7 @@ def test_a_broker_that_dies_and_comes_back_costs_nothing(tmp_path: Path) -> None
         assert broker is not None
         broker.send(signal.SIGKILL)
         wait_for(lambda: cluster.process(1) is None, what="the broker's end")
-        LocalServices.up(directory, postgres=False)
+        LocalServices.up(directory, postgres=False, settings=SMALL)
         publish(services.kafka, "log", [(n % 2, ce(f"/{n % 2}", f"m-{n}"), b"v") for n in range(100_000, 100_100)])
 
         wait_for(lambda: len(read_all(services.kafka, "out", 2)) >= 100_100, what="all output", told=route.said)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from relay.local.kafka import BrokerSettings
+from relay.local.kafka import SMALL
 from relay.run.restarts import ExitCode
 from tests.own_services import own_brokers
 from tests.routes import Route, ce, publish, read_all, wait_for
@@ -36,7 +37,7 @@ TOPICS = ("log", "out", "log-beside", "out-beside")
 @pytest.fixture
 def kafka() -> Iterator[str]:
     """A broker that can deny rights."""
-    with own_brokers("denied", settings=BrokerSettings("256m", properties=RIGHTS)) as local:
+    with own_brokers("denied", settings=replace(SMALL, properties=RIGHTS)) as local:
         yield local.kafka
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay import Capture
-from relay.local.kafka import BrokerSettings
+from relay.local.kafka import SMALL
 from relay.message.errors import CaptureError, ConfigError
 from relay.resources import open_resource
 from tests.own_services import own_brokers
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 @pytest.fixture
 def kafka() -> Iterator[str]:
     """A broker that creates what somebody asks for."""
-    settings = BrokerSettings("256m", properties={"auto.create.topics.enable": "true"})
+    settings = replace(SMALL, properties={"auto.create.topics.enable": "true"})
     with own_brokers("creating", settings=settings) as local:
         yield local.kafka
 

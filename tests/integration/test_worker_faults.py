@@ -126,6 +126,7 @@ def recreate(admin: AdminClient, topic: str, partitions: int, *, at_once: bool =
         return True
 
     wait_for(created, what="the topic's second life")
+    wait_for(lambda: topic in admin.list_topics(timeout=5).topics, what="the broker's knowledge of it")
 
 
 @pytest.mark.parametrize(
