@@ -4,8 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most tests wait, for a session to expire above all: four at a time, each process with services of its own.
-SHARE := -n 4 --dist loadfile
+# Most tests wait, for a session to expire above all: five at a time, each process with services of its own.
+SHARE := -n 5 --dist loadfile
 # The long ones compute more: Spark, brokers by the three, handlers that are killed.
 SHARE_LONG := -n 3 --dist loadfile
 # A simulated seed replays exactly only if sets are iterated in the same order.
@@ -24,11 +24,12 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Not compiled at once: most modules of what is installed are never used, the others are compiled at their first use.
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it, or give PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: give PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,serve,dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable '.[local,serve,dev]'
 	@touch $(STAMP)
 
 setup: $(STAMP) ## Install everything into .venv

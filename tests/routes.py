@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from relay.config.loading import load
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from relay.setup.migrate import migrate
+from tests.forked import MODULES, Forked
 
 DEADLINE_S = 60.0
 IDLE_S = 0.3
@@ -46,6 +47,9 @@ def wait_for(
         assert time.monotonic() < limit, f"{what} did not come true within {deadline_s} s\n{told()}"
         time.sleep(0.05)
     return found
+
+
+Worker = Forked | subprocess.Popen[bytes]
 
 
 class Route:
@@ -77,7 +81,7 @@ to = {to}
 {extra}
 """
         )
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._workers: list[Worker] = []
 
     def say(self, line: str) -> None:
         """Add a line to the section [relay]."""
@@ -87,14 +91,17 @@ to = {to}
         """Create what the relay owns."""
         migrate(load(self.path))
 
-    def start(self, number: int = 0, until_idle_s: float | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def start(self, number: int = 0, until_idle_s: float | None = None, **env: str) -> Worker:
         """Start a worker as a process of its own."""
-        command = [sys.executable, "-m", self.module, str(self.path), "--route", "main", "--worker", str(number)]
+        words = [str(self.path), "--route", "main", "--worker", str(number)]
         if until_idle_s is not None:
-            command += ["--until-idle", str(until_idle_s)]
-        log = (self.path.parent / f"{self.name}-{number}.log").open("ab")
-        worker = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT)
-        log.close()
+            words += ["--until-idle", str(until_idle_s)]
+        said, given = self.path.parent / f"{self.name}-{number}.log", {**os.environ, **env}
+        if self.module in MODULES:
+            worker: Worker = Forked(self.module, words, given, said)
+        else:
+            with said.open("ab") as log:
+                worker = subprocess.Popen([sys.executable, "-m", self.module, *words], env=given, stdout=log, stderr=log)
         self._workers.append(worker)
         return worker
 

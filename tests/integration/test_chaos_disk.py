@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from relay.audit.verify import verify
 from relay.chaos.disks import Disk, NotPermitted
 from relay.config.loading import load
 from relay.run.restarts import ExitCode
-from tests.routes import Route, ce, publish, wait_for
+from tests.routes import Route, Worker, ce, publish, wait_for
 
 pytestmark = [pytest.mark.slow]
 
@@ -27,7 +26,7 @@ class FileRoute(Route):
     """A route to the table ``ledger`` of an SQLite file; a worker that ended is started again, as a supervisor does."""
 
     database: Path
-    worker: subprocess.Popen[bytes]
+    worker: Worker
 
     def tend(self) -> None:
         if (code := self.worker.poll()) is not None:

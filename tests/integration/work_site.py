@@ -27,7 +27,8 @@ from relay.queue.states import SubscriberState
 from relay.queue.stores import open_store
 from relay.setup.migrate import migrate
 from relay.setup.queue_tables import create_queues
-from tests.routes import wait_for
+from tests.forked import Forked
+from tests.routes import Worker, wait_for
 
 APP = """
 from relay import Unusable, subscriber
@@ -77,7 +78,7 @@ retry_max = "1s"
         key = "integer primary key autoincrement" if self.is_sqlite else "bigserial primary key"
         columns = "lane text not null, number integer not null, attempt integer not null"
         self.run_sql(f"create table effect (id {key}, {columns})")
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Worker] = []
 
     def app(self, text: str = APP) -> Path:
         path = self.folder / "app.py"
@@ -104,13 +105,12 @@ retry_max = "1s"
 
     def work(
         self, app: Path, *words: str, env: dict[str, str] | None = None, queue: str = "orders"
-    ) -> subprocess.Popen[bytes]:
+    ) -> Worker:
         """Start one worker process without a supervisor; what it says goes to a file."""
-        command = [sys.executable, "-m", "relay.work.process", str(self.path), str(app), "--queue", queue]
-        command += [] if "--subscriber" in words else ["--subscriber", "ledger"]
+        given = [str(self.path), str(app), "--queue", queue, *words]
+        given += [] if "--subscriber" in words else ["--subscriber", "ledger"]
         self.said = self.folder / f"said-{len(self.processes)}"
-        with self.said.open("wb") as said:
-            process = subprocess.Popen([*command, *words], stdout=said, stderr=said, env=_env(env))
+        process = Forked("relay.work.process", given, {**os.environ, **(env or {})}, self.said)
         self.processes.append(process)
         return process
 
@@ -199,7 +199,3 @@ def report(process: subprocess.Popen[bytes], deadline_s: float = 60.0) -> dict[s
     out, err = process.communicate(timeout=deadline_s)
     assert process.returncode == 0, err.decode()[-2000:]
     return dict(json.loads(out))
-
-
-def _env(extra: dict[str, str] | None) -> dict[str, str]:
-    return {**os.environ, **(extra or {})}
