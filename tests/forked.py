@@ -32,6 +32,7 @@ class Forked:
     def __init__(self, module: str, words: list[str], env: Mapping[str, str], said: Path) -> None:
         self.args = [module, *words]
         self.returncode: int | None = None
+        said.touch()
         self.pid: int = _ask(start=self.args, env={**env}, said=str(said), folder=str(Path.cwd()))
 
     def poll(self) -> int | None:

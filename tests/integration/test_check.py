@@ -21,6 +21,7 @@ from relay.cli.main import app
 from relay.config.timing import Timing
 from relay.kafka.topics import Topics
 from relay.local.jars import KAFKA_VERSION
+from tests.routes import wait_for
 
 MakeTopic = Callable[..., str]
 runner = CliRunner()
@@ -114,6 +115,7 @@ def test_evidence_that_would_go_by_size_is_a_fault_until_it_is_migrated(
     assert runner.invoke(app, ["migrate", config]).exit_code == 0
     with Topics({"bootstrap.servers": kafka}, Timing()) as topics:
         topics.alter(monitor, defaults)
+        wait_for(lambda: defaults.items() <= topics.describe([monitor])[monitor].settings.items(), what="the broker's new settings")
 
     code, report = check(config)
     assert runner.invoke(app, ["migrate", config]).exit_code == 0
