@@ -74,7 +74,7 @@ class RouteFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker as it is shown; ``age_ms`` is how old its last word is."""
+    """A worker as it is shown; ``age_ms`` is how old its last word is, ``truncated`` if that had no room for all."""
 
     worker: str
     state: State
@@ -85,6 +85,7 @@ class WorkerView:
     started_at: int
     lag: int
     partitions: int
+    truncated: bool
     last_error: str | None
 
 
@@ -266,6 +267,7 @@ def _worker(record: StatusRecord, state: State, why: str | None, now_ms: int) ->
         started_at=record.started_at,
         lag=sum(partition.lag for partition in record.partitions),
         partitions=len(record.partitions),
+        truncated=record.truncated,
         last_error=record.last_error,
     )
 
@@ -284,10 +286,11 @@ def _route_state(
             return state, f"{found.worker}: {found.why}" if found.why else None
     orphans = [partition for partition in partitions if partition.owner is None and partition.lag != 0]
     if orphans:
-        return (
-            State.RUNNING,
-            f"{orphans[0].topic}[{orphans[0].partition}] is owned by no worker at the moment",
-        )
+        orphan = f"{orphans[0].topic}[{orphans[0].partition}]"
+        curt = next((worker for worker in living if worker.truncated), None)
+        if curt is not None:
+            return State.RUNNING, f"{curt.worker} has more to say than a status record holds: it may own {orphan}"
+        return State.RUNNING, f"{orphan} is owned by no worker at the moment"
     return (State.RUNNING if any(partition.lag for partition in partitions) else State.IDLE), None
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from relay.kafka.failures import is_refusal, sentence
+from relay.kafka.failures import is_refusal, sentence, unavailable
 from relay.kafka.settings import TimingLike, producer
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, Unreachable
@@ -28,7 +28,7 @@ _OVER: Final = {
 
 
 class BulkAppender:
-    """An idempotent producer of one thread. Raises CaptureError (refused), Unreachable (not acknowledged in time)."""
+    """An idempotent producer of one thread. Raises CaptureError (refused), ConfigError (no right), Unreachable (not acknowledged in time)."""
 
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike, timeout_s: float) -> None:
         over: dict[str, Any] = {key: value for key, value in _OVER.items() if key not in kafka}
@@ -82,4 +82,4 @@ class BulkAppender:
                     f"topic {message.topic()}: a message was refused ({error.name()}); it may be larger than the topic's "
                     "max.message.bytes"
                 )
-            raise Unreachable(f"topic {message.topic()} cannot be written: {sentence(KafkaException(error))}")
+            raise unavailable(f"topic {message.topic()} cannot be written: {sentence(KafkaException(error))}", error)

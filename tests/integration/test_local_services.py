@@ -59,6 +59,7 @@ def pids(services: LocalServices) -> list[int | None]:
     return [broker["pid"] for broker in report["kafka"]["brokers"]] + [report["postgres"]["pid"]]
 
 
+@pytest.mark.slow
 def test_services_outlive_their_starter_and_starting_twice_changes_nothing(directory: Path) -> None:
     command = [
         sys.executable,
@@ -105,6 +106,7 @@ def test_services_outlive_their_starter_and_starting_twice_changes_nothing(direc
     assert pids(before) == [None, None]
 
 
+@pytest.mark.slow
 def test_killed_services_come_back_at_the_same_address_with_their_data(directory: Path) -> None:
     services = LocalServices.up(directory)
     assert services.postgres is not None
@@ -138,6 +140,7 @@ def test_killed_services_come_back_at_the_same_address_with_their_data(directory
     assert message.value() == b"before the crash"
 
 
+@pytest.mark.slow
 def test_process_of_a_stranger_is_not_stopped(directory: Path) -> None:
     services = LocalServices.up(directory, postgres=False)
     broker = directory / "kafka" / "1" / "process.json"
@@ -154,6 +157,7 @@ def test_process_of_a_stranger_is_not_stopped(directory: Path) -> None:
     broker.write_text(recorded)
 
 
+@pytest.mark.slow
 def test_broker_is_ready_before_the_proxy_it_advertises_exists(directory: Path) -> None:
     own, proxy = free_ports(2)
 
@@ -187,6 +191,7 @@ def test_taken_port_is_named(directory: Path) -> None:
             LocalServices.up(directory, kafka_port=port, postgres=False)
 
 
+@pytest.mark.slow
 def test_broker_that_ends_while_starting_shows_the_end_of_its_log(directory: Path) -> None:
     services = LocalServices.up(directory, postgres=False)
     services.down()
@@ -196,6 +201,7 @@ def test_broker_that_ends_while_starting_shows_the_end_of_its_log(directory: Pat
         LocalServices.up(directory, postgres=False, settings=unusable)
 
 
+@pytest.mark.slow
 def test_existing_postgres_is_used_and_left_alone(directory: Path) -> None:
     server = PostgresServer(directory / "elsewhere")
     server.start()

@@ -15,6 +15,7 @@ from relay import Capture, CaptureError
 from relay.config.loading import load
 from relay.kafka import settings
 from relay.kafka.appending import Appending
+from relay.kafka.bulk import BulkAppender
 from relay.kafka.following import Following
 from relay.kafka.groups import Groups
 from relay.kafka.scan import Scan
@@ -177,6 +178,10 @@ def test_who_may_not_write_outside_transactions_is_told_so(site: TopicSite) -> N
             appending.flush(20)
         with pytest.raises(Stopped):
             appending.acknowledged()
+        bulk = BulkAppender(config.kafka, config.timing, 20)
+        bulk.append([(site.out, 0, b"k", b"v", [])])
+        with pytest.raises(ConfigError, match=f"{site.out} cannot be written: .*; grant the right"):
+            bulk.flush()
 
     written = [right for right in worker_rights(site.name, site.log, site.out) if right.operation == WRITE]
     control = control_topic(config)

@@ -170,6 +170,13 @@ def test_a_partition_without_an_owner_is_named() -> None:
     assert route.why == "orders[1] is owned by no worker at the moment"
 
 
+def test_what_a_worker_has_no_room_to_say_is_not_called_ownerless() -> None:
+    route = shown(record(partition(), truncated=True), ends={0: 10, 1: 5}, committed={0: 10, 1: 0})
+
+    assert route.why == "shop.r.a.0 has more to say than a status record holds: it may own orders[1]"
+    assert route.document()["workers"][0]["truncated"]
+
+
 def test_of_two_owners_the_later_word_counts() -> None:
     old, new = record(partition(), at=NOW - 5000), record(partition(), worker="b", at=NOW - 100)
 
