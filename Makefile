@@ -24,12 +24,13 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Not compiled at once: most modules of what is installed are never used, the others are compiled at their first use.
+# Compiled is what the relay itself loads; most of what pip installs is never used, and the rest is compiled at its first use.
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 is missing: install it, or give PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: give PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable '.[local,serve,dev]'
+	@$(BIN)/python -c "import importlib, pkgutil, relay; [importlib.import_module(one.name) for one in pkgutil.walk_packages(relay.__path__, 'relay.')]"
 	@touch $(STAMP)
 
 setup: $(STAMP) ## Install everything into .venv
