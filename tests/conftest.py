@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -19,7 +19,7 @@ from hypothesis import settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from relay.local.kafka import SMALL
+from relay.local.kafka import SMALL, BrokerSettings
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
@@ -60,7 +60,7 @@ def _started_here(postgres: str | None) -> Iterator[Services]:
     directory = Path(tempfile.mkdtemp(prefix="relay-tests-"))
     try:
         try:
-            local = LocalServices.up(directory, postgres=postgres or True, settings=replace(SMALL, heap="768m"))
+            local = LocalServices.up(directory, postgres=postgres or True, settings=BrokerSettings(jvm_flags=SMALL.jvm_flags))
         except (ConfigError, Unreachable) as error:
             if CI:
                 raise

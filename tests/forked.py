@@ -104,7 +104,7 @@ def _serve() -> None:
 def _become(asked: Mapping[str, Any]) -> NoReturn:
     """Go on as the worker, and end as the interpreter ends: with what is registered for its exit, or a traceback."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(os.open(asked["said"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 1)
+    os.dup2(os.open(asked["said"], os.O_WRONLY | os.O_APPEND), 1)
     os.dup2(1, 2)
     os.chdir(asked["folder"])
     os.environ.clear()

@@ -244,9 +244,14 @@ def id_column(to: TableDestination) -> str | None:
     return mapped["ce:id"]
 
 
+def is_sourced(to: TableDestination) -> bool:
+    """Do the rows say which source each is of, so that they have the monitor's names?"""
+    return "ce:source" in to.columns.values()
+
+
 def table_match(to: TableDestination, as_stored: AsStored | None) -> Match:
     """Return how the rows of a table are known: with a column from ``ce:source`` by (source, id), else by the id alone."""
-    sourced = "ce:source" in to.columns.values()
+    sourced = is_sourced(to)
 
     def match(headers: Mapping[str, bytes], topic: bytes) -> bytes | None:
         identifier = headers.get(ID)  # a header's value may also be null

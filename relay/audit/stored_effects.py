@@ -50,7 +50,7 @@ class StoredEffects:
             if nameless or ledger.nameless:
                 self._nameless(checker, ledger, seen, to, nameless)
             self._leave_to_others(checker, ledger, seen, to)
-            if not _is_sourced(to) and checker.has_strangers:
+            if not readers.is_sourced(to) and checker.has_strangers:
                 # The monitor has other names for them, but as many as it has of messages that have left the log.
                 checker.expire(self._older(checker, ledger, seen) - checker.findings.expired)
         self._order(checker, ledger, seen.evidence)
@@ -80,7 +80,7 @@ class StoredEffects:
 
     def named(self, later: Evidence, to: TableDestination) -> set[bytes]:
         """Return what the route's monitor, or another route into the same table, still tells of; rows without a source have other names."""
-        return later.digests() | self._theirs(neighbours(self._config, self._route), None) if _is_sourced(to) else set()
+        return later.digests() | self._theirs(neighbours(self._config, self._route), None) if readers.is_sourced(to) else set()
 
     def _leave_to_others(self, checker: Checker, ledger: Ledger, seen: Seen, to: TableDestination) -> None:
         """Take no row for a phantom that another route has put into the same table, as far as rows can be told apart."""
@@ -89,7 +89,7 @@ class StoredEffects:
         if not others or not strangers:
             return
         names = ", ".join(route.name for route in others)
-        if _is_sourced(to):
+        if readers.is_sourced(to):
             strangers = self._theirs(others, strangers)
             self._notes.append(f"{len(strangers)} rows of {to.table} are those of {names}")
         elif (found := self._by_id(others, strangers, seen, to)) is not None:
@@ -228,8 +228,3 @@ class StoredEffects:
         checker.rows(matches(), to.table)
         self._watch(f"{self._route.name}: table {to.table}", len(ledger), len(ledger))
         return nameless
-
-
-def _is_sourced(to: TableDestination) -> bool:
-    """Do its rows say which source each is of, so that they have the monitor's names?"""
-    return "ce:source" in to.columns.values()
