@@ -98,9 +98,6 @@ def _not_negative(row: Row) -> str | None:
 class TestSimulatedCursor(TableCursorContract):
     """The cursor of a simulated database."""
 
-    timer_s = 5.0
-    """The batch is one step: it has no parts to be heard of in between."""
-
     @pytest.fixture
     def store(self) -> Iterator[Store]:
         return SimulatedStore()  # type: ignore[return-value]

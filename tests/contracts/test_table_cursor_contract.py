@@ -29,9 +29,7 @@ from tests.contracts.table_databases import (
 
 
 class TableCursorContract:
-    """The suite. Subclasses say which database, and after how many seconds without a word a batch is sent again."""
-
-    timer_s = 0.2
+    """The suite. Subclasses say which database."""
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:
@@ -276,7 +274,7 @@ class TableCursorContract:
     def test_a_batch_of_bad_rows_that_takes_longer_than_its_timer_gets_through(
         self, store: Store, cursor: TableCursor
     ) -> None:
-        sending = Sending(cursor, ResendTimes(self.timer_s, self.timer_s, lambda: 0.5), monotonic)
+        sending = Sending(cursor, ResendTimes(0.2, 0.2, lambda: 0.5), monotonic)
         sending.send({P0: 1000}, cursor.prepare([message(i, -1) for i in range(1000)]))
         deadline = monotonic() + 20
         while not (found := sending.answers()):

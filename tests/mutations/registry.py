@@ -233,7 +233,7 @@ TABLE_GUARDS: Final = (
     Guard(
         "dead_letters_not_repeated",
         "a dead letter dies with its worker",
-        Search("route", range(510, 520), "lost dead letter"),
+        Search("route", range(260, 270), "lost dead letter"),
     ),
     Guard(
         "two_batches_in_flight",

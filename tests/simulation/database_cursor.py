@@ -264,6 +264,7 @@ class SimulatedCursor:
         return {**mapped.faults, **refused}
 
     def _attempt(self, backend: Backend, rows: Sequence[Any]) -> None:
+        self.progressed()
         backend.savepoint(_SAVEPOINT)
         try:
             self._write(backend, rows)
