@@ -8,22 +8,21 @@ the demo, chaos) starts them its own way in its tests.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tests.kept_process import KeptProcess, answer
+
 MODULES: Final = ("relay.run.process", "relay.work.process")
 POLL_S: Final = 0.005
-_asking: Final = threading.Lock()
 
 
 class Forked:
@@ -63,40 +62,31 @@ class Forked:
 
 
 @cache
-def _parent() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.forked"], cwd=Path(__file__).parents[1],
-        env={**os.environ, "PYTHONUNBUFFERED": ""}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def _parent() -> KeptProcess:
+    return KeptProcess("tests.forked", [], {**os.environ, "PYTHONUNBUFFERED": ""})
 
 
 def _ask(**what: Any) -> Any:
-    parent = _parent()
-    assert parent.stdin is not None
-    assert parent.stdout is not None
-    with _asking:
-        parent.stdin.write(json.dumps(what) + "\n")
-        parent.stdin.flush()
-        return json.loads(parent.stdout.readline())
+    return _parent().ask(what)
 
 
 def _serve() -> None:
     for module in MODULES:
         importlib.import_module(module)
     living: set[int] = set()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        answer: int | None
+
+    def reply(asked: Mapping[str, Any]) -> int | None:
         if "poll" in asked:
             ended, status = os.waitpid(asked["poll"], os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if ended else None
             living.discard(ended)
-        else:
-            answer = os.fork()
-            if not answer:
-                _become(asked)
-            living.add(answer)
-        print(json.dumps(answer), flush=True)
+            return os.waitstatus_to_exitcode(status) if ended else None
+        pid = os.fork()
+        if not pid:
+            _become(asked)
+        living.add(pid)
+        return pid
+
+    answer(reply)
     for pid in living:
         os.kill(pid, signal.SIGKILL)
 
