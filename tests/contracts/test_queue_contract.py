@@ -102,8 +102,13 @@ class TestPut:
             {"audience": Audience(())},
             {"audience": Audience((Group("g", ()),))},
             {"audience": subscribers("ann", ("ann", "bob"))},
+            {"audience": Audience((Group("g", ("ann",)), Group("g", ("bob",))))},
+            {"attempt": "t"},
         ],
-        ids=["value", "whole", "publisher", "high", "between", "low", "subscriber", "empty", "empty group", "twice"],
+        ids=[
+            *("value", "whole", "publisher", "high", "between", "low", "subscriber"),
+            *("empty", "empty group", "twice", "group twice", "child of nobody"),
+        ],
     )
     def test_what_is_not_acceptable_is_refused_by_name_with_its_whole_batch(
         self, medium: Medium, bad: dict[str, Any]

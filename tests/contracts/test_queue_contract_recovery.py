@@ -247,6 +247,16 @@ class TestJournal:
         assert {view.value for view in past} == {b"a", b"b", b"child"}
         assert len(store.journalled(NOW + 101, 2)) == 2
 
+    def test_the_last_subscriber_says_when_it_was_journalled_also_by_a_clock_that_went_back(self, medium: Medium) -> None:
+        store = opened(medium, "ann", "bob")
+        (handle,) = put(store, "a")
+        cycle(store, "ann", now=LATER)
+        cycle(store, "bob", now=NOW)
+
+        view = store.view(handle)
+        assert view is not None
+        assert view.journalled_at == NOW
+
     @pytest.mark.parametrize("retain", [Retention(count=2), Retention(bytes=25)], ids=["count", "bytes"])
     def test_what_is_past_the_count_or_the_bytes_is_told_oldest_first(
         self, medium: Medium, retain: Retention

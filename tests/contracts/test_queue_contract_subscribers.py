@@ -27,6 +27,7 @@ from tests.contracts.queue_media import (
     put,
     state,
     states,
+    subscribers,
     take,
     tickets,
 )
@@ -186,6 +187,14 @@ class TestTake:
         put(store, "high", priority=3)
 
         assert ids(take(store)) == ["a1", "a2", "b1", "high", "none", "c1"]
+
+    def test_what_only_keeps_its_place_raises_no_lane(self, medium: Medium) -> None:
+        store = opened(medium, "ann")
+        put(store, "a", lane=b"l")
+        store.put([child("undecided", lane=b"l", priority=9)], NOW)
+        put(store, "x", lane=b"m", priority=3)
+
+        assert ids(take(store)) == ["x", "a"]
 
     def test_messages_of_lanes_of_one_priority_come_by_age(self, medium: Medium) -> None:
         store = opened(medium, "ann")
@@ -421,6 +430,14 @@ class TestPools:
         store.refuse("ann", [(first, "no")], NOW)
         assert take(store, "ann") == []
         assert ids(take(store, "bob")) == ["a", "b"]
+
+    def test_a_lane_that_another_group_has_a_message_of_gives_what_is_for_this_one(self, medium: Medium) -> None:
+        store = opened(medium, ("ann", "bob"))
+        put(store, "for the pool", lane=b"l")
+        put(store, "for ann", lane=b"l", audience=subscribers("ann"))
+
+        assert ids(take(store, "bob")) == ["for the pool"]
+        assert ids(take(store, "ann")) == ["for ann"]
 
     def test_two_groups_of_one_message_go_their_own_ways(self, medium: Medium) -> None:
         store = opened(medium, ("ann", "bob"), "cid", "dan")

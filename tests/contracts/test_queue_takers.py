@@ -15,6 +15,8 @@ from relay.message.errors import Retriable
 from relay.queue.port import QueueStore
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import postgresql
+from relay.queue.stores.lanes import Candidate
+from relay.queue.stores.sql_taking import Choice
 from tests.contracts.queue_media import (
     HOLDER,
     MEDIA,
@@ -110,6 +112,26 @@ def test_what_a_worker_takes_while_it_is_taken_for_dead_stays_with_one_that_is_k
 
     assert left == [False]
     assert (len(store.held(HOLDER)), [holder.id for holder in store.holders()]) == (1, [HOLDER])
+
+
+@pytest.mark.parametrize("medium", ["postgresql"], indirect=True)
+def test_what_ends_between_the_look_and_the_take_is_not_given(
+    medium: Medium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = settings("ann")
+    store, other = medium.open(queue), medium.open(queue)
+    withdrawn, _ = put(store, "a", "b")
+    enter(store)
+    look = Choice.candidates
+
+    def look_and_stand_still(choice: Choice) -> list[Candidate]:
+        found = look(choice)
+        assert other.withdraw([withdrawn], NOW) == [True]
+        return found
+
+    monkeypatch.setattr(Choice, "candidates", look_and_stand_still)
+
+    assert [one.id for one in store.take("ann", HOLDER, 10, NOW)] == ["b"]
 
 
 @pytest.mark.parametrize("medium", ["postgresql"], indirect=True)

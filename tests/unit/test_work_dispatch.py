@@ -141,6 +141,18 @@ def test_a_message_that_came_back_unexplained_runs_alone() -> None:
     assert handles(dispatch.next()) == [3]
 
 
+def test_a_suspect_runs_alone_also_behind_others_of_its_lane_that_run_in_a_batch() -> None:
+    dispatch = Dispatch(4, 5, batch=10)
+    dispatch.add([message(1), message(2, attempt=4), message(3)])
+    batch = dispatch.next()
+    assert handles(batch) == [1]
+    end(dispatch, batch, Outcome.DONE)
+    suspect = dispatch.next()
+
+    assert suspect is not None
+    assert (handles(suspect), suspect.alone) == ([2], True)
+
+
 def test_failures_explain_attempts() -> None:
     dispatch = Dispatch(4, 9)
     dispatch.add([message(1, None, attempt=6, failures=5)])
@@ -161,6 +173,17 @@ def test_a_long_lane_lets_the_others_go_first_now_and_then() -> None:
 
     assert 1000 in order
     assert order.index(1000) == TURNS_MAX
+
+
+def test_a_lane_that_came_to_its_end_has_all_its_turns_again() -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(n) for n in range(TURNS_MAX)])
+    for _ in range(TURNS_MAX):
+        end(dispatch, dispatch.next(), Outcome.DONE)
+    dispatch.add([message(1000), message(1001), message(1002, b"b")])
+    end(dispatch, dispatch.next(), Outcome.DONE)
+
+    assert handles(dispatch.next()) == [1001]
 
 
 def test_enough_of_one_lane_is_not_taken_again() -> None:
@@ -187,7 +210,7 @@ def test_a_batch_that_fails_runs_again_one_by_one_in_order() -> None:
     assert handles(dispatch.next()) == [2]
 
 
-def test_what_was_to_run_by_itself_and_went_back_runs_in_a_batch_when_it_comes_again() -> None:
+def test_what_was_to_run_by_itself_and_has_ended_or_went_back_runs_in_a_batch_when_it_comes_again() -> None:
     dispatch = Dispatch(1, 5, batch=4)
     dispatch.add([message(1), message(2)])
     end(dispatch, dispatch.next(), Outcome.SPLIT)
@@ -195,9 +218,9 @@ def test_what_was_to_run_by_itself_and_went_back_runs_in_a_batch_when_it_comes_a
     dispatch.give_back()
     dispatch.written(dispatch.writes())
 
-    dispatch.add([message(2, attempt=2), message(3)])
+    dispatch.add([message(1, attempt=2), message(2, attempt=2), message(3)])
 
-    assert handles(dispatch.next()) == [2, 3], "nothing is remembered of what others may have now"
+    assert handles(dispatch.next()) == [1, 2, 3], "nothing is remembered of what others may have now"
 
 
 def test_a_batch_that_may_have_left_something_under_its_name_goes_back_and_each_runs_as_another_attempt() -> None:
@@ -225,6 +248,21 @@ def test_giving_back_keeps_what_runs() -> None:
     assert dispatch.in_hand == 1
     end(dispatch, work, Outcome.DONE)
     assert dispatch.in_hand == 0
+
+
+def test_a_head_that_fails_while_the_rest_of_its_lane_is_written_back_is_not_overtaken_by_it() -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(1), message(2)])
+    work = dispatch.next()
+    dispatch.give_back()
+    earlier = dispatch.writes()
+    assert [ticket.handle for ticket in earlier.back] == [2]
+    end(dispatch, work, Outcome.FAILED)
+    dispatch.written(earlier)
+    dispatch.add([message(2, attempt=2)])
+
+    assert handles(dispatch.next()) == []
+    assert [ticket.handle for ticket in dispatch.writes().back] == [2]
 
 
 class Model:
