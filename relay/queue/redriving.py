@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from relay.queue.message import MessageView
 from relay.queue.port import Filter, QueueStore, StoreAway
-from relay.queue.states import SubscriberState
 
 PAGE: Final = 500
 AT_ONCE: Final = 100
@@ -47,13 +46,11 @@ def chosen(store: QueueStore, wanted: Filter, limit: int | None = None) -> Itera
 
 
 def unusable_for(view: MessageView, subscriber: str | None) -> list[tuple[str, str | None]]:
-    """Return the subscribers (with their causes) for whom a message came to its end UNUSABLE."""
+    """Return the subscribers (with their causes) for whom a message came to its end UNUSABLE; given again, it has no such time."""
     return [
         (one.subscriber, one.cause)
         for one in view.subscribers
-        if one.times.unusable is not None
-        and one.state in (SubscriberState.UNUSABLE, SubscriberState.JOURNALLED)
-        and subscriber in (None, one.subscriber)
+        if one.times.unusable is not None and subscriber in (None, one.subscriber)
     ]
 
 
