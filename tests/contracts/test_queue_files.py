@@ -55,6 +55,18 @@ def file_size_limit(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, ignored)
 
 
+def test_a_worker_that_left_and_came_again_in_one_unit_is_known_to_who_opens_it_next(
+    queue: QueueSettings, tmp_path: Path
+) -> None:
+    store = opened(queue, tmp_path)
+    with store.transaction():
+        assert store.leave(b"ann")
+        enter(store, "ann", b"ann")
+    store.close()
+
+    assert [holder.id for holder in open_files(queue, tmp_path).holders()] == [b"ann"]
+
+
 def test_a_torn_end_is_cut_off_wherever_it_is_torn(queue: QueueSettings, tmp_path: Path) -> None:
     store = opened(queue, tmp_path)
     put(store, "a", "b")

@@ -135,6 +135,26 @@ def test_what_ends_between_the_look_and_the_take_is_not_given(
 
 
 @pytest.mark.parametrize("medium", ["postgresql"], indirect=True)
+def test_what_a_person_shows_to_some_while_it_comes_due_is_shown_to_no_others(
+    medium: Medium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = settings("ann", "bob")
+    store, other = medium.open(queue), medium.open(queue)
+    (handle,) = put(store, "a", delay_ms=10)
+    enter(store, "bob")
+    lock = store._lock_open  # type: ignore[attr-defined]
+
+    def shown_meanwhile(handles: list[int]) -> Any:
+        assert other.reveal([handle], NOW, ["ann"]) == [True]
+        return lock(handles)
+
+    monkeypatch.setattr(store, "_lock_open", shown_meanwhile)
+
+    assert store.reveal_due(NOW + 10, 10) == 0
+    assert store.take("bob", HOLDER, 10, NOW + 10) == []
+
+
+@pytest.mark.parametrize("medium", ["postgresql"], indirect=True)
 def test_a_worker_that_stands_still_inside_a_unit_does_not_hold_up_the_others(
     medium: Medium, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,10 @@ def test_a_moved_queue_lies_in_its_new_store_whichever_the_configuration_names()
     assert moved(Step.COPYING).store_of("credit", "sqlite:///a.db") == "sqlite:///a.db"
 
 
+def test_a_queue_lies_where_the_configuration_says_if_it_was_never_moved_from_there() -> None:
+    assert moved(Step.MOVED).store_of("credit", "sqlite:///new.db") == "sqlite:///new.db"
+
+
 def test_identities_and_audits_are_kept() -> None:
     found = Desired()
     audit = Audit("a1", "credit", "purge", 3, "publisher=x", "eve", "test data", 9)
