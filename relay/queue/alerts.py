@@ -70,22 +70,16 @@ BOARD: Final = Board()
 
 
 class PolledAlerts:
-    """Alerts within the process; who puts in another one shows when the caller takes again, every ``POLL_S``."""
-
-    def __init__(self, queue: str) -> None:
-        self._queue = queue
-        self._event = BOARD.listen(queue)
+    """Alerts of a store that tells nothing, such as files, which one process has at a time: whoever waits takes again."""
 
     def wait(self, subscriber: str, timeout_s: float) -> bool:
-        """Wait for the event, and no longer than the polls' interval."""
-        del subscriber  # a queue's alert is for all of its subscribers
-        told = self._event.wait(min(timeout_s, POLL_S))
-        self._event.clear()
-        return told or timeout_s > POLL_S
+        """Wait for the polls' interval, and take its end for an alert."""
+        del subscriber
+        clock.sleep(min(timeout_s, POLL_S))
+        return True
 
     def close(self) -> None:
-        """Stop listening."""
-        BOARD.leave(self._queue, self._event)
+        """Nothing was opened."""
 
 
 class SqliteAlerts:
@@ -192,4 +186,4 @@ def open_alerts(queue: str, url: str, *, state: Path | None = None) -> Alerts:
         return SqliteAlerts(queue, path if state is None else state / path)
     if address.startswith(("postgresql://", "postgres://")):
         return PostgresqlAlerts(queue, address)
-    return PolledAlerts(queue)
+    return PolledAlerts()

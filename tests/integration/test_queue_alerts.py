@@ -90,6 +90,15 @@ def test_what_another_process_puts_into_a_file_is_seen(tmp_path: Path) -> None:
     store.close()
 
 
+def test_who_waits_for_files_which_tell_nothing_takes_again_within_the_bound() -> None:
+    alerts = open_alerts("q", "files:///queues")
+    begun = time.monotonic()
+
+    assert alerts.wait("ann", WAIT_S)
+    assert time.monotonic() - begun < WAIT_S / 3
+    alerts.close()
+
+
 def test_a_listening_connection_that_was_lost_is_made_again(
     postgres: str, database: psycopg.Connection
 ) -> None:
