@@ -196,6 +196,17 @@ class TestTake:
 
         assert ids(take(store)) == ["x", "a"]
 
+    def test_what_waits_for_its_retry_raises_its_lane(self, medium: Medium) -> None:
+        store = opened(medium, "ann")
+        put(store, "x", lane=b"m")
+        put(store, "a", lane=b"l")
+        put(store, "b", lane=b"l", priority=5)
+        a, b, x = tickets(take(store))
+        store.free("ann", [b], NOW, again_at=NOW + 50)
+        store.free("ann", [a, x], NOW)
+
+        assert ids(take(store)) == ["a", "x"]
+
     def test_messages_of_lanes_of_one_priority_come_by_age(self, medium: Medium) -> None:
         store = opened(medium, "ann")
         for name, lane in (("a1", b"a"), ("b1", b"b"), ("a2", b"a"), ("x", None), ("b2", b"b")):

@@ -110,6 +110,8 @@ def test_a_listening_connection_that_was_lost_is_made_again(
     )
     # Unheard meanwhile: it is told that something may have come.
     assert alerts.wait("ann", 5)
+    put(store, "unheard")
+    assert alerts.wait("ann", 5), "nobody listened when it came"
     until(lambda: not alerts.wait("ann", 0.1), "it listens again")
 
     put(store, "m")

@@ -51,11 +51,13 @@ def test_nothing_shows_to_the_next_group_before_what_stands_before_it_in_its_lan
 
     assert (len(done.stuck), done.finished) == (1, 0)
     assert book.take("customer", CUSTOMER, 2, 2) == []
+    assert dead in book.holders(), "it has something still"
 
     done = recovery.holder("sales", dead, 3)
 
     assert (done.stuck, done.finished) == ([], 2)
     assert [taken.ticket.handle for taken in book.take("customer", CUSTOMER, 2, 3)] == held
+    assert [holder.id for holder in book.holders()] == [CUSTOMER]
 
 
 class Ledger:
