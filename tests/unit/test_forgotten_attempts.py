@@ -176,3 +176,14 @@ def test_few_wait_for_others_to_go_with_and_many_go_in_pages() -> None:
 
     out.done(names)
     assert [len(out.due(16.0)) for _ in range(2)] == [forgetting.BATCH, 0]
+
+
+def test_of_too_many_that_are_not_done_the_oldest_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "KNOWN_MAX", 2)
+    out = Forgetting(0.0)
+    names: Mapping[Any, str] = {number: str(number) for number in range(3)}
+    out.left_nothing(names)
+    out.done([0])
+    assert out.due(0.0) == []
+    out.done([1, 2])
+    assert out.due(0.0) == ["1", "2"]

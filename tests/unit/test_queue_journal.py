@@ -175,9 +175,10 @@ def test_a_step_lets_no_more_go_than_it_was_told(tmp_path: Path) -> None:
     assert len(list(journal.read(tmp_path, "credit"))) == 6
 
 
-def test_a_message_given_again_before_it_was_trimmed_takes_none_of_its_file_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def given_again_before_it_was_trimmed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, before: journal.Period, after: journal.Period
+) -> list[int]:
+    """Return the handles of an archive in which the first message stands twice: it was given again between its file and the trim."""
     store = queue(Retention(age_ms=HOUR))
     handles = through(store, 3, START)
     through(store, 1, START + 10 * HOUR)
@@ -188,14 +189,33 @@ def test_a_message_given_again_before_it_was_trimmed_takes_none_of_its_file_away
 
     with monkeypatch.context() as patch:
         patch.setattr(journal, "crash_point", redriven)
-        assert journal.let_go(store, tmp_path, "day", START + HOUR, most=100).messages == 2
+        assert journal.let_go(store, folder, before, START + HOUR, most=100).messages == 2
     taken = store.take("clerk", b"h", 1, START + 2 * HOUR)
     store.finish("clerk", [one.ticket for one in taken], START + 2 * HOUR)
-    assert journal.let_go(store, tmp_path, "day", START + 3 * HOUR, most=100).messages == 1
+    assert journal.let_go(store, folder, after, START + 3 * HOUR, most=100).messages == 1
+    return handles
+
+
+def test_a_message_given_again_before_it_was_trimmed_takes_none_of_its_file_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = given_again_before_it_was_trimmed(tmp_path, monkeypatch, "day", "day")
 
     records = {record["handle"]: record for record in journal.read(tmp_path, "credit")}
     assert sorted(records) == handles
     assert records[handles[0]]["journalled_at"] == START + 2 * HOUR
+
+
+@pytest.mark.parametrize("periods", [("day", "week"), ("week", "day")])
+def test_a_page_shows_a_message_as_it_ended_last_also_where_the_period_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, periods: tuple[journal.Period, journal.Period]
+) -> None:
+    handles = given_again_before_it_was_trimmed(tmp_path, monkeypatch, *periods)
+
+    found = journal.page(tmp_path, "credit", lambda record: record, after=0, limit=10)
+
+    assert [one["handle"] for one in found] == handles
+    assert [one["journalled_at"] for one in found] == [START + 2 * HOUR, START, START]
 
 
 def test_a_page_of_the_archive_keeps_no_more_than_it_returns(tmp_path: Path) -> None:
