@@ -73,9 +73,8 @@ class Moving(SqlBase):
         )
 
     def _open_row(self, view: MessageView) -> Row:
-        reveal_at = view.reveal_at if view.state is PublisherState.PUT else None
         name = None if view.parents else view.id
-        return (view.handle, self._queue, int(view.state), view.publisher, name, reveal_at, view.attempt)
+        return (view.handle, self._queue, int(view.state), view.publisher, name, view.reveal_at, view.attempt)
 
     def _known(self, messages: Sequence[MessageView]) -> dict[str, int]:
         """Return the numbers of subscribers, also of those who are configured no more and still have messages.
