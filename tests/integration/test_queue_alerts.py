@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from relay.queue.alerts import Alerts, open_alerts
+from relay.queue.alerts import POLL_S, Alerts, open_alerts
 from relay.queue.port import QueueStore, StoreAway
 from relay.queue.stores import open_store
 from relay.queue.stores.sql_schema import create
@@ -96,6 +96,15 @@ def test_who_waits_for_files_which_tell_nothing_takes_again_within_the_bound() -
 
     assert alerts.wait("ann", WAIT_S)
     assert time.monotonic() - begun < WAIT_S / 3
+    alerts.close()
+
+
+def test_who_cannot_listen_takes_again_at_the_polls_pace_and_not_as_fast_as_it_can() -> None:
+    alerts = open_alerts("q", "postgresql://127.0.0.1:1/nobody")
+    begun = time.monotonic()
+
+    assert alerts.wait("ann", WAIT_S)
+    assert POLL_S <= time.monotonic() - begun < WAIT_S / 3
     alerts.close()
 
 

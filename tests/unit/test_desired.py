@@ -105,6 +105,13 @@ def test_a_queue_lies_where_the_configuration_says_if_it_was_never_moved_from_th
     assert moved(Step.MOVED).store_of("credit", "sqlite:///new.db") == "sqlite:///new.db"
 
 
+def test_a_removed_record_takes_the_move_back() -> None:
+    found = moved(Step.RETIRING)
+
+    assert found.add(b"queue-move/credit", None)
+    assert found.may_take("credit", "ann")
+
+
 def test_identities_and_audits_are_kept() -> None:
     found = Desired()
     audit = Audit("a1", "credit", "purge", 3, "publisher=x", "eve", "test data", 9)

@@ -216,6 +216,7 @@ def test_a_page_shows_a_message_as_it_ended_last_also_where_the_period_was_chang
 
     assert [one["handle"] for one in found] == handles
     assert [one["journalled_at"] for one in found] == [START + 2 * HOUR, START, START]
+    assert sorted(record["handle"] for record in journal.read(tmp_path, "credit")) == handles
 
 
 def test_a_page_of_the_archive_keeps_no_more_than_it_returns(tmp_path: Path) -> None:
