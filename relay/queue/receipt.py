@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -47,6 +47,13 @@ def _size_in_log(header: tuple[str, bytes | None]) -> int | None:
 def own_headers(headers: Headers) -> Headers:
     """Return a message's headers without a place: that is the relay's own word, and whatever came under its name is left out."""
     return tuple(header for header in headers if header[0] != PLACE)
+
+
+def received(messages: Sequence[NewMessage]) -> Sequence[NewMessage]:
+    """Return messages as a store that has their values keeps them: none says by itself that its value is elsewhere."""
+    if not any(name == PLACE for new in messages for name, _ in new.headers):
+        return messages
+    return [new._replace(headers=own_headers(new.headers)) for new in messages]
 
 
 def has_value_in_log(value: bytes | None, headers: Headers) -> bool:

@@ -13,7 +13,15 @@ from typing import Any, TypeVar, cast
 
 from relay.queue.message import MessageView, NewMessage, PutAnswer, Taken, Ticket
 from relay.queue.port import Holder, Refused, Retired, StoreFull
-from relay.queue.receipt import audience_of, check, check_priority, check_subscribers, edited, size_of
+from relay.queue.receipt import (
+    audience_of,
+    check,
+    check_priority,
+    check_subscribers,
+    edited,
+    received,
+    size_of,
+)
 from relay.queue.states import TAKEN, Event, IllegalTransition, PublisherState, SubscriberState
 from tests.contracts.queue_entry import Entry, Row, all_journalled
 from tests.contracts.queue_pages import ENDED, LIVE, BookPages
@@ -53,6 +61,7 @@ class QueueBook(BookPages):
 
     @writes
     def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
+        messages = received(messages)
         with self.transaction():
             for new in messages:
                 check(self.settings, new)

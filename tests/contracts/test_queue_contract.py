@@ -122,6 +122,18 @@ class TestPut:
         assert store.waiting() == 0
         assert put(store, "good") != []
 
+    def test_no_message_says_by_itself_that_its_value_is_elsewhere(self, medium: Medium) -> None:
+        """A queue with one that did could be moved to a database, and no message be taken from there."""
+        store = opened(medium, "ann")
+        place = ("relay_place", b'["orders","id",0,0,"",1000000000000]')
+        (handle,) = put(store, "a", headers=(("name", b"v"), place))
+        store.put([message("none", value=None, headers=(place,))], NOW)
+
+        view = store.view(handle)
+        assert view is not None
+        assert view.headers == (("name", b"v"),)
+        assert [(one.value, one.headers) for one in take(store)] == [(b"a", (("name", b"v"),)), (None, ())]
+
     def test_a_full_queue_refuses_the_batch_and_takes_it_once_there_is_room(self, medium: Medium) -> None:
         store = opened(medium, "ann", waiting_max=3)
         put(store, "a", "b")

@@ -6,7 +6,15 @@ from collections.abc import Callable, Collection, Sequence
 
 from relay.queue.message import NewMessage, PutAnswer
 from relay.queue.port import Refused, StoreFull
-from relay.queue.receipt import audience_of, check, check_priority, check_subscribers, edited, size_of
+from relay.queue.receipt import (
+    audience_of,
+    check,
+    check_priority,
+    check_subscribers,
+    edited,
+    received,
+    size_of,
+)
 from relay.queue.states import Event, PublisherState, SubscriberState
 from relay.queue.stores.files_base import FilesBase
 from relay.queue.stores.files_message import LIVE, NEVER, At, Content, Delivery, Kept
@@ -20,6 +28,7 @@ class Publishing(FilesBase):
 
     def put(self, messages: Sequence[NewMessage], now: int, *, reveal: bool = True) -> list[PutAnswer]:
         """Store messages in this order; see the port."""
+        messages = received(messages)
         with self._writing():
             for new in messages:
                 check(self.settings, new)

@@ -9,13 +9,12 @@ from typing import Final
 from relay.queue.message import PRIORITY_MAX, Audience, NewMessage, PutAnswer
 from relay.queue.port import StoreAway, StoreFull
 from relay.queue.receipt import (
-    PLACE,
     Headers,
     check,
     check_priority,
     check_subscribers,
     edited,
-    own_headers,
+    received,
     size_of,
 )
 from relay.queue.states import PublisherState, SubscriberState
@@ -53,10 +52,8 @@ class Publishing(SqlBase):
         raise StoreAway(f"queue {self.settings.name!r}: the same messages come and end over and over: try again")
 
     def _received(self, messages: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return the messages as they are kept: none says by itself that its value is elsewhere."""
-        if not any(name == PLACE for new in messages for name, _ in new.headers):
-            return messages
-        return [new._replace(headers=own_headers(new.headers)) for new in messages]
+        """Return the messages as they are kept."""
+        return received(messages)
 
     def _with_seats(self, messages: Sequence[NewMessage]) -> Given:
         own: dict[Audience | None, Sequence[Seat]] = {None: self._seats}
