@@ -269,6 +269,14 @@ class TestReveal:
         assert ids(take(store, "bob")) == ["one", "all"]
         assert ids(take(store, "cid")) == ["pool", "all"]
 
+    def test_a_priority_raises_the_lane_of_its_own_audience_only(self, medium: Medium) -> None:
+        store = opened(medium, ("ann", "bob"))
+        put(store, "high", lane=b"l", priority=5)
+        put(store, "own", lane=b"l", audience=subscribers("ann"))
+        put(store, "middle", lane=b"m", priority=3)
+
+        assert ids(take(store)) == ["high", "middle", "own"]
+
 
 class TestExpiry:
     def test_a_message_past_its_time_is_not_given_and_does_not_hold_its_lane(self, medium: Medium) -> None:

@@ -447,10 +447,10 @@ class TestMoving:
         assert new.children(10) == old.children(10)
         assert (new.waiting(), new.counts()) == (old.waiting(), old.counts())
         assert new.finish("ann", [taken[3]], LATER) == [True]
-        repeat, later = new.put([message("waits"), message("done")], NOW)
-        assert repeat == (5, True)
+        repeat, later, own = new.put([message("waits"), message("done"), message("child")], NOW)
+        assert (repeat, own.repeat) == ((5, True), False)
         assert later.handle > 7
-        assert ids(take(new, now=LATER)) == ["freed", "waits", "done"]
+        assert ids(take(new, now=LATER)) == ["freed", "waits", "done", "child"]
 
     def test_a_queue_comes_back_to_the_store_that_it_left(self, medium: Medium) -> None:
         first, beside = opened(medium, "ann"), opened(Medium("book", "", Path()), "ann")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.queue.message import Audience, Group, Ticket
+from relay.queue.message import Audience, Group, NewMessage, Ticket
 from relay.queue.port import QueueStore, Refused
 from relay.queue.states import PublisherState as P
 from relay.queue.states import SubscriberState as S
@@ -188,13 +188,14 @@ class TestTake:
 
         assert ids(take(store)) == ["a1", "a2", "b1", "high", "none", "c1"]
 
-    def test_what_only_keeps_its_place_raises_no_lane(self, medium: Medium) -> None:
+    @pytest.mark.parametrize("high", [child("undecided"), message("expired", ttl_ms=10)], ids=lambda one: one.id)
+    def test_what_only_keeps_its_place_or_has_expired_raises_no_lane(self, medium: Medium, high: NewMessage) -> None:
         store = opened(medium, "ann")
         put(store, "a", lane=b"l")
-        store.put([child("undecided", lane=b"l", priority=9)], NOW)
+        store.put([high._replace(lane=b"l", priority=9)], NOW)
         put(store, "x", lane=b"m", priority=3)
 
-        assert ids(take(store)) == ["x", "a"]
+        assert ids(take(store, now=NOW + 10)) == ["x", "a"]
 
     def test_what_waits_for_its_retry_raises_its_lane(self, medium: Medium) -> None:
         store = opened(medium, "ann")

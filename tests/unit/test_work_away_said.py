@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from relay.queue.port import Holder, StoreAway, ValuesAway
 from relay.work.backoff import Backoff
-from relay.work.upkeep import Upkeep
+from relay.work.upkeep import HolderForgotten, Upkeep
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import put, settings, take
 
@@ -45,3 +45,11 @@ def test_what_waits_for_a_database_that_is_away_is_said_once_a_minute_not_at_eve
 
     assert [line["event"] for line in lines] == ["stuck"]
     assert "which is not configured here" in lines[0]["reason"]
+
+
+def test_a_worker_that_others_took_for_dead_says_so_and_ends_also_if_it_takes_nothing_now(tmp_path: Path) -> None:
+    own = Holder(b"a worker--------", "ann", 0, None)
+    upkeep = Upkeep("q", {"q": QueueBook(settings("ann"))}, lambda _: {}, own, tmp_path, 60.0, Backoff())
+
+    with pytest.raises(HolderForgotten):
+        upkeep.once(1.0)
