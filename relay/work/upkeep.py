@@ -219,7 +219,7 @@ class Upkeep:
         mine = (
             [] if view is None else [one for one in view.subscribers if one.subscriber == holder.subscriber]
         )
-        if not mine or mine[0].attempt != ticket.attempt or ticket not in self._store.held(holder.id):
+        if not mine or ticket not in self._store.held(holder.id):
             return
         now = clock.wall_ms()
         if holder.deciding not in {None, f"queue:{self._queue}"}:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from relay.message.errors import Stopped
+from relay.message.errors import InDoubt, Stopped
 from relay.queue.attempts import AttemptName
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Filter, Holder, QueueStore
+from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
 from relay.run import schedule
 from relay.work.desks import CallOver
@@ -127,6 +129,42 @@ def test_a_childs_queue_that_a_person_must_mend_uses_up_no_try_of_its_parent() -
     (end,) = Runner(handler, place, None)(Work((taken,)))
 
     assert end.outcome is Outcome.AWAY
+
+
+def lose_the_next_answer(store: QueueBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is written next stand, and nobody hear of it."""
+    begun, open_now = store.transaction, []
+
+    @contextmanager
+    def transaction() -> Iterator[None]:
+        open_now.append(1)
+        with begun():
+            yield
+        open_now.pop()
+        if not open_now:
+            monkeypatch.undo()
+            raise InDoubt("the answer was lost")
+
+    monkeypatch.setattr(store, "transaction", transaction)
+
+
+def test_children_of_a_decision_whose_answer_was_lost_are_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, credit = queue("q", "s"), queue("credit", "clerk")
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = store.take("s", HOLDER, 1, 1)
+    queues: dict[str, QueueStore] = {"q": store, "credit": credit}
+    place = Place("q", "s", "queue:q", queues, {name: schedule.lock() for name in queues})
+
+    def publishing(message: Message) -> None:
+        message.publish("credit", b"child")
+        lose_the_next_answer(store, monkeypatch)
+
+    (end,) = Runner(Handler("q", publishing, None, 0, "queue"), place, None)(Work((taken,)))
+
+    assert end.outcome is Outcome.BACK
+    assert store.free("s", [taken.ticket], 2) == [False], "the guarded write tells that it is DONE"
+    assert Recovery(queues, {"queue:q": store}).children("credit", 2).revealed == 1
 
 
 def test_a_handler_that_fails_is_told_of_once_and_without_what_it_said() -> None:
