@@ -452,6 +452,13 @@ class TestMoving:
         assert later.handle > 7
         assert ids(take(new, now=LATER)) == ["freed", "waits", "done", "child"]
 
+    def test_a_moved_message_goes_to_one_member_of_its_pool(self, medium: Medium) -> None:
+        old, new = opened(Medium("book", "", Path()), ("ann", "bob")), opened(medium, ("ann", "bob"))
+        put(old, "a")
+        new.adopt(old.views([1]), uuid=old.uuid)
+
+        assert (ids(take(new, "ann")), ids(take(new, "bob"))) == (["a"], [])
+
     def test_a_queue_comes_back_to_the_store_that_it_left(self, medium: Medium) -> None:
         first, beside = opened(medium, "ann"), opened(Medium("book", "", Path()), "ann")
         handles = put(first, "ended", "again", "trimmed", "held", "waits")
