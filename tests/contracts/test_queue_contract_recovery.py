@@ -496,3 +496,4 @@ class TestMoving:
             new.close()
             new = medium.open(new.settings)
         assert [(one.subscriber, one.counts[S.AVAILABLE]) for one in new.counts()[1]] == [("ann", 0), ("bob", 2)]
+        assert new.uuid == old.uuid

@@ -67,6 +67,18 @@ def test_a_worker_that_left_and_came_again_in_one_unit_is_known_to_who_opens_it_
     assert [holder.id for holder in open_files(queue, tmp_path).holders()] == [b"ann"]
 
 
+def test_what_comes_back_to_the_front_of_its_lane_is_the_oldest_again(queue: QueueSettings, tmp_path: Path) -> None:
+    store = opened(queue, tmp_path)
+    enter(store, "ann", b"other")
+    for name, lane in (("a", b"l"), ("b", b"m"), ("c", b"l")):
+        put(store, name, lane=lane)
+    taken = tickets(take(store, limit=1))
+    assert store.take("ann", b"other", 10, NOW, without={b"m"}) == []
+    store.free("ann", taken, NOW)
+
+    assert [one.id for one in take(store, limit=1)] == ["a"]
+
+
 def test_a_torn_end_is_cut_off_wherever_it_is_torn(queue: QueueSettings, tmp_path: Path) -> None:
     store = opened(queue, tmp_path)
     put(store, "a", "b")

@@ -180,3 +180,20 @@ def test_a_database_takes_a_page_in_with_as_many_statements_as_a_message(
     assert store.views(range(1, 101)) == views
     assert store.outcomes() == outcomes
     store.close()
+
+
+def test_a_lane_of_a_message_with_an_audience_of_its_own_stays_with_who_has_it(tmp_path: Path) -> None:
+    source = QueueBook(QueueSettings("credit", Audience((Group("clerk", ("clerk",)),))))
+    source.enter(Holder(b"h", "clerk", 0, None))
+    desk = Audience((Group("desk", ("clerk",)),))
+    source.put([NewMessage("/till", name, b"v", lane=b"l", audience=desk) for name in ("first", "second")], NOW)
+    (first,) = source.take("clerk", b"h", 1, NOW)
+    target = open_store(source.settings, "sqlite:///q.db", state=tmp_path)
+
+    moving.cut_over(cast("QueueStore", source), target, lambda _: None)
+
+    target.enter(Holder(b"other", "clerk", 0, None))
+    assert target.take("clerk", b"other", 10, NOW) == []
+    assert target.finish("clerk", [first.ticket], NOW) == [True]
+    assert [one.id for one in target.take("clerk", b"other", 10, NOW)] == ["second"]
+    target.close()
