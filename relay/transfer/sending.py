@@ -154,14 +154,14 @@ class Sending:
         self, series: int, positions: Mapping[LogPartition, int], prepared: Any
     ) -> list[Verdict] | BaseException:
         self._attempt = 0
-        while True:
+        while series == self._series:
             self._expires = self._due()
             try:
                 answer = self._cursor.deliver(positions, prepared)
             except (InDoubt, Retriable, Unreachable) as unanswered:
                 # In doubt, retry: sent again, and the inbox tells a repeat.
                 if series != self._series:
-                    return Fenced("the batch was abandoned")
+                    break
                 log.warning("sending again", kind=type(unanswered).__name__, reason=str(unanswered))
             except RelayError as final:
                 return final  # fenced or stopped: the worker's thread decides
@@ -174,6 +174,7 @@ class Sending:
             self._attempt += 1
             self.resent += 1
             self._pause.wait(self._times.pause_s(self._attempt))
+        return Fenced("the batch was abandoned")
 
     def _due(self) -> float:
         return self._clock() + self._times.wait_s(self._attempt)

@@ -66,6 +66,18 @@ def test_a_batch_does_not_wait_for_a_trim_on_a_silent_connection() -> None:
     sending.close()
 
 
+def test_a_batch_does_not_wait_for_all_that_is_to_be_trimmed() -> None:
+    cursor = Cursor(silent=False)
+    sending = trimming(cursor)
+
+    sending.send({PLACE: 9}, None)
+    wait_until(sending.is_idle)
+
+    assert sending.answers() == [[Verdict(0, 1)]]
+    cursor.abandon()
+    sending.close()
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_letting_go_does_not_wait_for_all_that_is_to_be_trimmed(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending_module, "LET_GO_S", 1.0)
@@ -81,8 +93,8 @@ def test_a_trim_that_works_is_let_go_on_and_is_no_batch() -> None:
     sending = trimming(cursor, lambda: now[0])
     for _ in range(20):
         now[0] += TRIM_ANSWER_S / 2
-        cursor.progressed()
         sending.tend(now[0])
+        cursor.progressed()
 
     assert not cursor._broken.is_set()
     assert sending.is_idle()
@@ -207,6 +219,8 @@ def test_a_connection_that_is_made_when_the_timer_ends_is_ended_by_the_next_one(
         time.sleep(0.01)
 
     sending.tend(1000.0)
+    sending.tend(1000.1)
+    assert cursor.abandoned == 1, "it is given time to be closed"
     sending.tend(1000.0 + sending_module.LET_GO_S)
 
     assert cursor.abandoned == 2
@@ -266,6 +280,34 @@ def test_a_batch_without_an_answer_is_sent_again_as_it_was_until_there_is_one() 
     sending.close()
 
 
+def test_a_batch_that_fails_at_once_is_sent_again_after_a_pause_also_when_one_was_let_go_before() -> None:
+    cursor = Noting()
+    sending = Sending(cursor, ResendTimes(0.8, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending.abandon()
+    cursor._failures = [Unreachable("refused")] * 2
+    began = time.monotonic()
+
+    sending.send({PLACE: 7}, None)
+    wait_until(sending.is_idle)
+
+    assert time.monotonic() - began >= 0.1 + 0.2
+    sending.close()
+
+
+def test_a_batch_that_is_let_go_in_its_pause_is_sent_no_more_and_the_pause_is_over() -> None:
+    cursor = Noting(Unreachable("refused"))
+    sending = Sending(cursor, ResendTimes(1000.0, 1000.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    sending.send({PLACE: 7}, "waits")
+    wait_until(lambda: sending.resent)
+
+    sending.abandon()  # InDoubt, were the pause waited for
+    sending.send({PLACE: 7}, "anew")
+    wait_until(sending.answers)
+
+    assert [prepared for _, prepared in cursor.delivered] == ["waits", "anew"]
+    sending.close()
+
+
 @pytest.mark.parametrize("failures", [[], [InDoubt("closed")]], ids=["answered late", "without an answer"])
 def test_what_was_let_go_is_not_delivered_any_more_and_no_answer_of_it_is_taken(failures: list[Exception]) -> None:
     cursor = Noting(*failures, held=True)
@@ -294,6 +336,36 @@ def test_what_was_to_be_trimmed_and_is_not_any_more_is_kept() -> None:
     sending.trim(PLACE, 5)
     cursor.goes_on.set()
     wait_until(lambda: sending.is_idle() and sending._trims.empty() and not sending._cursor_in_use.locked())
+
+    assert cursor.trimmed == [(PLACE, 5)]
+    sending.close()
+
+
+class Slow(Noting):
+    """A cursor whose first trim goes on until its connection is closed, and ends well then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = threading.Event()
+
+    def trim(self, partition: LogPartition, below: int) -> bool:
+        self.trimmed.append((partition, below))
+        assert self.closed.wait(10)
+        return False
+
+    def abandon(self) -> None:
+        self.closed.set()
+
+
+def test_who_has_let_go_trims_nothing_more() -> None:
+    cursor = Slow()
+    sending = sending_to(cursor)
+    sending.trim(PLACE, 5)
+    sending.trim(PLACE, 6)
+    sending.send({PLACE: 7}, None)
+    wait_until(lambda: cursor.trimmed)
+
+    sending.abandon()
 
     assert cursor.trimmed == [(PLACE, 5)]
     sending.close()
