@@ -39,7 +39,7 @@ class Mark(NamedTuple):
 
 
 def thinned(marks: list[Mark]) -> list[Mark]:
-    """Return marks without the one that tells least, if they are too many by one."""
+    """Return marks without the one that tells least, if they are too many."""
     if len(marks) <= MARKS_MAX:
         return marks
     width = [after.below - before.below for before, after in zip(marks, marks[2:], strict=False)]
@@ -133,8 +133,9 @@ class _Range:
     def restore(self, entry: RangeEntry, gaps: int) -> None:
         self.close(entry.closed, entry.claimed, entry.seen, gaps)
         flat = entry.marks
-        marks = {Mark(*flat[i : i + 3]) for i in range(0, len(flat) - 2, 3)} | set(self.marks)
-        self.marks = sorted(marks)[-MARKS_MAX:]
+        self.marks = sorted({Mark(*flat[i : i + 3]) for i in range(0, len(flat) - 2, 3)} | set(self.marks))
+        while len(self.marks) > MARKS_MAX:
+            self.marks = thinned(self.marks)  # the newest alone would not tell what has aged
 
 
 class Ranges:

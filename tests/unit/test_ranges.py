@@ -111,6 +111,31 @@ def test_without_knowing_where_the_index_begins_nothing_has_aged() -> None:
     assert ranges.standing(ONE, 1) is Standing.CONFLICT
 
 
+def test_while_the_index_keeps_what_has_left_the_monitor_the_digest_decides() -> None:
+    ranges = aged(10)
+    ranges.close(batch([11]))
+    ranges.mark(150, exact=True)
+    ranges.is_complete_from(200)
+    assert [ranges.standing(ONE, n) for n in (10, 11)] == [Standing.AGED, Standing.CONFLICT]
+
+    ranges.is_complete_only_from(149)
+    assert ranges.standing(ONE, 11) is Standing.CONFLICT
+    ranges.is_complete_only_from(150)
+    assert ranges.standing(ONE, 11) is Standing.AGED
+    ranges.is_complete_only_from(120)
+    assert ranges.standing(ONE, 11) is Standing.AGED, "the index does not get back what was let go of"
+
+
+def test_what_was_never_read_is_in_no_index() -> None:
+    ranges = aged(10)
+    ranges.close(batch([11]))
+    ranges.mark(150, exact=True)
+
+    ranges.is_complete_from(200, has_gap=True)
+
+    assert ranges.standing(ONE, 11) is Standing.AGED
+
+
 def test_a_number_closed_late_in_an_old_gap_has_not_aged_with_its_neighbours() -> None:
     ranges = Ranges()
     ranges.close(batch([1, 2, 4, 5]))
@@ -170,6 +195,22 @@ def test_a_marker_closes_nothing_that_may_still_be_published() -> None:
 
     assert ranges.standing(ONE, 5) is Standing.OPEN
     assert ranges.suspects(batch([5])) == set()
+
+
+@pytest.mark.parametrize("claim", [(5, 5), (4, 6)])
+def test_a_marker_does_not_close_the_very_next_number_either(claim: tuple[int, int]) -> None:
+    ranges = Ranges()
+    ranges.close(batch(range(1, 5), claims=[claim]))
+
+    assert closed(ranges) == [1, 2, 3, 4]
+
+
+def test_what_markers_claim_is_bounded_and_the_lowest_is_kept() -> None:
+    ranges = Ranges(RangeLimits(gaps=3))
+    for first in range(100, 200, 2):
+        ranges.close(batch([1], claims=[(first, first)]))
+
+    assert one_entry(ranges, {ONE: None}).claimed == [100, 100, 102, 102, 104, 104]
 
 
 def test_only_what_does_not_go_on_is_looked_at_one_by_one() -> None:
@@ -259,6 +300,31 @@ def test_a_checkpoint_gives_ranges_back() -> None:
         again.ranges.is_complete_from(40)
         assert again.ranges.standing(ONE, 2) is Standing.AGED
 
+    index.ranges.mark(60, exact=True)
+    assert index.take_journal(), "what is marked later, too"
+
+
+def test_whoever_reads_every_record_keeps_few_marks_that_tell_old_from_new() -> None:
+    ranges, again = Ranges(), Ranges()
+    for n in range(1, 200):
+        ranges.close(batch([n]))
+        ranges.mark(n * 10, exact=True)
+        again.restore(one_entry(ranges, {ONE: None}))
+    assert len(one_entry(again, {ONE: None}).marks) == 3 * MARKS_MAX
+
+    again.is_complete_from(1000)
+    assert again.standing(ONE, 1) is Standing.AGED
+    assert again.standing(ONE, 101) is Standing.CONFLICT
+
+
+def test_an_older_record_takes_no_mark_away() -> None:
+    older, ranges = Ranges(), aged(3)
+    older.close(batch([1]))
+
+    ranges.restore(one_entry(older, {ONE: None}))
+
+    assert ranges.standing(ONE, 3) is Standing.AGED
+
 
 def test_gaps_are_bounded_and_the_longest_runs_are_kept() -> None:
     ranges = Ranges(RangeLimits(gaps=3))
@@ -286,6 +352,23 @@ def test_at_the_bound_the_oldest_whose_messages_left_the_log_are_forgotten() -> 
     assert ranges.forget({"orders": 5}) == [], "there is room again"
     ranges.close(batch([1], TWO))
     assert (len(ranges), ranges.refused) == (3, 0)
+
+
+def test_whoever_is_forgotten_is_in_no_later_checkpoint() -> None:
+    ranges = Ranges(RangeLimits(incarnations=1))
+    ranges.close(batch([1]))
+
+    assert ranges.forget({"orders": 5}) == [ONE]
+    assert ranges.take_changes() == b""
+
+
+def test_numbers_that_only_a_marker_names_make_nobody_older() -> None:
+    ranges = Ranges(RangeLimits(incarnations=1))
+    ranges.close(batch([1], seen=9))
+    ranges.close(batch([], claims=[(2, 3)]))
+
+    assert ranges.forget({"orders": 5}) == []
+    assert one_entry(ranges, {ONE: None}).seen == 9
 
 
 def test_at_the_bound_what_came_from_a_topic_that_the_route_reads_no_more_makes_room() -> None:
