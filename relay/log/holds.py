@@ -355,13 +355,14 @@ class PartitionHolds:
         queue = self._lanes[lane]
         head = queue[0]
         assert isinstance(head, Spilled)
+        # What is of another capture was dropped: else it would have begun a range of its own.
         found = [m for m in messages if lane_name(m.lane) == lane and m.capture == head.capture]
         self.ready.extend(found)
         head.count -= len(found)
         head.first = read_to
         self.held -= len(found)
         self._lowest = None
-        if read_to <= head.last and head.count > 0:
+        if read_to <= head.last:
             return 0
         if head.count > 0 and not head.in_part:
             raise LookupError(f"{head.count} held messages of {self.partition} below offset {read_to} left the log")

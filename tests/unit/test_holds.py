@@ -244,6 +244,38 @@ def test_what_a_person_lets_go_is_passed_and_counted_and_the_rest_is_read() -> N
     assert (h.held, h.position()) == (0, 6)
 
 
+def test_the_last_of_a_range_is_read_if_it_alone_is_still_there() -> None:
+    h = holds(limit=0)
+    seen = [message(offset, capture=A) for offset in range(3)]
+    for m in seen:
+        h.take(m, SHOP, 0)
+    h.decide(A, Decision.COMMITTED)
+    ((lane, _),) = h.reloads()
+    h.lose(lane, 2)
+
+    assert h.pass_lost() == 0
+    assert h.reloaded(lane, seen[2:], read_to=3) == 2
+
+    assert offsets(h) == [2]
+    assert (h.held, h.position()) == (0, 3)
+
+
+def test_what_was_dropped_within_a_range_is_not_handed_on_with_it() -> None:
+    h = holds(limit=0)
+    h.decide(B, Decision.ABORTED)
+    seen = [message(0, capture=A), message(1, capture=B), message(2, capture=A)]
+    for m in seen:
+        h.take(m, SHOP, 0)
+    h.decide(A, Decision.COMMITTED)
+    ((lane, spilled),) = h.reloads()
+    assert (spilled.first, spilled.last, spilled.count) == (0, 2, 2)
+
+    h.reloaded(lane, seen, read_to=3)
+
+    assert offsets(h) == [0, 2]
+    assert (h.held, h.aborted, h.position()) == (0, 1, 3)
+
+
 def test_a_range_that_is_wholly_gone_is_passed_and_what_waits_behind_it_goes_on() -> None:
     h = holds(limit=0)
     h.take(message(0, capture=A), SHOP, 0)

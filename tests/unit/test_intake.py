@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.capture.outcomes import encode_marker, marker_headers
-from relay.log.holds import Decision, HoldBudget
+from relay.log.holds import Decision, HoldBudget, Waiting
 from relay.log.intake import HEADERS_MAX, Intake
 from relay.message.envelope import ResourceName
 from relay.message.errors import MessageRejected
@@ -272,6 +272,20 @@ def test_an_aborted_marker_of_a_resource_in_reach_is_only_a_reason_to_ask() -> N
 
     assert holds(made) == {"held": 1, "ready": 0, "alarms": 0, "aborted": 0}
     assert [hold.capture for hold in made.due(5)] == [CAPTURE]
+
+
+def test_an_aborted_marker_is_a_reason_to_ask_at_once_although_the_resource_was_silent_a_moment_ago() -> None:
+    made = intake()
+    made.take([captured(0)], 0)
+    made.partitions[PLACE].scan_to(1, 5)
+    (hold,) = made.due(5)
+    made.postpone(hold.capture, hold.resource, Waiting.UNREACHABLE, 5)
+    made.postpone(hold.capture, hold.resource, Waiting.UNREACHABLE, 5)
+    assert made.due(6) == []
+
+    made.take([marker(1, None)], 6)
+
+    assert made.due(6) == [hold]
 
 
 def test_an_aborted_marker_of_a_resource_out_of_reach_is_believed() -> None:
