@@ -187,6 +187,22 @@ def test_a_takeover_forgets_what_was_still_to_be_written(monkeypatch: pytest.Mon
     assert carrying.due(FIRST_LOOK_S + 1, [index], {LOG: 0}, {LOG: COUNT}, **names) == []
 
 
+def test_after_a_takeover_nothing_is_known_to_be_young() -> None:
+    carrying, kafka = Carrying(HORIZON), MemoryKafka()
+    process = overtaken(kafka)
+    index = process.views[0]
+    names: dict[str, Any] = {"worker": "w", "instance": bytes(16), "n": 1}
+    carrying.due(0.0, [index], {LOG: 0}, {LOG: COUNT}, **names)
+    assert carrying.due(FIRST_LOOK_S, [index], {LOG: 0}, {LOG: COUNT}, **names)
+    process.delivery.submit(held_back([plain(COUNT)], COUNT + 1))
+
+    carrying.start()
+    carrying.due(HORIZON, [index], {LOG: 0}, {LOG: COUNT + 1}, **names)
+    ((_, page),) = carrying.due(HORIZON + FIRST_LOOK_S, [index], {LOG: 0}, {LOG: COUNT + 1}, **names)
+
+    assert list(page.offsets) == [*range(1, COUNT + 1)]
+
+
 def test_after_a_rebalance_in_mid_batch_nothing_is_carried_as_the_new_member() -> None:
     kafka = MemoryKafka()
     process = overtaken(kafka)

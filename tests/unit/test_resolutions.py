@@ -149,6 +149,7 @@ def test_of_two_who_write_at_once_the_second_learns_who_was_first() -> None:
 def test_what_no_span_covers_is_named() -> None:
     assert list(uncovered(0, 10, [Span(2, 4), Span(3, 6), Span(8, 20)])) == [Span(0, 2), Span(6, 8)]
     assert list(uncovered(5, 7, [Span(0, 9)])) == []
+    assert list(uncovered(0, 10, [Span(0, 8), Span(2, 4)])) == [Span(8, 10)]
 
 
 class Says:

@@ -41,6 +41,10 @@ def test_numbers_collapse_in_their_order_however_large_they_are() -> None:
     assert collapsed([2**40, 3, 2**33, 4]) == [3, 4, 2**33, 2**33, 2**40, 2**40]
 
 
+def test_numbers_whose_ends_lie_as_far_apart_as_there_are_numbers_are_looked_at_all_the_same() -> None:
+    assert collapsed([1, 7, 3]) == [1, 1, 3, 3, 7, 7]
+
+
 @given(st.lists(RUN, max_size=20), st.integers(1, 5))
 def test_shortening_forgets_and_never_adds(added: list[tuple[int, int]], most: int) -> None:
     runs = Runs()
