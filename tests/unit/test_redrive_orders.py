@@ -20,7 +20,7 @@ from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex, Standing, memory_index
 from relay.monitor.recovery import settle
 from relay.monitor.redrive import ROWS_MAX, Do, Ending, Order, Orders, Wanted, decide, encode, encode_ending
-from relay.run.redriving import Redriving
+from relay.run.redriving import GONE, OFFSETS_MAX, Redriving
 
 PLACE = LogPartition("log", 2)
 OWNER, HEIR = b"O" * 16, b"H" * 16
@@ -166,6 +166,8 @@ class Log:
 
     def __init__(self, low: int, high: int) -> None:
         self.low, self.high = low, high
+        self.compacted: set[int] = set()
+        self.widest = 0
         self.news: list[tuple[bytes, bytes | None]] = []
 
     def __enter__(self) -> Self:
@@ -208,7 +210,9 @@ def redriving(
 
     class Reader(Log):
         def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Record]]:  # type: ignore[override]
-            yield [Record(offset) for first, end in ranges.values() for offset in range(first, end)]
+            ((first, end),) = ranges.values()
+            log.widest = max(log.widest, end - first)
+            yield [Record(offset) for offset in range(first, end) if offset not in log.compacted]
 
     return Redriving(
         "main", "w", log, lambda key, value: written.append((key, value)), derive,  # type: ignore[arg-type]
@@ -242,6 +246,51 @@ def test_an_order_is_carried_out_in_pieces_and_ended_when_every_message_is_enter
     (ending,) = told.endings.values()
     assert (ending.delivered, ending.died, sum(ending.refused.values())) == (2, 1, 3)
     assert written[1] == (order(1).key, None)
+
+
+def test_what_was_compacted_away_is_refused_and_the_order_ends() -> None:
+    log, written = Log(0, 100), list[tuple[bytes, bytes | None]]()
+    log.compacted = {3, 5}
+    index = memory_index(2)
+    index.add_page(page([3, 5], DEAD, 0))
+    one = redriving(log, written)
+    log.news = [encode(order(1))]
+    for now in (0.0, 1.0):
+        assert one.turn(now, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10) == []
+
+    told = Orders()
+    told.add(*written[0])
+    assert told.endings[order(1).id].refused == {GONE: 2}
+    assert not one.is_busy({PLACE: 0})
+    log.news = written
+    one.turn(2.0, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10)
+    assert one._orders.endings == {}, "endings are kept for nobody"
+
+
+def test_messages_that_lie_far_apart_are_not_read_in_one_turn() -> None:
+    log = Log(0, 10 * OFFSETS_MAX)
+    index = memory_index(2)
+    index.add_page(page([3, 9 * OFFSETS_MAX], DEAD, 0))
+    one = redriving(log, [])
+    log.news = [encode(order(1, (3, 9 * OFFSETS_MAX)))]
+
+    turns = [one.turn(now, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10) for now in (0.0, 1.0)]
+
+    assert [[message.offset for message, _ in found] for found in turns] == [[3], [9 * OFFSETS_MAX]]
+    assert log.widest <= OFFSETS_MAX
+
+
+def test_what_died_is_delivered_although_its_content_is_not_known() -> None:
+    log = Log(0, 100)
+    index = memory_index(2)
+    known = page([3], DEAD, 0)
+    index.add_page(replace(known, contents=bytes(len(known.contents))))
+    one = redriving(log, [])
+    log.news = [encode(order(1, (3,)))]
+
+    found = one.turn(0.0, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10)
+
+    assert [message.offset for message, _ in found] == [3]
 
 
 def test_a_message_that_an_order_names_twice_is_handed_on_once() -> None:

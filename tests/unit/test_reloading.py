@@ -20,7 +20,7 @@ CAPTURES = [b"A" * 16, b"B" * 16]
 class FakeReader:
     """A reader of the same records, which counts what it is asked for."""
 
-    reads = 0
+    reads = widest = 0
 
     def __init__(self, records: list[Fake]) -> None:
         self._records = records
@@ -35,8 +35,10 @@ class FakeReader:
         return 0, len(self._records)
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Fake]]:
+        ((place, (low, end)),) = ranges.items()
         FakeReader.reads += 1
-        found = [one for one in self._records if ranges[PLACE][0] <= one.offset() < ranges[PLACE][1]]
+        FakeReader.widest = max(FakeReader.widest, end - low)
+        found = [one for one in self._records if one.partition() == place.partition and low <= one.offset() < end]
         for first in range(0, len(found), 100):
             yield found[first : first + 100]
 
@@ -58,18 +60,34 @@ def test_a_piece_is_read_once_for_all_lanes_and_ranges_in_it(lanes: int, limit: 
     for capture in CAPTURES:
         intake.decide(capture, SHOP, Decision.COMMITTED)
     one = Reloading(lambda: FakeReader(records))
-    FakeReader.reads = 0
+    FakeReader.reads = FakeReader.widest = 0
 
     for _ in range(3):
         one.turn(intake, 1000, 1 << 20)
 
     assert FakeReader.reads <= 3
+    assert FakeReader.widest <= 100
     assert one.lost == intake.held() == 0
     found = intake.take_ready(1000)
     assert sorted(message.offset for message in found) == list(range(300))
     for lane in range(lanes):
         offsets = [message.offset for message in found if message.lane == b"%d" % lane]
         assert offsets == sorted(offsets)
+
+
+def test_a_turn_that_has_its_fill_leaves_the_other_partitions_to_the_next() -> None:
+    places = [PLACE, LogPartition(PLACE.topic, PLACE.partition + 1)]
+    records = [Fake(n, record(0, 0).headers(), place=place) for place in places for n in range(10)]
+    intake = Intake([], "partition", budget=HoldBudget(0), marker_wait_s=3, askable=frozenset({"shop"}))
+    intake.start(dict.fromkeys(places, 0), {"orders": b"i" * 16})
+    intake.take(records, 0.0)
+    intake.decide(CAPTURES[0], SHOP, Decision.COMMITTED)
+    one = Reloading(lambda: FakeReader(records))
+
+    one.turn(intake, 5, 1 << 20)
+    assert intake.ready() == 10
+    one.turn(intake, 5, 1 << 20)
+    assert intake.ready() == 20
 
 
 @pytest.mark.parametrize("part", ["value", "headers"])
