@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +13,13 @@ import pytest
 from relay.capture.block import CaptureBlock
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
-from relay.capture.publisher import Capture
+from relay.capture.publisher import Capture, DefaultTiming
 from relay.capture.upkeep import Decided
+from relay.kafka.appender import Receipt, Record
 from relay.message.envelope import SEQUENCE
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
+from relay.resources.turns import Turn
 from tests.unit.test_capture_publish import Publisher
 
 CAPTURE, NONCE = b"c" * 16, b"n" * 16
@@ -182,6 +187,38 @@ def test_each_message_has_the_next_number_of_its_partition_and_the_capture_names
     assert placed == [
         Placed("orders", 0, 7, 2), Placed("orders", 1, 1, 1), Placed("bills", 0, 1, 1), Placed("orders", 0, 9, 1), Placed("orders", 1, 2, 1)
     ]  # fmt: skip
+
+
+def test_what_is_numbered_first_is_handed_to_the_log_first() -> None:
+    inside, goes_on = threading.Event(), threading.Event()
+    appended: list[list[tuple[str, bytes | None]]] = []
+
+    def append(records: Sequence[Record], receipt: Receipt, _: float) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert goes_on.wait(10)
+        for record in records:
+            appended.append(record.headers)
+            receipt.told(None, None)
+
+    capture = Capture.__new__(Capture)
+    capture._sequences, capture._appends, capture._timing = {}, Turn(), DefaultTiming()
+    capture._marking = SimpleNamespace(send_with=list)  # type: ignore[assignment]
+    capture._appender = SimpleNamespace(append=append)  # type: ignore[assignment]
+
+    def publishes() -> None:
+        capture.append([Buffered("orders", 0, None, b"{}", [])], [])
+
+    first, second = threading.Thread(target=publishes), threading.Thread(target=publishes)
+    first.start()
+    assert inside.wait(10)
+    second.start()
+    second.join(0.1)
+    goes_on.set()
+    for one in (first, second):
+        one.join(10)
+
+    assert appended == [[(SEQUENCE, b"1")], [(SEQUENCE, b"2")]]
 
 
 @pytest.mark.parametrize("usable", [True, False])

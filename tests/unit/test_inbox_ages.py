@@ -26,6 +26,7 @@ def test_what_is_remembered_of_a_time_is_bounded() -> None:
         rungs.note({P0: tenth}, tenth / 10)
 
     assert len(rungs) <= RUNGS + 1
+    assert 480 <= rungs.take(KEEP_S * 1.5)[P0] <= 500, "what is old enough goes, however much is noted meanwhile"
 
 
 def test_rows_that_are_not_kept_go_at_once() -> None:

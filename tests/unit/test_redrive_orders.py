@@ -307,6 +307,22 @@ def test_a_message_that_an_order_names_twice_is_handed_on_once() -> None:
     assert len(found) == 1
 
 
+def test_after_a_takeover_what_was_handed_on_is_handed_on_again_if_it_is_dead_still() -> None:
+    log = Log(0, 100)
+    index = memory_index(2)
+    index.add_page(page([3, 5], DEAD, 0))
+    one = redriving(log, [])
+    log.news = [encode(order(1))]
+
+    def turn() -> list[int]:
+        return [message.offset for message, _ in one.turn(0.0, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10)]
+
+    assert [turn(), turn()] == [[3, 5], []]
+    one.start()
+    index.add_page(page([3], DELIVERED, 1))
+    assert turn() == [5]
+
+
 def test_a_message_whose_entry_is_on_its_way_is_waited_for() -> None:
     log, written, entering = Log(0, 100), list[tuple[bytes, bytes | None]](), {digest(3)}
     index = memory_index(2)

@@ -71,6 +71,40 @@ def test_every_due_capture_is_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatc
     one.close()
 
 
+def test_what_finds_no_room_among_the_questions_is_asked_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "QUESTIONS_MAX", 1)
+    goes_on = threading.Event()
+
+    def answer(_: bytes) -> Resolution:
+        assert goes_on.wait(10)
+        return Resolution(State.COMMITTED)
+
+    intake = waiting(35)
+    one = Resolving(Answering(answer), lambda _: 35)
+    one.turn(intake, 2)
+    goes_on.set()
+
+    turn_until(one, intake, 2, lambda: intake.ready() >= 16)
+    turn_until(one, intake, 3, lambda: intake.ready() >= 32)
+    turn_until(one, intake, 4, lambda: intake.ready() == 35)
+
+    one.close()
+
+
+def test_no_resource_is_asked_before_the_log_was_read_to_where_it_ended_when_the_wait_was_over() -> None:
+    resolver = Answering(lambda _: Resolution(State.COMMITTED))
+    intake = waiting(1)
+    one = Resolving(resolver, lambda _: 5)
+
+    for now in (2, 3):
+        one.turn(intake, now)
+    assert one._thread is None, "the marker may be among what is not read yet"
+    intake.passed(PLACE, 5)
+    turn_until(one, intake, 3, lambda: intake.ready() == 1)
+
+    one.close()
+
+
 @pytest.mark.parametrize("failure", [Unreachable("away"), KeyError("a defect")])
 def test_a_resolver_that_fails_is_asked_again_later(failure: Exception) -> None:
     tries: list[bytes] = []
@@ -87,6 +121,7 @@ def test_a_resolver_that_fails_is_asked_again_later(failure: Exception) -> None:
 
     turn_until(one, intake, 2, lambda: hold.waiting is Waiting.UNREACHABLE)
     assert intake.held() == 1
+    assert hold.detail == ("away" if isinstance(failure, Unreachable) else "KeyError"), "a stranger's words may hold a password"
     turn_until(one, intake, 4, lambda: intake.held() == 0)
 
     assert intake.partitions[PLACE].aborted == 1

@@ -84,6 +84,17 @@ def test_unreachable_services_never_use_the_budget_up() -> None:
     assert fail(worker, 2001) is Next.RESTART
 
 
+def test_an_outage_that_was_over_for_long_makes_no_later_pause_longer() -> None:
+    worker = restarts()
+    for at in range(5):
+        worker.started(at)
+        worker.ended(at, ExitCode.UNREACHABLE)
+
+    worker.started(100)
+
+    assert worker.ended(100 + BUDGET.window_s, ExitCode.UNREACHABLE).pause_s == 1
+
+
 def test_a_default_budget_with_its_longest_pauses_fits_into_its_window() -> None:
     """Else a worker that fails at once would be started for ever."""
     worker, now = restarts(0.999, Budget()), 0.0
