@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from relay.capture.block import CaptureBlock
 from relay.capture.message import Buffered
@@ -16,8 +17,9 @@ from relay.capture.outcomes import Placed
 from relay.capture.publisher import Capture, DefaultTiming
 from relay.capture.upkeep import Decided
 from relay.kafka.appender import Receipt, Record
-from relay.message.envelope import SEQUENCE
-from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
+from relay.kafka.topics import TopicFacts
+from relay.message.envelope import SEQUENCE, ResourceName
+from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, ConfigError
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
 from relay.resources.turns import Turn
 from tests.unit.test_capture_publish import Publisher
@@ -33,6 +35,7 @@ class Session:
     """A database transaction whose COMMIT is answered as told; ``is_sure`` is whether its own connection tells it undone."""
 
     failed, in_transaction, usable = False, True, True
+    uuid = "u"
 
     def __init__(self, answer: BaseException | None, *, is_sure: bool) -> None:
         self._answer = answer
@@ -219,6 +222,52 @@ def test_what_is_numbered_first_is_handed_to_the_log_first() -> None:
         one.join(10)
 
     assert appended == [[(SEQUENCE, b"1")], [(SEQUENCE, b"2")]]
+
+
+def test_a_message_that_the_log_refused_fails_its_capture_and_the_topic_is_looked_at_anew() -> None:
+    forgotten: list[list[str]] = []
+    capture = Capture.__new__(Capture)
+    capture._sequences, capture._appends, capture._timing = {}, Turn(), DefaultTiming()
+    capture._marking = SimpleNamespace(send_with=list)  # type: ignore[assignment]
+    capture._appender = SimpleNamespace(  # type: ignore[assignment]
+        append=lambda records, receipt, _: [receipt.told(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None) for _ in records],
+        forget=forgotten.append,
+        reason=lambda _, remedy: remedy,
+    )
+
+    with pytest.raises(CaptureError, match="did not take the messages"):
+        capture.append([Buffered("orders", 0, None, b"{}", [])], [])
+
+    assert forgotten == [["orders"]]
+
+
+def test_a_capture_holds_no_more_messages_and_bytes_than_it_may() -> None:
+    capture = Capture.__new__(Capture)
+    capture._max_messages, capture._max_bytes = 2, 1000
+    capture._appender = SimpleNamespace(record_bytes=lambda _: 900)  # type: ignore[assignment]
+    facts = TopicFacts("orders", b"", 1, 1)
+
+    def admits(size: int, messages: int, held: int) -> str:
+        try:
+            capture.admit(Buffered("orders", 0, None, bytes(size), []), facts, messages, held)
+        except CaptureError as refusal:
+            return str(refusal).split()[0]
+        return ""
+
+    assert [admits(500, messages, 0) for messages in (0, 1, 2)] == ["", "", "max_messages"]
+    assert [admits(500, 0, held) for held in (0, 600)] == ["", "max_bytes"]
+    assert admits(900, 0, 0) == "topic", "with what a record has beside its value"
+
+
+def test_a_connection_to_another_database_under_the_name_is_refused() -> None:
+    capture, session = Capture.__new__(Capture), Session(None, is_sure=True)
+    session.uuid = "another"
+    capture.name, capture._resource = ResourceName("shop", "u"), SimpleNamespace(session=lambda: session)  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="identity changed"):
+        capture._connect()
+
+    assert session.closed == 1
 
 
 @pytest.mark.parametrize("usable", [True, False])

@@ -44,7 +44,7 @@ class Marking:
 
 
 class Appender:
-    """Has no right to see the topic ``payroll``."""
+    """Has no right to see the topic ``payroll``; ``gone`` was deleted."""
 
     def known_topics(self) -> list[TopicFacts]:
         return []
@@ -52,7 +52,8 @@ class Appender:
     def describe(self, names: Sequence[str]) -> dict[str, TopicFacts]:
         if "payroll" in names:
             raise ConfigError("cannot describe topic payroll: the broker does not allow it")
-        return {name: TopicFacts(name, b"i" * 16, 1, 1, {"retention.ms": "0", "segment.ms": "0"}) for name in names}
+        known = (name for name in names if name != "gone")
+        return {name: TopicFacts(name, b"i" * 16, 1, 1, {"retention.ms": "0", "segment.ms": "0"}) for name in known}
 
 
 class BusyDatabase:
@@ -148,6 +149,25 @@ def decided(session: Session, topic: str) -> bytes:
     return begun
 
 
+@pytest.mark.parametrize(("longest", "left"), [("0", 0), ("600000000", 1), ("-1", 1)])
+def test_a_decision_is_kept_for_as_long_as_any_topic_keeps_its_messages(tmp_path: Path, longest: str, left: int) -> None:
+    """Five days old, in topics that are kept for no time, and perhaps for a week or for ever."""
+    shop = database(tmp_path, "shop")
+    session = shop.session()
+    begun = decided(session, "orders")
+    session.execute("update relay_capture set marked = 1, created_at = created_at - 432000")
+    session.close()
+    upkeep = upkeep_of(shop.decisions, Marking(), shop.identity())
+    facts = [TopicFacts(name, b"i" * 16, 1, 1, {"retention.ms": kept, "segment.ms": "0"}) for name, kept in (("orders", "0"), ("bills", longest))]
+    upkeep._appender.known_topics = lambda: facts  # type: ignore[method-assign]
+
+    upkeep.trim()
+
+    decisions = shop.decisions()
+    assert len(decisions.read([begun])) == left
+    decisions.close()
+
+
 def test_what_is_found_out_of_captures_in_doubt_is_marked_as_their_rows_say(tmp_path: Path) -> None:
     shop, marking = database(tmp_path, "shop"), Marking()
     upkeep = upkeep_of(shop.decisions, marking, shop.identity())
@@ -172,6 +192,8 @@ def test_a_capture_whose_answer_was_lost_is_found_out_by_its_row(tmp_path: Path)
     uuid, unknown, soon = shop.identity().uuid, capture_id(NONCE), clock.monotonic() - 1
     session = shop.session()
     begun = decided(session, "orders")
+    by_itself, _ = session.begin()
+    session.execute("commit")
     session.close()
 
     def asked(resource: Resource, capture: bytes) -> Decided | None:
@@ -179,6 +201,7 @@ def test_a_capture_whose_answer_was_lost_is_found_out_by_its_row(tmp_path: Path)
 
     assert asked(other, unknown) is asked(other, begun) is None, "the empty table of another database says nothing"
     assert asked(shop, begun) is Decided.COMMITTED
+    assert asked(shop, by_itself) is Decided.COMMITTED_EARLY, "what came behind that COMMIT is no part of it"
     assert asked(shop, unknown) is Decided.ABORTED, "whoever asks decides, where nobody has"
     assert asked(shop, unknown) is Decided.FENCED, "somebody had"
     decisions = other.decisions()
@@ -199,11 +222,41 @@ def test_anothers_topic_that_may_not_be_seen_does_not_end_the_upkeep_of_the_own_
     assert [ended.capture for ended in marking.submitted] == [own]
 
     decisions = shared.decisions()
+    assert {row.capture for row in decisions.unmarked(0.0, 10)} == {own, foreign}, "neither marker is in the log yet"
     decisions.mark([own, foreign])
     upkeep.trim()
 
     assert list(decisions.read([own, foreign])) == [foreign]
     decisions.close()
+
+
+def test_markers_go_where_their_messages_may_still_be_and_what_has_none_there_counts_as_marked(tmp_path: Path) -> None:
+    shop, marking = database(tmp_path, "shop"), Marking()
+    session = shop.session()
+    begun, nonce = session.begin()
+    session.decide(begun, orjson.dumps([["orders", 0, 1, 1], ["orders", 1, 5, 2], ["gone", 0, 1, 1]]))
+    decided(session, "gone")
+    session.close()
+    upkeep = upkeep_of(shop.decisions, marking, shop.identity())
+
+    upkeep.mark_again()
+
+    assert marking.submitted == [Ended(begun, nonce, [Placed("orders", 0, 1, 1)], None)]
+    decisions = shop.decisions()
+    assert [row.capture for row in decisions.unmarked(0.0, 10)] == [begun]
+    decisions.close()
+
+
+def test_however_many_are_unmarked_each_is_marked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_module, "_PAGE", 2)
+    shop, marking = database(tmp_path, "shop"), Marking()
+    session = shop.session()
+    all_of_them = [decided(session, "orders") for _ in range(7)]
+    session.close()
+
+    upkeep_of(shop.decisions, marking, shop.identity()).mark_again()
+
+    assert sorted(ended.capture for ended in marking.submitted) == sorted(all_of_them)
 
 
 def test_anothers_rows_are_not_read_again_with_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
