@@ -13,7 +13,7 @@ import pytest
 from relay.capture import upkeep as upkeep_module
 from relay.capture.marking import Ended
 from relay.capture.outcomes import Placed
-from relay.capture.upkeep import REFRESH_S, TICK_S, Decided, Upkeep
+from relay.capture.upkeep import DAY_S, REFRESH_S, TICK_S, Decided, Upkeep, horizon_s
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
@@ -147,6 +147,21 @@ def decided(session: Session, topic: str) -> bytes:
     begun, _ = session.begin()
     session.decide(begun, orjson.dumps([[topic, 0, 1, 1]]))
     return begun
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept_s"),
+    [
+        ({"retention.ms": "1000", "segment.ms": "2000"}, 3 + DAY_S),
+        ({"retention.ms": "1000"}, 1 + 7 * DAY_S + DAY_S),
+        ({"retention.ms": "-1", "segment.ms": "2000"}, float("inf")),
+        ({}, float("inf")),
+    ],
+)
+def test_a_topics_decisions_may_be_asked_for_until_its_last_segment_is_gone_and_a_day_more(
+    settings: dict[str, str], kept_s: float
+) -> None:
+    assert horizon_s(TopicFacts("orders", b"i" * 16, 1, 1, settings)) == kept_s
 
 
 @pytest.mark.parametrize(("longest", "left"), [("0", 0), ("600000000", 1), ("-1", 1)])
