@@ -90,6 +90,35 @@ def test_a_turn_that_has_its_fill_leaves_the_other_partitions_to_the_next() -> N
     assert intake.ready() == 20
 
 
+def test_what_has_left_the_log_is_passed_at_a_persons_word_and_never_before() -> None:
+    records = [Fake(n, record(0, 0).headers()) for n in range(10)]
+    intake = Intake([], "partition", budget=HoldBudget(0), marker_wait_s=3, askable=frozenset({"shop"}))
+    intake.start({PLACE: 0}, {"orders": b"i" * 16})
+    intake.take(records, 0.0)
+    intake.decide(CAPTURES[0], SHOP, Decision.COMMITTED)
+    asked: list[tuple[LogPartition, int, int]] = []
+    told: list[bool] = []
+
+    class Shorter(FakeReader):
+        def watermarks(self, _: LogPartition) -> tuple[int, int]:
+            return 3, 10
+
+    def may_pass(place: LogPartition, first: int, following: int) -> bool:
+        asked.append((place, first, following))
+        return bool(told)
+
+    one = Reloading(lambda: Shorter(records[3:]), may_pass)
+    for _ in range(3):
+        one.turn(intake, 100, 1 << 20)
+    assert (intake.ready(), one.lost, intake.positions()[PLACE]) == (0, 0, 0)
+    assert set(asked) == {(PLACE, 0, 3)}
+
+    told.append(True)
+    one.turn(intake, 100, 1 << 20)
+    assert [message.offset for message in intake.take_ready(100)] == list(range(3, 10))
+    assert (one.lost, intake.positions()[PLACE]) == (3, 10)
+
+
 @pytest.mark.parametrize("part", ["value", "headers"])
 def test_large_messages_are_read_again_a_few_at_a_time(part: str) -> None:
     large = b"v" * 100_000
