@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +152,47 @@ def test_a_block_without_messages_has_nothing_to_mark(answer: Exception | None, 
             ended(session, publisher, messages=0)
 
     assert (publisher.told, session.decided) == ([], [b"[]"])
+
+
+def test_what_is_undone_with_a_savepoint_is_neither_appended_nor_counted() -> None:
+    session, admitted, appended = Session(None, is_sure=True), list[tuple[int, int]](), list[Any]()
+    session.savepoint = session.release = session.rollback_to = lambda _: None  # type: ignore[attr-defined]
+    publisher: Any = Deciding(session, None)
+    publisher.admit = lambda _found, _facts, messages, size: admitted.append((messages, size)) or 10
+    publisher.append = lambda messages, _placed: appended.extend(message.value for message in messages)
+
+    with CaptureBlock(publisher) as block:
+        block.publish("orders", 1)
+        with suppress(ValueError), block.savepoint():
+            block.publish("orders", 2)
+            with block.savepoint():
+                block.publish("orders", 3)
+            raise ValueError
+        block.publish("orders", 4)
+
+    assert appended == [b"1", b"4"]
+    assert admitted == [(0, 0), (1, 10), (2, 20), (1, 10)]
+
+
+def test_a_block_that_goes_on_after_a_failed_statement_commits_nothing() -> None:
+    session = Session(None, is_sure=True)
+    publisher: Any = Deciding(session, None)
+
+    def execute(query: str, _: object) -> None:
+        raise ZeroDivisionError(query)
+
+    session.execute = execute  # type: ignore[attr-defined]
+    block = CaptureBlock(publisher)
+
+    with pytest.raises(CaptureError, match="a statement of the block failed"), block:  # noqa: PT012
+        block.publish("orders", 1)
+        with suppress(ZeroDivisionError):
+            block.execute("insert")
+        assert session.rolled_back == 1, "its locks are not kept until the block is left"
+        with pytest.raises(CaptureError, match="the block is failed"):
+            block.publish("orders", 2)
+
+    assert (session.decided, publisher.told) == ([], [])
 
 
 def test_a_block_is_entered_once() -> None:

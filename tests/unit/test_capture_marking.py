@@ -14,6 +14,7 @@ from relay.capture.outcomes import Placed
 from relay.kafka.appender import Receipt, Record
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureError, Unreachable
+from relay.resources.port import RowLocked
 from relay.run import clock, schedule
 
 CANARY = "a canary"
@@ -92,6 +93,29 @@ def test_captures_that_gathered_while_the_database_was_away_are_noted_in_parts(m
         marking._noted_at -= 1.0
 
     assert sorted(database.marked) == [ended(number).capture for number in range(20_000)]
+    assert marking.backlog == 0
+
+
+def test_what_could_not_be_noted_is_noted_at_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace())
+    failures: list[Exception] = [RowLocked("another writer holds the file"), Unreachable("away")]
+    database = Slow(10)
+    mark = database.mark
+
+    def fails_first(captures: Sequence[bytes]) -> None:
+        if failures:
+            raise failures.pop(0)
+        mark(captures)
+
+    monkeypatch.setattr(database, "mark", fails_first)
+    marking = Marking(cast("Any", Acknowledging()), lambda: cast("Any", database), b"/shop", ResourceName("shop", "u"), 1.0)
+    marking.submit(ended(1))
+    for _ in range(4):
+        marking.run_once()
+        marking._noted_at -= 1.0
+        marking._leave_behind(float("inf"))
+
+    assert database.marked == [ended(1).capture]
     assert marking.backlog == 0
 
 

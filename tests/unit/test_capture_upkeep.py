@@ -202,6 +202,48 @@ def test_what_is_found_out_of_captures_in_doubt_is_marked_as_their_rows_say(tmp_
     upkeep.close(0)
 
 
+def test_one_whose_row_is_held_does_not_hold_up_the_others_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop, marking = database(tmp_path, "shop"), Marking()
+    upkeep = upkeep_of(shop.decisions, marking, shop.identity())
+    placed = [Placed("orders", 0, 1, 1)]
+    held, free = (Ended(capture_id(nonce), nonce, placed, "i") for nonce in (NONCE, b"f" * 16))
+    for ended in (held, free):
+        upkeep.doubt(ended)
+    settle = upkeep_module.settle
+
+    def held_one(decisions: Decisions, capture: bytes) -> Any:
+        if capture == held.capture:
+            raise RowLocked("its publisher has it")
+        return settle(decisions, capture)
+
+    monkeypatch.setattr(upkeep_module, "settle", held_one)
+    upkeep.find_out_once()
+
+    assert marking.submitted == [free._replace(nonce=None)]
+    assert upkeep.doubtful == 1
+    upkeep.close(0)
+
+
+def test_captures_whose_marking_was_given_up_are_brought_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, marking, waited = SlowDatabase(10, 0), Marking(), list[float]()
+    rows = [[], [BusyDatabase.row(1)]]
+    monkeypatch.setattr(quick, "unmarked", lambda *_: rows.pop(0) if rows else [])
+    upkeep = upkeep_of(lambda: quick, marking, ResourceName("shop", "u"))
+    monkeypatch.setattr(clock, "monotonic", lambda: sum(waited))
+    monkeypatch.setattr(upkeep._appender, "refresh", lambda: None, raising=False)
+
+    def wait(seconds: float) -> bool:
+        marking.given_up = marking.given_up or not waited
+        waited.append(seconds)
+        return sum(waited) > 2 * REFRESH_S
+
+    monkeypatch.setattr(upkeep._stop, "wait", wait)
+    upkeep._run()
+
+    assert [ended.capture for ended in marking.submitted] == [BusyDatabase.row(1).capture]
+    assert not marking.given_up
+
+
 def test_a_capture_whose_answer_was_lost_is_found_out_by_its_row(tmp_path: Path) -> None:
     shop, other = database(tmp_path, "shop"), database(tmp_path, "other")
     uuid, unknown, soon = shop.identity().uuid, capture_id(NONCE), clock.monotonic() - 1
