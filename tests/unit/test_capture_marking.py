@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError
 
 from relay.capture.marking import GATHER_S, TRAVELLERS_MAX, TRIES, Ended, Marking
 from relay.capture.outcomes import Placed
@@ -93,6 +94,38 @@ def test_captures_that_gathered_while_the_database_was_away_are_noted_in_parts(m
         marking._noted_at -= 1.0
 
     assert sorted(database.marked) == [ended(number).capture for number in range(20_000)]
+    assert marking.backlog == 0
+
+
+class Reporting(Acknowledging):
+    """An appender whose brokers report when they are told to."""
+
+    def __init__(self) -> None:
+        self.receipts: list[Receipt] = []
+
+    def append(self, records: Sequence[Record], receipt: Receipt, _deadline: float) -> None:
+        self.receipts.append(receipt)
+
+
+def test_only_what_the_log_has_acknowledged_is_noted_as_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "start_thread", lambda *_: SimpleNamespace())
+    log, database = Reporting(), Slow(10)
+    marking = Marking(cast("Any", log), lambda: cast("Any", database), b"/shop", ResourceName("shop", "u"), 1.0)
+    marking._closing = True
+    marking.submit(ended(1))
+
+    for report in (None, KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)):
+        marking.run_once()
+        if report is not None:
+            log.receipts[-1].told(report, None)
+        marking.run_once()
+        assert database.marked == []
+    marking.run_once()
+    assert len(log.receipts) == 2, "it is written once more"
+    log.receipts[-1].told(None, None)
+    marking.run_once()
+
+    assert database.marked == [ended(1).capture]
     assert marking.backlog == 0
 
 

@@ -35,6 +35,17 @@ def test_a_committed_marker_with_another_nonce_is_forged() -> None:
     assert not marker.proved
 
 
+def test_a_marker_whose_value_names_another_capture_is_none() -> None:
+    assert decode_marker(CAPTURE, encode_marker(capture_id(b"o" * 16), None, None, []), HEADERS) is None
+
+
+def test_a_stranger_makes_a_marker_close_no_more_than_a_few_runs() -> None:
+    marker = decode_marker(CAPTURE, encode_marker(CAPTURE, None, "inc", [part for n in range(1000) for part in (3 * n + 1, 1)]), HEADERS)
+
+    assert marker is not None
+    assert [(run.first, run.last) for run in marker.runs] == [(3 * n + 1, 3 * n + 1) for n in range(64)]
+
+
 def test_an_aborted_marker_proves_nothing_and_is_no_forgery() -> None:
     marker = decode_marker(CAPTURE, encode_marker(CAPTURE, None, None, []), HEADERS)
 
