@@ -21,7 +21,7 @@ from relay.kafka.appender import Receipt, Record
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import SEQUENCE, ResourceName
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, ConfigError
-from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
+from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, RowLocked
 from relay.resources.turns import Turn
 from tests.unit.test_capture_publish import Publisher
 
@@ -299,6 +299,21 @@ def test_a_capture_holds_no_more_messages_and_bytes_than_it_may() -> None:
     assert [admits(500, messages, 0) for messages in (0, 1, 2)] == ["", "", "max_messages"]
     assert [admits(500, 0, held) for held in (0, 600)] == ["", "max_bytes"]
     assert admits(900, 0, 0) == "topic", "with what a record has beside its value"
+
+
+@pytest.mark.parametrize("failure", [RowLocked("others hold the file"), KeyboardInterrupt()])
+def test_a_connection_on_which_nothing_could_be_begun_is_closed(failure: BaseException) -> None:
+    def begin() -> None:
+        raise failure
+
+    capture, session = Capture.__new__(Capture), Session(None, is_sure=True)
+    session.begin = begin  # type: ignore[attr-defined]
+    capture._idle, capture._connect = deque(), lambda: session  # type: ignore[assignment,return-value]
+
+    with pytest.raises(type(failure)):
+        capture.begin()
+
+    assert session.closed == 1
 
 
 def test_a_connection_to_another_database_under_the_name_is_refused() -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.log.holds import Decision, HoldBudget, Waiting
 from relay.log.intake import HEADERS_MAX, Intake
-from relay.message.envelope import ResourceName
+from relay.message.envelope import LOG_ONLY_HEADERS, ResourceName
 from relay.message.errors import MessageRejected
 from relay.message.identity import capture_id, digest, position_digest, rules
 from relay.message.record import LogPartition
@@ -322,6 +322,39 @@ def test_the_order_names_the_lane(order: str, lanes: list[bytes]) -> None:
     made.take([Fake(0, [("ce_source", b"/a")], key=b"k"), Fake(1, [("ce_source", b"/b")], key=None)], 0)
 
     assert [m.lane for m in made.take_ready(10)] == lanes
+
+
+def test_what_names_a_capture_or_a_delivery_is_taken_off_a_message_that_is_of_none() -> None:
+    """An output that another route made is this one's input: what counts as present in an output goes by these headers."""
+    strange: list[tuple[str, bytes | None]] = [(name, b"x") for name in sorted(LOG_ONLY_HEADERS)]
+    own: list[tuple[str, bytes | None]] = [("ce_source", b"/shop"), ("relay", b"kept"), ("ce_id", b"7")]
+
+    message = intake().derive(Fake(3, [own[0], *strange, *own[1:]]), "orders", 0)
+    plain = intake().derive(Fake(3, own), "orders", 0)
+
+    assert message is not None
+    assert plain is not None
+    assert message.headers == plain.headers == own
+    assert (message.digest, message.lane, message.capture) == (plain.digest, plain.lane, None)
+
+
+@pytest.mark.parametrize(
+    ("order", "headers", "key", "lane"),
+    [
+        ("publisher", [("ce_source", b"/shop")], b"k", b"/shop"),
+        ("publisher", None, b"k", b"orders"),
+        ("key", [("ce_source", b"/shop")], b"k", b"k"),
+        ("key", None, None, b""),
+        ("partition", [("ce_source", b"/shop")], b"k", b"orders/0"),
+    ],
+)
+def test_lanes_are_named_as_ever_since_outputs_are_placed_by_them(
+    order: str, headers: list[tuple[str, bytes | None]] | None, key: bytes | None, lane: bytes
+) -> None:
+    message = intake(order).derive(Fake(3, headers, key=key), "orders", 0)
+
+    assert message is not None
+    assert message.lane == lane
 
 
 def test_without_order_every_message_has_a_lane_of_its_own() -> None:

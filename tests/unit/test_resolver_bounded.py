@@ -10,7 +10,7 @@ import pytest
 from relay.capture import resolver
 from relay.capture.resolver import LOCKED_MAX, Resolver, State
 from relay.message.envelope import ResourceName
-from relay.message.errors import Unreachable
+from relay.message.errors import ConfigError, Unreachable
 from relay.resources.port import DecisionRow, RowLocked
 
 SHOP = ResourceName("shop", "u")
@@ -135,3 +135,23 @@ def test_a_database_that_went_away_is_asked_again_on_a_new_connection() -> None:
     assert set(ask(one, captures).values()) == {State.UNREACHABLE}
     assert set(ask(one, captures).values()) == {State.COMMITTED}
     assert (database.opened, database.closed) == (2, 1)
+
+
+class ReadOnly(Database):
+    """It may be read, and not written to."""
+
+    def abort_if_undecided(self, capture: bytes) -> None:
+        raise ConfigError("no right to insert into relay_capture")
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_is_decided_is_told_although_nothing_can_be_decided_there() -> None:
+    decided, undecided = names(0, 3), names(3, 3)
+    one = Resolver(cast("Any", {"shop": ReadOnly([], decided)}))
+
+    states = ask(one, [*undecided, *decided])
+
+    assert [states[capture] for capture in decided] == [State.COMMITTED] * 3
+    assert [states[capture] for capture in undecided] == [State.UNREACHABLE] * 3
