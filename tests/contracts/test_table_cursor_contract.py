@@ -56,13 +56,13 @@ class TableCursorContract:
     def test_ranges_arrive_with_the_position_and_come_back_with_the_claim(
         self, store: Store, cursor: TableCursor
     ) -> None:
-        rows = [RangeRow(P0, b"a" * 16, b"one"), RangeRow(P0, b"b" * 16, b"two"), RangeRow(P1, b"a" * 16, b"three")]
+        rows = [RangeRow(place, name * 16, name + b" at first") for place in (P0, P1) for name in (b"a", b"b", b"c")]
         cursor.deliver({P0: 1, P1: 1}, cursor.prepare([message(0)], rows))
         cursor.deliver({P0: 2}, cursor.prepare([], [RangeRow(P0, b"a" * 16, b"more"), RangeRow(P0, b"b" * 16, None)]))
 
         found = store.cursor().claim({P0: TOPIC_ID, P1: TOPIC_ID})
-        assert found[P0].ranges == (RangeRow(P0, b"a" * 16, b"more"),)
-        assert found[P1].ranges == (rows[2],)
+        assert set(found[P0].ranges) == {RangeRow(P0, b"a" * 16, b"more"), rows[2]}
+        assert set(found[P1].ranges) == set(rows[3:])
         assert store.cursor().claim({P0: b"\x02" * 16})[P0].ranges == (), "a recreated topic has none"
 
     def test_a_fenced_owner_writes_no_range(self, store: Store, cursor: TableCursor) -> None:

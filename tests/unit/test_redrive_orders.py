@@ -323,6 +323,32 @@ def test_after_a_takeover_what_was_handed_on_is_handed_on_again_if_it_is_dead_st
     assert turn() == [5]
 
 
+def test_orders_of_other_routes_and_partitions_keep_no_worker_busy() -> None:
+    log = Log(0, 100)
+    one = redriving(log, [])
+    log.news = [encode(replace(order(1), route="other")), encode(replace(order(2), place=LogPartition("log", 3)))]
+
+    assert one.turn(0.0, {PLACE: 0}, {2: memory_index(2)}, lambda: {"log": b"t" * 16}, 10) == []
+    assert not one.is_busy({PLACE: 0})
+
+
+def test_an_order_waits_for_the_one_before_it() -> None:
+    log, written = Log(0, 100), list[tuple[bytes, bytes | None]]()
+    index = memory_index(2)
+    index.add_page(page([3], DEAD, 0))
+    one = redriving(log, written)
+    log.news = [encode(order(1, (3,), 1)), encode(order(2, (3,), 2))]
+
+    def turn() -> list[tuple[int, int]]:
+        found = one.turn(0.0, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10)
+        return [(message.offset, replay) for message, replay in found]
+
+    assert [turn(), turn()] == [[(3, 1)], []]
+    assert written == [], "the second would skip one"
+    index.add_page(page([3], DEAD, 1))
+    assert turn() == [(3, 2)]
+
+
 def test_a_message_whose_entry_is_on_its_way_is_waited_for() -> None:
     log, written, entering = Log(0, 100), list[tuple[bytes, bytes | None]](), {digest(3)}
     index = memory_index(2)
