@@ -1,0 +1,41 @@
+"""What persons want is heard within a fraction of a second, and read no more often than that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from relay.message.errors import Unreachable
+from relay.run import clock
+from relay.run.following import PERIOD_S, DesiredFollower
+
+
+class Topic:
+    """A control topic that is away at first."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def records(self) -> Iterable[tuple[bytes, bytes | None]]:
+        self.asked += 1
+        if self.asked == 1:
+            raise Unreachable("away")
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_it_is_read_a_few_times_a_second_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, now = Topic(), [0.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    one = DesiredFollower(topic)
+    with pytest.raises(Unreachable):
+        one.now()
+
+    for step in range(100):
+        now[0] = step / 100
+        one.now()
+
+    assert topic.asked == 1 + 1 / PERIOD_S
