@@ -6,6 +6,7 @@ Texts of exceptions that are not the relay's own are left out, since drivers quo
 from __future__ import annotations
 
 import re
+import select
 import sys
 import traceback
 from collections.abc import Mapping, MutableMapping
@@ -18,13 +19,17 @@ from pydantic import SecretBytes, SecretStr
 from relay.kafka.settings import is_secret
 from relay.message.control_characters import escaped
 from relay.message.errors import RelayError
-from relay.run import clock
+from relay.run import clock, schedule
 
 TEXT_CHARACTERS_MAX: Final = 2000
 BYTES_MAX: Final = 64
 ITEMS_MAX: Final = 50
 FRAMES_MAX: Final = 20
 DEPTH_MAX: Final = 5
+UNREAD_S: Final = 1.0
+"""So long a line waits for a reader who has fallen behind; what comes behind one that was dropped waits no more."""
+AT_ONCE: Final = 1024
+"""So many characters a pipe takes whole once it takes anything (4,096 bytes, in UTF-8 four a character)."""
 HIDDEN: Final = "(hidden)"
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -43,10 +48,11 @@ def setup(*, as_json: bool | None = None, stream: IO[str] | None = None, level: 
     if as_json is None:
         as_json = not out.isatty()
     renderer: Any = structlog.processors.JSONRenderer(serializer=_serialize) if as_json else _console(out)
+    lines = Lines(out)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, _stamp, _failure, _clean, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=lambda *_: Lines(out),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )
 
@@ -67,21 +73,60 @@ def key(value: bytes) -> str:
 
 
 class Lines:
-    """Writes lines. One that cannot be written is dropped: relaying goes on when the reader of the log is gone."""
+    """Writes lines. One that cannot be written is dropped: relaying goes on when the reader of the log is gone, or reads no more.
+
+    A full pipe would else hold a supervisor for ever, deaf to signals, and with it whoever dies and is not started again.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
+        self._lock = schedule.lock()
+        self._place = _place_of(stream)
+        self._dropped = 0
+        self._is_torn = False
 
     def msg(self, line: str) -> None:
-        """Write one line at once."""
+        """Write one line at once; where nobody reads, after a second at most, none."""
+        if self._dropped and self._takes(0.0):
+            dropped, self._dropped = self._dropped, 0
+            structlog.get_logger("relay.log").warning("lines dropped: nobody read them", lines=dropped)
+        if not self._lock.acquire(timeout=UNREAD_S):  # whoever has it waits for the reader, or was left behind by a fork
+            self._dropped += 1
+            return
         try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
+            self._write(f"{line}\n")
         except (OSError, ValueError):
             # Neither retry nor stop: no promise of the relay depends on its log.
             return
+        finally:
+            self._lock.release()
+
+    def _write(self, text: str) -> None:
+        text = "\n" + text if self._is_torn else text
+        for at in range(0, len(text), AT_ONCE):
+            if not self._takes(0.0 if self._dropped else UNREAD_S):
+                self._dropped += 1
+                self._is_torn = self._is_torn or at > 0
+                return
+            self._stream.write(text[at : at + AT_ONCE])
+            self._stream.flush()
+        self._is_torn = False
+
+    def _takes(self, patience_s: float) -> bool:
+        return self._place is None or bool(self._place.poll(patience_s * 1000))
 
     log = debug = info = warning = warn = error = critical = fatal = exception = msg
+
+
+def _place_of(stream: IO[str]) -> select.poll | None:
+    """Return where to ask whether a stream takes anything; None for one that is no file."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
+    place = select.poll()
+    place.register(number, select.POLLOUT)
+    return place
 
 
 def _console(out: IO[str]) -> structlog.dev.ConsoleRenderer:

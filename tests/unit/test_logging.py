@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import structlog
 from pydantic import SecretStr
 
 from relay.message.errors import Unreachable
+from relay.run import schedule
 from relay.run.logging import TEXT_CHARACTERS_MAX, key, setup, text
 
 CANARY = "canary-7f3a"
@@ -126,6 +129,54 @@ def test_a_reader_that_left_stops_nothing() -> None:
     setup(stream=Gone())
 
     structlog.get_logger().info("dropped")
+
+
+def test_a_reader_that_reads_no_more_holds_nobody_up_and_is_told_what_it_missed() -> None:
+    """A full pipe held a supervisor for ever, and no signal ended it."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as out:
+        setup(stream=out)
+        began = time.monotonic()
+        for number in range(400):
+            structlog.get_logger().info("said", number=number, more=["x" * 1500] * 2)
+        took = time.monotonic() - began
+        os.set_blocking(reading, False)
+        before = b""
+        with suppress(BlockingIOError):
+            while piece := os.read(reading, 1 << 16):
+                before += piece
+        structlog.get_logger().info("read again")
+        behind = os.read(reading, 1 << 16)
+    os.close(reading)
+
+    assert took < 3, "it waits for a reader once"
+    whole = [json.loads(line)["number"] for line in before.splitlines()[:-1]]
+    assert whole == list(range(len(whole)))
+    torn, told, last = behind.split(b"\n", 2)
+    assert not torn
+    assert json.loads(told)["event"] == "lines dropped: nobody read them"
+    assert json.loads(told)["lines"] == 400 - len(whole)
+    assert json.loads(last)["event"] == "read again"
+
+
+def test_a_slow_reader_gets_every_line_however_long() -> None:
+    reading, writing = os.pipe()
+    read: list[bytes] = []
+
+    def slowly() -> None:
+        while piece := os.read(reading, 2000):
+            read.append(piece)
+            time.sleep(0.0005)
+
+    reader = schedule.start_thread("slow", slowly)
+    with os.fdopen(writing, "w") as out:
+        setup(stream=out)
+        for number in range(200):
+            structlog.get_logger().info("said", number=number, more=["ü" * 1500] * 2)
+    reader.join(20)
+    os.close(reading)
+
+    assert [json.loads(line)["number"] for line in b"".join(read).splitlines()] == list(range(200))
 
 
 @pytest.mark.parametrize("piece", ["://:", "://a:b", "password=", "a@"])
