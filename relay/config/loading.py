@@ -10,7 +10,7 @@ from pathlib import Path
 from relay.config.faults import Fault, raise_if_any
 from relay.config.model import RelayConfig
 from relay.config.reading import read
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, raise_limit
 
 
 def load(path: Path, text: str | None = None) -> RelayConfig:
@@ -30,6 +30,7 @@ def text_of(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except OSError as error:
+        raise_limit(error)
         raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); {remedy}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the file is not TOML: not UTF-8; correct it there") from None

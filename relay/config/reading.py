@@ -31,6 +31,7 @@ from relay.config.routes import Destined, destination_model, name_rule
 from relay.config.substitution import Substitution
 from relay.config.timing import timing_faults
 from relay.kafka.settings import Refusal, contradictions, may_be_shown, refusals
+from relay.message.errors import raise_limit
 
 SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "registry", "timing")
 
@@ -232,6 +233,7 @@ class _Reading:
         try:
             fastavro.parse_schema(json.loads(path.read_text("utf-8")))
         except OSError as error:
+            raise_limit(error)
             problem = f"the file cannot be read ({error.strerror})"
             self.faults.append(Fault(f"{key}.schema", str(path), problem, "correct the path"))
         except Exception:  # noqa: BLE001 - whatever a parser of a stranger's file raises means one thing
@@ -316,6 +318,7 @@ def _unreadable(path: Path) -> str | None:
         if not path.is_dir():
             path.open("rb").close()
     except OSError as error:
+        raise_limit(error)
         return error.strerror or "unknown"
     return None
 

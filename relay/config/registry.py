@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from relay.config.faults import Fault, Wrong
 from relay.config.quantities import Seconds
 from relay.kafka.settings import is_loopback
+from relay.message.errors import raise_limit
 
 _EXAMPLE: Final = 'write url = "https://host:8081"'
 KEY: Final = "registry"
@@ -84,6 +85,7 @@ def registry_faults(registry: RegistryConfig, *, allow_plaintext: bool) -> Itera
             with registry.ca.open("rb"):
                 pass
         except OSError as error:
+            raise_limit(error)
             yield Fault(
                 f"{KEY}.ca",
                 str(registry.ca),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from relay.config.faults import Fault, hiding, shown, spellings
+from relay.message.errors import raise_limit
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -107,6 +108,7 @@ class Substitution:
                 return ""
             content = path.read_text("utf-8").rstrip("\r\n")
         except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise_limit(error)
             reason = getattr(error, "strerror", None) or "not a readable text file"
             self._wrong(
                 key, text, f"the file cannot be read ({reason})", "correct the path or its permissions"

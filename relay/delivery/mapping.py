@@ -13,7 +13,7 @@ import orjson
 
 from relay.message.avro_values import VALUE_BYTES_MAX, AvroDecoder, WriterSchemas, too_large
 from relay.message.envelope import CONTENT_TYPE
-from relay.message.errors import ConfigError, MessageRejected
+from relay.message.errors import ConfigError, MessageRejected, raise_limit
 from relay.message.identity import resolve_pointer
 from relay.message.json_digits import DOUBLE_CHARACTERS, LONG_NUMBER, is_cut
 from relay.message.record import LogMessage
@@ -146,6 +146,7 @@ def decode_json(value: bytes | None) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as error:
+        raise_limit(error)
         raise MessageRejected("decode", "not_json", f"the value is not JSON (at character {error.pos})") from None
 
 

@@ -25,7 +25,7 @@ _INTEGERS_END: Final = 1 << 63
 """SQLite's integers have 64 bits, one of them the sign; beyond them a number goes as text."""
 _RETRY: Final = (
     "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_PROTOCOL",
-    "SQLITE_SCHEMA", "SQLITE_ABORT",
+    "SQLITE_SCHEMA", "SQLITE_ABORT", "SQLITE_CANTOPEN",
 )
 # What the sqlite3 module itself refuses: an integer beyond 64 bits, a text that is no UTF-8, a type it does not know.
 REFUSED_VALUES: Final = (OverflowError, UnicodeEncodeError, sqlite3.InterfaceError)

@@ -23,6 +23,7 @@ from relay.message.errors import (
     RelayError,
     Stopped,
     Unreachable,
+    raise_limit,
 )
 from relay.run import clock, schedule
 
@@ -187,7 +188,8 @@ class Registry:
             )
         try:
             return fastavro.parse_schema(orjson.loads(text), named)
-        except Exception:  # noqa: BLE001 - whatever a parser of a stranger's schema raises means one thing
+        except Exception as failure:  # noqa: BLE001 - whatever a parser of a stranger's schema raises means one thing
+            raise_limit(failure)
             sentence = f"schema {_shown(key)} of the registry cannot be read as Avro"
             raise MessageRejected("decode", "bad_schema", sentence) from None
 
@@ -205,7 +207,8 @@ class Registry:
             self._add_references(found, named, seen)
             try:
                 fastavro.parse_schema(orjson.loads(found.schema_str or ""), named)
-            except Exception:  # noqa: BLE001 - as above
+            except Exception as failure:  # noqa: BLE001 - as above
+                raise_limit(failure)
                 sentence = f"{subject!r}, to which the value's schema refers, cannot be read as Avro"
                 raise MessageRejected("decode", "bad_schema", sentence) from None
 
@@ -270,6 +273,7 @@ def _client(settings: RegistryLike) -> SchemaRegistryClient:
     try:
         return SchemaRegistryClient(given)
     except Exception as failure:  # noqa: BLE001 - files that it opens, settings that it checks
+        raise_limit(failure)
         raise ConfigError(
             f"[registry]: the client refuses the settings ({type(failure).__name__}); correct url, user or ca"
         ) from None

@@ -31,7 +31,7 @@ from relay.message.envelope import (
     ResourceName,
     outgoing,
 )
-from relay.message.errors import MessageRejected
+from relay.message.errors import MessageRejected, raise_limit
 from relay.message.identity import Rule, content_digest, position_digest
 from relay.message.record import LogMessage, LogPartition, Record, headers_of
 
@@ -148,7 +148,8 @@ class Intake:
         capture = fault = None
         try:
             headers: Headers = headers_of(record) or []
-        except SystemError:
+        except SystemError as error:
+            raise_limit(error.__cause__ or error)
             # The client cannot read a header name that is not UTF-8, and crashes if asked a second time.
             headers = []
             fault = MessageRejected("decode", "headers", "a header's name is not UTF-8; no header of it can be read")

@@ -17,7 +17,7 @@ import fastavro
 import orjson
 
 from relay.message import avro_bounds
-from relay.message.errors import CaptureError, ConfigError, MessageRejected
+from relay.message.errors import CaptureError, ConfigError, MessageRejected, raise_limit
 
 VALUE_BYTES_MAX: Final = 16 * 1024**2
 """A larger value is not decoded; brokers take 1 MiB unless told otherwise."""
@@ -125,6 +125,7 @@ def parsed_schema(schema: Path | Mapping[str, Any]) -> tuple[Any, str]:
         text = schema.read_text("utf-8") if isinstance(schema, Path) else orjson.dumps(dict(schema)).decode()
         return fastavro.parse_schema(orjson.loads(text)), text
     except Exception as error:  # noqa: BLE001 - whatever a parser of a stranger's schema raises means one thing
+        raise_limit(error)
         where = repr(str(schema)) if isinstance(schema, Path) else "..."
         raise ConfigError(
             f"schema = {where}: not a readable Avro schema ({type(error).__name__}); correct the path or the schema"
@@ -167,7 +168,8 @@ def read_record(value: bytes, start: int, written: Any, wanted: Any) -> Any:
     buffer.seek(start)
     try:
         found = fastavro.schemaless_reader(buffer, written, wanted)
-    except Exception:  # noqa: BLE001 - fastavro raises whatever the broken bytes lead it to
+    except Exception as error:  # noqa: BLE001 - fastavro raises whatever the broken bytes lead it to
+        raise_limit(error)
         found, whole = None, False
     else:
         whole = buffer.tell() == len(value)

@@ -20,7 +20,7 @@ from zlib import crc32
 import orjson
 
 from relay.message.envelope import ID, SOURCE
-from relay.message.errors import UNKNOWN_SCHEMA, ConfigError, MessageRejected
+from relay.message.errors import UNKNOWN_SCHEMA, ConfigError, MessageRejected, raise_limit
 from relay.message.json_digits import LONG_NUMBER, is_cut
 
 DIGEST_BYTES: Final = 16
@@ -144,7 +144,8 @@ def _json_rule(pointer: str) -> Rule:
 def _json_part(raw: bytes, pointer: str) -> bytes | None:
     try:
         found = resolve_pointer(orjson.loads(raw), pointer)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
+        raise_limit(error)
         if not _HUGE_NUMBER.search(raw):
             raise
         found = _as_written(raw, pointer)

@@ -9,7 +9,7 @@ from operator import methodcaller
 from typing import Final, NamedTuple, Protocol
 
 from relay.message.envelope import Headers
-from relay.message.errors import MessageRejected
+from relay.message.errors import MessageRejected, raise_limit
 
 TOPIC_CHARACTERS_MAX: Final = 249
 TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}")
@@ -68,7 +68,8 @@ def headers_if_any(record: Record) -> Headers:
     """
     try:
         return headers_of(record) or []
-    except SystemError:
+    except SystemError as error:
+        raise_limit(error.__cause__ or error)
         return []
 
 

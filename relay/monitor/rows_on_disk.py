@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 import orjson
 from rocksdict import BlockBasedOptions, Options, Rdict, WriteBatch
 
-from relay.message.errors import RelayError, Stopped, Unreachable
+from relay.message.errors import AT_LIMIT, RelayError, Stopped, Unreachable, limit_met
 from relay.message.identity import DIGEST_BYTES
 from relay.monitor.rows import CHUNK_ROWS, FACTS, RowStore, unpack
 
@@ -41,7 +41,15 @@ class UnusableStoreError(RelayError):
 
 _NO_PLACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 """A disk that is full or may not be written says nothing of the database that lies on it."""
+_LIMITS: Final = tuple(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
+"""Nor does a process that may open no further file, or has no memory left; the database ends its sentences so."""
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)")
+
+
+class IndexAtLimitError(RelayError):
+    """The database failed for a limit of this process, after which it writes no more; the next process finds it whole."""
+
+    exit_code = 3
 
 
 class _Generation(NamedTuple):
@@ -65,12 +73,14 @@ class DiskRows(RowStore):
     def _open(self) -> None:
         if (self._directory / _BROKEN).exists():
             raise UnusableStoreError(f"{self._directory.name} failed while it was in use")
-        names = self._column_families()
         try:
+            names = self._column_families()
             # Each is named with its options: what the library opens by itself has no filter.
             self._database = Rdict(str(self._directory), _options(), {name: _options() for name in names})
         except Exception as error:
             # The binding raises nothing more precise; the text tells the one case that needs a person.
+            if (limit := _limit_in(error)) is not None:
+                raise Unreachable(f"the deduplication index {self._directory} cannot be opened: {limit}") from error
             if "/LOCK: " in str(error):
                 raise Stopped(
                     f"{self._directory} is in use by another process; give each relay its own [relay] state directory"
@@ -89,8 +99,10 @@ class DiskRows(RowStore):
     def _column_families(self) -> list[str]:
         try:
             return [name for name in Rdict.list_cf(str(self._directory)) if name != "default"]
-        except Exception:  # noqa: BLE001 - a new directory; of any other one the opening that follows says what it is
-            return []
+        except Exception:
+            if (self._directory / "CURRENT").exists():
+                raise  # opened without its families it would pass for one that knows none of what is in them
+            return []  # a new one
 
     def _generation(self, number: int) -> _Generation:
         return _Generation(number, self._database.get_column_family(str(number)) if number else self._database)
@@ -126,6 +138,8 @@ class DiskRows(RowStore):
         try:
             yield
         except Exception as error:
+            if (limit := _limit_in(error)) is not None:
+                raise IndexAtLimitError(f"the deduplication index {self._directory} failed: {limit}") from error
             with suppress(OSError):  # the disk that failed may take no mark either
                 (self._directory / _BROKEN).touch()
             raise UnusableStoreError(
@@ -285,6 +299,12 @@ class DiskRows(RowStore):
             if generation.number:
                 generation.table.close()
         self._database.close()
+
+
+def _limit_in(error: Exception) -> str | None:
+    """Return what an error says of a limit of this process; None if it may be the database's own."""
+    words = next((words for words in _LIMITS if _NUMBER.sub("", str(error)).rstrip().endswith(words)), None)
+    return limit_met(error) if words is None else f"{words}; {AT_LIMIT}"
 
 
 def _values(generation: _Generation, digests: Sequence[bytes]) -> list[bytes | None]:

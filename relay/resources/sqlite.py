@@ -415,7 +415,9 @@ def reaching(name: str) -> Iterator[None]:
             raise ConfigError(
                 f"resources.{name}: the relay's tables are missing or old; run `relay migrate`"
             ) from error
-        remedy = "; create its folder, or correct the path" if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN else ""
+        remedy = ""
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
+            remedy = "; create its folder, or correct the path, or let this process open more files (`ulimit -n`)"
         raise Unreachable(f"resources.{name}: the database file cannot be used ({error}){remedy}") from error
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.IntegrityError):

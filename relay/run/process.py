@@ -14,7 +14,7 @@ import structlog
 
 from relay.config.loading import load
 from relay.config.model import RelayConfig
-from relay.message.errors import RelayError, Stopped, TwinDetected
+from relay.message.errors import RelayError, Stopped, TwinDetected, limit_met, whence
 from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble
 from relay.run.handed import taken
@@ -35,8 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     memory.keep()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    lifeline.watch(lambda: os._exit(ORPHANED))
     try:
+        lifeline.watch(lambda: os._exit(ORPHANED))
         worker = assemble(_config(options), options.route, options.worker)
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         signal.signal(signal.SIGINT, lambda *_: worker.stop())
@@ -45,7 +45,21 @@ def main(arguments: list[str] | None = None) -> int:
         structlog.get_logger("relay.process").error("stopped", kind=type(known).__name__)
         print(known, file=sys.stderr, flush=True)
         return _code(known)
+    except Exception as error:  # noqa: BLE001 - raised again unless it is a limit
+        return at_limit(error)
     return 0
+
+
+def at_limit(error: Exception) -> int:
+    """Say which limit of the machine ended a worker, and return its exit code; raises the error if it is another one.
+
+    Memory alone uses up restarts: a single message may be what takes it.
+    """
+    sentence = limit_met(error)
+    if sentence is None:
+        raise error
+    print(whence(error), sentence, sep="", file=sys.stderr, flush=True)
+    return 1 if isinstance(error, MemoryError) else ExitCode.UNREACHABLE
 
 
 def _config(options: argparse.Namespace) -> RelayConfig:

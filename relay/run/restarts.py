@@ -68,7 +68,7 @@ class Restarts:
     """Decides for one worker. Times are seconds on a monotonic clock; ``chance`` returns numbers in [0, 1).
 
     A worker that ran for the window without failing has its whole budget back: its failures are then too old to
-    count. Unreachable brokers and databases use nothing up, since a worker that gave up would not come back with
+    count. Unreachable brokers and databases, and limits of the machine, use nothing up, since a worker that gave up would not come back with
     them; its pauses grow all the same.
     """
 
@@ -92,7 +92,7 @@ class Restarts:
         if code == ExitCode.UNREACHABLE:
             self._unreachable += 1
             return Decision(
-                Next.RESTART, "a broker or database is unreachable", self._pause(self._unreachable)
+                Next.RESTART, "a broker, a database or a resource of this machine is unreachable", self._pause(self._unreachable)
             )
         self._unreachable = 0
         return self._failed(now, said(code))

@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 
 from relay.kafka.client_log import client_line
+from relay.message.errors import limit_met
 from relay.run import clock
 from relay.run.child import Child, log_fields
 from relay.run.lifeline import parent_end
@@ -122,9 +123,9 @@ class Supervisor:
         try:
             worker.child = Child(command, self._lifeline.env, self._fds)
         except OSError as error:
-            # Retry, within the budget: a full process table may empty again.
-            worker.last_line = f"the process cannot be started: {error.strerror}"
-            self._follow(worker, worker.restarts.ended(now, 1))
+            # Retry; for as long as it takes where only a limit is met, such as a full process table: that is no worker's failure.
+            worker.last_line = f"the process cannot be started: {limit_met(error) or error.strerror}"
+            self._follow(worker, worker.restarts.ended(now, ExitCode.UNREACHABLE if limit_met(error) else 1))
             return
         self._selector.register(worker.child.output, selectors.EVENT_READ, worker)
         self._tell("info", "started", worker, pid=worker.child.pid)

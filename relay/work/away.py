@@ -7,6 +7,7 @@ from typing import Final
 
 import psycopg
 
+from relay.message.errors import limit_met
 from relay.resources.postgresql_states import is_away, says_time_is_over
 
 _SQLITE: Final = frozenset({
@@ -29,6 +30,11 @@ def time_is_over(error: BaseException | None) -> bool:
     while error is not None and not (isinstance(error, psycopg.Error) and says_time_is_over(error)):
         error = error.__cause__
     return error is not None
+
+
+def is_at_limit(error: BaseException) -> bool:
+    """Has this process no file or thread left? That is no message's doing; memory may be, and what a file or socket would block for."""
+    return not isinstance(error, MemoryError | BlockingIOError) and limit_met(error) is not None
 
 
 def is_sqlites(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from relay.message.errors import ConfigError, RelayError
+from relay.message.errors import ConfigError, RelayError, raise_limit
 from relay.work.subscriber import Handler
 
 
@@ -21,6 +21,7 @@ def load_handler(app: str, queue: str) -> Handler:
     except RelayError:
         raise
     except (Exception, SystemExit) as error:  # whatever the application raises while it is loaded: not the relay's failure
+        raise_limit(error)
         raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}{_place(error)}; correct it there") from error
     found = {key: value for key, value in vars(module).items() if isinstance(value, Handler)}
     if name:

@@ -9,6 +9,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from relay.message.errors import Unreachable
 from relay.queue.message import Ticket
 
 
@@ -16,9 +17,12 @@ class Mark:
     """One worker's own mark. Make it before the worker enters its queue: a holder without a locked file counts as dead."""
 
     def __init__(self, folder: Path, holder: bytes) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / holder.hex()
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unreachable(f"[relay] state: {folder} cannot be written ({error.strerror}); let the relay write there") from error
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def blame(self, ticket: Ticket | None) -> None:

@@ -22,6 +22,7 @@ from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.queue.port import Retired, StoreAway
 from relay.run import clock, lifeline, logging, schedule
 from relay.run.handed import taken
+from relay.run.process import at_limit
 from relay.run.restarts import ExitCode
 from relay.work.assembly import Assembled, Job
 from relay.work.loading import load_handler
@@ -77,9 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a handler prints is passed on as it comes
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    lifeline.watch(lambda: os._exit(ORPHANED))
     log = structlog.get_logger("relay.work")
     try:
+        lifeline.watch(lambda: os._exit(ORPHANED))
         handler = load_handler(options.app, options.queue)
         limits = Limits(options.concurrency, deadline_s=options.deadline, drain_s=options.drain)
         assembled = Assembled(_config(options), Job(handler, options.queue, options.subscriber), limits)
@@ -95,6 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
         structlog.get_logger("relay.work").error("stopped", kind=type(known).__name__)
         print(known, file=sys.stderr, flush=True)
         return _code(known)
+    except Exception as error:  # noqa: BLE001 - raised again unless it is a limit
+        return at_limit(error)
     return 0
 
 

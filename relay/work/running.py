@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable
+from relay.message.errors import AT_LIMIT, ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable
 from relay.queue.attempts import (
     AttemptAborted,
     AttemptName,
@@ -36,6 +36,7 @@ from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.run.seldom import Seldom
+from relay.work.away import is_at_limit
 from relay.work.desks import TIME_OVER, CommitTooLong, Database, Desk, Desks, EffectsInDoubt, TimeOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
@@ -183,6 +184,9 @@ class Runner:
         further.give_up()
         if isinstance(error, Unusable):
             return self._all_failed(call.work, Outcome.UNUSABLE, str(error))
+        if is_at_limit(error):
+            self._say_failure(Outcome.FAILED, f"{_cause(error, self._handler)}: {AT_LIMIT}")
+            away = True
         if away:
             return all_ended(call.work, Outcome.AWAY)
         return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import selectors
 import signal
 import subprocess
 import sys
+import termios
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +62,9 @@ if behaviour.startswith("once:"):
         sys.exit(int(code))
 if behaviour == "loud":
     print("x" * 3_000_000, file=sys.stderr)
+if behaviour == "chatty":
+    for _ in range(5000):
+        print("x" * 200, file=sys.stderr)
 if behaviour == "first-fails" and number == "0":
     sys.exit(7)
 if behaviour == "json":
@@ -241,11 +248,45 @@ def test_a_killed_worker_is_started_again(supervise: Supervise) -> None:
 def test_an_unreachable_service_is_waited_for(supervise: Supervise, tmp_path: Path) -> None:
     supervisor = supervise(1, a=f"once:3:{tmp_path / 'been'}")
 
-    supervisor.heard("restarting", reason="a broker or database is unreachable")
+    supervisor.heard("restarting", reason="a broker, a database or a resource of this machine is unreachable")
     supervisor.ready(1)
 
     supervisor.process.terminate()
     assert supervisor.code() == 0
+
+
+def test_a_worker_that_cannot_be_started_for_a_limit_is_started_when_there_is_room(supervise: Supervise) -> None:
+    """It was given up after some seconds, with all the others of its route, for good."""
+    supervisor = supervise(1, a="run")
+    (pid,) = supervisor.ready(1)
+    most = resource.prlimit(supervisor.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor.process.pid, resource.RLIMIT_NOFILE, (4, most[1]))
+    os.kill(pid, signal.SIGKILL)
+
+    for _ in range(6):  # more than the budget has
+        said = supervisor.heard("restarting", reason="a broker, a database or a resource of this machine is unreachable")
+        assert "cannot be started: Too many open files; this process" in said["last"]
+    resource.prlimit(supervisor.process.pid, resource.RLIMIT_NOFILE, most)
+    supervisor.ready(2)
+
+    supervisor.process.terminate()
+    assert supervisor.code() == 0
+
+
+def test_whoever_reads_no_log_line_holds_nobody_up(supervise: Supervise) -> None:
+    """Standard error was waited for, deaf to signals, and whoever died was not started again."""
+    supervisor = supervise(1, a="chatty")
+    unread = array("i", [0])
+    deadline = clock.monotonic() + DEADLINE_S
+    assert supervisor.process.stderr is not None
+    while unread[0] < 60_000:
+        assert clock.monotonic() < deadline
+        clock.sleep(0.05)
+        fcntl.ioctl(supervisor.process.stderr, termios.FIONREAD, unread)
+
+    supervisor.process.terminate()
+
+    assert supervisor.process.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.parametrize("code", [10, 11])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -281,7 +282,7 @@ def test_a_database_on_a_disk_that_takes_nothing_is_waited_for(tmp_path: Path, s
         raise RuntimeError(said)
 
     with monkeypatch.context() as disk:
-        disk.setattr(rows_on_disk, "Rdict", refuse)
+        disk.setattr(rows_on_disk, "Rdict", SimpleNamespace(list_cf=refuse))
         with pytest.raises(Unreachable, match="make room there"):
             store(tmp_path, budget=5).load(0)
     index, loaded = store(tmp_path, budget=5).load(0)
