@@ -12,14 +12,13 @@ import os
 import sys
 from errno import ENOSPC
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from relay import __version__
 from relay.cli.report import unbroken
-from relay.message.errors import ConfigError, RelayError
+from relay.message.errors import ConfigError, RelayError, Unreachable, limit_met
 
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
@@ -78,8 +77,7 @@ def _relay(
 
 def _run(name: str, arguments: list[str]) -> int:
     """Load one command, run it, and return its exit code."""
-    if sys.stdout is None:  # closed by the caller; the next file to be opened would get its number
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    _open_what_is_closed()
     if isinstance(sys.stdout, TextIOWrapper):
         # Names of files, and texts of strangers, need not be what the output can encode.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -88,12 +86,30 @@ def _run(name: str, arguments: list[str]) -> int:
     except BrokenPipeError:
         _silence()
         return UNREAD
-    except OSError as error:
-        if error.errno != ENOSPC:
+    except (MemoryError, OSError, RuntimeError) as error:
+        if (sentence := limit_met(error)) is not None:
+            typer.echo(f"relay {name}: {sentence}", err=True)
+            return 1 if isinstance(error, MemoryError) else Unreachable.exit_code
+        if not isinstance(error, OSError) or error.errno != ENOSPC:
             raise
         typer.echo(f"relay {name}: {error.strerror}: what it wrote is not whole", err=True)
         _silence()
         return 1
+
+
+def _open_what_is_closed() -> None:
+    """Open nothing where the caller closed standard input, output or error: files opened later would get their numbers.
+
+    A worker's own standard error would take the place of the configuration that is handed to it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
 
 
 def _silence() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -79,13 +80,27 @@ def work_command(
     words = [*handed.words, "--queue", queue, "--subscriber", subscriber, "--concurrency", str(concurrency)]
     words += ["--deadline", f"{deadline:g}", "--drain", f"{drain:g}"]
     words += [] if until_idle is None else ["--until-idle", f"{until_idle:g}"]
-    with tempfile.TemporaryDirectory(prefix="relay-work-") as folder:
-        report = Path(folder) / "report"
-        command = _command(Path(config), application, [*words, "--report", str(report)])
+    with _report_wanted(as_json) as report:
+        words += [] if report is None else ["--report", str(report)]
+        command = _command(Path(config), application, words)
         code = Supervisor([f"{queue}/{subscriber}"], processes, command, fds=[handed.fd]).run()
-        if as_json:
+        if report is not None:
             print_json({"queue": queue, "subscriber": subscriber, **_sum(report)})
     raise typer.Exit(code)
+
+
+@contextmanager
+def _report_wanted(wanted: bool) -> Iterator[Path | None]:
+    """Lend the path of a file to which the processes write what they did; None if nobody asks for it."""
+    if not wanted:
+        yield None
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="relay-work-")
+    except FileNotFoundError as error:
+        raise ConfigError(f"--json needs a folder for a temporary file: {error.strerror}; set TMPDIR to one, or leave it out") from None
+    with folder as path:
+        yield Path(path) / "report"
 
 
 def _command(config: Path, application: str, words: list[str]) -> Command:

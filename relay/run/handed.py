@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import IO
 
 from relay.message.errors import ConfigError
 
@@ -16,7 +17,7 @@ class Handed:
     """Keeps the text for as long as it lives; children inherit ``fd`` (``pass_fds``) and are called with ``words``."""
 
     def __init__(self, text: str) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - children read it until the command ends
+        self._file = _unnamed_file()  # children read it until the command ends
         self._file.write(text.encode())
         self._file.flush()
 
@@ -29,6 +30,13 @@ class Handed:
     def words(self) -> list[str]:
         """What a child's command line needs to find it."""
         return ["--text", str(self.fd)]
+
+
+def _unnamed_file() -> IO[bytes]:
+    """Make a file without a name: in memory, where the system has such, since a container may have no place to write to."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("relay"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def taken(fd: int | None) -> str | None:
