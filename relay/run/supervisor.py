@@ -266,7 +266,10 @@ class Supervisor:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         self._selector.register(reading, selectors.EVENT_READ, None)
-        before = {number: signal.signal(number, self._note) for number in _ENDING}
+        # Under nohup the end of a terminal is to end nothing.
+        deaf = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        heard = [number for number in _ENDING if number not in deaf]
+        before = {number: signal.signal(number, self._note) for number in heard}
         # Without a handler of Python's, SIGCHLD would not wake anybody.
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -289,6 +289,23 @@ def test_whoever_reads_no_log_line_holds_nobody_up(supervise: Supervise) -> None
     assert supervisor.process.wait(DEADLINE_S) == 0
 
 
+def test_under_nohup_the_end_of_a_terminal_ends_nothing(supervise: Supervise) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit that
+    try:
+        supervisor = supervise(1, a="run")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    supervisor.ready(1)
+
+    supervisor.process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        supervisor.process.wait(1)
+
+    supervisor.process.terminate()
+    assert supervisor.code() == 0
+    assert not any("draining" in line["event"] and line.get("signal") == "SIGHUP" for line in supervisor.lines)
+
+
 @pytest.mark.parametrize("code", [10, 11])
 def test_a_worker_stopped_for_a_person_stays_stopped_and_the_others_go_on(
     supervise: Supervise, code: int
