@@ -6,9 +6,12 @@ import sqlite3
 from typing import Final
 
 import psycopg
+import structlog
 
-from relay.message.errors import limit_met
+from relay.message.errors import AT_LIMIT, limit_met
 from relay.resources.postgresql_states import is_away, says_time_is_over
+from relay.run import clock
+from relay.run.seldom import Seldom
 
 _SQLITE: Final = frozenset({
     sqlite3.SQLITE_BUSY,
@@ -35,6 +38,20 @@ def time_is_over(error: BaseException | None) -> bool:
 def is_at_limit(error: BaseException) -> bool:
     """Has this process no file or thread left? That is no message's doing; memory may be, and what a file or socket would block for."""
     return not isinstance(error, MemoryError | BlockingIOError) and limit_met(error) is not None
+
+
+class Waits:
+    """Says, seldom, what messages wait for: they use up no try, so nothing else tells that a database has been away for hours."""
+
+    def __init__(self) -> None:
+        self._causes = Seldom()
+
+    def say(self, error: BaseException, cause: str) -> None:
+        """Count a message that waits, and say it when it is time."""
+        self._causes.count(f"{cause}: {AT_LIMIT}" if is_at_limit(error) else cause)
+        due = self._causes.due(clock.monotonic())
+        if due:
+            structlog.get_logger("relay.work").warning("messages wait", causes=due)
 
 
 def is_sqlites(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from relay.message.errors import AT_LIMIT, ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable
+from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable
 from relay.queue.attempts import (
     AttemptAborted,
     AttemptName,
@@ -36,7 +36,7 @@ from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.run.seldom import Seldom
-from relay.work.away import is_at_limit
+from relay.work.away import Waits, is_at_limit
 from relay.work.desks import TIME_OVER, CommitTooLong, Database, Desk, Desks, EffectsInDoubt, TimeOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
@@ -147,6 +147,7 @@ class Runner:
         self._further = further
         self.forgetting = Forgetting()
         self._failures = Seldom()
+        self._waits = Waits()
         self._has_said = False
         self.children = 0
 
@@ -184,11 +185,8 @@ class Runner:
         further.give_up()
         if isinstance(error, Unusable):
             return self._all_failed(call.work, Outcome.UNUSABLE, str(error))
-        if is_at_limit(error):
-            self._say_failure(Outcome.FAILED, f"{_cause(error, self._handler)}: {AT_LIMIT}")
-            away = True
-        if away:
-            return all_ended(call.work, Outcome.AWAY)
+        if away or is_at_limit(error):
+            return self._all_away(call.work, error)
         return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler))
 
     def _all_failed(
@@ -197,6 +195,10 @@ class Runner:
         if outcome is not Outcome.LOST:
             self._say_failure(outcome, cause)
         return all_ended(work, outcome if len(work.messages) == 1 else together, _storable(cause))
+
+    def _all_away(self, work: Work, error: BaseException) -> list[Ended]:
+        self._waits.say(error, _cause(error, self._handler))
+        return all_ended(work, Outcome.AWAY)
 
     def _say_failure(self, outcome: Outcome, cause: str) -> None:
         """The message keeps each cause; whoever reads the log learns that there are any. Words of a handler's own are left out."""
@@ -239,11 +241,9 @@ class Runner:
         if isinstance(error, Retired):
             # A queue that it publishes to goes on elsewhere: the next process opens it there, this one would never.
             raise error
-        if isinstance(error, Stopped | ConfigError):
-            # A store that a person must mend (damaged, not recorded): the message has done nothing wrong.
-            structlog.get_logger("relay.work").warning("message waits", reason=str(error))
         if isinstance(error, Retriable | Unreachable | Stopped | ConfigError):
-            return all_ended(work, Outcome.AWAY)
+            # Also a store that a person must mend (damaged, not recorded): the message has done nothing wrong.
+            return self._all_away(work, error)
         return self._all_failed(work, Outcome.FAILED, _cause(error, self._handler), together)
 
     def _decide_in_database(

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from relay.message.errors import InDoubt, Stopped
+from relay.message.errors import InDoubt, Stopped, Unreachable
 from relay.queue.attempts import AttemptName
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Filter, Holder, QueueStore
 from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
 from relay.run import schedule
+from relay.work.away import Waits
 from relay.work.desks import CallOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
@@ -241,3 +242,23 @@ def test_a_child_that_another_process_would_publish_is_refused_and_not_lost() ->
     assert end.outcome is Outcome.FAILED
     assert end.cause.startswith("another process than the handler's")
     assert ended(queue("orders", "approval"), "approval", forked).outcome is Outcome.DONE
+
+
+def test_what_messages_wait_for_is_said_and_not_for_each_of_them() -> None:
+    """They use up no try: a database that was away for hours left no line in the log."""
+
+    def handle(_: Message) -> None:
+        raise Unreachable("resources.shop: the database does not answer; start it")
+
+    store = queue("q", "s")
+    with capture_logs() as said:
+        end = ended(store, "s", handle)
+        waits = Waits()
+        for _ in range(100):
+            waits.say(ValueError(), "OperationalError in approve, line 3")
+
+    assert end.outcome is Outcome.AWAY
+    assert [(line["event"], line["causes"]) for line in said] == [
+        ("messages wait", {"resources.shop: the database does not answer; start it": 1}),
+        ("messages wait", {"OperationalError in approve, line 3": 1}),
+    ]
