@@ -154,6 +154,18 @@ def test_a_block_without_messages_has_nothing_to_mark(answer: Exception | None, 
     assert (publisher.told, session.decided) == ([], [b"[]"])
 
 
+def test_nothing_is_appended_once_the_blocks_statements_have_ended_its_transaction() -> None:
+    session, appended = Session(None, is_sure=True), list[Any]()
+    session.is_intact = lambda _: False  # type: ignore[method-assign]
+    publisher: Any = Deciding(session, None)
+    publisher.append = lambda messages, _placed: appended.extend(messages)
+
+    with pytest.raises(CaptureInDoubt, match="ended the database transaction themselves"):
+        ended(session, publisher)
+
+    assert (appended, session.decided, publisher.told) == ([], [], [])
+
+
 def test_what_is_undone_with_a_savepoint_is_neither_appended_nor_counted() -> None:
     session, admitted, appended = Session(None, is_sure=True), list[tuple[int, int]](), list[Any]()
     session.savepoint = session.release = session.rollback_to = lambda _: None  # type: ignore[attr-defined]

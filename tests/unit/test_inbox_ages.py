@@ -29,6 +29,14 @@ def test_what_is_remembered_of_a_time_is_bounded() -> None:
     assert 480 <= rungs.take(KEEP_S * 1.5)[P0] <= 500, "what is old enough goes, however much is noted meanwhile"
 
 
+def test_what_is_cleared_lets_nothing_go() -> None:
+    rungs = Rungs(KEEP_S)
+    rungs.note({P0: 5}, 0.0)
+    rungs.clear()
+
+    assert rungs.take(2 * KEEP_S) == {}
+
+
 def test_rows_that_are_not_kept_go_at_once() -> None:
     rungs = Rungs(None)
     rungs.note({P0: 5}, 0.0)

@@ -20,7 +20,7 @@ from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex, Standing, memory_index
 from relay.monitor.recovery import settle
 from relay.monitor.redrive import ROWS_MAX, Do, Ending, Order, Orders, Wanted, decide, encode, encode_ending
-from relay.run.redriving import GONE, OFFSETS_MAX, Redriving
+from relay.run.redriving import GONE, OFFSETS_MAX, OTHER_MESSAGE, Redriving
 
 PLACE = LogPartition("log", 2)
 OWNER, HEIR = b"O" * 16, b"H" * 16
@@ -321,6 +321,22 @@ def test_after_a_takeover_what_was_handed_on_is_handed_on_again_if_it_is_dead_st
     one.start()
     index.add_page(page([3], DELIVERED, 1))
     assert turn() == [5]
+
+
+def test_a_message_that_has_another_identity_by_now_is_refused() -> None:
+    log, written = Log(0, 100), list[tuple[bytes, bytes | None]]()
+    index = memory_index(2)
+    index.add_page(page([3], DEAD, 0))
+    one = redriving(log, written)
+    derive = one._derive
+    one._derive = lambda *given: made._replace(digest=digest(99)) if (made := derive(*given)) else None
+    log.news = [encode(order(1, (3,)))]
+    for now in (0.0, 1.0):
+        assert one.turn(now, {PLACE: 0}, {2: index}, lambda: {"log": b"t" * 16}, 10) == []
+
+    told = Orders()
+    told.add(*written[0])
+    assert told.endings[order(1).id].refused == {OTHER_MESSAGE: 1}
 
 
 def test_orders_of_other_routes_and_partitions_keep_no_worker_busy() -> None:

@@ -90,7 +90,8 @@ def test_a_turn_that_has_its_fill_leaves_the_other_partitions_to_the_next() -> N
     assert intake.ready() == 20
 
 
-def test_what_has_left_the_log_is_passed_at_a_persons_word_and_never_before() -> None:
+@pytest.mark.parametrize("low", [1, 3])
+def test_what_has_left_the_log_is_passed_at_a_persons_word_and_never_before(low: int) -> None:
     records = [Fake(n, record(0, 0).headers()) for n in range(10)]
     intake = Intake([], "partition", budget=HoldBudget(0), marker_wait_s=3, askable=frozenset({"shop"}))
     intake.start({PLACE: 0}, {"orders": b"i" * 16})
@@ -101,22 +102,22 @@ def test_what_has_left_the_log_is_passed_at_a_persons_word_and_never_before() ->
 
     class Shorter(FakeReader):
         def watermarks(self, _: LogPartition) -> tuple[int, int]:
-            return 3, 10
+            return low, 10
 
     def may_pass(place: LogPartition, first: int, following: int) -> bool:
         asked.append((place, first, following))
         return bool(told)
 
-    one = Reloading(lambda: Shorter(records[3:]), may_pass)
+    one = Reloading(lambda: Shorter(records[low:]), may_pass)
     for _ in range(3):
         one.turn(intake, 100, 1 << 20)
     assert (intake.ready(), one.lost, intake.positions()[PLACE]) == (0, 0, 0)
-    assert set(asked) == {(PLACE, 0, 3)}
+    assert set(asked) == {(PLACE, 0, low)}
 
     told.append(True)
     one.turn(intake, 100, 1 << 20)
-    assert [message.offset for message in intake.take_ready(100)] == list(range(3, 10))
-    assert (one.lost, intake.positions()[PLACE]) == (3, 10)
+    assert [message.offset for message in intake.take_ready(100)] == list(range(low, 10))
+    assert (one.lost, intake.positions()[PLACE]) == (low, 10)
 
 
 @pytest.mark.parametrize("part", ["value", "headers"])

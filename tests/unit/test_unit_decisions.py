@@ -87,6 +87,8 @@ def test_a_unit_has_one_commit_and_a_run_one_abort() -> None:
     assert standing([abort], UNIT, "b") is None
     assert standing([abort], UNIT, "a") == abort
     assert standing([commit(MINE), abort], UNIT, "a") == commit(MINE)
+    assert standing([commit(MINE)], UNIT, "b") == commit(MINE), "a batch that is run again finds it, under a run of its own"
+    assert standing([abort, commit(MINE, "b")], UNIT, "a") == commit(MINE, "b")
     assert standing([commit(MINE)], batch_unit("q", 8), "a") is None
 
 
