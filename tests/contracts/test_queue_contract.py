@@ -277,6 +277,17 @@ class TestReveal:
 
         assert ids(take(store)) == ["high", "middle", "own"]
 
+    def test_a_priority_of_what_only_a_mate_may_take_raises_no_lane(self, medium: Medium) -> None:
+        store = opened(medium, ("ann", "bob"))
+        put(store, "a", lane=b"l")
+        put(store, "high", lane=b"l", priority=9)
+        put(store, "x", lane=b"m", priority=3)
+        taken = {one.id: one.ticket for one in take(store)}
+        store.refuse("ann", [(taken["high"], "no")], NOW)
+        store.free("ann", [taken["a"], taken["x"]], NOW)
+
+        assert ids(take(store)) == ["x", "a"]
+
 
 class TestExpiry:
     def test_a_message_past_its_time_is_not_given_and_does_not_hold_its_lane(self, medium: Medium) -> None:

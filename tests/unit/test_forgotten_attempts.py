@@ -187,3 +187,12 @@ def test_of_too_many_that_are_not_done_the_oldest_stay_where_they_are(monkeypatc
     assert out.due(0.0) == []
     out.done([1, 2])
     assert out.due(0.0) == ["1", "2"]
+
+
+def test_each_message_of_a_batch_has_an_outcome_of_its_own(opened: Callable[..., Site]) -> None:
+    """Recovery asks for each by its name, and would write (aborted) where it finds none."""
+    site = opened(book("credit"))
+    site.book.put([NewMessage("p", name, b"") for name in ("1", "2")], 1)
+    site.runner(Work(tuple(site.book.take("s", HOLDER, 2, 1))))
+
+    assert site.kept() == ["1", "2"]

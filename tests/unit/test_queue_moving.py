@@ -197,3 +197,21 @@ def test_a_lane_of_a_message_with_an_audience_of_its_own_stays_with_who_has_it(t
     assert target.finish("clerk", [first.ticket], NOW) == [True]
     assert [one.id for one in target.take("clerk", b"other", 10, NOW)] == ["second"]
     target.close()
+
+
+def test_a_moved_message_that_is_given_again_is_journalled_when_it_ends_again(tmp_path: Path) -> None:
+    source = QueueBook(QueueSettings("credit", Audience((Group("clerk", ("clerk",)),))))
+    source.enter(Holder(b"h", "clerk", 0, None))
+    source.put([NewMessage("/till", "1", b"v")], NOW)
+    source.finish("clerk", [one.ticket for one in source.take("clerk", b"h", 1, NOW)], NOW)
+    target = open_store(source.settings, "sqlite:///q.db", state=tmp_path)
+    moving.cut_over(cast("QueueStore", source), target, lambda _: None)
+
+    times = []
+    assert target.republish(1, "clerk", NOW + 1, even_done=True)
+    times.append(target.views([1])[0].journalled_at)
+    assert target.finish("clerk", [one.ticket for one in target.take("clerk", b"h", 1, NOW + 2)], NOW + 3) == [True]
+    times.append(target.views([1])[0].journalled_at)
+
+    assert times == [None, NOW + 3]
+    target.close()

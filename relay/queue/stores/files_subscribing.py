@@ -123,7 +123,7 @@ class Subscribing(FilesBase):
         delivery = message.delivery(subscriber) if message is not None else None
         if message is None or delivery is None:
             return False
-        if delivery.attempt != ticket.attempt or delivery.state not in states or delivery.state not in TAKEN:
+        if delivery.attempt != ticket.attempt or delivery.state not in states:
             return False
         change(self._touch(message), delivery)
         self._changed(message)
