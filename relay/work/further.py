@@ -102,6 +102,7 @@ class FurtherDatabase:
         self._turn = schedule.lock()
         self._is_over = False
         self._time_is_over = False
+        self.said: BaseException | None = None
 
     @property
     def is_begun(self) -> bool:
@@ -182,6 +183,7 @@ class FurtherDatabase:
             self._time_is_over = self._time_is_over or self.is_time_over(error)
             if not isinstance(error, psycopg.Error) or self.is_away(error):
                 self._connections.say_away(error)
+                self.said = error
             raise
 
     def _begun(self) -> EffectTransaction:
@@ -237,6 +239,10 @@ class Further:
     def is_time_over(self, error: BaseException) -> bool:
         """Tell whether an error came of a transaction in one of them that took too long, and was ended for it."""
         return any(one.is_time_over(error) for one in self.databases)
+
+    def has_said(self, error: BaseException) -> bool:
+        """Tell whether one of them has said that messages wait for it."""
+        return any(one.said is error for one in self.databases)
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether one of them caused the error, and not the handler."""

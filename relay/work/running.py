@@ -186,7 +186,7 @@ class Runner:
         if isinstance(error, Unusable):
             return self._all_failed(call.work, Outcome.UNUSABLE, str(error))
         if away or is_at_limit(error):
-            return self._all_away(call.work, error)
+            return self._all_away(call, error)
         return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler))
 
     def _all_failed(
@@ -196,9 +196,10 @@ class Runner:
             self._say_failure(outcome, cause)
         return all_ended(work, outcome if len(work.messages) == 1 else together, _storable(cause))
 
-    def _all_away(self, work: Work, error: BaseException) -> list[Ended]:
-        self._waits.say(error, _cause(error, self._handler))
-        return all_ended(work, Outcome.AWAY)
+    def _all_away(self, call: Call, error: BaseException) -> list[Ended]:
+        if not call.further.has_said(error):
+            self._waits.say(error, _cause(error, self._handler))
+        return all_ended(call.work, Outcome.AWAY)
 
     def _say_failure(self, outcome: Outcome, cause: str) -> None:
         """The message keeps each cause; whoever reads the log learns that there are any. Words of a handler's own are left out."""
@@ -223,28 +224,28 @@ class Runner:
             further.leave()
             return self._find_out(work, doubt)
         except Exception as error:  # noqa: BLE001 - also a child that is refused, a constraint checked at COMMIT
-            return self._undecided(work, error, together)
+            return self._undecided(call, error, together)
         finally:
             _take_back(database)
 
-    def _undecided(self, work: Work, error: Exception, together: Outcome) -> Sequence[Ended]:
+    def _undecided(self, call: Call, error: Exception, together: Outcome) -> Sequence[Ended]:
         """Return how a work ends that was not decided; a batch ends ``together``.
 
         What it could not take back of what it had put or prepared must not be decided by the run of one message alone.
         """
         if isinstance(error, AttemptAborted):
             # Somebody took this worker for dead: everything was taken back.
-            return self._all_failed(work, Outcome.LOST, "", together)
+            return self._all_failed(call.work, Outcome.LOST, "", together)
         if isinstance(error, InDoubt):
             # The queue's own answer: the guarded write that gives the message back tells.
-            return all_ended(work, Outcome.BACK)
+            return all_ended(call.work, Outcome.BACK)
         if isinstance(error, Retired):
             # A queue that it publishes to goes on elsewhere: the next process opens it there, this one would never.
             raise error
         if isinstance(error, Retriable | Unreachable | Stopped | ConfigError):
             # Also a store that a person must mend (damaged, not recorded): the message has done nothing wrong.
-            return self._all_away(work, error)
-        return self._all_failed(work, Outcome.FAILED, _cause(error, self._handler), together)
+            return self._all_away(call, error)
+        return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler), together)
 
     def _decide_in_database(
         self, work: Work, messages: list[Message], database: Database, further: Further
