@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from relay.message.errors import limit_met
 from relay.run import clock
 from relay.run.seldom import Repeats
 
@@ -50,10 +51,14 @@ class _Lines(logging.Handler):
         said = record.getMessage().strip()
         if not self._repeats.is_one(said, clock.monotonic()):
             more: dict[str, Any] = {} if record.exc_info is None else {"exc_info": record.exc_info}
+            if record.exc_info and record.exc_info[1] and (limit := limit_met(record.exc_info[1])):
+                more = {"reason": limit}
             log.warning("http server", said=said, **more)
 
 
 def tell_of_the_server() -> None:
     """Let what the server's library says through ``logging`` be lines of the relay's log; by itself it prints them."""
-    told = logging.getLogger("uvicorn")
-    told.handlers, told.propagate = [_Lines()], False
+    lines = _Lines()
+    # Where no file is left for a connection, the event loop says so as often as connections may wait, each second.
+    for told in map(logging.getLogger, ("uvicorn", "asyncio")):
+        told.handlers, told.propagate = [lines], False

@@ -153,6 +153,7 @@ def serve(application: Starlette, listening: socket.socket, tls: tuple[str, str]
         server_header=False,
         lifespan="off",
         http=bounded(CONNECTIONS_AT_ONCE),
+        backlog=2 * CONNECTIONS_AT_ONCE,
         ssl_certfile=certificate,
         ssl_keyfile=key,
         timeout_graceful_shutdown=2,

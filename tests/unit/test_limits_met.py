@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import fastavro
+import orjson
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from rocksdict import Rdict
@@ -43,6 +45,7 @@ NO_LIBRARY = ImportError("libssl.so.3: cannot open shared object file: Too many 
 
 SHORT_OF_MEMORY = """
 import resource
+import sqlite3
 from pathlib import Path
 from relay.delivery.mapping import decode_json
 from relay.message.identity import rules
@@ -155,7 +158,7 @@ def test_a_worker_that_ends_at_a_limit_says_so_in_its_last_words(
     monkeypatch.setattr(process, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None))
     monkeypatch.setattr(process, "memory", SimpleNamespace(keep=lambda: None))
     monkeypatch.setattr(process, "logging", SimpleNamespace(setup=lambda: None))
-    monkeypatch.setattr(process.sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
 
     assert process.main([str(tmp_path / "relay.toml"), "--route", "to-ledger", "--worker", "0"]) == code
     assert "at one of its limits (`ulimit -a`)" in capsys.readouterr().err.splitlines()[-1]
@@ -163,7 +166,7 @@ def test_a_worker_that_ends_at_a_limit_says_so_in_its_last_words(
 
 def test_a_file_that_sqlite_cannot_open_now_stops_no_route() -> None:
     """A journal, or a place to sort, that it opens in the midst of a statement."""
-    error = sqlite_effects.sqlite3.OperationalError("unable to open database file")
+    error = sqlite3.OperationalError("unable to open database file")
     error.sqlite_errorname = "SQLITE_CANTOPEN"
 
     assert isinstance(sqlite_effects.judge(error, SimpleNamespace(where="table 't'", route="r")), Retriable)  # type: ignore[arg-type]
@@ -246,6 +249,26 @@ def test_a_worker_of_handlers_says_that_it_may_not_write_its_state(tmp_path: Pat
 
     with pytest.raises(Unreachable, match=r"\[relay\] state: .* cannot be written \(Not a directory\)"):
         Mark(tmp_path / "work" / "credit", b"holder")
+
+
+def test_a_log_line_needs_no_file(tmp_path: Path) -> None:
+    """The first one with a control character had the interpreter load a codec, and failed whoever wrote it."""
+    script = (
+        "import resource, structlog\n"
+        "from relay.run.logging import setup\n"
+        "setup(as_json=True)\n"
+        "structlog.get_logger().info('first')\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "try:\n"
+        "    open('x')\n"
+        "except OSError as error:\n"
+        "    structlog.get_logger().error('a\\x1b\\nb', reason=error, key=b'\\xff', exc_info=True)\n"
+    )
+
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    assert said.returncode == 0, said.stderr
+    assert orjson.loads(said.stderr.splitlines()[1])["event"] == "a\\x1b\\nb"
 
 
 def test_a_message_that_is_none_still_dies() -> None:

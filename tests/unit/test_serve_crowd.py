@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -34,6 +36,7 @@ class Served(NamedTuple):
 
     port: int
     said: Path
+    pid: int
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), 5)
@@ -50,7 +53,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=log, cwd=Path(__file__).parents[2])
     assert process.stdout is not None
     try:
-        yield Served(int(process.stdout.readline() or 0), said)
+        yield Served(int(process.stdout.readline() or 0), said, process.pid)
     finally:
         process.kill()
         process.wait()
@@ -79,3 +82,20 @@ def test_requests_that_are_none_fill_no_log_and_each_line_is_json(served: Served
     lines = [json.loads(line) for line in served.said.read_text().splitlines()]
     assert 0 < len(lines) < 6
     assert all(line["event"] == "http server" for line in lines)
+
+
+def test_where_no_file_is_left_for_a_connection_it_is_said_once_and_answered_later(served: Served) -> None:
+    """The event loop said it two thousand times a second, with a traceback each."""
+    assert served.live() == "alive\n"
+    before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
+    highest = max(int(number) for number in os.listdir(f"/proc/{served.pid}/fd"))  # noqa: PTH208 - numbers
+    resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+    one = served.connect()
+    time.sleep(2.5)
+    one.close()
+    resource.prlimit(served.pid, resource.RLIMIT_NOFILE, before)
+
+    assert served.live() == "alive\n"
+    (line,) = [json.loads(line) for line in served.said.read_text().splitlines()]
+    assert line["said"].startswith("socket.accept() out of system resource")
+    assert line["reason"].startswith("Too many open files; this process")
