@@ -18,7 +18,8 @@ import typer
 
 from relay import __version__
 from relay.cli.report import unbroken
-from relay.message.errors import ConfigError, RelayError, Unreachable, limit_met
+from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.message.limits import limit_met
 
 INTERRUPTED: Final = 130
 UNREAD: Final = 141

@@ -10,7 +10,8 @@ from pathlib import Path
 from relay.config.faults import Fault, raise_if_any
 from relay.config.model import RelayConfig
 from relay.config.reading import read
-from relay.message.errors import ConfigError, raise_limit
+from relay.message.errors import ConfigError
+from relay.message.limits import raise_limit
 
 
 def load(path: Path, text: str | None = None) -> RelayConfig:

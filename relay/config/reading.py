@@ -31,7 +31,7 @@ from relay.config.routes import Destined, destination_model, name_rule
 from relay.config.substitution import Substitution
 from relay.config.timing import timing_faults
 from relay.kafka.settings import Refusal, contradictions, may_be_shown, refusals
-from relay.message.errors import raise_limit
+from relay.message.limits import raise_limit
 
 SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "registry", "timing")
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from relay.config.faults import Fault, Wrong
 from relay.config.quantities import Seconds
 from relay.kafka.settings import is_loopback
-from relay.message.errors import raise_limit
+from relay.message.limits import raise_limit
 
 _EXAMPLE: Final = 'write url = "https://host:8081"'
 KEY: Final = "registry"

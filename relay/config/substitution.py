@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from relay.config.faults import Fault, hiding, shown, spellings
-from relay.message.errors import raise_limit
+from relay.message.limits import raise_limit
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

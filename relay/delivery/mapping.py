@@ -13,9 +13,10 @@ import orjson
 
 from relay.message.avro_values import VALUE_BYTES_MAX, AvroDecoder, WriterSchemas, too_large
 from relay.message.envelope import CONTENT_TYPE
-from relay.message.errors import ConfigError, MessageRejected, raise_limit
+from relay.message.errors import ConfigError, MessageRejected
 from relay.message.identity import resolve_pointer
 from relay.message.json_digits import DOUBLE_CHARACTERS, LONG_NUMBER, is_cut
+from relay.message.limits import raise_limit
 from relay.message.record import LogMessage
 
 JSON_DEPTH_MAX: Final = 200

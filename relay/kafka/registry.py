@@ -23,8 +23,8 @@ from relay.message.errors import (
     RelayError,
     Stopped,
     Unreachable,
-    raise_limit,
 )
+from relay.message.limits import raise_limit
 from relay.run import clock, schedule
 
 if TYPE_CHECKING:

@@ -31,8 +31,9 @@ from relay.message.envelope import (
     ResourceName,
     outgoing,
 )
-from relay.message.errors import MessageRejected, raise_limit
+from relay.message.errors import MessageRejected
 from relay.message.identity import Rule, content_digest, position_digest
+from relay.message.limits import raise_limit
 from relay.message.record import LogMessage, LogPartition, Record, headers_of
 
 log = structlog.get_logger("relay.intake")

@@ -17,7 +17,8 @@ import fastavro
 import orjson
 
 from relay.message import avro_bounds
-from relay.message.errors import CaptureError, ConfigError, MessageRejected, raise_limit
+from relay.message.errors import CaptureError, ConfigError, MessageRejected
+from relay.message.limits import raise_limit
 
 VALUE_BYTES_MAX: Final = 16 * 1024**2
 """A larger value is not decoded; brokers take 1 MiB unless told otherwise."""

@@ -5,9 +5,6 @@ Every message is a sentence that names the key, the value and the remedy, and no
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 from traceback import format_tb
 from typing import Final
 
@@ -20,15 +17,6 @@ NAMESAKE_REMEDY: Final = (
 """What to do about a log topic that was deleted and created again: whatever a route of a new name reads, it begins anew."""
 
 
-_LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-"""Files of a process, files of the machine, memory, processes."""
-AT_LIMIT: Final = "this process, or its machine, is at one of its limits (`ulimit -a`)"
-_NO_THREAD: Final = "can't start new thread"
-"""The interpreter's own words: its error has no number."""
-_NO_CLIENT_THREAD: Final = re.compile(r"Failed to create (?:\w+ )?thread")
-"""The Kafka client's, which takes a dozen of them."""
-_NO_JSON_MEMORY: Final = "Not enough memory"
-"""The JSON reader asks for twelve times a value's bytes at once; refused, it calls the value none of JSON, in these words."""
 LOCKED_OUT_S: Final = 20.0
 """A new password that is refused for less than this may just not have reached the server yet."""
 
@@ -132,31 +120,6 @@ class CaptureInDoubt(InDoubt):
     The resource's decision row tells later, and what was published follows it. This is no ``CaptureError``: a block that
     may be run again after that one must not be run again after this.
     """
-
-
-def limit_met(error: BaseException) -> str | None:
-    """Return a sentence if an error says nothing but that this process, or its machine, is at one of its limits.
-
-    It tells nothing of a message, a file or a configuration: whatever was asked for may go well when there is room again.
-    """
-    words = "out of memory" if isinstance(error, MemoryError) else ""
-    if isinstance(error, OSError) and error.errno in _LIMITS:
-        words = os.strerror(error.errno or 0)
-    elif isinstance(error, ImportError) and str(error).endswith(os.strerror(errno.EMFILE)):
-        words = os.strerror(errno.EMFILE)
-    elif str(error) == _NO_THREAD or _NO_CLIENT_THREAD.search(str(error)):
-        words = "no further thread can be started"
-    return f"{words}; {AT_LIMIT}" if words else None
-
-
-def raise_limit(error: BaseException) -> None:
-    """Raise what the caller is about to take for a fault of what it reads, if it is only a limit that was met."""
-    if isinstance(error, MemoryError):
-        raise error
-    if isinstance(error, ValueError) and str(error).startswith(_NO_JSON_MEMORY):
-        raise MemoryError from None
-    if (sentence := limit_met(error)) is not None:
-        raise Unreachable(sentence) from error
 
 
 def whence(error: BaseException) -> str:

@@ -20,8 +20,9 @@ from zlib import crc32
 import orjson
 
 from relay.message.envelope import ID, SOURCE
-from relay.message.errors import UNKNOWN_SCHEMA, ConfigError, MessageRejected, raise_limit
+from relay.message.errors import UNKNOWN_SCHEMA, ConfigError, MessageRejected
 from relay.message.json_digits import LONG_NUMBER, is_cut
+from relay.message.limits import raise_limit
 
 DIGEST_BYTES: Final = 16
 NONCE_BYTES: Final = 16

@@ -9,7 +9,8 @@ from operator import methodcaller
 from typing import Final, NamedTuple, Protocol
 
 from relay.message.envelope import Headers
-from relay.message.errors import MessageRejected, raise_limit
+from relay.message.errors import MessageRejected
+from relay.message.limits import raise_limit
 
 TOPIC_CHARACTERS_MAX: Final = 249
 TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}")

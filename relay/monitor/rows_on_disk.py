@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple, cast
 import orjson
 from rocksdict import BlockBasedOptions, Options, Rdict, WriteBatch
 
-from relay.message.errors import AT_LIMIT, RelayError, Stopped, Unreachable, limit_met
+from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.message.identity import DIGEST_BYTES
+from relay.message.limits import AT_LIMIT, limit_met
 from relay.monitor.rows import CHUNK_ROWS, FACTS, RowStore, unpack
 
 _BROKEN: Final = "RELAY-BROKEN"

@@ -14,7 +14,8 @@ import structlog
 
 from relay.config.loading import load
 from relay.config.model import RelayConfig
-from relay.message.errors import RelayError, Stopped, TwinDetected, limit_met, whence
+from relay.message.errors import RelayError, Stopped, TwinDetected, whence
+from relay.message.limits import limit_met
 from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble
 from relay.run.handed import taken

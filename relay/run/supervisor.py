@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from relay.kafka.client_log import client_line
-from relay.message.errors import limit_met
+from relay.message.limits import limit_met
 from relay.run import clock
 from relay.run.child import Child, log_fields
 from relay.run.lifeline import parent_end

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from relay.message.errors import limit_met
+from relay.message.limits import limit_met
 from relay.run import clock
 from relay.run.seldom import Repeats
 

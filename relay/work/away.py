@@ -8,7 +8,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from relay.message.errors import AT_LIMIT, limit_met
+from relay.message.limits import AT_LIMIT, limit_met
 from relay.resources.postgresql_states import is_away, says_time_is_over
 from relay.run import clock
 from relay.run.seldom import Seldom

@@ -9,7 +9,8 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from relay.message.errors import ConfigError, RelayError, raise_limit
+from relay.message.errors import ConfigError, RelayError
+from relay.message.limits import raise_limit
 from relay.work.subscriber import Handler
 
 

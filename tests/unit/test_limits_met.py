@@ -24,7 +24,8 @@ from structlog.testing import capture_logs
 from relay.config.loading import load
 from relay.delivery import sqlite_effects
 from relay.message.avro_values import read_record
-from relay.message.errors import ConfigError, MessageRejected, Retriable, Unreachable, limit_met
+from relay.message.errors import ConfigError, MessageRejected, Retriable, Unreachable
+from relay.message.limits import limit_met
 from relay.monitor import rows_on_disk
 from relay.monitor.rows_on_disk import DiskRows, IndexAtLimitError
 from relay.run import process
