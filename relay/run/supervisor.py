@@ -55,7 +55,7 @@ class Supervisor:
     """Runs until every worker has ended for good. Use from the main thread: it listens to signals.
 
     ``fds`` are open files that every worker inherits. The first SIGTERM, SIGINT or SIGHUP is passed on as SIGTERM
-    (workers drain); the second kills them at once.
+    (workers drain); the second kills them at once. A SIGHUP that is ignored from the start, as by nohup, stays so.
     """
 
     def __init__(
@@ -266,7 +266,6 @@ class Supervisor:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         self._selector.register(reading, selectors.EVENT_READ, None)
-        # Under nohup the end of a terminal is to end nothing.
         deaf = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         heard = [number for number in _ENDING if number not in deaf]
         before = {number: signal.signal(number, self._note) for number in heard}

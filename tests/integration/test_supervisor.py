@@ -13,6 +13,7 @@ import sys
 import termios
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ print("ready", file=sys.stderr, flush=True)
 end.wait()
 sys.exit(9 if behaviour == "drains-badly" else 0)
 """
+
+
+@contextmanager
+def hanging_up(does: signal.Handlers) -> Iterator[None]:
+    """Let the end of a terminal do this to whoever is started meanwhile."""
+    before = signal.signal(signal.SIGHUP, does)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class Supervised:
@@ -196,7 +207,8 @@ def test_it_ends_when_all_workers_are_done(supervise: Supervise) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_drains_the_workers(supervise: Supervise, number: signal.Signals) -> None:
-    supervisor = supervise(2, a="run")
+    with hanging_up(signal.SIG_DFL):  # whoever runs the tests may ignore it
+        supervisor = supervise(2, a="run")
     pids = supervisor.ready(2)
 
     supervisor.process.send_signal(number)
@@ -290,11 +302,8 @@ def test_whoever_reads_no_log_line_holds_nobody_up(supervise: Supervise) -> None
 
 
 def test_under_nohup_the_end_of_a_terminal_ends_nothing(supervise: Supervise) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit that
-    try:
+    with hanging_up(signal.SIG_IGN):
         supervisor = supervise(1, a="run")
-    finally:
-        signal.signal(signal.SIGHUP, before)
     supervisor.ready(1)
 
     supervisor.process.send_signal(signal.SIGHUP)
