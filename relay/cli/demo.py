@@ -194,12 +194,13 @@ def _leave(stage: Stage, out: Any) -> None:
 
 @contextmanager
 def ending_properly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind like Ctrl-C does, so that nothing is left behind."""
+    """Let SIGTERM and SIGHUP unwind like Ctrl-C does, so that nothing is left behind; one that is ignored (nohup) stays so."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in _ENDING}
+    heard = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heard}
     try:
         yield
     finally:
