@@ -88,7 +88,7 @@ class PostgresServer:
         deadline = clock.monotonic() + START_TIMEOUT_S
         if not self.is_running():
             self._spawn(account, programs)
-        while not self._answers():
+        while (silence := self._silence()) is not None:
             if self.process() is None:
                 # Orphans of a killed server hold its memory until they notice: retry, they end by themselves.
                 if _STILL_IN_USE not in tail(self._log, 3) or clock.monotonic() > deadline:
@@ -98,7 +98,7 @@ class PostgresServer:
                 self._spawn(account, programs)
             if clock.monotonic() > deadline:
                 raise Unreachable(
-                    f"PostgreSQL did not answer in {START_TIMEOUT_S:g} s: look into {self._log}."
+                    f"PostgreSQL did not answer in {START_TIMEOUT_S:g} s ({silence}): look into {self._log}."
                 )
             clock.sleep(_POLL_S)
 
@@ -174,12 +174,13 @@ class PostgresServer:
         RecordedProcess.of(child.pid).keep(self.directory / "process.json")
         child.returncode = 0  # its end is observed through the record, also by other processes
 
-    def _answers(self) -> bool:
+    def _silence(self) -> str | None:
+        """Return why it does not answer, in the driver's last words; None if it does."""
         try:
             check_answers(self.url)
-        except Unreachable:
-            return False  # retry: starting up is the state being waited out
-        return True
+        except Unreachable as error:
+            return (str(error.__cause__).splitlines() or [""])[-1]  # retry: starting up is the state being waited out
+        return None
 
 
 def check_answers(url: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from relay.chaos.history import FILE, read
 from relay.chaos.nemesis import plan
+from relay.local.kafka import tail
 from tests.conftest import MakeRoute
 from tests.integration.test_demo import processes_of
 from tests.routes import ce, publish, wait_for
@@ -44,7 +45,7 @@ def mounts_below(place: Path) -> list[str]:
 def test_a_minute_of_accidents_is_clean_and_every_one_of_them_is_on_the_page(place: Path) -> None:
     words = ["--demo", "--minutes", "1", "--seed", "5", "--dir", str(place), "--json"]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.returncode == 0, done.stderr + done.stdout + tail(place / "postgres" / "server.log", 60)
 
     report = json.loads(done.stdout)
     assert report["verdict"] == "clean"
