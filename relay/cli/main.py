@@ -18,8 +18,8 @@ import typer
 
 from relay import __version__
 from relay.cli.report import unbroken
-from relay.message.errors import ConfigError, RelayError, Unreachable
-from relay.message.limits import limit_met
+from relay.message.errors import ConfigError, RelayError
+from relay.message.limits import limit_code, limit_met
 
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
@@ -90,7 +90,7 @@ def _run(name: str, arguments: list[str]) -> int:
     except (MemoryError, OSError, RuntimeError) as error:
         if (sentence := limit_met(error)) is not None:
             typer.echo(f"relay {name}: {sentence}", err=True)
-            return 1 if isinstance(error, MemoryError) else Unreachable.exit_code
+            return limit_code(error)
         if not isinstance(error, OSError) or error.errno != ENOSPC:
             raise
         typer.echo(f"relay {name}: {error.strerror}: what it wrote is not whole", err=True)

@@ -35,6 +35,11 @@ def limit_met(error: BaseException) -> str | None:
     return f"{words}; {AT_LIMIT}" if words else None
 
 
+def limit_code(error: BaseException) -> int:
+    """Return the exit code of a process that met a limit. Memory alone uses up restarts: a single message may be what takes it."""
+    return 1 if isinstance(error, MemoryError) else Unreachable.exit_code
+
+
 def raise_limit(error: BaseException) -> None:
     """Raise what the caller is about to take for a fault of what it reads, if it is only a limit that was met."""
     if isinstance(error, MemoryError):

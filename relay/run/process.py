@@ -15,7 +15,7 @@ import structlog
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.message.errors import RelayError, Stopped, TwinDetected, whence
-from relay.message.limits import limit_met
+from relay.message.limits import limit_code, limit_met
 from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble
 from relay.run.handed import taken
@@ -52,15 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def at_limit(error: Exception) -> int:
-    """Say which limit of the machine ended a worker, and return its exit code; raises the error if it is another one.
-
-    Memory alone uses up restarts: a single message may be what takes it.
-    """
+    """Say which limit of the machine ended a worker, and return its exit code; raises the error if it is another one."""
     sentence = limit_met(error)
     if sentence is None:
         raise error
     print(whence(error), sentence, sep="", file=sys.stderr, flush=True)
-    return 1 if isinstance(error, MemoryError) else ExitCode.UNREACHABLE
+    return limit_code(error)
 
 
 def _config(options: argparse.Namespace) -> RelayConfig:

@@ -124,8 +124,9 @@ class Supervisor:
             worker.child = Child(command, self._lifeline.env, self._fds)
         except OSError as error:
             # Retry; for as long as it takes where only a limit is met, such as a full process table: that is no worker's failure.
-            worker.last_line = f"the process cannot be started: {limit_met(error) or error.strerror}"
-            self._follow(worker, worker.restarts.ended(now, ExitCode.UNREACHABLE if limit_met(error) else 1))
+            limit = limit_met(error)
+            worker.last_line = f"the process cannot be started: {limit or error.strerror}"
+            self._follow(worker, worker.restarts.ended(now, ExitCode.UNREACHABLE if limit else 1))
             return
         self._selector.register(worker.child.output, selectors.EVENT_READ, worker)
         self._tell("info", "started", worker, pid=worker.child.pid)
@@ -266,8 +267,7 @@ class Supervisor:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         self._selector.register(reading, selectors.EVENT_READ, None)
-        deaf = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-        heard = [number for number in _ENDING if number not in deaf]
+        heard = [number for number in _ENDING if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._note) for number in heard}
         # Without a handler of Python's, SIGCHLD would not wake anybody.
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
