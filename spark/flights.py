@@ -53,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         table = unpack(work)
         spark = session(options.master)
+        say("flights: Spark is up", sys.stderr)
         topic = Topic(spark, options.bootstrap, options.topic)
         partitions = topic.check(options.partitions)
         rows = capture(spark, topic, table, partitions, options.limit)
@@ -178,6 +179,7 @@ def capture(spark: SparkSession, topic: Topic, table: Path, partitions: int, lim
         flights = flights.orderBy("departure", "carrier", *DEPARTURE[1:]).limit(limit)
     records = messages(flights, partitions)
     rows = flights.count()
+    say(f"flights: {rows:,} are to be written", sys.stderr)
     done = threading.Event()
     watcher = threading.Thread(
         target=watch, args=(topic, partitions, rows, topic.end(partitions), done), daemon=True

@@ -19,7 +19,7 @@ from hypothesis import settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from relay.local.kafka import SMALL, BrokerSettings
+from relay.local.kafka import BRIEF
 from relay.local.ports import free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
@@ -60,7 +60,7 @@ def _started_here(postgres: str | None) -> Iterator[Services]:
     directory = Path(tempfile.mkdtemp(prefix="relay-tests-"))
     try:
         try:
-            local = LocalServices.up(directory, postgres=postgres or True, settings=BrokerSettings(jvm_flags=SMALL.jvm_flags))
+            local = LocalServices.up(directory, postgres=postgres or True, settings=BRIEF)
         except (ConfigError, Unreachable) as error:
             if CI:
                 raise

@@ -56,6 +56,7 @@ class Course:
         chance = Random(seed)  # noqa: S311 - a repeatable demonstration
         self._kill_at = {route: chance.uniform(0.2, 0.5) for route in stage.config.routes}
         self._report = ""
+        self._spark_steps = 0
         self._flights = 0
         self._rows: int | None = None
         self._relayed = dict.fromkeys(stage.config.routes, 0)
@@ -100,7 +101,8 @@ class Course:
                 if sources_ended and not crew.absent() and all(map(_is_caught_up, self._views)):
                     return
             now = clock.monotonic()
-            signs = (sight, crew.absent(), self._service.crashes, sources_ended)
+            # Before its first flight Spark computes for longer than anything else waits; its lines tell how far it is.
+            signs = (sight, crew.absent(), self._service.crashes, sources_ended, self._spark_steps)
             if sight is not None and signs != before:
                 before, moved = signs, now
             if now - moved > STALL_S or now - began > WHOLE_S:
@@ -140,6 +142,7 @@ class Course:
             return
         code = job.ended()
         for line in job.heard():
+            self._spark_steps += line.startswith("flights: ")
             self._report = line if line.startswith("{") else self._report
         if code is None:
             return

@@ -21,6 +21,7 @@ from relay.config.model import RelayConfig
 from relay.demo.part import Part
 from relay.demo.show import Show
 from relay.kafka.topics import TopicPlan, Topics
+from relay.local.kafka import BRIEF
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed
 from relay.queue.port import QueueStore
@@ -118,7 +119,7 @@ def run(place: Path, sales: int, seed: int, show: Show) -> Counted:
 
 
 def _build(place: Path, show: Show) -> RelayConfig:
-    services = LocalServices.up(place, tell=show.say)
+    services = LocalServices.up(place, settings=BRIEF, tell=show.say)
     assert services.postgres is not None, "asked for"
     secret = place / "postgres.url"
     secret.touch(mode=0o600)

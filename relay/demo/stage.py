@@ -18,6 +18,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
+from relay.local.kafka import BRIEF
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError
 from relay.setup.migrate import migrate
@@ -116,7 +117,7 @@ class Stage:
 def build(directory: Path, flights: int | None, tell: Tell) -> Stage:
     """Start the services in an empty directory and create what the demonstration needs."""
     bookable = list(itertools.islice(departures(), min(flights or BOOKABLE_MAX, BOOKABLE_MAX)))
-    services = LocalServices.up(directory, tell=tell)
+    services = LocalServices.up(directory, settings=BRIEF, tell=tell)
     assert services.postgres is not None, "asked for"
     secret = directory / "postgres.url"
     secret.touch(mode=0o600)

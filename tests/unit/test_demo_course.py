@@ -1,0 +1,63 @@
+"""The demonstration's patience ends where nothing moves, not where Spark computes for long before its first flight."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relay.demo import course
+from relay.demo.course import Course
+from relay.demo.part import Part
+from relay.message.errors import CheckFailed
+
+SLOW_S = 4.0
+STALL_S = 2.0
+
+
+class Still:
+    """Relay, sources and readers in which nothing happens."""
+
+    def tend(self, *_: object, **__: object) -> None:
+        pass
+
+    def killed(self, _route: str) -> bool:
+        return True
+
+    def absent(self) -> list[object]:
+        return []
+
+    def read(self) -> list[Any]:
+        return [SimpleNamespace(name="r", partitions=[])]
+
+    def execute(self, _query: str) -> Any:
+        return SimpleNamespace(fetchone=lambda: (0,))
+
+    def sight(self, _sight: object) -> None:
+        pass
+
+
+def seen_through(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> str:
+    """Let a job say the line every half second, for longer than the patience, and fail; return how the course ends."""
+    monkeypatch.setattr(course, "STALL_S", STALL_S)
+    still: Any = Still()
+    stage: Any = SimpleNamespace(config=SimpleNamespace(routes={"r": None}))
+    made = Course(stage, 3000, 1, still)
+    monkeypatch.setattr(made._service, "tend", still.tend)
+    program = f"import time\nfor _ in range({int(2 * SLOW_S)}): print({line!r}, flush=True); time.sleep(0.5)\nraise SystemExit(5)"
+    job = Part("the Spark job", [sys.executable, "-c", program], place / "spark.log", {})
+    with pytest.raises(CheckFailed) as ended:
+        made._see_through(still, job, still, still)
+    job.end(5.0)
+    return str(ended.value)
+
+
+def test_spark_that_tells_of_its_steps_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "ended with exit code 5" in seen_through(monkeypatch, tmp_path, "flights: Spark is up")
+
+
+def test_other_words_do_not_keep_the_demonstration_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "nothing moved for 2 s" in seen_through(monkeypatch, tmp_path, "12:00:00 ERROR nobody answers")
