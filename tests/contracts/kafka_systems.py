@@ -161,6 +161,10 @@ class RealKafka(KafkaSystem):
         self._broker = broker
         self._admin = AdminClient({"bootstrap.servers": broker})
 
+    def close(self) -> None:
+        """End the client of its own, which would look for the broker for as long as anything refers to this."""
+        del self._admin
+
     def topic(self, partitions: int = 1, bytes_max: int = 1_000_000) -> str:
         name = f"contract-{uuid4().hex[:8]}"
         new = NewTopic(name, num_partitions=partitions, config={"max.message.bytes": str(bytes_max)})

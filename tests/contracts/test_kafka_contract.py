@@ -62,7 +62,9 @@ def proxied_kafka() -> Iterator[RealKafka]:
     proxy = FrameProxy(broker)
     try:
         LocalServices.up(directory, kafka_port=port, advertise=proxy.address, postgres=False)
-        yield RealKafka(proxy, broker)
+        kafka = RealKafka(proxy, broker)
+        yield kafka
+        kafka.close()
     finally:
         gc.collect()  # instances that were thrown away would look for the broker
         started = LocalServices.find(directory)

@@ -298,6 +298,7 @@ def test_an_unreachable_broker_at_start_is_one_sentence_and_exit_code_3(tmp_path
     assert "Traceback" not in route.said()
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_and_comes_back_costs_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "services"
     services = LocalServices.up(directory, postgres=False, settings=SMALL)

@@ -330,7 +330,8 @@ class ConcurrentReader:
         consumer.close()
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_strays_lost_answers_resets_and_kills_leave_each_id_once_in_order(
     proxied: Proxied, tmp_path: Path, seed: int
 ) -> None:

@@ -11,7 +11,7 @@ from tests.simulation.removals import without
 from tests.simulation.seeds import CLEARED, LESSONS
 
 CHUNK = 60
-CHUNKS = 4
+CHUNKS = 2
 SHARE = [guard for guard in GUARDS if isinstance(guard.proof, Search) and len(guard.proof.seeds) <= 25]
 """Guards whose absence shows soon; `make mutations` removes every one."""
 
