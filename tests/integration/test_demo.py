@@ -18,7 +18,7 @@ import pytest
 from relay.demo.part import Part
 from tests.routes import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(720)]
 
 ZERO = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "dead_letters", "unseen", "altered")
 COMMAND = [sys.executable, "-m", "relay.cli.main", "demo"]
@@ -58,7 +58,7 @@ def processes_of(place: Path) -> list[str]:
 
 def test_a_small_run_with_kills_and_crashes_is_exactly_once_and_leaves_nothing(place: Path) -> None:
     demo = start(place, "--messages", "3000", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, said = demo.communicate(timeout=390)
+    out, said = demo.communicate(timeout=690)
     assert demo.returncode == 0, said
 
     report = json.loads(out)
@@ -76,7 +76,7 @@ def test_a_small_run_with_kills_and_crashes_is_exactly_once_and_leaves_nothing(p
 
 def test_credit_over_two_queues_is_exactly_once_and_ends_without_a_word_of_its_client(place: Path) -> None:
     demo = start(place, "credit", "--sales", "60", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, said = demo.communicate(timeout=390)
+    out, said = demo.communicate(timeout=690)
     assert demo.returncode == 0, said
 
     report = json.loads(out)

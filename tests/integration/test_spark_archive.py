@@ -14,13 +14,13 @@ from relay.local import spark
 from tests.integration.audit_site import Site
 from tests.routes import delete_below
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def archive(site: Site, to: Path) -> tuple[int, str]:
     """Run the job on the log; return its exit code and what it said."""
     job = spark.submission("archive", [str(site.config.path), "--topic", site.log, "--to", str(to)])
-    done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=200)
+    done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=400)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from relay.local import spark
 from relay.message.errors import ConfigError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LIMIT = 2000
 
@@ -32,7 +32,7 @@ def run() -> Callable[..., tuple[int, str, str]]:
     def run_job(*arguments: str) -> tuple[int, str, str]:
         job = spark.submission("flights", arguments)
         done = subprocess.run(
-            job.command, env=dict(job.environment), capture_output=True, text=True, timeout=150
+            job.command, env=dict(job.environment), capture_output=True, text=True, timeout=400
         )
         return done.returncode, done.stdout, done.stdout + done.stderr
 

@@ -19,7 +19,7 @@ from spark.correlate import _parts
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HALF_HOUR_S = 1800
 SHIFTS = {
     "Europe/Berlin": (datetime(2024, 3, 31, tzinfo=UTC), datetime(2024, 10, 27, tzinfo=UTC)),
