@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from relay.config.loading import load
@@ -26,6 +26,7 @@ DEADLINE_S = 60.0
 IDLE_S = 0.3
 """A worker that has had nothing to do for as long has done what a test gave it."""
 _LEAVE_GROUP = 13
+_NOT_YET = (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR)
 FAST = """
 session_timeout = "6s"
 idle_in_transaction = "5s"
@@ -194,6 +195,24 @@ def delete_below(admin: AdminClient, topic: str, offset: int, *, partition: int 
     """Let a partition of a topic begin at an offset, as retention does."""
     for deleted in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
         deleted.result(30)
+
+
+def stand_at(kafka: str, group: str, topic: str, positions: Iterable[int]) -> None:
+    """Store a group's positions, partition by partition; a broker that has just started first reads those it keeps."""
+    places = [TopicPartition(topic, partition, at) for partition, at in enumerate(positions)]
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": group})
+
+    def is_stored() -> bool:
+        try:
+            consumer.commit(offsets=places, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_YET:
+                raise
+            return False
+        return True
+
+    wait_for(is_stored, what=f"the positions of {group}")
+    consumer.close()
 
 
 def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from relay.audit.checker import MUST_BE_ZERO
 from relay.audit.verify import RouteReport, verify
@@ -11,6 +11,7 @@ from relay.kafka.topics import Topics
 from relay.message import identity
 from relay.message.schemas import codec
 from relay.monitor.entries import Begin, Page, Seal, encode
+from tests import routes
 
 TOPIC_ROUTE = 'to = {{ topic = "{output}" }}'
 TABLE_ROUTE = (
@@ -73,10 +74,7 @@ class Site:
         assert self.producer.flush(30) == 0
 
     def stand_at(self, *positions: int) -> None:
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": self.config.group_id("main")})
-        offsets = [TopicPartition(self.log, partition, at) for partition, at in enumerate(positions)]
-        consumer.commit(offsets=offsets, asynchronous=False)
-        consumer.close()
+        routes.stand_at(self.kafka, self.config.group_id("main"), self.log, positions)
 
     def audit(self, *, allow_lag: bool = False) -> RouteReport:
         (report,) = verify(self.config, (), allow_lag=allow_lag)

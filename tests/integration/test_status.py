@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
@@ -23,7 +23,7 @@ from relay.kafka.topics import Topics
 from relay.resources import open_resource
 from relay.run import clock
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
-from tests.routes import wait_for
+from tests.routes import stand_at, wait_for
 
 MakeTopic = Callable[..., str]
 ENDS = (7, 4)
@@ -74,10 +74,7 @@ class Shop:
         return PartitionStatus(topic=self.log, partition=partition, position=position, **given)
 
     def commit(self, *positions: int) -> None:
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": f"{self.name}.r"})
-        places = [TopicPartition(self.log, number, position) for number, position in enumerate(positions)]
-        consumer.commit(offsets=places, asynchronous=False)
-        consumer.close()
+        stand_at(self.kafka, f"{self.name}.r", self.log, positions)
 
     def dies(self, producer: Producer, digest: bytes, code: str, route: str = "r") -> None:
         headers = [("__relay.errors.route", route.encode()), ("__relay.errors.code", code.encode())]
