@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 
 import orjson
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from relay.delivery.table import TablePlan
 from relay.message.errors import Fenced, MessageRejected, Retriable, Stopped
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, RangeRow, TableCursor
-from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes
 from tests.contracts.table_databases import (
     COLUMNS,
@@ -26,6 +24,7 @@ from tests.contracts.table_databases import (
     message,
     outcomes,
 )
+from tests.sent_through import sent_through
 
 
 class TableCursorContract:
@@ -274,15 +273,9 @@ class TableCursorContract:
     def test_a_batch_of_bad_rows_that_takes_longer_than_its_timer_gets_through(
         self, store: Store, cursor: TableCursor
     ) -> None:
-        sending = Sending(cursor, ResendTimes(0.2, 0.2, lambda: 0.5), monotonic)
-        sending.send({P0: 1000}, cursor.prepare([message(i, -1) for i in range(1000)]))
-        deadline = monotonic() + 20
-        while not (found := sending.answers()):
-            assert monotonic() < deadline
-            sending.tend(monotonic())
-            sending.wait(0.01)
-        sending.close()
-        assert outcomes(found[0]) == [DEAD] * 1000
+        batch = cursor.prepare([message(i, -1) for i in range(1000)])
+        verdicts = sent_through(cursor, ResendTimes(0.2, 0.2, lambda: 0.5), {P0: 1000}, batch)
+        assert outcomes(verdicts) == [DEAD] * 1000
 
     def test_upsert_keeps_the_last_row_of_each_key(self, store: Store) -> None:
         cursor = store.cursor(mode="upsert", key=("id",), columns={**COLUMNS, "id": "json:/customer"})
@@ -444,15 +437,9 @@ class TestSqliteCursor(DatabaseCursorContract):
             mode="sql", table="", sql=f"update ledger set total = {counting} + %(total)s where id = 'sum'"
         )
         cursor.claim({P0: TOPIC_ID})
-        sending = Sending(cursor, ResendTimes(0.3, 0.3, lambda: 0.5), monotonic)
-        sending.send({P0: 30}, cursor.prepare([message(i, 1) for i in range(30)]))
-        deadline = monotonic() + 30
-        while not (found := sending.answers()):
-            assert monotonic() < deadline, f"sent again {sending.resent} times, and no end"
-            sending.tend(monotonic())
-            sending.wait(0.01)
-        sending.close()
-        assert outcomes(found[0]) == [DELIVERED] * 30
+        batch = cursor.prepare([message(i, 1) for i in range(30)])
+        verdicts = sent_through(cursor, ResendTimes(0.3, 0.3, lambda: 0.5), {P0: 30}, batch)
+        assert outcomes(verdicts) == [DELIVERED] * 30
 
     def test_a_busy_file_is_retriable(self, store: Store) -> None:
         cursor = store.cursor()

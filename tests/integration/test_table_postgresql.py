@@ -21,7 +21,6 @@ from relay.delivery.table import Limits, TablePlan
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped, Unreachable
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE
-from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes
 from tests.contracts.table_databases import (
     COLUMNS,
@@ -33,6 +32,7 @@ from tests.contracts.table_databases import (
     plan,
 )
 from tests.integration.table_site import WAIT_S, Database
+from tests.sent_through import sent_through
 
 
 class CommitEater(threading.Thread):
@@ -253,17 +253,11 @@ def test_a_batch_that_takes_longer_than_any_wait_for_its_answer_gets_through(
     over: dict[str, Any] = {"mode": "sql", "sql": statement, "table": ""} if own else {}
     cursor = database.cursor(limits=Limits(0.2, 0.5, 5), **over)
     cursor.claim({P0: TOPIC_ID})
-    sending = Sending(cursor, ResendTimes(0.4, 0.8, lambda: 0.0), time.monotonic)
+    batch = cursor.prepare([message(i) for i in range(200)])  # two seconds
 
-    sending.send({P0: 200}, cursor.prepare([message(i) for i in range(200)]))  # two seconds
-    deadline = time.monotonic() + WAIT_S
-    while not (answers := sending.answers()) and time.monotonic() < deadline:
-        sending.wait(0.05)
-        sending.tend(time.monotonic())
+    verdicts = sent_through(cursor, ResendTimes(0.4, 0.8, lambda: 0.0), {P0: 200}, batch)
 
-    assert answers, f"sent again {sending.resent} times, and no end"
-    assert outcomes(answers[0]) == [DELIVERED] * 200
-    sending.close()
+    assert outcomes(verdicts) == [DELIVERED] * 200
 
 
 def test_a_database_that_is_not_there_is_unreachable() -> None:

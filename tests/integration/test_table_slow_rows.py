@@ -14,10 +14,10 @@ from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped
 from relay.resources import patience
 from relay.transfer.cursor import DEAD, DELIVERED, Verdict
-from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes
 from tests.contracts.table_databases import P0, TOPIC_ID, message, outcomes
 from tests.integration.table_site import WAIT_S, Database
+from tests.sent_through import sent_through
 
 LIMITS = Limits(lock_timeout_s=0.1, statement_timeout_s=0.25, idle_in_transaction_s=5)
 SLOW = "perform pg_sleep(9)"
@@ -186,15 +186,9 @@ def test_a_dead_message_that_is_redriven_and_still_too_slow_holds_nothing_up(dat
 def test_the_thread_that_sends_gets_through_while_its_timer_runs(database: Database) -> None:
     trouble(database, f"if new.total = {BAD} then {SLOW}; end if")
     cursor = claimed(database)
-    sending = Sending(cursor, ResendTimes(0.1, 1.0, lambda: 0.0), time.monotonic)
-    sending.send({P0: 300}, cursor.prepare([*map(message, range(300))]))
-    deadline = time.monotonic() + WAIT_S
-    while not (found := sending.answers()) and time.monotonic() < deadline:
-        sending.tend(time.monotonic())
-        sending.wait(0.05)
-    sending.close()
-    assert found, f"sent again {sending.resent} times, and no end"
-    assert [i for i, verdict in enumerate(found[0]) if verdict.outcome == DEAD] == [BAD]
+    batch = cursor.prepare([*map(message, range(300))])
+    verdicts = sent_through(cursor, ResendTimes(0.1, 1.0, lambda: 0.0), {P0: 300}, batch)
+    assert [i for i, verdict in enumerate(verdicts) if verdict.outcome == DEAD] == [BAD]
 
 
 def test_no_row_dies_of_deadlocks_with_an_application(database: Database) -> None:
