@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -36,6 +37,7 @@ def renewed(route: TopicRoute) -> list[int]:
     return [line["entries"] for line in lines if line["event"] == "index renewed"]
 
 
+@pytest.mark.slow
 def test_an_index_on_disk_stays_small_and_repeats_within_the_retention_are_known_across_a_kill(
     make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
 ) -> None:

@@ -23,6 +23,7 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
         assert not outcome.problems, f"python -m tests.simulation.run --seed {seed} --trace"
 
 
+@pytest.mark.slow
 def test_no_seed_breaks_a_promise_with_room_for_a_single_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.log.intake.RANGES_KEPT", 1)
     monkeypatch.setattr("relay.log.intake.RANGES_LEAST", 1)
@@ -31,6 +32,7 @@ def test_no_seed_breaks_a_promise_with_room_for_a_single_range(monkeypatch: pyte
         assert not outcome.problems, f"seed {seed}, bounds as here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["route", "topic"])
 def test_no_seed_breaks_a_promise_when_entries_are_carried_at_every_turn(
     kind: str, monkeypatch: pytest.MonkeyPatch
