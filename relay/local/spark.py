@@ -24,8 +24,8 @@ AVRO: Final = f"org.apache.spark:spark-avro_2.13:{SPARK}"
 POSTGRESQL: Final = "org.postgresql:postgresql:42.7.7"
 MEMORY: Final = {"audit": "3g", "archive": "2g", "correlate": "2g", "pipeline": "2g"}
 """What the driver may take, which with a local master does all the work; the other jobs have 1 GB."""
-BRIEF: Final = frozenset({"flights"})
-"""Jobs that end within the minute, where a second compiler takes a quarter more processor time and never pays."""
+BRIEF_JOBS: Final = frozenset({"flights"})
+"""They end within the minute: there a second compiler takes a quarter more processor time and never pays."""
 _NOISE: Final = (
     "WARNING: Using incubator modules"  # the JVM's remark about a module that Spark itself asks for
 )
@@ -61,7 +61,7 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     connector = connector_jars(tell, _further(arguments))
     logging = known[name].with_name("log4j2.properties")
     options = f"-Dlog4j2.configurationFile={logging.as_uri()} -XX:+UseSerialGC"
-    if name in BRIEF:
+    if name in BRIEF_JOBS:
         options += " -XX:TieredStopAtLevel=1"
     jvm = (
         *("--jars", ",".join(str(jar) for jar in connector)),
