@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from relay.config.loading import load
+from relay.kafka.scan import COORDINATOR_MOVES
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from relay.setup.migrate import migrate
 from tests.forked import MODULES, Forked
@@ -26,7 +27,6 @@ DEADLINE_S = 60.0
 IDLE_S = 0.3
 """A worker that has had nothing to do for as long has done what a test gave it."""
 _LEAVE_GROUP = 13
-_NOT_YET = (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR)
 FAST = """
 session_timeout = "6s"
 idle_in_transaction = "5s"
@@ -206,7 +206,7 @@ def stand_at(kafka: str, group: str, topic: str, positions: Iterable[int]) -> No
         try:
             consumer.commit(offsets=places, asynchronous=False)
         except KafkaException as error:
-            if error.args[0].code() not in _NOT_YET:
+            if error.args[0].code() not in COORDINATOR_MOVES:
                 raise
             return False
         return True

@@ -32,7 +32,7 @@ WAIT_S: Final = 0.1
 DEADLINE_S: Final = 40.0
 """Longer than the default transaction timeout (10 s) and the broker's pause before it ends one (10 s) together."""
 
-_COORDINATOR_MOVES: Final = frozenset(
+COORDINATOR_MOVES: Final = frozenset(
     {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE}
 )
 """So a broker answers for a moment after it was started, or has taken the group over: ask again."""
@@ -128,7 +128,7 @@ class Scan:
                 try:
                     found = asker.committed(wanted, self._deadline_s)
                 except KafkaException as error:
-                    if error.args[0].code() not in _COORDINATOR_MOVES or clock.monotonic() > limit:
+                    if error.args[0].code() not in COORDINATOR_MOVES or clock.monotonic() > limit:
                         why = denial(asker) or error
                         raise _unread(f"the committed offsets of group {group}", why.args[0]) from error
                     clock.sleep(WAIT_S)
