@@ -8,10 +8,13 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from relay.message.errors import ConfigError
 
 JAVA_MAJOR_MIN = 17  # Kafka 4.x brokers and PySpark 4.0 both refuse anything older
+BRIEF_JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For what runs for minutes: a second compiler costs more there than it gains."""
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 

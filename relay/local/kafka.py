@@ -17,7 +17,7 @@ from typing import Final
 
 from relay.kafka.probe import wait_for_brokers
 from relay.local.jars import KAFKA_VERSION, Tell, kafka_jars
-from relay.local.java import find_java
+from relay.local.java import BRIEF_JVM, find_java
 from relay.local.ports import LOOPBACK, free_ports, is_free
 from relay.local.process import RecordedProcess, keep, read_kept
 from relay.message.errors import CheckFailed, ConfigError
@@ -41,9 +41,9 @@ class BrokerSettings:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-SMALL: Final = BrokerSettings("256m", ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"))
+SMALL: Final = BrokerSettings("256m", BRIEF_JVM)
 """Ready sooner, with four tenths less processor time: for brokers that live for minutes, where a second compiler never pays."""
-BRIEF: Final = BrokerSettings(jvm_flags=SMALL.jvm_flags)
+BRIEF: Final = BrokerSettings(jvm_flags=BRIEF_JVM)
 """The same with room for a whole demonstration or suite."""
 
 
@@ -212,7 +212,7 @@ class KafkaCluster:
         if (home / "data" / "meta.properties").exists():
             return
         shutil.rmtree(home / "data", ignore_errors=True)  # half formatted: nothing can be in it yet
-        command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classpath(jars)]
+        command = [java, *BRIEF_JVM, "-cp", classpath(jars)]
         command += ["kafka.tools.StorageTool", "format", "-t", self.plan.cluster_id, "-c", str(settings_path)]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if answer.returncode != 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from relay.local import jars
-from relay.local.java import find_java
+from relay.local.java import BRIEF_JVM, find_java
 from relay.message.errors import ConfigError
 
 SPARK: Final = "4.0.0"
@@ -60,9 +60,8 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     java = find_java()
     connector = connector_jars(tell, _further(arguments))
     logging = known[name].with_name("log4j2.properties")
-    options = f"-Dlog4j2.configurationFile={logging.as_uri()} -XX:+UseSerialGC"
-    if name in BRIEF_JOBS:
-        options += " -XX:TieredStopAtLevel=1"
+    flags = BRIEF_JVM if name in BRIEF_JOBS else ("-XX:+UseSerialGC",)
+    options = " ".join((f"-Dlog4j2.configurationFile={logging.as_uri()}", *flags))
     jvm = (
         *("--jars", ",".join(str(jar) for jar in connector)),
         *("--driver-memory", MEMORY.get(name, "1g"), "--driver-java-options", options),
