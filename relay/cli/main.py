@@ -88,14 +88,19 @@ def _run(name: str, arguments: list[str]) -> int:
         _silence()
         return UNREAD
     except (MemoryError, OSError, RuntimeError) as error:
-        if (sentence := limit_met(error)) is not None:
-            typer.echo(f"relay {name}: {sentence}", err=True)
-            return limit_code(error)
-        if not isinstance(error, OSError) or error.errno != ENOSPC:
-            raise
-        typer.echo(f"relay {name}: {error.strerror}: what it wrote is not whole", err=True)
-        _silence()
-        return 1
+        return _said(f"relay {name}", error)
+
+
+def _said(command: str, error: MemoryError | OSError | RuntimeError) -> int:
+    """Say which limit a command met, or that a disk is full, and return its exit code; any other error is raised again."""
+    if (sentence := limit_met(error)) is not None:
+        typer.echo(f"{command}: {sentence}", err=True)
+        return limit_code(error)
+    if not isinstance(error, OSError) or error.errno != ENOSPC:
+        raise error
+    typer.echo(f"{command}: {error.strerror}: what it wrote is not whole", err=True)
+    _silence()
+    return 1
 
 
 def _open_what_is_closed() -> None:
@@ -177,6 +182,9 @@ def main() -> None:
             raise
         _silence()
         sys.exit(UNREAD)
+    except (MemoryError, OSError, RuntimeError) as error:
+        # Of its own help and version: what a command meets is said by whoever runs that.
+        sys.exit(_said("relay", error))
 
 
 if __name__ == "__main__":

@@ -371,10 +371,11 @@ def test_json_is_json_also_where_the_output_is_not_utf8(monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-def test_an_output_that_cannot_be_written_is_a_sentence() -> None:
+@pytest.mark.parametrize(("words", "command"), [("queue --help", "relay queue"), ("--help", "relay"), ("--version", "relay")])
+def test_an_output_that_cannot_be_written_is_a_sentence(words: str, command: str) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "relay.cli.main", "queue", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "relay.cli.main", *words.split()], stdout=full, stderr=subprocess.PIPE, text=True
         )
 
-    assert (done.returncode, done.stderr) == (1, "relay queue: No space left on device: what it wrote is not whole\n")
+    assert (done.returncode, done.stderr) == (1, f"{command}: No space left on device: what it wrote is not whole\n")
