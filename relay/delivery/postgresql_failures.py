@@ -35,6 +35,8 @@ _DOUBTFUL_STATES: Final = _SYNTAX_STATES | _NAME_STATES | {
 """What functions and casts say of a value that they do not take, and the server of a statement: without a place, either."""
 _ROW_CHECK: Final = "ExecWithCheckOptions"
 """Where the server raises that a policy refuses a new row, under the state of every missing right."""
+_NO_PARTITION: Final = "ExecFindPartition"
+"""Where the server finds no partition for a row, under the state of a check that fails."""
 _RAISED: Final = "exec_stmt_raise"
 """Where the server raises what a trigger in PL/pgSQL says of a row, under whatever state its author chose."""
 _COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
@@ -117,6 +119,8 @@ def _place(error: psycopg.Error, plan: TablePlan) -> str:
     diag = error.diag
     if diag.constraint_name:
         return f", constraint {diag.constraint_name}"
+    if diag.source_function == _NO_PARTITION:
+        return ", no partition is for it; make that one, and redrive the message"
     found = _COPY_COLUMN.search(diag.context or "")
     column = diag.column_name or (found[1] if found else None)
     # A column's name is said only if the route names it: the context is text that a value might imitate.

@@ -55,6 +55,12 @@ where (c.oid = %(oid)s::oid or c.oid in (select relid from pg_partition_tree(%(o
   and (c.relkind = 'f' or c.relpersistence <> 'p') order by 1
 """
 """A table and its partitions, as far as their rows do not last as the inbox does, which says they were delivered."""
+_GAPS: Final = """
+select partrelid::regclass::text from pg_partitioned_table
+where (partrelid = %(oid)s::oid or partrelid in (select relid from pg_partition_tree(%(oid)s::oid)))
+  and partstrat <> 'h' and partdefid = 0 order by 1
+"""
+"""A table and its partitions, as far as they are partitioned by ranges or lists and have no default for all other rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +77,15 @@ class Column:
 class TableFacts:
     """A table as the worker's role sees it; ``unique`` are the column sets of its unique indexes.
 
-    ``unlogged`` and ``foreign`` name it, or partitions of it, if a crash empties them or another database holds them.
+    ``unlogged`` and ``foreign`` name it, or partitions of it, if a crash empties them or another database holds them;
+    ``gaps`` those that have no partition for some rows.
     """
 
     columns: dict[str, Column]
     unique: list[frozenset[str]]
     unlogged: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
 
 def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findings: Findings) -> None:
@@ -87,6 +95,11 @@ def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findin
         findings.fault(f"{key}.table", repr(to.table), f"resource {to.resource} has no such table", remedy)
         return
     _judge_lasting(to, facts, key, findings)
+    findings.notes.extend(
+        f"{key}.table = {to.table!r}: {name} has no default partition; a message that no partition is for becomes a dead letter "
+        "(23514): make partitions ahead of time, or a default one"
+        for name in facts.gaps
+    )
     for name in to.columns:
         column = facts.columns.get(name)
         if column is None:
@@ -230,7 +243,8 @@ def _postgres_table(connection: psycopg.Connection, table: str) -> TableFacts | 
     unique = [frozenset(row[0]) for row in connection.execute(_UNIQUE, [oid])]
     elsewhere = connection.execute(_ELSEWHERE, {"oid": oid}).fetchall()
     unlogged, foreign = (tuple(name for name, far in elsewhere if far is kind) for kind in (False, True))
-    return TableFacts(columns, unique, unlogged, foreign)
+    gaps = tuple(name for (name,) in connection.execute(_GAPS, {"oid": oid}))
+    return TableFacts(columns, unique, unlogged, foreign, gaps)
 
 
 def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:

@@ -459,3 +459,36 @@ def test_a_check_knows_what_an_upsert_may_match_by(database: Database, constrain
     else:
         with pytest.raises(Stopped, match="cannot be written"):
             cursor.deliver({P0: 1}, cursor.prepare([message(0)]))
+
+
+PARTITIONS = {
+    "range (total)": ("from (0) to (1)", ["entries"]),
+    "list (total)": ("in (0)", ["entries"]),
+    "list (customer)": ("in (null) partition by range (total)", ["entries", "entry"]),
+    "hash (id)": ("with (modulus 1, remainder 0)", []),
+    "range (id)": ("default", []),
+}
+
+
+@pytest.mark.parametrize("by", PARTITIONS)
+def test_a_row_without_a_partition_dies_with_the_remedy_and_the_check_knows_it_could(database: Database, by: str) -> None:
+    values, gaps = PARTITIONS[by]
+    bounds = values if values == "default" else f"for values {values}"
+    database.do(
+        f"create table entries (id text, customer text, total bigint) partition by {by};"
+        f"create table entry partition of entries {bounds}"
+    )
+    findings = Findings()
+    to = TableDestination(table="entries", resource="shop", columns=COLUMNS)
+    judge_table(to, look_at("shop", ResourceConfig(url=database.url), "entries"), "routes.r.to", findings)
+    assert findings.faults == []
+    assert [note.split(": ")[1].split()[0] for note in findings.notes] == gaps
+    cursor = database.cursor(table="entries")
+    cursor.claim({P0: TOPIC_ID})
+    (verdict,) = cursor.deliver({P0: 1}, cursor.prepare([message(0, value=b'{"customer": "c", "total": 7}')]))
+    if gaps:
+        assert verdict.cause is not None
+        assert verdict.cause.code == "23514"
+        assert "no partition is for it; make that one, and redrive the message" in str(verdict.cause)
+    else:
+        assert verdict.outcome == DELIVERED
