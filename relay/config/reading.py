@@ -30,7 +30,7 @@ from relay.config.route_rules import RESERVED_ROUTES, route_faults
 from relay.config.routes import Destined, destination_model, name_rule
 from relay.config.substitution import Substitution
 from relay.config.timing import timing_faults
-from relay.kafka.settings import Refusal, contradictions, may_be_shown, refusals
+from relay.kafka.settings import BEARER_FILE, Refusal, contradictions, may_be_shown, refusals
 from relay.message.limits import raise_limit
 
 SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "registry", "timing")
@@ -133,7 +133,7 @@ class _Reading:
         settings = KafkaSettings(_flat(self._section("kafka")))
         refused = list(refusals(settings, allow_plaintext=allow_plaintext))
         known = {refusal.key for refusal in refused} | {key.removeprefix("kafka.") for key in self.unresolved}
-        for key in [key for key in settings if key.endswith(".location") and key not in known]:
+        for key in [key for key in settings if (key.endswith(".location") or key == BEARER_FILE) and key not in known]:
             if settings[key] == _PROBED:
                 continue
             path = self.folder / settings[key]

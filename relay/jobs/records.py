@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.kafka.scan import Scan
+from relay.kafka.settings import mechanism
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_REMEDY, LogPartition, is_topic_name
@@ -59,14 +60,16 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sasl(kafka: Mapping[str, str]) -> dict[str, str]:
-    mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms", "PLAIN")
-    module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
+    chosen = mechanism(kafka) or "PLAIN"
+    if chosen == "OAUTHBEARER":
+        raise ConfigError("kafka.token_file is not taken over to Spark; use another mechanism, or client certificates, for its jobs.")
+    module = "plain.Plain" if chosen == "PLAIN" else "scram.Scram"
     user, password = (
         kafka.get(f"sasl.{one}", "").replace("\\", "\\\\").replace('"', '\\"')
         for one in ("username", "password")
     )
     return {
-        "sasl.mechanism": mechanism,
+        "sasl.mechanism": chosen,
         "sasl.jaas.config": f"org.apache.kafka.common.security.{module}LoginModule required "
         f'username="{user}" password="{password}";',
     }

@@ -9,7 +9,10 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from relay.kafka.bearer import Bearer
 
 Scope = Literal["all", "consumer", "producer"]
 
@@ -53,7 +56,9 @@ class Allowed(NamedTuple):
 
 _TEXT: Final = Allowed("all")
 _SECURITY: Final = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
-_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+BEARER_FILE: Final = "token_file"
+"""The relay's own: where the token for OAUTHBEARER is read, again and again (``relay.kafka.bearer``)."""
 
 ALLOWED: Final[Mapping[str, Allowed]] = {
     "bootstrap.servers": _TEXT,
@@ -65,6 +70,7 @@ ALLOWED: Final[Mapping[str, Allowed]] = {
     "sasl.mechanisms": Allowed("all", _MECHANISMS),
     "sasl.username": _TEXT,
     "sasl.password": _TEXT,
+    BEARER_FILE: _TEXT,
     "ssl.ca.location": _TEXT,
     "ssl.ca.pem": _TEXT,
     "ssl.certificate.location": _TEXT,
@@ -159,7 +165,7 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "sasl.kerberos.kinit.cmd": ("it runs a shell command", "use SCRAM inside TLS, or client certificates"),
     "sasl.oauthbearer.token.endpoint.url": (
         "it makes the process call any address",
-        "use SCRAM inside TLS, or client certificates",
+        'have the token renewed in a file and name that: token_file = "..."',
     ),
     "debug": ("its output may show payloads and credentials", "read the relay's own log"),
     "bootstrap": ("not a librdkafka name", 'write "bootstrap.servers"'),
@@ -210,8 +216,17 @@ def refusals(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> Iter
         yield Refusal(
             "sasl.username", "a user needs a password and a password a user", "give both or neither"
         )
-    if "sasl.username" in kafka and not kafka.get("security.protocol", "").lower().startswith("sasl_"):
-        yield Refusal("security.protocol", "sasl.username is given but not used", 'write "sasl_ssl"')
+    is_bearer = mechanism(kafka) == "OAUTHBEARER"
+    if is_bearer != (BEARER_FILE in kafka):
+        yield Refusal(BEARER_FILE, "OAUTHBEARER needs a token and a token OAUTHBEARER", 'give "sasl.mechanism" and token_file, or neither')
+    for credential in ("sasl.username", BEARER_FILE):
+        if credential in kafka and not kafka.get("security.protocol", "").lower().startswith("sasl_"):
+            yield Refusal("security.protocol", f"{credential} is given but not used", 'write "sasl_ssl"')
+
+
+def mechanism(kafka: Mapping[str, str]) -> str:
+    """Return the SASL mechanism that settings name, in capitals; nothing if they name none."""
+    return (kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms", "")).upper()
 
 
 def _refusal(key: str, value: str) -> Refusal | None:
@@ -298,9 +313,12 @@ def is_loopback(server: str) -> bool:
 
 def _given(kafka: Mapping[str, str], scope: Scope) -> dict[str, Any]:
     """Return the user's settings that this kind of client takes; a refused one never gets through."""
-    return {
+    found: dict[str, Any] = {
         key: value for key, value in kafka.items() if key in ALLOWED and ALLOWED[key].scope in ("all", scope)
     }
+    if (tokens := found.pop(BEARER_FILE, None)) is not None:
+        found["oauth_cb"] = Bearer(Path(tokens))
+    return found
 
 
 def _shared(timing: TimingLike) -> dict[str, Any]:
@@ -378,6 +396,7 @@ def contradictions(kafka: Mapping[str, str], timing: TimingLike) -> Iterator[Ref
 
     It says so only when a worker makes it. The settings themselves must have passed ``refusals``.
     """
+    kafka = {key: value for key, value in kafka.items() if key != BEARER_FILE}  # what is in that file may change
     reading = consumer(kafka, timing, "")
     backoff, longest = int(reading.get("reconnect.backoff.ms", 100)), int(reading.get("reconnect.backoff.max.ms", 10_000))
     if backoff > longest:

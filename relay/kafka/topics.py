@@ -388,7 +388,7 @@ def _check_names(names: Iterable[str]) -> None:
 def _remedy(last_error: str) -> str:
     # A broker that refuses the handshake or the password is where the address says; librdkafka names the step, in capitals.
     if "SSL" in last_error or "SASL" in last_error or last_error == _CLOSED:
-        return 'correct "security.protocol", the certificates, or the "sasl." settings to what that port of the broker wants'
+        return 'correct "security.protocol", the certificates, the "sasl." settings or the token to what that port of the broker wants'
     return "start it, or correct the address"
 
 

@@ -84,3 +84,15 @@ def test_a_certificate_that_is_not_there_is_told_before_any_broker_is_asked(tmp_
     assert fault.key == 'kafka."ssl.ca.location"'
     assert "No such file" in fault.problem
     assert "relative to the configuration" in fault.remedy
+
+
+def test_the_token_of_clients_is_a_file_beside_the_configuration(tmp_path: Path) -> None:
+    lines = '"security.protocol" = "sasl_ssl"\n"sasl.mechanism" = "OAUTHBEARER"\ntoken_file = "token"'
+    text = BASE.replace(':9092"', f':9092"\n{lines}')
+
+    (fault,) = faults_of(text, tmp_path)
+    (tmp_path / "token").write_text("not-read-by-a-check")
+
+    assert (fault.key, fault.value) == ('kafka."token_file"', "'token'")
+    assert "cannot be read" in fault.problem
+    assert good(text, tmp_path).kafka["token_file"] == str(tmp_path / "token")

@@ -204,13 +204,39 @@ def test_librdkafka_takes_every_setting(capfd: pytest.CaptureFixture[str]) -> No
 def test_text_settings_are_names_that_librdkafka_knows() -> None:
     unknown = []
     for key, allowed in settings.ALLOWED.items():
-        if not allowed.words and allowed.least is None:
+        if not allowed.words and allowed.least is None and key != settings.BEARER_FILE:
             try:
                 Producer({**LOCAL, key: "127.0.0.1:9"})
             except KafkaException as error:
                 if "No such configuration property" in str(error):
                     unknown.append(key)
     assert unknown == []
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"sasl.mechanism": "OAUTHBEARER", "security.protocol": "sasl_ssl"}, "token_file"),
+        ({"sasl.mechanisms": "oauthbearer", "security.protocol": "sasl_ssl"}, "token_file"),
+        ({"token_file": "token", "security.protocol": "sasl_ssl"}, "token_file"),
+        ({"token_file": "token", "sasl.mechanism": "SCRAM-SHA-512", "security.protocol": "sasl_ssl"}, "token_file"),
+        ({"token_file": "token", "sasl.mechanism": "OAUTHBEARER", "security.protocol": "ssl"}, "security.protocol"),
+        ({"token_file": "token", "sasl.mechanism": "OAUTHBEARER", "security.protocol": "sasl_ssl"}, None),
+    ],
+)
+def test_a_token_and_its_mechanism_are_given_together(given: dict[str, str], key: str | None) -> None:
+    assert [refusal.key for refusal in settings.refusals({**LOCAL, **given})] == ([key] if key else [])
+
+
+def test_every_client_reads_the_token_by_itself(tmp_path: Path) -> None:
+    tokens = tmp_path / "token"
+    tokens.write_text("abc.def")
+    given = {**LOCAL, "security.protocol": "sasl_plaintext", "sasl.mechanism": "OAUTHBEARER", "token_file": str(tokens)}
+
+    for made in (settings.consumer(given, TIMING, "g"), settings.producer(given, TIMING), settings.admin(given, TIMING)):
+        assert made["oauth_cb"]("")[0] == "abc.def"
+        assert "token_file" not in made
+    AdminClient(settings.admin(given, TIMING))
 
 
 def test_the_settings_need_no_kafka_client() -> None:

@@ -38,11 +38,16 @@ def test_the_jvms_client_is_told_what_the_relays_own_is_told() -> None:
     }
 
 
-def test_a_setting_without_a_counterpart_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location"):
-        java_settings(
-            {"bootstrap.servers": "a:1", "security.protocol": "ssl", "ssl.keystore.location": "/k.p12"}
-        )
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"security.protocol": "ssl", "ssl.keystore.location": "/k.p12"},
+        {"security.protocol": "sasl_ssl", "sasl.mechanism": "OAUTHBEARER", "token_file": "/token"},
+    ],
+)
+def test_a_setting_without_a_counterpart_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"{[*given][-1]} is not taken over to Spark"):
+        java_settings({"bootstrap.servers": "a:1", **given})
 
 
 def test_what_is_archived_never_goes_back() -> None:

@@ -1,0 +1,80 @@
+"""A token in a file: how long a client goes by it, and what it does when nobody renews it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from relay.kafka import bearer
+from relay.kafka.bearer import Bearer
+from relay.message.errors import Unreachable
+
+NOW_S = 1_700_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bearer.clock, "wall_ms", lambda: round(NOW_S * 1000))
+
+
+def jwt(claims: object) -> str:
+    parts = ({"alg": "none"}, claims)
+    return ".".join([*(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts), "sig"])
+
+
+@pytest.mark.parametrize(
+    ("token", "life_s"),
+    [
+        (jwt({"exp": NOW_S + 60}), 60.0),
+        (jwt({"exp": int(NOW_S) + 3600}), 300.0),
+        (jwt({"exp": NOW_S - 60}), 10.0),
+        (jwt({"sub": "ann"}), 300.0),
+        (jwt([1]), 300.0),
+        (jwt({"exp": "tomorrow"}), 300.0),
+        ("opaque-token~1=", 300.0),
+        ("a.!.c".replace("!", "_"), 300.0),
+    ],
+)
+def test_a_client_reads_again_before_the_token_ends(tmp_path: Path, token: str, life_s: float) -> None:
+    (tmp_path / "token").write_text(token + "\n")
+
+    assert Bearer(tmp_path / "token")("") == (token, NOW_S + life_s)
+
+
+def test_what_was_written_since_is_read(tmp_path: Path) -> None:
+    place = tmp_path / "token"
+    place.write_text("one")
+    tokens = Bearer(place)
+    place.write_text("two")
+
+    assert tokens("")[0] == "two"
+
+
+@pytest.mark.parametrize("left", [None, "", "two words", "tök", "x" * (64 * 1024 + 1)], ids=["gone", "empty", "words", "ä", "long"])
+def test_a_file_without_a_token_is_said_at_once_and_later_leaves_the_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, left: str | None
+) -> None:
+    place = tmp_path / "token"
+    place.write_text("one")
+    tokens = Bearer(place)
+    place.unlink() if left is None else place.write_text(left)
+
+    with pytest.raises(Unreachable, match="token_file") as failure:
+        Bearer(place)
+    with caplog.at_level(logging.WARNING):
+        assert [tokens("") for _ in range(3)] == [("one", NOW_S + 10)] * 3
+    assert caplog.messages == [str(failure.value)]
+    assert "two words" not in str(failure.value)
+
+
+def test_a_token_that_ended_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = tmp_path / "token"
+    place.write_text(jwt({"exp": NOW_S - 7}))
+
+    Bearer(place)("")
+
+    assert [message.split(": ", 1)[1] for message in caplog.messages] == ["its token ended 7 s ago; see to what renews it"]
