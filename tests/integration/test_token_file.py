@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from relay import Capture, CaptureError
+from relay import Capture
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources import open_resource
 from tests.integration.secured_site import DESCRIBE, TOPIC, WRITE, Secured, rights, secured_broker, token
@@ -59,7 +59,7 @@ def renewed(tokens: Path, user: str) -> Iterator[None]:
         thread.join()
 
 
-def test_captures_outlive_their_first_token_and_fail_without_another(secured: Secured, tmp_path: Path) -> None:
+def test_captures_outlive_their_first_token(secured: Secured, tmp_path: Path) -> None:
     secured.topics("orders")
     secured.grant("ann", *rights(TOPIC, "orders", WRITE, DESCRIBE))
     resource = open_resource("shop", f"sqlite:///{tmp_path}/shop.db")
@@ -76,16 +76,6 @@ def test_captures_outlive_their_first_token_and_fail_without_another(secured: Se
             time.sleep(0.2)
     wait_for(lambda: capture.backlog == 0, what="all markers")
     assert len(read_all(secured.kafka, "orders", 1)) >= published
-
-    def is_refused() -> bool:
-        try:
-            with capture.transaction() as tx:
-                tx.publish("orders", b"x")
-        except CaptureError:
-            return True
-        return False
-
-    wait_for(is_refused, what="the end of the last token", deadline_s=4 * LIFE_S)
     capture.close()
 
 
