@@ -38,7 +38,7 @@ def store_rule(value: str) -> str:
         )
     raise Wrong(
         "not a store",
-        'write "sqlite:///path.db", "files:///folder", a resource\'s name, or one of these with "log+" before it',
+        'write "sqlite:///path.db", "files:///folder" or a resource\'s name; with "log+" before a database the values stay in the log',
     )
 
 

@@ -123,6 +123,7 @@ def test_a_store_is_an_address_or_a_resource(store: str, url: str, tmp_path: Pat
         (FIRST.replace("sqlite:///credit.db", "elsewhere"), "store", "no such resource"),
         (FIRST.replace("sqlite:///credit.db", "postgresql://a:b@c/d"), "store", "name the resource"),
         (FIRST.replace("sqlite:///credit.db", "mysql://c/d"), "store", "not a store"),
+        (FIRST.replace("sqlite:///credit.db", "log+files:///c"), "store", '"log+" before a database'),
         ('store = "shop"', "subscribers", "missing"),
         ('store = "shop"\nsubscribers = {}', "subscribers", "no subscriber"),
         (FIRST.replace('"bob"', '"approval"'), "subscribers", "stands twice"),
