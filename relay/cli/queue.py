@@ -1,4 +1,4 @@
-"""``relay queue``: see every queue, stop and start it, empty it, move it; from any machine that reaches the brokers."""
+"""``relay queue``: see every queue, stop and start it, empty it, move it; from any machine that reaches brokers and stores."""
 
 from __future__ import annotations
 
