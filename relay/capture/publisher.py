@@ -58,9 +58,10 @@ class Capture:
     processes that are forked open their own. On SQLite the parent must ``close`` before it forks: nothing may have the file
     open then, or its forks are refused.
 
-    A block needs a database session to itself: an address of PgBouncer's transaction mode is refused (ConfigError).
-    ``inquiries`` is the topic on which relays ask this process what they cannot ask the database; without it (None) they
-    wait. ``registry`` is the configuration's section about a schema registry, which only ``avro`` asks.
+    A block needs a database session to itself: an address of PgBouncer's transaction mode is refused (ConfigError). It takes
+    up to ``max_messages`` and ``max_bytes`` (100,000 and 64 MiB, as with ``open``). ``inquiries`` is the topic on which relays ask
+    this process what they cannot ask the database; without it (None) they wait. ``registry`` is the configuration's section about
+    a schema registry, which only ``avro`` asks.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from relay.queue.states import PublisherState, SubscriberState
 
 PRIORITY_MAX: Final = 9
-"""0 is the lowest and the default; 9 goes first. Priority orders lanes, never messages inside one."""
+"""0 is the lowest, 9 goes first. Priority orders lanes, never messages inside one."""
 
 
 class Group(NamedTuple):

@@ -103,9 +103,9 @@ class Message:
     ) -> None:
         """Put a child into another queue if and only if this message becomes DONE; a mapping or list goes as JSON.
 
-        Its key and lane are ``key``, else this message's, and so is its priority. Raises CallOver after the handler has
-        returned, and in another process; HeadersRefused; TypeError for a value that JSON cannot express; ValueError for a
-        priority or a time that is no number.
+        Its key and lane are ``key``, else this message's, and so is its priority (0 to 9; 9 goes first). Raises CallOver
+        after the handler has returned, and in another process; HeadersRefused; TypeError for a value that JSON cannot
+        express; ValueError for a priority or a time that is no number.
         """
         check_call(self.process, is_over=self.is_over)
         payload = value if value is None else _raw(value)
