@@ -12,7 +12,7 @@ from typing import Final
 from relay.message.record import LogPartition
 
 TRIM_ROWS: Final = 20_000
-"""Inbox rows deleted in one transaction at most: twice a full batch, so that trimming catches up."""
+"""Inbox rows deleted in one transaction at most: as many as a batch brings by default, so that trimming keeps up."""
 _MORE: Final = 16
 """A step that deleted all it could lengthens the next one by a sixteenth: too long a step costs a whole timeout."""
 
