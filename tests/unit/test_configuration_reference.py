@@ -25,6 +25,7 @@ from relay.kafka.settings import Allowed
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "relay/config/CONFIGURATION.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
+SPARK = (ROOT / "spark/README.md").read_text("utf-8")
 SECTIONS: dict[str, type[BaseModel]] = {
     "## [relay]": RelaySection,
     "## [resources.NAME]": ResourceConfig,
@@ -104,6 +105,27 @@ def test_each_option_is_documented_with_its_default_and_no_other_is(title: str) 
 
     assert sorted(written) == sorted(real)
     assert [name for name in real if not is_default(written[name], real[name])] == []
+
+
+def test_what_must_not_be_lost_of_the_state_is_named() -> None:
+    (row,) = re.findall(r"^\| `state` \|.*$", REFERENCE, re.MULTILINE)
+    source = "".join(path.read_text("utf-8") for folder in ("relay", "spark") for path in sorted((ROOT / folder).rglob("*.py")))
+    marks_and_benchmarks = {"work", "fresh"}
+    folders = set(re.findall(r'relay\.state / "(\w+)"', source)) - marks_and_benchmarks
+
+    assert {"journal", "spark"} <= folders
+    assert [name for name in sorted(folders) if f"`{name}/`" not in row] == []
+
+
+def test_each_option_and_column_of_sparks_format_is_documented() -> None:
+    from relay.spark import options as spark_options  # noqa: PLC0415 - only this test needs PySpark
+    from relay.spark import rows  # noqa: PLC0415
+
+    (body,) = re.findall(r'^## format\("relay"\)\n(.*?)(?=^##)', SPARK, re.MULTILINE | re.DOTALL)
+    table, columns = body.split("Columns:")
+
+    assert {name.lower() for name in re.findall(r"`(\w+)`", table)} >= spark_options._OWN
+    assert set(re.findall(r"`(\w+)`", columns.partition(". ")[0])) == set(rows._TYPES)
 
 
 def test_readmes_configuration_is_one_file_that_passes_the_check(tmp_path: Path) -> None:
