@@ -30,8 +30,8 @@ from relay.message.envelope import (
     SOURCE,
 )
 from relay.message.errors import ConfigError
-from relay.message.record import LogPartition, headers_if_any, lane_name
-from relay.message.schemas import UnknownRecord, codec
+from relay.message.record import LogPartition, headers_if_any, lane_name, of_other_version
+from relay.message.schemas import OtherVersion, UnknownRecord, codec
 from relay.monitor import entries
 from relay.monitor.redrive import Order, Orders
 from relay.monitor.resolution import Resolutions
@@ -180,17 +180,26 @@ def dead_letters(batches: Batches, route: str, into: Letters) -> None:
 
 
 def monitor(batches: Batches, known: Evidence | None = None) -> tuple[Evidence, int]:
-    """Return what a monitor topic proves, beyond what is known of it, and how many of its records cannot be read."""
+    """Return what a monitor topic proves, beyond what is known of it, and how many of its records cannot be read.
+
+    Raises Stopped for one of another version.
+    """
     evidence, broken = known.copy() if known is not None else Evidence(), 0
+    other = None
     for records in batches:
         for place, _offset, message in records:
+            entry = None
             try:
                 entry = entries.decode(message.key(), message.value())
+            except OtherVersion:
+                # Raised behind the loop: here the client would be closed under the reading.
+                other = other or of_other_version(message.topic(), message.partition(), message.offset())
             except UnknownRecord:
                 broken += 1
-                continue
             if entry is not None:
                 evidence.take(place, entry, broker_time(message))
+    if other is not None:
+        raise other
     return evidence, broken
 
 

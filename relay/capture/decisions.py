@@ -16,7 +16,7 @@ from relay.capture.resolver import Resolution, State
 from relay.message.envelope import ResourceName
 from relay.message.identity import NONCE_BYTES, capture_id
 from relay.message.record import LogPartition
-from relay.message.schemas import UnknownRecord, codec
+from relay.message.schemas import OtherVersion, UnknownRecord, codec
 
 PREFIX: Final = "decisions:"
 """What a message names as its resource begins so; no configured resource's name has a colon."""
@@ -111,9 +111,11 @@ def encode_decision(decision: UnitDecision) -> tuple[bytes, bytes]:
 
 
 def decode_decision(value: bytes | None) -> UnitDecision | None:
-    """Return the decision that a record holds; None for anything else."""
+    """Return the decision that a record holds; None for anything else. Raises OtherVersion."""
     try:
         record = codec("decision").decode(value or b"")
+    except OtherVersion:
+        raise  # passed over, a unit that it has committed would be decided once more
     except UnknownRecord:
         return None
     attempts = tuple(

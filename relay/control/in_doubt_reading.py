@@ -17,14 +17,13 @@ from relay.config.routes import RouteConfig, TopicDestination
 from relay.control.status import PartitionView, RouteView
 from relay.control.status_reading import StatusReader
 from relay.delivery.compaction import why_untold
-from relay.delivery.evidence_reading import ProvenOffsets
+from relay.delivery.evidence_reading import ProvenOffsets, decoded
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
-from relay.message.schemas import UnknownRecord
-from relay.monitor.entries import Begin, Page, decode
+from relay.monitor.entries import Begin, Page
 from relay.monitor.in_doubt import Attempt, Doubt, Why, in_doubt
 from relay.monitor.resolution import (
     Kind,
@@ -191,10 +190,7 @@ class InDoubtReader:
         visible: set[tuple[bytes, int]] = set()
         for records in self._stable.read({monitor: (span[0], min(span[1], stable))}):
             for record in records:
-                try:
-                    entry = decode(record.key(), record.value())
-                except UnknownRecord:
-                    continue
+                entry = decoded(record)
                 if entry is not None:
                     fold.add(record.offset(), entry)
                     if isinstance(entry, Begin):
@@ -299,10 +295,7 @@ class InDoubtReader:
 def _begins(reader: PartitionReader, monitor: LogPartition, span: tuple[int, int]) -> Iterator[tuple[int, int, Begin]]:
     for records in reader.read({monitor: span}):
         for record in records:
-            try:
-                entry = decode(record.key(), record.value())
-            except UnknownRecord:
-                continue
+            entry = decoded(record)
             if isinstance(entry, Begin):
                 yield record.offset(), record.timestamp()[1], entry
 

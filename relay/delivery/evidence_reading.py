@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from relay.delivery.ports import Reader
-from relay.message.record import LogPartition, Record
-from relay.message.schemas import UnknownRecord
+from relay.message.record import LogPartition, Record, of_other_version
+from relay.message.schemas import OtherVersion, UnknownRecord
 from relay.monitor.entries import (
     NOT_DELIVERED,
     UNKNOWN_OFFSET,
@@ -63,7 +63,6 @@ class MonitorView:
     read_to: int
     scan_from: int
     own_begin: int | None = None
-    broken: int = 0
     scan: BeginScan | None = None
 
     @property
@@ -94,9 +93,14 @@ def entries(reader: Reader, topic: str, ranges: dict[int, tuple[int, int]]) -> I
 
 
 def decoded(record: Record) -> Entry | None:
-    """Return the entry that a monitor's record holds, None for one that is no entry or is broken."""
+    """Return the entry that a monitor's record holds, None for one that is no entry or is broken.
+
+    Raises Stopped for one of another version: it may say what was begun or delivered.
+    """
     try:
         return decode(record.key(), record.value())
+    except OtherVersion as error:
+        raise of_other_version(record.topic(), record.partition(), record.offset()) from error
     except UnknownRecord:
         return None
 

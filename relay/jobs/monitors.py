@@ -12,8 +12,8 @@ from relay.jobs import facts, judging
 from relay.jobs.facts import Ends
 from relay.jobs.records import Range
 from relay.kafka.topics import Topics
-from relay.message.record import LogPartition
-from relay.message.schemas import UnknownRecord
+from relay.message.record import LogPartition, of_other_version
+from relay.message.schemas import FRAME_BYTES, OtherVersion, UnknownRecord
 from relay.monitor import entries
 
 if TYPE_CHECKING:
@@ -48,13 +48,19 @@ class Monitors:
             return Monitor()
         found = Monitor(ranges_of(self._topics, known[name]))
         records = self._read(found.ranges)
-        small = records.where("substring(key, 1, 1) in (X'62', X'73', X'74')").select(
-            "partition", "offset", "key", "value"
+        # What another version wrote is looked for by its frame, so that pages stay where they are.
+        readable = ", ".join(f"X'{frame.hex()}'" for frame in sorted(entries.frames()))
+        is_small = "substring(key, 1, 1) in (X'62', X'73', X'74')"
+        is_other = f"substring(value, 1, 2) = X'c301' and substring(value, 1, {FRAME_BYTES}) not in ({readable})"
+        small = records.where(f"{is_small} or ({is_other})").selectExpr(
+            "partition", "offset", "key", f"if({is_small}, value, substring(value, 1, {FRAME_BYTES})) as value"
         )
         broken = 0
         for row in small.orderBy("partition", "offset").collect():
             try:
                 entry = entries.decode(bytes(row.key), bytes(row.value) if row.value is not None else None)
+            except OtherVersion as error:
+                raise of_other_version(name, row.partition, row.offset) from error
             except UnknownRecord:
                 broken += 1
                 continue

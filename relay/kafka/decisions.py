@@ -26,7 +26,8 @@ from relay.kafka.reading import PartitionReader
 from relay.kafka.settings import TimingLike
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.errors import ConfigError, InDoubt, RecordRefused, Unreachable
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, Record, of_other_version
+from relay.message.schemas import OtherVersion
 from relay.run import clock, randomness
 from relay.run.crash import crash_point
 
@@ -50,7 +51,7 @@ def writer_id(relay: str, writer: str) -> str:
 
 
 class DecisionWriter:
-    """Decides for the units of one writer. Raises Unreachable, ConfigError, InDoubt."""
+    """Decides for the units of one writer. Raises Unreachable, ConfigError, InDoubt, Stopped."""
 
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike, relay: str) -> None:
         self._kafka = kafka
@@ -185,8 +186,15 @@ class DecisionWriter:
             (record.offset(), decision)
             for records in reader.read({self._partition: (first, end)})
             for record in records
-            if (decision := decode_decision(record.value())) is not None
+            if (decision := _decoded(record)) is not None
         ]
+
+
+def _decoded(record: Record) -> UnitDecision | None:
+    try:
+        return decode_decision(record.value())
+    except OtherVersion as error:
+        raise of_other_version(record.topic(), record.partition(), record.offset()) from error
 
 
 class DecisionLog:
@@ -200,7 +208,7 @@ class DecisionLog:
         self._decisions = UnitDecisions()
 
     def decisions(self) -> UnitDecisions:
-        """Return what is decided now. Raises Unreachable, or Stuck while a decision is still being made."""
+        """Return what is decided now. Raises Unreachable, Stuck while a decision is still being made, or Stopped for another version's."""
         if self._readers is None:
             self._readers = (self._open(False), self._open(True))
         uncommitted, committed = self._readers
@@ -208,7 +216,7 @@ class DecisionLog:
         first = max(low, self._read_to)
         for records in committed.read({self._partition: (first, high)}):
             for record in records:
-                decision = decode_decision(record.value())
+                decision = _decoded(record)
                 if decision is not None:
                     self._decisions.add(decision, record.offset())
                 self._read_to = record.offset() + 1

@@ -9,7 +9,7 @@ from operator import methodcaller
 from typing import Final, NamedTuple, Protocol
 
 from relay.message.envelope import Headers
-from relay.message.errors import MessageRejected
+from relay.message.errors import MessageRejected, Stopped
 from relay.message.limits import raise_limit
 
 TOPIC_CHARACTERS_MAX: Final = 249
@@ -60,6 +60,14 @@ until the interpreter has specialized the call (CPython 3.11, after a few record
 process ends. Called from C, the answer is checked every time.
 """
 
+
+
+def of_other_version(topic: str | None, partition: int | None, offset: int | None) -> Stopped:
+    """Return what to raise over a record of the relay's own that this version cannot read, and must not pass over."""
+    return Stopped(
+        f"{topic}[{partition}] has at offset {offset} what another version of the relay wrote, and this one cannot read: run "
+        "that version, or a newer one"
+    )
 
 
 def headers_if_any(record: Record) -> Headers:

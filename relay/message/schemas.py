@@ -26,6 +26,10 @@ class UnknownRecord(ValueError):
     """The bytes are not a record of the expected schema."""
 
 
+class OtherVersion(UnknownRecord):
+    """The frame is whole and names a schema that this version does not have."""
+
+
 def _folder() -> Path:
     """Return the schemas' folder: inside the wheel, or beside the package in a checkout."""
     inside = _PACKAGE / "schemas"
@@ -40,6 +44,11 @@ class Codec:
         self.frame = _frame(schema)
         self._earlier = {_frame(one): one for one in earlier}
 
+    @property
+    def frames(self) -> frozenset[bytes]:
+        """What records begin with that can be read."""
+        return frozenset((self.frame, *self._earlier))
+
     def encode(self, record: dict[str, Any]) -> bytes:
         """Return the framed record."""
         buffer = io.BytesIO()
@@ -48,12 +57,14 @@ class Codec:
         return buffer.getvalue()
 
     def decode(self, raw: bytes) -> dict[str, Any]:
-        """Return the record; UnknownRecord if the frame names another schema or the body is broken."""
+        """Return the record; OtherVersion if the frame names another schema, UnknownRecord if frame or body is broken."""
         written = None
         if raw[:FRAME_BYTES] != self.frame:
             written = self._earlier.get(raw[:FRAME_BYTES])
+            if written is None and is_framed(raw):
+                raise OtherVersion("the frame names another schema: another version of the relay wrote it")
             if written is None:
-                raise UnknownRecord("the frame names another schema")
+                raise UnknownRecord("it has no frame")
         try:
             body = io.BytesIO(raw[FRAME_BYTES:])
             if written is None:
@@ -64,6 +75,11 @@ class Codec:
             raise UnknownRecord(str(error)) from error
         assert isinstance(found, dict)
         return found
+
+
+def is_framed(raw: bytes) -> bool:
+    """Do the bytes begin as a record of some schema does?"""
+    return len(raw) >= FRAME_BYTES and raw.startswith(_MARKER)
 
 
 def _frame(schema: Any) -> bytes:

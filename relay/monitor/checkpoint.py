@@ -83,6 +83,11 @@ class CheckpointFile:
         except OSError as error:
             index.clear()
             return Loaded(0, None, f"{self._path.name} cannot be read: {error.strerror}")
+        except ValueError as error:
+            # A whole block of another version: of a kind, or with ranges, that this one does not know.
+            index.clear()
+            self._good_bytes = 0
+            return Loaded(0, None, f"{self._path.name} cannot be read: {error}")
 
     def save(self, index: DedupIndex, position: int, first: int) -> None:
         """Append the index's journal, or write the file anew when most of it is outdated; durable on return."""

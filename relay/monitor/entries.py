@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
 from relay.message.record import LogMessage, LogPartition
-from relay.message.schemas import UnknownRecord, codec
+from relay.message.schemas import OtherVersion, UnknownRecord, codec, is_framed
 from relay.monitor.ranges import RangeEntry, decode_value, encode_key, encode_value
 
 PAGE_ROWS: Final = 4096
@@ -146,12 +146,17 @@ def encode(entry: Entry, page_number: int = 0) -> tuple[bytes, bytes]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> Entry | None:
-    """Read a monitor record; None for tombstones and for kinds of key that mean something else.
+    """Read a monitor record; None for tombstones and for what is no record of the relay's.
 
-    Raises UnknownRecord if the value is broken or does not belong under its key.
+    Raises UnknownRecord if the value is broken or does not belong under its key, and OtherVersion, which nobody who decides
+    may pass over, if a version wrote it that has another schema or another kind of entry.
     """
     kind = (key or b"")[:1]
-    if key is None or value is None or kind not in (b"e", b"b", b"s", b"t", b"r"):
+    if key is None or value is None:
+        return None
+    if kind not in (b"e", b"b", b"s", b"t", b"r"):
+        if is_framed(value):
+            raise OtherVersion(f"a record of kind {kind!r}: another version of the relay wrote it")
         return None
     if kind == b"e":
         return _read_page(key, value)
@@ -165,6 +170,12 @@ def decode(key: bytes | None, value: bytes | None) -> Entry | None:
     if key != _key(kind, entry):
         raise UnknownRecord(f"a monitor record of {entry.worker} lies under the key of another one")
     return entry
+
+
+def frames() -> frozenset[bytes]:
+    """Return what the values of entries begin with, those of earlier versions included."""
+    names = ("monitor_page", "monitor_range", "monitor_begin", "monitor_seal")
+    return frozenset().union(*(codec(name).frames for name in names))
 
 
 def transaction_of_page(key: bytes | None) -> tuple[bytes, int] | None:

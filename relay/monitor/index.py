@@ -15,6 +15,7 @@ import orjson
 from relay.message.errors import Stopped
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
+from relay.message.schemas import UnknownRecord
 from relay.monitor.entries import NOT_DELIVERED, Page, select
 from relay.monitor.ranges import Ranges
 from relay.monitor.rows import (
@@ -29,7 +30,7 @@ from relay.monitor.rows import (
     pack,
     split,
 )
-from relay.monitor.rows_on_disk import DiskRows
+from relay.monitor.rows_on_disk import DiskRows, UnusableStoreError
 
 _TOPICS_MAX: Final = 255
 _REPLAY_BYTES: Final = DIGEST_BYTES + 1
@@ -379,9 +380,13 @@ def open_index(directory: Path, partition: int, budget: Budget) -> DedupIndex:
     if not place.exists():
         return DedupIndex(partition, MemoryRows(), budget=budget, directory=place)
     index = DedupIndex(partition, DiskRows(place))
-    index.adopt(orjson.loads(index.recall(TOPICS_FACT) or b"[]"))
-    index.know_replays()
-    index.apply(Change(Kind.RANGES, index.recall(RANGES_FACT) or b""))
+    try:
+        index.adopt(orjson.loads(index.recall(TOPICS_FACT) or b"[]"))
+        index.know_replays()
+        index.apply(Change(Kind.RANGES, index.recall(RANGES_FACT) or b""))
+    except UnknownRecord as error:
+        index.close()
+        raise UnusableStoreError(f"{place.name} has ranges that cannot be read: {error}") from error
     return index
 
 

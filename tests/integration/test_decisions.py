@@ -12,14 +12,14 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from typer.testing import CliRunner
 
-from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit
+from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, encode_decision
 from relay.cli import unit
 from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionWriter, decisions_partition, writer_id
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.envelope import CAPTURE, ID, RESOURCE, SOURCE, SPECVERSION, TYPE
-from relay.message.errors import CheckFailed
+from relay.message.errors import CheckFailed, Stopped
 from relay.message.record import LogPartition
 from relay.run import crash, randomness
 from tests.conftest import MakeRoute, MakeTopic
@@ -119,6 +119,19 @@ def test_drivers_that_connected_early_decide_by_turns_each_unit_once(kafka: str,
     assert [one.run for one in stands] == ["a", "a", "b", "b", "a", "a", "b", "b"]
     assert [one.previous for one in stands[2::2]] == sorted({one.previous for one in stands[2::2]})
     assert len(read_all(kafka, f"{relay_name}.decisions", 1)) == 4
+
+
+def test_a_driver_stops_where_another_version_may_have_decided(kafka: str, relay_name: str) -> None:
+    unit, (_, value) = batch_unit("q", 1), encode_decision(decision(batch_unit("q", 1), "later"))
+    place = decisions_partition(relay_name)
+    producer = Producer({"bootstrap.servers": kafka})
+    producer.produce(place.topic, key=b"q/1", value=value[:2] + bytes(8) + value[10:], partition=place.partition)
+    assert producer.flush(30) == 0
+
+    with pytest.raises(Stopped, match=rf"{place.topic}\[0\] has at offset 0 what another version of the relay wrote"):
+        writer(kafka, relay_name).decide(decision(unit, "now"))
+
+    assert len(read_all(kafka, place.topic, 1)) == 1, "or the unit would be committed twice"
 
 
 def append(route: TopicRoute, of: Unit, run: str, attempt: Attempt, count: int, prefix: str) -> None:

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.audit.verify import COUNTS, MORE_COUNTS, verify
 from relay.local import spark
 from relay.message import identity
-from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal
+from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal, encode
 from tests.integration import warm_spark
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_changed import delivered
@@ -359,6 +359,21 @@ def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path:
     assert "topic no-such-topic, the log, does not exist; create it, or correct the route" in said
     code, _, said = warmly(str(away))
     assert code == 3, said
+    assert "Traceback" not in said
+
+
+def test_a_page_of_another_version_is_not_judged_without(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    site.write(site.log, 1)
+    site.record(Begin("w", "w", b"i" * 16, 1, -1, [], []), page_of(site, [0], b"i" * 16))
+    key, value = encode(page_of(site, [1], b"j" * 16))
+    site.producer.produce(site.monitor, key=key, value=value[:2] + bytes(8) + value[10:], partition=0)
+    assert site.producer.flush(30) == 0
+
+    code, report, said = warmly(str(site.config.path))
+
+    assert (code, report) == (1, {})
+    assert f"{site.monitor}[0] has at offset 2 what another version of the relay wrote" in said
     assert "Traceback" not in said
 
 

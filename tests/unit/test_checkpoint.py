@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relay.message.errors import Stopped, Unreachable
-from relay.monitor import rows_on_disk
+from relay.monitor import checkpoint, ranges, rows_on_disk
 from relay.monitor.checkpoint import CheckpointFile, CheckpointStore, Identity
 from relay.monitor.entries import Page, Proof
 from relay.monitor.index import Budget, DedupIndex, memory_index
+from relay.monitor.ranges import RangeEntry, encode_value
 from relay.monitor.rows_on_disk import UnusableStoreError
 
 TOPIC_ID = b"T" * 16
@@ -249,6 +250,40 @@ def test_a_damaged_table_costs_one_start_and_not_every_one(tmp_path: Path, use) 
     assert "failed while it was in use" in loaded.reason
     assert (loaded.position, names_in(index)) == (0, {})
     index.close()
+
+
+@pytest.mark.parametrize("budget", [10**6, 5], ids=["memory", "disk"])
+def test_ranges_of_another_version_are_left_to_the_monitor(tmp_path: Path, budget: int, monkeypatch) -> None:
+    one = store(tmp_path, budget=budget)
+    index, _ = one.open(0)
+    index.add_page(page(range(10)))
+    index.ranges.restore(RangeEntry("w", b"i" * 16, 1, "orders", b"s", b"i", [1, 2], [], [], [], 0))
+    with monkeypatch.context() as later:
+        later.setattr(ranges, "encode_value", lambda entry: b"\xc3\x01" + bytes(8) + encode_value(entry)[10:])
+        one.save(index, 40)
+    one.close(index)
+
+    index, loaded = store(tmp_path, budget=budget).load(0)
+    assert "another version" in loaded.reason
+    assert (loaded.position, names_in(index)) == (0, {})
+    index.close()
+
+
+def test_a_block_of_a_kind_that_is_not_known_is_left_to_the_monitor(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    with path.open("ab") as file:
+        file.write(checkpoint._block(9, b"later"))
+    one = store(tmp_path)
+    index, loaded = one.load(0)
+
+    assert "cannot be read" in loaded.reason
+    assert (loaded.position, names_in(index)) == (0, {})
+
+    index.add_page(page([7]))
+    one.save(index, 45)
+    one.close(index)
+    index, loaded = store(tmp_path).load(0)
+    assert (loaded.reason, loaded.position, names_in(index)) == ("", 45, {7: 14})
 
 
 def test_a_move_to_disk_without_a_save_falls_back_to_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""What another version of the relay wrote stops whoever would decide by it: passed over, it loses or doubles messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relay.audit import readers
+from relay.kafka.decisions import DecisionLog
+from relay.message.errors import Stopped
+from relay.message.schemas import FRAME_BYTES, OtherVersion, UnknownRecord
+from relay.monitor.entries import Begin, Page, Proof, Seal, decode, encode, frames
+from relay.monitor.ranges import RangeEntry
+from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.numbered_messages import MONITOR, batch, captured, out
+from tests.unit.test_intake import Fake
+from tests.unit.test_numbered_delivery import TopicProcess
+from tests.unit.test_unit_decisions import MINE, Topic, commit
+
+INSTANCE = b"i" * 16
+ENTRIES = {
+    "begin": Begin("later", "later", INSTANCE, 1, -1, [], []),
+    "page": Page("later", INSTANCE, 1, Proof.PROVEN, None, "log", 0, b"d" * 16, b"c" * 8, [0], b"\0"),
+    "seal": Seal("later", INSTANCE, 1),
+    "range": RangeEntry("later", INSTANCE, 1, "log", b"s", b"i", [1, 2], [], [], [], 0),
+}
+
+
+def append(kafka: MemoryKafka, key: bytes, value: bytes) -> int:
+    """Append to the monitor as a worker does, and return the offset."""
+    made = kafka.transaction("later")
+    made.init()
+    made.begin()
+    made.produce(MONITOR, key, value)
+    made.commit()
+    return len(kafka.logs[MONITOR]) - 1
+
+
+def of_another_version(value: bytes) -> bytes:
+    """Give a record the frame of a schema that this version does not have."""
+    return value[:2] + bytes(8) + value[10:]
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_a_monitor_entry_of_another_version_is_told_from_a_broken_one(entry: Any) -> None:
+    key, value = encode(entry)
+
+    with pytest.raises(OtherVersion):
+        decode(key, of_another_version(value))
+    with pytest.raises(UnknownRecord) as broken:
+        decode(key, b"broken")
+    assert not isinstance(broken.value, OtherVersion)
+
+
+def test_a_kind_of_monitor_entry_that_is_not_known_is_not_passed_over() -> None:
+    with pytest.raises(OtherVersion, match="kind"):
+        decode(b"q" + INSTANCE, encode(ENTRIES["seal"])[1])
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_a_route_stops_over_what_another_version_wrote_into_its_monitor(entry: Any) -> None:
+    kafka = MemoryKafka()
+    TopicProcess(kafka).delivery.submit(batch([captured(1)], 1))
+    key, value = encode(entry)
+    offset = append(kafka, key, of_another_version(value))
+
+    with pytest.raises(Stopped, match=rf"monitor\[0\] has at offset {offset} what another version .*run that version"):
+        TopicProcess(kafka)
+
+    assert len(out(kafka)) == 1
+
+
+def test_a_route_passes_over_what_is_broken() -> None:
+    kafka = MemoryKafka()
+    append(kafka, encode(ENTRIES["seal"])[0], b"broken")
+    TopicProcess(kafka).delivery.submit(batch([captured(1)], 1))
+
+    assert len(out(kafka)) == 1
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_the_audit_judges_nothing_by_what_it_can_read_of_another_version(entry: Any) -> None:
+    kafka = MemoryKafka()
+    key, value = encode(entry)
+    append(kafka, key, value)
+    known, broken = readers.monitor([[(0, 0, one) for one in kafka.logs[MONITOR]]])
+    offset = append(kafka, key, of_another_version(value))
+
+    assert broken == 0
+    with pytest.raises(Stopped, match=f"offset {offset}"):
+        readers.monitor([[(0, 0, one) for one in kafka.logs[MONITOR]]], known)
+
+
+def test_the_frames_of_all_entries_are_known() -> None:
+    assert {encode(entry)[1][:FRAME_BYTES] for entry in ENTRIES.values()} < frames()
+    assert len(frames()) == len(ENTRIES) + 2, "and those of two earlier begins"
+
+
+def test_decisions_of_another_version_are_not_passed_over() -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    topic.write(commit(MINE))
+    assert len(log.decisions()) == 1
+    topic.records.append(Fake(1, None, of_another_version(topic.records[0].value())))
+
+    for _ in range(2):
+        with pytest.raises(Stopped, match=r"at offset 1 what another version .*run that version"):
+            log.decisions()
