@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from functools import cache
 from typing import Final, Literal
 
 Kind = Literal["postgresql", "sqlite"]
@@ -30,6 +33,18 @@ def raised(table: str, column: str) -> str:
         f"select setval({sequence}, max({column})) from {table} "  # noqa: S608
         f"having max({column}) > coalesce(pg_sequence_last_value({sequence}::regclass), 0)"
     )
+
+
+def grown(table: str, column: str, definition: str) -> str:
+    """Return PostgreSQL's statement that adds a column to a table of an earlier version.
+
+    Not "add column if not exists", which waits for every writer to end also where there is nothing to add.
+    """
+    return f"""do $$ begin
+    if not exists (select from pg_attribute where attrelid = to_regclass('{table}') and attname = '{column}') then
+        alter table {table} add column {column} {definition};
+    end if;
+end $$"""
 
 
 _POSTGRESQL: Final = (
@@ -66,6 +81,7 @@ end $$""",
     writes bigint not null default 0,
     primary key (relay, route, topic_id, partition)
 ) with (fillfactor = 50)""",
+    grown("relay_position", "writes", "bigint not null default 0"),
     """create table if not exists relay_inbox (
     relay text not null,
     route text not null,
@@ -174,6 +190,9 @@ values (
 ) without rowid""",
 )
 
+SQLITE_GROWN: Final = (("relay_position", "writes", "integer not null default 0"),)
+"""Table, column and definition of what `relay migrate` adds to tables of an earlier version: SQLite has no condition for it."""
+
 _NEW_IDENTITY: Final = {
     "postgresql": "update relay_resource set uuid = gen_random_uuid()::text",
     "sqlite": """update relay_resource set uuid =
@@ -196,6 +215,18 @@ def quoted_topics(names: Iterable[str]) -> list[str]:
 def statements(kind: Kind) -> tuple[str, ...]:
     """Return the statements of `relay migrate`, in their order; SQLite's file is put into WAL mode on opening."""
     return _SQLITE if kind == "sqlite" else _POSTGRESQL
+
+
+@cache
+def own_columns() -> Mapping[str, frozenset[str]]:
+    """Return the columns of each of the relay's own tables, which have the same names in both dialects."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in statements("sqlite"):
+            connection.execute(statement)
+        found = connection.execute(
+            "select t.name, c.name from sqlite_schema t, pragma_table_info(t.name) c where t.type = 'table' and t.name like 'relay%'"
+        ).fetchall()
+    return {table: frozenset(column for owner, column in found if owner == table) for table, _ in found}
 
 
 def new_identity(kind: Kind) -> str:

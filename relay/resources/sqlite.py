@@ -88,6 +88,11 @@ class SqliteResource:
         with reaching(self.name):
             for statement in schema.statements("sqlite"):
                 connection.execute(statement)
+            connection.execute("begin immediate")  # or another migration might add the same column meanwhile
+            for table, column, definition in schema.SQLITE_GROWN:
+                if not connection.execute("select 1 from pragma_table_info(?) where name = ?", (table, column)).fetchone():
+                    connection.execute(f"alter table {table} add column {column} {definition}")
+            connection.execute("commit")
         connection.close()
 
     def renew_identity(self) -> str:

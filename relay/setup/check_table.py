@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -16,6 +17,7 @@ from relay.config.model import ResourceConfig, TableDestination
 from relay.delivery.table import quoted
 from relay.message.errors import Unreachable
 from relay.resources.postgresql import remedy
+from relay.resources.schema import own_columns
 from relay.setup.check_topics import Findings
 
 _CONNECT_S: Final = 5
@@ -36,6 +38,11 @@ select owned, granted, to_regclass(owned) is not null, coalesce(has_table_privil
 from unnest(%s::text[], %s::text[]) as wanted (owned, granted)
 """
 
+_OWN_COLUMNS: Final = """
+select owned, wanted.name from unnest(%s::text[], %s::text[]) as wanted (owned, name)
+where to_regclass(owned) is not null
+  and not exists (select from pg_attribute where attrelid = to_regclass(owned) and attname = wanted.name and not attisdropped)
+"""
 _COLUMNS: Final = """
 select a.attname, a.attnotnull and not a.atthasdef and a.attidentity = '' and a.attgenerated = '',
        has_column_privilege(a.attrelid, a.attnum, 'insert'), has_column_privilege(a.attrelid, a.attnum, 'update'),
@@ -155,8 +162,11 @@ def judge_own_tables(name: str, resource: ResourceConfig, findings: Findings) ->
     url = resource.url.get_secret_value()
     if resource.kind == "sqlite":
         for table in OWN_TABLES:
-            if _sqlite_table(name, url, table) is None:
+            facts = _sqlite_table(name, url, table)
+            if facts is None:
                 findings.fault(f"resources.{name}", table, "the table does not exist", "run `relay migrate`")
+            else:
+                _judge_age(name, table, own_columns()[table] - facts.columns.keys(), findings)
         path = url.removeprefix("sqlite:///")
         if Path(path).exists() and not os.access(path, os.W_OK):
             findings.fault(
@@ -180,6 +190,15 @@ def judge_own_tables(name: str, resource: ResourceConfig, findings: Findings) ->
         else:
             remedy = "run `relay migrate`, and let the role see the schema it creates them in"
             findings.fault(f"resources.{name}", table, "the table does not exist", remedy)
+    columns = [(table, column) for table in OWN_TABLES for column in own_columns()[table]]
+    for table, column in _ask(name, url, _OWN_COLUMNS, [list(part) for part in zip(*columns, strict=True)]):
+        _judge_age(name, table, [column], findings)
+
+
+def _judge_age(name: str, table: str, lacking: Iterable[str], findings: Findings) -> None:
+    for column in sorted(lacking):
+        problem = "the column does not exist: the table is an earlier version's"
+        findings.fault(f"resources.{name}", f"{table}.{column}", problem, "run `relay migrate`")
 
 
 def judge_writable(name: str, resource: ResourceConfig, findings: Findings) -> None:

@@ -16,6 +16,7 @@ import pytest
 from psycopg import sql
 from psycopg.pq.abc import PGresult
 
+from relay.config.model import ResourceConfig
 from relay.message.errors import Unreachable
 from relay.resources import open_resource, patience, postgresql_session
 from relay.resources.port import (
@@ -26,10 +27,33 @@ from relay.resources.port import (
     Session,
 )
 from relay.resources.postgresql_session import PostgresqlSession
+from relay.setup.check_table import judge_own_tables
+from relay.setup.check_topics import Findings
 from tests.contracts.resource_contract import LOCK_TIMEOUT_S, PLACED, ResourceContract
 
 
-class TestPostgresql(ResourceContract):
+class Migrated(ResourceContract):
+    """What `relay migrate` does for a real database."""
+
+    def test_tables_of_an_earlier_version_are_found_and_grown_by_a_migration(self, url: str, resource: Resource) -> None:
+        config = ResourceConfig.model_validate({"url": url})
+        session = resource.session()
+        session.execute("insert into relay_position values ('shop', 'r', 'id', 'orders', 0, 7, 1, 'w', 3)")
+        session.execute("alter table relay_position drop column writes")
+        old, new = Findings(), Findings()
+
+        judge_own_tables("shop", config, old)
+        for _ in range(2):
+            resource.create_tables()
+        judge_own_tables("shop", config, new)
+
+        assert [(fault.value, fault.remedy) for fault in old.faults] == [("relay_position.writes", "run `relay migrate`")]
+        assert new.faults == []
+        assert list(session.execute("select position, writes from relay_position").fetchall()) == [(7, 0)]
+        session.close()
+
+
+class TestPostgresql(Migrated):
     """PostgreSQL."""
 
     @pytest.fixture
@@ -330,7 +354,7 @@ class TestPostgresql(ResourceContract):
         assert "canary" not in str(caught.value)
 
 
-class TestSqlite(ResourceContract):
+class TestSqlite(Migrated):
     """SQLite."""
 
     @pytest.fixture
