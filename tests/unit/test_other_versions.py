@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -12,6 +13,8 @@ from relay.message.errors import Stopped
 from relay.message.schemas import FRAME_BYTES, OtherVersion, UnknownRecord
 from relay.monitor.entries import Begin, Page, Proof, Seal, decode, encode, frames
 from relay.monitor.ranges import RangeEntry
+from relay.queue.stores.files_message import Content
+from relay.queue.stores.files_record import decode_content, encode_content
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.numbered_messages import MONITOR, batch, captured, out
 from tests.unit.test_intake import Fake
@@ -107,3 +110,11 @@ def test_decisions_of_another_version_are_not_passed_over() -> None:
     for _ in range(2):
         with pytest.raises(Stopped, match=r"at offset 1 what another version .*run that version"):
             log.decisions()
+
+
+def test_a_message_in_a_file_of_another_version_is_not_called_damaged() -> None:
+    whole = encode_content(Content(b"k", b"v", (), None, ()))[4:]
+    later = of_another_version(whole)
+
+    with pytest.raises(Stopped, match=r"message 7 was written by another version .*open the queue with that one"):
+        decode_content(crc32(later).to_bytes(4, "big") + later, "message 7")

@@ -7,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from relay.message.errors import Stopped
-from relay.message.schemas import UnknownRecord, codec
+from relay.message.schemas import OtherVersion, UnknownRecord, codec
 from relay.queue.message import Parent
 from relay.queue.port import Holder
 from relay.queue.states import PublisherState, SubscriberState
@@ -71,12 +71,14 @@ def encode_content(content: Content) -> bytes:
 
 
 def decode_content(raw: bytes, named: str) -> Content:
-    """Return what a message carries; raises Stopped, naming the message, if the file was damaged."""
+    """Return what a message carries; raises Stopped, naming the message, if the file was damaged or is another version's."""
     body = raw[_CHECKSUM_BYTES:]
     try:
         if crc32(body).to_bytes(_CHECKSUM_BYTES, "big") != raw[:_CHECKSUM_BYTES]:
             raise UnknownRecord("the checksum differs")
         found = codec("queue_content").decode(body)
+    except OtherVersion as error:
+        raise Stopped(f"{named} was written by another version ({error}): open the queue with that one") from error
     except UnknownRecord as error:
         raise Stopped(
             f"{named} cannot be read from its file ({error}): restore the queue's directory from a copy"
