@@ -264,8 +264,8 @@ class TableDelivery:
     def close(self) -> None:
         """Wait for the monitor's acknowledgements and give the connections back."""
         self._appends.flush(FLUSH_TIMEOUT_S)
-        self._sending.close()
-        self._cursor.close()
+        if self._sending.close():
+            self._cursor.close()
 
     @property
     def in_doubt(self) -> Mapping[LogPartition, int]:

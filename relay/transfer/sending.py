@@ -8,6 +8,7 @@ is how it is found out. Only fencing and what a person must mend end a batch wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -22,6 +23,7 @@ log = structlog.get_logger("relay.sending")
 LET_GO_S: Final = 10.0
 """A closed connection fails its call at once; longer than this something else hangs."""
 LET_GO_TRIES: Final = 10
+CLOSE_S: Final = 5.0
 TRIM_ANSWER_S: Final = 60.0
 """A trim without an answer for so long, beyond what a database lets its statements take, holds up what waits behind it."""
 
@@ -120,11 +122,20 @@ class Sending:
                 return
         raise InDoubt("the cursor's connection was closed and its thread still waits; nothing is known of its batch")
 
-    def close(self) -> None:
-        """End the thread after what is under way."""
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join(5.0)
+    def close(self) -> bool:
+        """End the thread after what is under way, or without it once that has taken so long; is it ended?
+
+        Nobody else may use the cursor, or close its connection, while the thread goes on: SQLite's ends the process then.
+        """
+        if self._thread is None:
+            return True
+        self._work.put(None)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            with suppress(InDoubt):  # it hangs, as the answer says
+                self.abandon()
+            self._thread.join(CLOSE_S)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from relay.delivery.table_route import TableDelivery
 from relay.message.errors import InDoubt, Retriable, Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.transfer import sending as sending_module
@@ -403,3 +405,37 @@ def test_a_thread_that_cannot_be_made_to_let_go_leaves_its_batch_in_doubt(monkey
 
     cursor.goes_on.set()
     sending.close()
+
+
+class Busy(Cursor):
+    """A cursor that answers nothing until it is abandoned; not even then where it ``hangs``, until it is let off."""
+
+    def __init__(self, *, hangs: bool) -> None:
+        super().__init__(silent=True)
+        self._hangs = hangs
+        self.off = threading.Event()
+        self.closed_in_use = False
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        (self.off if self._hangs else self._broken).wait(30.0)
+        raise Retriable("the connection was lost before COMMIT; nothing was written")
+
+    def close(self) -> None:
+        self.closed_in_use = not (self.off if self._hangs else self._broken).is_set()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_connection_is_closed_once_nobody_uses_it_any_more(hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite ends the process (SIGSEGV) when one thread closes a connection that another one is working on."""
+    monkeypatch.setattr(sending_module, "CLOSE_S", 0.05)
+    monkeypatch.setattr(sending_module, "LET_GO_S", 0.5)
+    cursor = Busy(hangs=hangs)
+    sending = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), time.monotonic)  # type: ignore[arg-type]
+    sending.send({PLACE: 7}, None)
+    route: Any = SimpleNamespace(_appends=SimpleNamespace(flush=lambda _: None), _sending=sending, _cursor=cursor)
+
+    TableDelivery.close(route)
+
+    assert not cursor.closed_in_use
+    cursor.off.set()
+    assert sending.close()
