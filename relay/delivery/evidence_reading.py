@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from relay.delivery.ports import Reader
+from relay.message.errors import Retriable
 from relay.message.record import LogPartition, Record, of_other_version
 from relay.message.schemas import OtherVersion, UnknownRecord
 from relay.monitor.entries import (
@@ -54,7 +55,8 @@ class MonitorView:
     ``scan_from`` is an offset at or below the last begin of the last claimant: scans for open transactions start
     there. Below it the index has all that counts, and nothing is open: this process wrote that begin, or a checkpoint
     says so. ``scan`` is there while a recovery is under way, or is to go on. ``own_begin`` is the offset of the last
-    begin this process wrote there.
+    begin this process wrote there, and ``written_to`` lies behind all that it has committed. So many looks in a row as ``cut``
+    says have found the monitor to end below what is known of it.
     """
 
     partition: int
@@ -63,12 +65,30 @@ class MonitorView:
     read_to: int
     scan_from: int
     own_begin: int | None = None
+    written_to: int = 0
+    cut: int = 0
     scan: BeginScan | None = None
 
     @property
     def last_begins(self) -> Collection[tuple[int, Begin]]:
         """The last begin of each instance that the recovery under way has seen, with its offset."""
         return self.scan.last.values() if self.scan is not None else ()
+
+    def check_end(self, high: int) -> None:
+        """Raise Retriable if the monitor ends below what this process has read, or written, of it.
+
+        A leader that has just taken over may not know better, and soon does. Whatever still holds then was taken back, and the
+        index tells of deliveries that there are no more: see ``ViewKeeper.take``.
+        """
+        known = max(self.read_to, self.written_to)
+        if high >= known:
+            self.cut = 0
+            return
+        self.cut += 1
+        raise Retriable(
+            f"partition {self.partition} of the monitor ends at {high}, and was known up to {known}: Kafka went back to an older "
+            "state, or has lost what it acknowledged; run `relay verify` once this route is running again"
+        )
 
     def read_on(self, low: int) -> None:
         """Set ``read_to`` to where there is something to read, in a monitor that begins at ``low``.
@@ -106,8 +126,15 @@ def decoded(record: Record) -> Entry | None:
 
 
 def high_watermarks(reader: Reader, topic: str, views: Iterable[MonitorView]) -> dict[int, tuple[int, int]]:
-    """Return (low, high watermark) of each view's partition, by a read_uncommitted handle."""
-    return {view.partition: reader.watermarks(LogPartition(topic, view.partition)) for view in views}
+    """Return (low, high watermark) of each view's partition, by a read_uncommitted handle.
+
+    Raises Retriable if one ends below what its view knows.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for view in views:
+        found[view.partition] = reader.watermarks(LogPartition(topic, view.partition))
+        view.check_end(found[view.partition][1])
+    return found
 
 
 def fold_committed(reader: Reader, topic: str, views: list[MonitorView], highs: dict[int, tuple[int, int]]) -> None:

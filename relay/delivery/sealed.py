@@ -101,6 +101,10 @@ class SealedProducer:
         """Offset of this instance's last begin entry in a monitor partition: below it everything is decided."""
         return self._begin_offsets.get(partition)
 
+    def written_to(self, partition: int) -> int:
+        """Return the offset behind what this instance has written in a monitor partition, 0 for nothing."""
+        return self._tx.acked.get(LogPartition(self._monitor, partition), -1) + 1
+
     def discard(self) -> None:
         """Throw the instance away; its successor's ``init`` ends what it left open."""
         self._tx.discard()

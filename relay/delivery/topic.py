@@ -475,5 +475,6 @@ class TopicDelivery:
             begun = self._producer.begin_offset(view.partition)
             if begun is not None:
                 view.own_begin = view.scan_from = begun
+            view.written_to = max(view.written_to, self._producer.written_to(view.partition))
         self.counts.add(tried)
         self.counts.transactions += 1

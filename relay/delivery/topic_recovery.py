@@ -187,6 +187,7 @@ class TopicRecovery:
             view.own_begin = producer.begin_offset(view.partition)
             if view.own_begin is not None:
                 view.scan_from = view.own_begin
+            view.written_to = max(view.written_to, producer.written_to(view.partition))
         for partition, page in (*again.dead_pages, *again.pages):
             view = next(v for v in views if v.partition == partition)
             view.evidence.on_void(page) if page.proof is Proof.VOID else view.evidence.on_rows(page)

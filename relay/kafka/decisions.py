@@ -213,6 +213,9 @@ class DecisionLog:
             self._readers = (self._open(False), self._open(True))
         uncommitted, committed = self._readers
         low, high = uncommitted.watermarks(self._partition)
+        if high < self._read_to:
+            # Kafka went back to an older state: what was decided since is undecided again, and may be decided otherwise.
+            self._read_to, self._decisions = 0, UnitDecisions()
         first = max(low, self._read_to)
         for records in committed.read({self._partition: (first, high)}):
             for record in records:

@@ -201,8 +201,7 @@ class CheckpointStore:
         if self._watermarks is not None and loaded.first is not None:
             stale = _staleness(loaded, *self._watermarks(partition))
             if stale:
-                index.clear()
-                self._files[partition].delete()
+                self.forget(index)
                 loaded = Loaded(0, None, stale)
         self._firsts[partition] = loaded.first
         index.keep_journal()
@@ -237,6 +236,11 @@ class CheckpointStore:
         if index.renew(low, high):
             self._firsts[index.partition] = high
             log.info("index renewed", partition=index.partition, entries=len(index), bytes=index.bytes_used)
+
+    def forget(self, index: DedupIndex) -> None:
+        """Empty an index and throw its checkpoint away: it tells of another monitor than there is."""
+        index.clear()
+        self._files[index.partition].delete()
 
     def close(self, index: DedupIndex) -> None:
         """Let go of an index, without saving it."""

@@ -13,6 +13,8 @@ from relay.monitor.index import DedupIndex
 
 log = structlog.get_logger("relay.views")
 SAVE_PERIOD_S: Final = 30.0
+CUT_LOOKS: Final = 3
+"""So many recoveries in a row, a second at least, find a monitor cut before it is believed."""
 RENEW_PERIOD_S: Final = 600.0
 """What has left the monitor goes many entries at once; asking more often finds nothing to drop."""
 
@@ -29,6 +31,9 @@ class Store(Protocol):
     def renew(self, index: DedupIndex) -> None:
         """Drop what has left the monitor, of an index that was saved before; raises Unreachable if nobody can tell."""
 
+    def forget(self, index: DedupIndex) -> None:
+        """Throw away what an index holds, and what is kept of it over restarts."""
+
     def close(self, index: DedupIndex) -> None:
         """Let go of an index that is no longer needed here."""
 
@@ -44,10 +49,19 @@ class ViewKeeper:
         self._renew_at = clock() + RENEW_PERIOD_S
 
     def take(self, partitions: set[int], meanwhile: Callable[[], object] = bool) -> list[MonitorView]:
-        """Return the views of exactly these monitor partitions; calls ``meanwhile`` after each that goes or comes."""
+        """Return the views of exactly these monitor partitions; calls ``meanwhile`` after each that goes or comes.
+
+        A view of a monitor that was cut is opened anew: what its index says was delivered may be no more, as the position
+        may be an earlier one, and would be passed over. From here on what Kafka has counts, as for a process that starts.
+        """
         for partition in set(self._views) - partitions:
             self._release(self._views.pop(partition))
             meanwhile()
+        for partition in [one for one in partitions & set(self._views) if self._views[one].cut >= CUT_LOOKS]:
+            log.error("the monitor was cut; its index is thrown away", partition=partition)
+            index = self._views.pop(partition).index
+            self._store.forget(index)
+            self._store.close(index)
         for partition in partitions - set(self._views):
             self._views[partition] = self._open(partition)
             meanwhile()

@@ -224,3 +224,22 @@ def test_what_has_left_the_topic_is_forgotten_and_the_rest_stands() -> None:
     topic.low = len(topic.records)
     assert log.decisions().resolve(capture_id(OTHER), "q/999", "a").state is State.UNDECIDED
     assert len(left) == 0
+
+
+def test_where_kafka_went_back_what_was_decided_since_is_undecided_again() -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    topic.write(UnitDecision(batch_unit("q", 0), "a", True, (attempt(MINE),)))
+    log.decisions()
+    topic.write(UnitDecision(batch_unit("q", 1), "a", True, (attempt(MINE),)))
+    log.decisions()
+
+    del topic.records[1:]
+    assert log.decisions().resolve(capture_id(MINE), "q/1", "a").state is State.UNDECIDED
+    topic.write(UnitDecision(batch_unit("q", 1), "b", True, (attempt(OTHER),)))
+    topic.write(UnitDecision(batch_unit("q", 2), "b", True, (attempt(OTHER),)))
+
+    known = log.decisions()
+    assert known.resolve(capture_id(OTHER), "q/1", "b").state is State.COMMITTED
+    assert known.resolve(capture_id(MINE), "q/0", "a").state is State.COMMITTED
+    assert known.contradictions == 0
