@@ -21,6 +21,8 @@ class Destination(Protocol):
     counts: Counts
     read_at_once: int
     """How many records the worker polls at once at most."""
+    asked_again_s: float
+    """While nothing comes, positions are submitted again after so many seconds: does the destination still have them?"""
 
     def recover(
         self,

@@ -39,6 +39,8 @@ log = structlog.get_logger("relay.table")
 
 READ_AT_ONCE: Final = 20_000
 """Many: a worker that reads little by little makes the cursor's thread wait for the interpreter again and again."""
+ASKED_AGAIN_S: Final = 30.0
+"""So long at most a database that went back to an older state behind an idle worker, as a standby may be when it takes over, lacks rows."""
 TRIM_PERIOD_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 30.0
 
@@ -109,6 +111,7 @@ class TableDelivery:
         self.counts = Counts()
         self.narrowed_to: int | None = None
         self.read_at_once = READ_AT_ONCE
+        self.asked_again_s = ASKED_AGAIN_S
         self._ports = ports
         self._cursor = cursor
         self._sending = sending

@@ -70,6 +70,7 @@ class TopicDelivery:
         self._keeps_all = keeps_all
         self.counts = Counts()
         self.read_at_once = READ_AT_ONCE
+        self.asked_again_s = float("inf")
         self._narrowing = Narrowing()
         self._outputs = [LogPartition(topic, p) for p in range(topic_partitions)]
         self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]

@@ -277,6 +277,7 @@ class RouteWorker:
         self._resting = False
         self._group.start(starts)
         self._failures = 0
+        self._repeat_at = min(self._repeat_at, clock.monotonic() + self._destination.asked_again_s)
         self._progress.took_over(clock.monotonic())
         log.info("running", partitions=[f"{p.topic}[{p.partition}]@{o}" for p, o in starts.items()])
 
@@ -294,7 +295,7 @@ class RouteWorker:
         if not messages and now < (self._advance_at if moved else self._repeat_at):
             return
         self._advance_at = now + OFFSET_ADVANCE_PERIOD_S
-        self._repeat_at = now + POSITIONS_REPEATED_AFTER_S if moved else float("inf")
+        self._repeat_at = now + (POSITIONS_REPEATED_AFTER_S if moved else self._destination.asked_again_s)
         self._measure(messages)
         self._check_topics()  # after the reading: what a namesake of the log holds is never delivered as the log's
         batch = Batch(

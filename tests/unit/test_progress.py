@@ -85,7 +85,7 @@ def test_a_worker_without_an_assignment_owns_nothing_and_does_not_run(said: Said
         redriving=parts, progress=said.progress, starts=parts.recover, check_twin=bool,
         topic_ids=lambda: {"orders": b"i" * 16}, check_topics=bool, bounds=Bounds(10, 1000, 0.1, 100),
     )  # fmt: skip
-    parts.read_at_once = 10
+    parts.read_at_once, parts.asked_again_s = 10, 30.0
     made._read(0.0)
     assert said.beat(at=7).state == "running"
 
@@ -102,7 +102,7 @@ def test_a_worker_without_an_assignment_owns_nothing_and_does_not_run(said: Said
 def test_what_its_database_does_not_answer_is_not_shown_as_delivered(said: Said) -> None:
     answered: dict[LogPartition, int] = {}
     parts: Any = SimpleNamespace(
-        counts=Counts(), in_doubt={}, narrowed_to=None, read_at_once=10, settled=lambda: True, submit=lambda _: None,
+        counts=Counts(), in_doubt={}, narrowed_to=None, read_at_once=10, asked_again_s=30.0, settled=lambda: True, submit=lambda _: None,
         positions=lambda: answered, start=lambda *_: None, take=lambda *_: [], recover=lambda *_: {PLACE: 7},
         abandon=bool, turn=lambda *_: None, tend=lambda _: None, is_due=lambda _: False, commit=lambda *_, **__: None,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 from confluent_kafka import KafkaError
 
+from relay.delivery.table_route import ASKED_AGAIN_S
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.errors import Fenced, RelayError, Retriable, Stopped, Stuck, Unreachable
@@ -40,6 +41,7 @@ class Event:
 def worker() -> tuple[RouteWorker, Any]:
     parts = MagicMock()
     parts.intake.ready_bytes.return_value = 0
+    parts.destination.asked_again_s = float("inf")
     made = RouteWorker(
         group=parts.group, intake=parts.intake, destination=parts.destination, views=parts.views,
         resolving=parts.resolving, reloading=parts.reloading, redriving=parts.redriving, progress=parts.progress,
@@ -168,6 +170,28 @@ def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.M
     said = [call.args[0].positions for call in parts.destination.submit.call_args_list]
     assert said == [{place: 8}, {place: 8}], "once as it moves, once after a while, and never again"
     assert parts.progress.moved.call_count == 1, "what is only said again does not keep the worker from being idle"
+
+
+def test_a_database_is_asked_again_and_again_whether_it_still_has_the_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, parts = worker()
+    at, place = 100.0, LogPartition("orders", 2)
+    monkeypatch.setattr(made, "_batch_limit", 10)
+    parts.destination.narrowed_to, parts.destination.asked_again_s = None, ASKED_AGAIN_S
+    parts.intake.take_ready.return_value = []
+    parts.intake.positions.return_value = {place: 8}
+    parts.group.generation, parts.group.assigned = 1, [place]
+    parts.destination.recover.return_value = {place: 8}
+    parts.topic_ids.return_value = {"orders": b"i" * 16}
+    monkeypatch.setattr(clock, "monotonic", lambda: at)
+    made._take_over()
+
+    asked = []
+    for second in range(100):
+        made._deliver(at + second)
+        asked += [second] if len(parts.destination.submit.call_args_list) > len(asked) else []
+
+    assert asked == [30, 60, 90]
+    assert all(call.args[0].positions == {place: 8} for call in parts.destination.submit.call_args_list)
 
 
 @pytest.mark.parametrize(
