@@ -27,8 +27,9 @@ def end_of_partition(event: Any, group: str) -> tuple[LogPartition, int] | None:
         raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
     if not error.retriable():
         raise Stopped(
-            f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}): messages "
-            "left the log unread, or the topic was created again; find out which before you move the position"
+            f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}, {error.str()}): messages left "
+            "the log unread, its end was lost, or the topic was created again; find out which before you start the route again or "
+            "move the position"
         )
     return None
 

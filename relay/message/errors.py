@@ -11,7 +11,8 @@ from typing import Final
 UNKNOWN_SCHEMA: Final = "unknown_schema"
 """The rejection's code where a registry itself says that it does not know the schema of a value."""
 NAMESAKE_REMEDY: Final = (
-    "check what was lost, then give the route a new name; its other topics, if it has any, leave to a route of the former "
+    "check what was lost, then give the route a new name, which delivers all that is there now, also what was copied from "
+    "another cluster; its other topics, if it has any, leave to a route of the former "
     "name, or all that is in them is delivered once more"
 )
 """What to do about a log topic that was deleted and created again: whatever a route of a new name reads, it begins anew."""

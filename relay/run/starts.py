@@ -137,7 +137,7 @@ class StartPolicy:
             raise Stopped(
                 f"{partition.topic}[{partition.partition}] of route {self._route!r} stands at {offset}, above the "
                 f"log's end {high}: the topic was created again or lost its tail; check what was lost before you move "
-                "the position"
+                "the position, and do that before publishers write there (OPERATING.md, Kafka that goes back)"
             )
         return offset
 
