@@ -106,7 +106,7 @@ class CommitOrder:
         self._transaction = array("q", [-1]) * len(ledger)
 
     def note(self, digest: bytes, applied: int, transaction: int) -> None:
-        """Take one message's commit; what was noted first stays."""
+        """Take one message's commit, -1 where its number is unknown; what was noted first stays."""
         row = self._ledger.index.get(digest)
         if row is not None and self._applied[row] < 0:
             self._applied[row], self._transaction[row] = applied, transaction
@@ -272,14 +272,14 @@ class Checker:
 
     @property
     def has_strangers(self) -> bool:
-        """Is there any effect of no captured message so far, but those that were refused?"""
-        return self.findings.forgotten > 0 or any(key not in self._ledger.refused for key in self.unknown)
+        """Is there any effect of no captured message so far?"""
+        return bool(self.findings.forgotten or self.unknown)
 
     def expire(self, count: int) -> None:
         """Take so many effects of no captured message, at most, for those of messages that have left the log."""
         refused, findings = self._ledger.refused, self.findings
-        forgotten = min(max(count, 0), findings.forgotten)
-        strange = [key for key in self.unknown if key not in refused][: max(count - forgotten, 0)]
+        forgotten = min(count, findings.forgotten)
+        strange = [key for key in self.unknown if key not in refused][: count - forgotten]
         for key in strange:
             del self.unknown[key]
         findings.forgotten -= forgotten

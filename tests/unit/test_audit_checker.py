@@ -5,22 +5,12 @@ from __future__ import annotations
 import pytest
 
 from relay.audit.checker import MUST_BE_ZERO, Checker, CommitOrder, Findings, State
-from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome, Place
+from relay.audit.letters import SecondOutcomes
+from relay.audit.memory import Memory
 from relay.message.identity import digest
 from relay.message.record import LogPartition
-from relay.monitor.entries import (
-    DEAD,
-    DELIVERED,
-    NOT_DELIVERED,
-    SKIPPED,
-    Begin,
-    InputRange,
-    Page,
-    Proof,
-    Seal,
-    SettleSeal,
-)
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 
 LOG = LogPartition("orders", 0)
 OUT = [LogPartition("ledger", 0), LogPartition("ledger", 1)]
@@ -130,7 +120,7 @@ def test_order_is_judged_per_lane_and_log_partition_only() -> None:
     log = Ledger([LOG, LogPartition("orders", 1)])
     log.add(fact("a", 0, lane="x"))
     log.add(fact("b", 1, lane="y"))
-    log.add(fact("c", 0, lane="x", partition=1))
+    log.add(fact("c", 5, lane="x", partition=1))
     checker = Checker(log, ordered=True)
     checker.outputs(OUT, effects("b", "c", "a"))
 
@@ -141,13 +131,29 @@ def test_a_route_without_order_has_no_inversions() -> None:
     assert wrong(audit(ledger("a", "b"), "b", "a", ordered=False)) == {}
 
 
-def test_a_lane_over_two_output_partitions_is_noted() -> None:
+def test_a_lane_over_two_output_partitions_is_noted_and_its_order_judged_in_each() -> None:
     checker = Checker(ledger("a", "b"), ordered=True)
-    checker.outputs(OUT, [(0, 0, d("a"), 7), (1, 0, d("b"), 7)])
+    checker.outputs(OUT, [(0, 0, d("b"), 7), (1, 0, d("a"), 7)])
+    findings = checker.conclude(state())
 
-    assert any(
-        "1 lanes lie in more than one output partition" in note for note in checker.conclude(state()).notes
-    )
+    assert wrong(findings) == {}
+    assert any("1 lanes lie in more than one output partition" in note for note in findings.notes)
+
+
+def test_what_stood_outside_of_its_lane_is_judged_in_all_but_its_order() -> None:
+    for content, found in ((7, {}), (8, {"altered": 1})):
+        checker = Checker(ledger("a", "b", "c"), ordered=True, apart=[d("c")])
+        checker.outputs(OUT, [(0, 0, d("c"), content), *[(0, 1 + n, d(name), 7) for n, name in enumerate("ab")]])
+        assert wrong(checker.conclude(state())) == found
+
+    log = ledger("a", "b", "c")
+    order = CommitOrder(log)
+    for applied, name in enumerate("cab"):
+        order.note(d(name), applied, applied)
+    checker = Checker(log, ordered=True, apart=[d("c")])
+    checker.recorded([d(name) for name in "abc"], "inbox")
+    checker.commits(order)
+    assert wrong(checker.conclude(state())) == {}
 
 
 def test_one_phantom_is_named_by_its_place_at_the_destination() -> None:
@@ -158,10 +164,11 @@ def test_one_phantom_is_named_by_its_place_at_the_destination() -> None:
 
 
 def test_a_second_effect_is_a_duplicate_although_its_message_has_left_the_log() -> None:
-    findings = audit(ledger("a"), "old", "a", "old", "old", expired=("old",))
+    for effects_of_old in (2, 3):
+        findings = audit(ledger("a"), "a", *["old"] * effects_of_old, expired=("old",))
 
-    assert wrong(findings) == {"duplicates": 2}
-    assert findings.expired == 1
+        assert wrong(findings) == {"duplicates": effects_of_old - 1}
+        assert findings.expired == 1
 
 
 def test_an_effect_older_than_the_log_is_expired_not_a_phantom() -> None:
@@ -176,6 +183,20 @@ def test_a_dead_letter_excuses_nothing_that_was_delivered() -> None:
 
     assert wrong(found) == {"lost": 2}
     assert {offender.why for offender in found.offenders} == {"recorded as delivered, but it has no effect"}
+    forgotten = state(outcomes={"a": DELIVERED}, forgotten=("a",))
+    assert wrong(audit(ledger("a"), at=forgotten)) == {"lost": 1}, "nor does one that may have been"
+
+
+def test_a_redrive_excuses_nothing_that_was_delivered() -> None:
+    redriven = state(outcomes={"a": DEAD, "b": DELIVERED})._replace(redriven=[d("a"), d("b")])
+
+    assert wrong(audit(ledger("a", "b"), at=redriven)) == {"unseen": 1, "lost": 1}
+
+
+def test_an_effect_of_a_redrive_under_way_lags_no_more_than_that() -> None:
+    redriving = state()._replace(second=SecondOutcomes(redriving=frozenset({d("a")})))
+
+    assert wrong(audit(ledger("a", "b"), "a", "b", at=redriving)) == {"unseen": 1}
 
 
 def test_an_effect_whose_content_differs_from_the_log_is_altered() -> None:
@@ -209,12 +230,17 @@ def test_a_skipped_message_is_counted_apart() -> None:
 
 def test_a_position_below_the_logs_beginning_counts_what_was_left_as_lost() -> None:
     assert wrong(audit(Ledger([LOG]), at=state(position=40, low=45))) == {"lost": 5}
+    assert wrong(audit(Ledger([LOG]), at=state(position=44, low=45))) == {"lost": 1}
+    assert wrong(audit(Ledger([LOG]), at=state(position=45, low=45))) == {}
 
 
 def test_a_begun_delivery_without_an_end_is_in_doubt() -> None:
-    findings = audit(ledger("a", "b"), "a", at=state(position=1, ranges=(InputRange("orders", 0, 1, 2),)))
+    begun = InputRange("orders", 0, 1, 2)
+    findings = audit(ledger("a", "b"), "a", at=state(position=1, ranges=(begun,)))
 
     assert wrong(findings) == {"in_doubt": 1}
+    for elsewhere in (begun._replace(partition=1), begun._replace(topic="bills")):
+        assert wrong(audit(ledger("a", "b"), "a", at=state(position=1, ranges=(elsewhere,)))) == {"unseen": 1}
 
 
 class TestCaptures:
@@ -263,11 +289,24 @@ class TestCaptures:
 
     def test_the_first_record_of_a_message_is_the_one_of_a_committed_capture_before_its_repeat(self) -> None:
         log = Ledger([LOG])
-        log.hold(fact("a", 0, content=1), self.CAPTURE, b"shop/1")
-        log.add(fact("a", 5, content=2))
+        log.hold(fact("a", 0, content=1, lane="x"), self.CAPTURE, b"shop/1")
+        log.add(fact("b", 1, lane="x"))
+        log.add(fact("a", 5, content=2, lane="y"))
         log.marker(self.CAPTURE, Outcome.COMMITTED)
 
-        assert (log.offset[0], log.content[0], log.repeats, log.conflict_count) == (0, 1, 1, 1)
+        row, other = log.index[d("a")], log.index[d("b")]
+        assert (log.offset[row], log.content[row], log.repeats, log.conflict_count) == (0, 1, 1, 1)
+        assert log.lane[row] == log.lane[other]
+
+    def test_a_hint_that_comes_before_its_message_decides_no_more_than_one_behind_it(self) -> None:
+        log = Ledger([LOG])
+        log.marker(self.CAPTURE, Outcome.ABORTED)
+        log.hold(fact("a", 0), self.CAPTURE, b"shop/1")
+        log.hold(fact("a", 7), self.CAPTURE, b"elsewhere/2")  # anyone may write this behind it
+
+        assert log.open_captures() == {self.CAPTURE: b"shop/1"}
+        log.decide([(self.CAPTURE, Outcome.ABORTED)])
+        assert log.aborted == {d("a"): (0, 0)}
 
     def test_a_repeat_of_an_aborted_message_is_captured(self) -> None:
         log = Ledger([LOG])
@@ -318,8 +357,8 @@ class TestTables:
     def test_rows_without_an_id_are_held_against_what_was_recorded(self, rows: int, kind: str) -> None:
         checker = Checker(self.table(), ordered=True)
         checker.rows([b"a", b"b", b"c"], "ledger")
-        checker.nameless(rows, [d("nameless")], "ledger")
 
+        assert checker.nameless(rows, [d("nameless")], "ledger") == max(rows - 1, 0)
         assert wrong(checker.conclude(state())) == {kind: abs(rows - 1)}
 
     def test_ids_that_are_unique_per_source_only_are_noted_and_each_wants_its_row(self) -> None:
@@ -333,16 +372,30 @@ class TestTables:
         assert wrong(findings) == {}
         assert any("not unique over their sources" in note for note in findings.notes)
 
-    def test_an_aborted_message_with_a_row_is_a_phantom(self) -> None:
+    @pytest.mark.parametrize(("outcome", "kind", "why"), [(Outcome.ABORTED, "phantoms", "aborted"), (None, "in_doubt", "undecided")])
+    def test_a_row_of_a_message_that_does_not_count_is_known_by_its_name_there(
+        self, outcome: Outcome | None, kind: str, why: str
+    ) -> None:
         log = Ledger([LOG], matches=True)
         log.hold(fact("a", 0, match=b"1"), b"c" * 16, b"shop/1")
-        log.decide([(b"c" * 16, Outcome.ABORTED)])
+        log.decide([(b"c" * 16, outcome)])
         checker = Checker(log, ordered=True)
         checker.rows([b"1"], "ledger")
+        checker.expire(1)  # whatever has left the log: this has not
 
         findings = checker.conclude(state())
-        assert wrong(findings) == {"phantoms": 1}
-        assert "aborted" in findings.offenders[0].why
+        assert (wrong(findings), findings.expired) == ({kind: 1}, 0)
+        assert why in findings.offenders[0].why
+
+    def test_so_many_effects_of_what_has_left_the_log_are_expired_and_no_more(self) -> None:
+        for memory, left in ((Memory(), "phantoms"), (Memory({}), "forgotten")):
+            checker = Checker(self.table(), ordered=True, memory=memory)
+            checker.rows([b"a", b"b", b"c", b"x", b"y", b"z"], "ledger")
+            assert checker.has_strangers
+            checker.expire(2)
+
+            findings = checker.conclude(state(position=3))
+            assert (getattr(findings, left), findings.expired) == (1, 2)
 
     @pytest.mark.parametrize(
         ("commits", "inversions"),
@@ -351,6 +404,8 @@ class TestTables:
             ([("c", 1, 1), ("a", 2, 1), ("b", 3, 1)], 0),  # one transaction shows all at once
             ([("b", 1, 1), ("a", 2, 2), ("c", 3, 3)], 1),
             ([("c", 1, 1), ("b", 2, 1), ("a", 3, 2)], 1),
+            ([("c", 1, 1), ("a", 2, 1), ("b", 3, 2)], 1),  # behind the last in the log of what showed before, not the last noted
+            ([("b", 2, 2), ("a", 1, 1), ("a", 3, 3), ("c", 4, 4)], 0),  # noted twice: the first counts
             ([("a", 3, 3), ("b", 1, 1), ("c", 2, 2)], 1),  # told in another order than applied
             ([("c", 1, 1), ("a", 2, 7), ("b", 3, 1)], 0),  # one transaction under two names, whose numbers interleave
         ],
@@ -368,57 +423,31 @@ class TestTables:
 
         assert wrong(checker.conclude(state())) == ({"reordered": inversions} if inversions else {})
 
+    @pytest.mark.parametrize(
+        "commits",
+        [
+            [("c", 5, 1), ("a", 5, 2), ("b", 5, 1)],  # one number for all of a transaction, which is known under two names
+            [("c", 1, 1), ("d", 2, 7), ("a", 4, 8), ("b", 10, 1)],  # under three, of which one spans the others
+        ],
+    )
+    def test_names_of_one_transaction_are_one_however_they_overlap(self, commits: list[tuple[str, int, int]]) -> None:
+        log = Ledger([LOG])
+        for name, offset in (("c", 2), ("d", 3), ("a", 0), ("b", 1)):  # captures were decided in another order
+            log.add(fact(name, offset))
+        order = CommitOrder(log)
+        for name, applied, transaction in commits:
+            order.note(d(name), applied, transaction)
+        checker = Checker(log, ordered=True)
+        checker.recorded([d(name) for name in "abcd"], "inbox")
+        checker.commits(order)
+
+        assert wrong(checker.conclude(state())) == {}
+
     def test_what_is_recorded_twice_is_one_effect_and_a_record_of_nothing_is_a_phantom(self) -> None:
         checker = Checker(ledger("a"), ordered=True)
         checker.recorded([d("a"), d("a"), d("x"), d("x")], "inbox")
 
         assert wrong(checker.conclude(state())) == {"phantoms": 1}
-
-
-class TestEvidence:
-    ONE, TWO = b"1" * 16, b"2" * 16
-
-    def page(self, *names: str, instance: bytes = ONE, n: int = 1, proof: Proof = Proof.SEALED, outcome: int = DELIVERED,
-             recovery: str | None = None) -> Page:  # fmt: skip
-        rows = len(names)
-        return Page("w", instance, n, proof, recovery, "orders", 0, b"".join(map(d, names)), bytes(8 * rows),
-                    list(range(rows)), bytes([outcome]) * rows)  # fmt: skip
-
-    def begin(self, n: int, instance: bytes = ONE) -> Begin:
-        return Begin("w", "shop.r.i.0", instance, n, n - 1, [InputRange("orders", 0, 0, 3)], [])
-
-    def outcomes(self, *entries: Page | Begin | Seal | SettleSeal) -> dict[bytes, int]:
-        evidence = Evidence()
-        for entry in entries:
-            evidence.take(0, entry)
-        return {entry.digest: entry.outcome for entry in evidence.proven()}
-
-    def test_entries_count_under_a_seal_or_below_the_last_begun_n(self) -> None:
-        assert self.outcomes(self.begin(1), self.page("a")) == {}
-        assert self.outcomes(self.begin(1), self.page("a"), Seal("w", self.ONE, 1)) == {d("a"): DELIVERED}
-        assert self.outcomes(self.begin(1), self.page("a"), self.begin(2)) == {d("a"): DELIVERED}
-
-    def test_entries_under_a_settle_seal_count_only_as_proven(self) -> None:
-        settle = SettleSeal("w2", self.ONE, 1)
-        assert self.outcomes(self.begin(1), self.page("a"), settle) == {}
-        assert self.outcomes(self.begin(1), self.page("a"), self.begin(2), settle) == {}
-        assert self.outcomes(self.begin(1), self.page("a", proof=Proof.PROVEN), settle) == {d("a"): DELIVERED}
-
-    def test_a_void_entry_takes_an_earlier_one_back(self) -> None:
-        void = self.page("a", instance=self.TWO, proof=Proof.VOID, outcome=NOT_DELIVERED)
-        assert self.outcomes(self.begin(1), self.page("a"), Seal("w", self.ONE, 1), void) == {}
-
-    def test_the_latest_entry_that_counts_decides(self) -> None:
-        unsealed = self.page("a", instance=self.TWO, n=9, outcome=DEAD)
-        assert self.outcomes(self.page("a", proof=Proof.PROVEN), unsealed) == {d("a"): DELIVERED}
-
-    def test_a_begin_without_an_end_leaves_its_inputs_open_until_a_successor_begins(self) -> None:
-        evidence = Evidence()
-        evidence.take(0, self.begin(1))
-        assert evidence.open_ranges() == [InputRange("orders", 0, 0, 3)]
-        evidence.take(0, self.begin(1, self.TWO))
-        evidence.take(0, Seal("w", self.TWO, 1))
-        assert evidence.open_ranges() == []
 
 
 def test_places_read_as_people_write_them() -> None:
@@ -429,5 +458,7 @@ def test_what_a_person_said_was_delivered_is_counted_and_not_lost() -> None:
     recorded = state(outcomes={"a": DELIVERED, "b": DELIVERED})
     findings = audit(ledger("a", "b"), at=recorded._replace(told=[InputRange(*LOG, 0, 1)]))
     assert (findings.told, wrong(findings)) == (1, {"lost": 1})
+    elsewhere = audit(ledger("a"), at=recorded._replace(told=[InputRange("orders", 1, 0, 1)]))
+    assert (elsewhere.told, wrong(elsewhere)) == (0, {"lost": 1}), "the word is about another partition"
     unrecorded = audit(ledger("a"), at=state()._replace(told=[InputRange(*LOG, 0, 1)]))
     assert wrong(unrecorded) == {"lost": 1}, "a person's word counts only where the owner has entered it"

@@ -10,11 +10,11 @@ from relay.audit.ledger import Fact, Ledger
 from relay.audit.letters import SLACK_MS, Letters, SecondOutcomes, Trimmed, second_outcomes
 from relay.message.identity import digest
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, DELIVERED, Begin, OutputStart
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, Begin, InputRange, OutputStart
 from relay.monitor.redrive import Order, Wanted
 
 LOG = LogPartition("orders", 0)
-A, B, C = (digest(b"c", name) for name in (b"a", b"b", b"c"))
+A, B, C, D = (digest(b"c", name) for name in (b"a", b"b", b"c", b"d"))
 
 
 def entry(replay: int, outcome: int = DELIVERED) -> Proven:
@@ -28,11 +28,13 @@ def order(replay: int) -> Order:
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_a_redrive_takes_back_the_letters_with_a_lower_number_whatever_is_read_first(is_reversed: bool) -> None:
     records = [(A, 0, "refused"), (A, 1, "redriven"), (B, 0, "refused"), (B, 1, "refused"), (C, 1, "redriven"), (C, 1, "untold")]
+    records += [(D, 2, "redriven"), (D, 1, "refused"), (D, 1, "redriven")]
     letters = Letters()
     for one in reversed(records) if is_reversed else records:
         letters.take(*one)
 
-    assert (letters.standing, letters.redriven, letters.deaths_of([A, B, C])) == ({B, C}, {A}, {B: 1})
+    assert (letters.standing, letters.redriven, letters.deaths_of([A, B, C, D])) == ({B, C}, {A, D}, {B: 1})
+    assert [letters.takes_back(A, number) for number in (0, 1)] == [True, False]
 
 
 def test_a_death_beside_an_effect_is_over_with_a_later_redrive_only() -> None:
@@ -49,7 +51,14 @@ def test_a_death_beside_an_effect_is_over_with_a_later_redrive_only() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "outcomes", "wanted"),
-    [(1, {B: DELIVERED}, (0, 0)), (1, {}, (0, 0)), (2, {B: DELIVERED}, (1, 0)), (1, {A: DELIVERED, B: DELIVERED}, (1, 1))],
+    [
+        (1, {B: DELIVERED}, (0, 0)),
+        (1, {}, (0, 0)),
+        (2, {B: DELIVERED}, (1, 0)),
+        (1, {A: DELIVERED, B: DELIVERED}, (1, 1)),
+        (1, {A: DELIVERED}, (1, 0)),  # its own row, though it died as well
+        (1, {B: SKIPPED}, (1, 0)),  # which needs none
+    ],
 )
 def test_of_two_messages_of_one_name_the_row_is_that_of_the_one_that_did_not_die(
     rows: int, outcomes: dict[bytes, int], wanted: tuple[int, int]
@@ -59,13 +68,40 @@ def test_of_two_messages_of_one_name_the_row_is_that_of_the_one_that_did_not_die
         ledger.add(Fact(0, offset, name, b"lane", 7, b"1"))
     checker = Checker(ledger, ordered=True)
     checker.rows([b"1"] * rows, "ledger")
-    assert checker.met([A]) == {A}
+    assert checker.met([A, B]) == {A, B} == set(checker.missing()), "either may be given the other's row"
 
     found = checker.conclude(
         State({LOG: 0}, {LOG: 0}, {A}, forgotten=(), outcomes=outcomes, open_ranges=(), second=SecondOutcomes(frozenset({A})))
     )
 
     assert (found.duplicates, found.lost) == wanted
+
+
+def test_a_message_that_is_lost_takes_the_row_of_one_that_died_before_any_other() -> None:
+    ledger = Ledger([LOG], matches=True)
+    for offset, name in enumerate((B, A, C)):
+        ledger.add(Fact(0, offset, name, b"lane", 7, b"1"))
+    checker = Checker(ledger, ordered=True)
+    checker.rows([b"1"] * 2, "ledger")
+
+    found = checker.conclude(
+        State({LOG: 0}, {LOG: 0}, {A}, forgotten=(), outcomes={C: DELIVERED}, open_ranges=[InputRange(*LOG, 0, 1)],
+              second=SecondOutcomes(frozenset({A})))
+    )  # fmt: skip
+
+    assert (found.duplicates, found.lost, found.in_doubt) == (0, 0, 0)
+
+
+def test_a_message_that_needs_no_row_is_given_none() -> None:
+    ledger = Ledger([LOG], matches=True)
+    for offset, name in enumerate((A, B)):
+        ledger.add(Fact(0, offset, name, b"lane", 7, b"1"))
+    checker = Checker(ledger, ordered=True)
+    checker.rows([b"1"], "ledger")
+
+    found = checker.conclude(State({LOG: 0}, {LOG: 0}, {B}, forgotten=(), outcomes={}, open_ranges=()))
+
+    assert (found.delivered, found.unseen) == (1, 0)
 
 
 P, Q = LogPartition("shop.deadletter", 0), LogPartition("shop.deadletter", 1)
