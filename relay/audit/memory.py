@@ -31,22 +31,20 @@ class Memory:
         self.is_whole = recent is None
         self._recent = {instance.hex().encode(): n for instance, n in (recent or {}).items()}
         self._named = named
-        self._since: dict[LogPartition, int] = {}
+        self._reached: set[LogPartition] = set()
 
-    def take(self, partition: LogPartition, offset: int, headers: Mapping[str, bytes]) -> None:
+    def take(self, partition: LogPartition, headers: Mapping[str, bytes]) -> None:
         """Take the next record of an output partition, before it is asked about."""
-        if partition in self._since:
-            return
         first = self._recent.get(headers.get(OUT_INSTANCE) or b"")
         number = headers.get(OUT_N) or b""
         if first is not None and number.isdigit() and len(number) < 20 and int(number) >= first:
-            self._since[partition] = offset
+            self._reached.add(partition)
 
     def lacks(self, key: bytes, where: Place | str) -> bool:
         """May the message of this effect, which the log does not have, have left both log and monitor?"""
         if self.is_whole or key in self._named:
             return False
-        return isinstance(where, str) or LogPartition(where.topic, where.partition) not in self._since
+        return isinstance(where, str) or LogPartition(where.topic, where.partition) not in self._reached
 
 
 def margin_ms(timing: Timing) -> int:

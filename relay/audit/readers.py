@@ -147,7 +147,7 @@ def outputs(
             if strangers and headers.get(OUT_INSTANCE) in strangers:
                 continue
             if not memory.is_whole:
-                memory.take(partitions[place], offset, headers)
+                memory.take(partitions[place], headers)
             key, value = message.key(), message.value()
             where = b"%s/%d/%d" % (partitions[place].topic.encode(), partitions[place].partition, offset)
             yield (

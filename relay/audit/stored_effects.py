@@ -185,7 +185,7 @@ class StoredEffects:
         # A page of a living worker tells its delivery transaction; otherwise the inbox row's own transaction does.
         order = CommitOrder(ledger)
         for entry in evidence.proven_of(ledger.index):
-            if entry.outcome == DELIVERED and entry.group >= 0 and entry.destination >= 0:
+            if entry.outcome == DELIVERED and entry.group >= 0:
                 order.note(entry.digest, entry.destination, 2 * entry.group)
         for row in self._store.inbox(self._config.relay.name, self._route.name):
             if row.outcome == DELIVERED:

@@ -94,10 +94,10 @@ class _Postgresql:
             # The snapshot waits while the log is read, whatever the server's limits for applications are.
             self._connection.execute("set idle_in_transaction_session_timeout = 0")
             self._connection.execute("set statement_timeout = 0")
-            self._connection.execute("select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'")
             # Without it the arrays of bytes that are asked for hold other bytes.
             self._connection.execute("set standard_conforming_strings = on")
-            self._connection.execute("select 1")  # the snapshot is taken by the first query
+            # The snapshot is taken by the first query, which this one is.
+            self._connection.execute("select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'")
 
     def uuid(self) -> str:
         found = self._all(sql.SQL("select uuid from relay_resource"))

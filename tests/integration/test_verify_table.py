@@ -10,8 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from pydantic import SecretStr
 
+from relay.audit.tables import open_store
 from relay.audit.verify import verify
+from relay.config.model import ResourceConfig
 from relay.monitor.entries import DEAD, DELIVERED, Page, Proof
 from tests.integration.audit_site import TABLE_ROUTE, Site, digest, offender, wrong
 from tests.routes import delete_below
@@ -285,6 +288,18 @@ class TestTables:
 
         assert wrong(report) == {"phantoms": 2}
         assert any(f"the log begins at {by_id.site.log}[0]@2" in note for note in report.findings.notes)
+
+
+def test_postgresql_is_read_as_it_was_when_the_audit_opened_it_and_never_written(postgres: str) -> None:
+    with psycopg.connect(postgres, autocommit=True) as database:
+        database.execute("create table ledger (id text)")
+        store = open_store("shop", ResourceConfig(url=SecretStr(postgres)))
+        database.execute("insert into ledger values ('1')")
+
+        assert list(store.rows("ledger", ["id"])) == []
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            store._connection.execute("insert into ledger values ('2')")  # type: ignore[attr-defined]
+        store.close()
 
 
 class TestIdsThatTheColumnSpellsItsOwnWay:

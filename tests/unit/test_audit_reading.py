@@ -2,153 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
-from relay.audit.verify import RouteReport, _RouteAudit
-from relay.config.loading import load
 from relay.kafka.scan import Scanned
-from relay.kafka.topics import TopicFacts
-from relay.message.envelope import OUT_INSTANCE, OUT_N, Headers
-from relay.message.identity import cloudevents, position_digest
 from relay.message.record import LogPartition
-from relay.message.schemas import codec
-from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode
-from relay.resources import open_resource
+from relay.monitor.entries import DEAD, Begin, InputRange, Seal
 from tests.integration.audit_site import wrong
 from tests.routes import ce
-from tests.unit.memory_kafka import Stored, Unit
-
-RELAY = "shop"
-LOG, MORE = "orders", "bills"
-DONE = Unit(committed=True)
-BY_ID = 'to = { table = "ledger", resource = "shop", columns = { id = "ce:id" } }'
-BY_SOURCE = 'to = { table = "ledger", resource = "shop", columns = { id = "ce:id", source = "ce:source" } }'
-UPSERT = BY_SOURCE.replace("columns", 'mode = "upsert", key = ["id"], columns')
-OWN_SQL = (
-    'to = { resource = "shop", mode = "sql", sql = "insert into ledger (id) values (%(id)s)", columns = { id = "ce:id" } }'
-)
-
-
-class Cluster:
-    """Topics in memory, as the audit asks for them; ``meanwhile`` is called once, when the named topic was read."""
-
-    def __init__(self) -> None:
-        self.logs: dict[str, list[Stored]] = {}
-        self.low: defaultdict[str, int] = defaultdict(int)
-        self.positions: dict[LogPartition, int] = {}
-        self.meanwhile: tuple[str, Callable[[], object]] | None = None
-
-    def append(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> int:
-        log = self.logs.setdefault(topic, [])
-        log.append(Stored(LogPartition(topic, 0), len(log), key, value, headers, DONE))
-        return len(log) - 1
-
-    def names(self) -> list[str]:
-        return list(self.logs)
-
-    def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
-        return {name: TopicFacts(name, name.encode().ljust(16), 1, 1) for name in names if name in self.logs}
-
-    def watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        return {number: (self.low[topic], len(self.logs[topic])) for number in partitions}
-
-    def committed(self, _group: str, partitions: Iterable[LogPartition]) -> dict[LogPartition, int]:
-        return {place: self.positions[place] for place in partitions if place in self.positions}
-
-    def read(self, ranges: Mapping[LogPartition, tuple[int, int]], *_: object) -> Iterator[list[Scanned]]:
-        for number, (place, (first, end)) in enumerate(ranges.items()):
-            yield [Scanned(number, at, self.logs[place.topic][at]) for at in range(max(first, self.low[place.topic]), end)]  # type: ignore[arg-type]
-            if self.meanwhile is not None and self.meanwhile[0] == place.topic:
-                _, happens = self.meanwhile
-                self.meanwhile = None
-                happens()
-
-    def one(self, place: LogPartition, offset: int) -> Any:
-        return self.logs[place.topic][offset]
-
-
-def marks(instance: bytes, n: int) -> Headers:
-    """Return the headers by which an output names its transaction."""
-    return [(OUT_INSTANCE, instance.hex().encode()), (OUT_N, str(n).encode())]
-
-
-class Place:
-    """A relay of one route with its database."""
-
-    def __init__(self, folder: Path, to: str, logs: Iterable[str] = (LOG,), more: str = "") -> None:
-        url = f"sqlite:///{folder}/shop.db"
-        path = folder / "relay.toml"
-        names = ", ".join(f'"{name}"' for name in logs)
-        path.write_text(
-            f'[relay]\nname = "{RELAY}"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
-            f'[resources.shop]\nurl = "{url}"\n[routes.main]\nfrom = [{names}]\n{to}\n{more}'
-        )
-        self.config = load(path)
-        self.cluster = Cluster()
-        self.monitor = self.config.monitor_topic("main")
-        for name in (*logs, "out", self.monitor, self.config.deadletter_topic, self.config.control_topic):
-            self.cluster.logs[name] = []
-        self.database = sqlite3.connect(folder / "shop.db", isolation_level=None)
-        self.database.execute("create table ledger (id text, source text)")
-        open_resource("shop", url).create_tables()
-
-    def output(self, identifier: str, instance: bytes, n: int) -> None:
-        """Append an output of a transaction."""
-        self.cluster.append("out", b"k", identifier.encode(), [*ce("/a", identifier), *marks(instance, n)])
-
-    def entered_at(self, at: int, *digests: bytes, n: int, instance: bytes = bytes(16), first: int = 0) -> None:
-        """Write a transaction's page of the monitor, which the broker took at this time."""
-        self.enter(*digests, first=first, n=n, instance=instance)
-        self.cluster.logs[self.monitor][-1].time = (2, at)
-
-    def write(self, identifier: str, source: str = "/a", *, topic: str = LOG, **headers: str) -> bytes:
-        """Append a message; return its digest."""
-        fields = ce(source, identifier, **headers)
-        offset = self.cluster.append(topic, b"k", identifier.encode(), fields)
-        return cloudevents(dict(fields), topic.encode(), None) or position_digest(topic.encode().ljust(16), 0, offset)
-
-    def mark_aborted(self, capture: bytes) -> None:
-        marker = {"capture": capture, "outcome": "ABORTED", "nonce": None, "incarnation": None, "closes": []}
-        headers = [("ce_type", b"relay.outcome"), ("ce_relaycapture", capture.hex().encode())]
-        self.cluster.append(LOG, capture, codec("outcome").encode(marker), headers)
-
-    def row(self, identifier: str | None, source: str | None = "/a") -> None:
-        self.database.execute("insert into ledger values (?, ?)", (identifier, source))
-
-    def inbox(self, digest: bytes, offset: int, outcome: int = DELIVERED, *, topic: str = LOG) -> None:
-        self.database.execute(
-            "insert into relay_inbox (relay, route, digest, content, topic_id, partition, log_offset, outcome)"
-            " values (?, 'main', ?, ?, ?, 0, ?, ?)",
-            (RELAY, digest, b"", topic.encode().ljust(16), offset, outcome),
-        )
-
-    def stand_at(self, position: int, topic: str = LOG) -> None:
-        self.database.execute(
-            "insert into relay_position (relay, route, topic_id, topic, partition, position, epoch, worker)"
-            " values (?, 'main', ?, ?, 0, ?, 1, 'w')",
-            (RELAY, topic.encode().ljust(16), topic, position),
-        )
-        self.cluster.positions[LogPartition(topic, 0)] = position
-
-    def enter(self, *digests: bytes, first: int = 0, outcome: int = DELIVERED, topic: str = LOG, route: str = "main",
-              n: int = 1, instance: bytes = bytes(16)) -> None:  # fmt: skip
-        """Write a page of the monitor about messages from an offset on."""
-        rows = len(digests)
-        page = Page("w", instance, n, Proof.PROVEN, None, topic, 0, b"".join(digests), bytes(8 * rows),
-                    list(range(first, first + rows)), bytes([outcome]) * rows)  # fmt: skip
-        self.cluster.append(self.config.monitor_topic(route), *encode(page, len(self.cluster.logs[self.monitor])), [])
-
-    def audit(self) -> RouteReport:
-        route = self.config.routes["main"]
-        return _RouteAudit(self.config, route, self.cluster, self.cluster, lambda *_: None).report(allow_lag=False)  # type: ignore[arg-type]
-
+from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Place
 
 Make = Callable[..., Place]
 
@@ -196,6 +61,23 @@ def test_what_leaves_the_log_once_it_is_delivered_while_the_audit_reads_is_not_l
     place.cluster.meanwhile = (place.config.deadletter_topic, goes_on)
 
     assert wrong(place.audit()) == {}
+
+
+def test_what_a_living_route_does_behind_what_was_read_is_unseen(make: Make) -> None:
+    place = make('to = { topic = "out" }')
+    digests = [place.write("1"), place.write("2")]
+
+    def goes_on() -> None:
+        place.cluster.append("out", b"k", b"1", ce("/a", "1"))
+        place.enter(digests[0])
+        place.record(Begin("w", "t", bytes(16), 2, 1, [InputRange(LOG, 0, 1, 2)], []))
+
+    place.cluster.meanwhile = (place.config.deadletter_topic, goes_on)
+
+    assert wrong(place.audit()) == {"unseen": 2}
+    assert wrong(place.audit()) == {"in_doubt": 1}
+    place.record(Seal("w", bytes(16), 2))
+    assert wrong(place.audit()) == {"unseen": 1}
 
 
 def test_what_leaves_the_log_while_it_is_read_is_expired_not_a_phantom(make: Make) -> None:
@@ -248,9 +130,7 @@ def test_of_two_sources_with_one_id_the_one_with_a_dead_letter_needs_no_row(make
     dead = place.write("1", "/a")
     place.write("1", "/b")
     place.row("1")
-    place.cluster.append(
-        place.config.deadletter_topic, dead.hex().encode(), b"{}", [("__relay.errors.route", b"main"), ("__relay.errors.code", b"x")]
-    )
+    place.letter(dead)
     place.stand_at(2)
 
     report = place.audit()
@@ -273,6 +153,8 @@ def test_an_upsert_by_the_id_alone_keeps_one_row_of_two_sources_and_that_is_said
     assert wrong(report) == {"lost": 1}, "only message 3 has no row of its id"
     assert report.findings.delivered == 3
     assert any("one row" in note for note in report.findings.notes)
+    place.write("1", "/c")
+    assert wrong(place.audit()) == {"lost": 1, "unseen": 1}, "the row says nothing of what is still to come"
 
 
 def test_rows_without_an_id_that_are_older_than_the_log_are_no_duplicates(make: Make) -> None:
@@ -312,13 +194,8 @@ def test_a_redrive_that_ends_while_the_audit_reads_leaves_no_second_outcome(make
     place.cluster.append("out", b"k", b"1", ce("/a", "1"))  # of a transaction that is still open
     place.stand_at(1)
 
-    def letter(code: str, number: int) -> None:
-        facts = {"route": "main", "code": code, "replay_count": str(number)}
-        headers = [(f"__relay.errors.{name}", fact.encode()) for name, fact in facts.items()]
-        place.cluster.append(place.config.deadletter_topic, digest.hex().encode(), None, headers)
-
-    letter("refused", 0)
-    place.cluster.meanwhile = (place.config.deadletter_topic, lambda: letter("redriven", 1))
+    place.letter(digest)
+    place.cluster.meanwhile = (place.config.deadletter_topic, lambda: place.letter(digest, "redriven", 1))
 
     assert wrong(place.audit()) == {}
 
@@ -445,8 +322,7 @@ def test_rows_beyond_what_a_whole_monitor_has_of_messages_that_left_the_log_are_
 def test_a_log_that_begins_where_the_route_started_has_lost_nothing_of_it(make: Make) -> None:
     place = make(BY_SOURCE)
     digests = [place.write(name) for name in "ab"]
-    starts = {f"{LOG}/{LOG.encode().ljust(16).hex()}": {"0": 1}}
-    place.cluster.append(place.config.control_topic, b"start/main", orjson.dumps({"starts": starts}), [])
+    place.started(1)
     for name in ("b", "who"):
         place.row(name)
     place.enter(digests[0])
