@@ -59,6 +59,17 @@ def test_a_message_of_a_queue_with_the_longest_name_is_handled() -> None:
     assert AttemptName.decode(name.encode()) == name
 
 
+def test_each_child_has_a_name_of_its_own_which_is_the_same_in_every_attempt() -> None:
+    def publishing(message: Message) -> None:
+        for value in (b"one", b"two"):
+            message.publish("q", value)
+
+    store = queue("q", "s")
+    assert ended(store, "s", publishing).outcome is Outcome.WRITTEN
+
+    assert [view.id for view in store.find(Filter(publisher="q/s"))] == [f"{store.uuid}.1.{number}" for number in (1, 2)]
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -96,6 +107,16 @@ def test_bytes_of_any_kind_are_key_and_value_of_a_child(of: Any) -> None:
     view = store.view(store.find(Filter(publisher="q/s"))[0].handle)
     assert view is not None
     assert (type(view.key), view.key, view.lane, view.value) == (bytes, b"k", b"k", b"child")
+
+
+def test_what_a_handler_returns_to_be_awaited_by_nobody_is_its_failure() -> None:
+    class Awaitable:
+        def __await__(self) -> Iterator[None]:
+            return iter(())
+
+    end = ended(queue("q", "s"), "s", lambda _: Awaitable())  # type: ignore[arg-type,return-value]
+
+    assert (end.outcome, "declare it with async def" in end.cause) == (Outcome.FAILED, True)
 
 
 def test_what_is_published_once_the_handler_has_returned_is_refused() -> None:

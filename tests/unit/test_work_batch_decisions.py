@@ -1,0 +1,235 @@
+"""A batch is decided as one: what one of its messages may not have, none gets, and what one leaves elsewhere has its outcome."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.queue.message import Audience, Group, NewMessage, Taken
+from relay.queue.port import Filter, Holder, QueueStore, StoreAway
+from relay.queue.recovery import Recovery
+from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.stores import bind_store, open_store
+from relay.resources.schema import statements
+from relay.run import clock, schedule
+from relay.work.desks import CommitTooLong, Database, DatabaseAway, Desks, EffectsInDoubt, SqliteDesk
+from relay.work.dispatch import Outcome, Work
+from relay.work.further import Further
+from relay.work.message import Message
+from relay.work.running import Place, Runner
+from relay.work.subscriber import Handler
+from tests.contracts.queue_book import QueueBook
+
+HOLDER = b"a worker--------"
+
+
+def settings(name: str) -> QueueSettings:
+    return QueueSettings(name, Audience((Group("s", ("s",)),)))
+
+
+class Book(QueueBook):
+    """A queue that takes children, and does not show them while it is away."""
+
+    is_away = False
+
+    def accept(self, handles: list[int], now: int) -> list[bool]:
+        if self.is_away:
+            raise StoreAway("the store does not answer")
+        return super().accept(handles, now)
+
+
+class Site:
+    """Two messages of a queue, taken together; a handler's table in the same file, or no database at all."""
+
+    def __init__(self, folder: Path, *, has_database: bool) -> None:
+        self.file, self.far = folder / "shop.db", Book(settings("far"))
+        self.store: QueueStore = open_store(settings("q"), f"sqlite:///{self.file}")
+        self.store.enter(Holder(HOLDER, "s", 0, None))
+        self.store.put([NewMessage("p", str(number), b"") for number in (1, 2)], 1)
+        self.taken = self.store.take("s", HOLDER, 2, 1)
+        self.stores: Mapping[str, QueueStore] = {"q": self.store, "far": self.far}
+        with sqlite3.connect(self.file) as file:
+            file.execute("create table effect (number integer)")
+        self.desks = Desks(self._desk, 1) if has_database else None
+
+    def _desk(self) -> SqliteDesk:
+        file = sqlite3.connect(self.file, isolation_level=None, timeout=20)
+        return SqliteDesk("shop", file, lambda to: {"q": bind_store(settings("q"), f"sqlite:///{self.file}", to)}, schedule.lock())
+
+    def end(self, function: Callable[..., None], further: Callable[[str], Further] = lambda _: Further()) -> set[Outcome]:
+        """Run the function on the batch; each message publishes to the other queue."""
+
+        def handle(messages: list[Message], *databases: Database) -> None:
+            for message in messages:
+                message.publish("far", b"child")
+            for database in databases:
+                database.execute("insert into effect values (1)")
+            function()
+
+        place = Place("q", "s", "queue:q", self.stores, {name: schedule.lock() for name in self.stores})
+        handler = Handler("q", handle, "shop" if self.desks else None, 2, "queue")
+        return {end.outcome for end in Runner(handler, place, self.desks, further)(Work(tuple(self.taken)))}
+
+    def states(self) -> list[SubscriberState | None]:
+        return self.store.holds("s", [one.ticket for one in self.taken])
+
+    def effects(self) -> int:
+        with sqlite3.connect(self.file) as file:
+            return int(file.execute("select count(*) from effect").fetchone()[0])
+
+    def close(self) -> None:
+        if self.desks is not None:
+            self.desks.close()
+        self.store.close()
+
+
+@pytest.fixture(params=[True, False], ids=["in its database", "in its queue"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path, has_database=request.param)
+    yield made
+    made.close()
+
+
+def shown(book: QueueBook) -> int:
+    return len(book.find(Filter(state=PublisherState.REVEALED), limit=10))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_batch_of_which_another_worker_has_one_message_by_now_leaves_nothing_of_any(site: Site, number: int) -> None:
+    lost: Taken = site.taken[number]
+    site.store.free("s", [lost.ticket], 2)
+
+    outcomes = site.end(lambda: None)
+
+    assert outcomes == {Outcome.APART}, "what it put may be there still, under the name of its attempt"
+    assert site.states()[1 - number] is SubscriberState.FETCHED
+    assert site.effects() == 0
+    assert {view.state for view in site.far.find(Filter(), limit=10)} == {PublisherState.DELETED}, "taken back at once"
+    Recovery(site.stores, {"queue:q": site.store}).children("far", 3)
+    assert shown(site.far) == 0
+
+
+def test_children_elsewhere_show_with_the_decision_and_wait_for_no_recovery(site: Site) -> None:
+    assert site.end(lambda: None) == {Outcome.WRITTEN}
+    assert shown(site.far) == 2
+
+
+class InDoubt(Further):
+    """Was used, and does not know whether what it prepared is committed."""
+
+    is_begun = True
+
+    def finish(self) -> bool:
+        return False
+
+
+def test_children_do_not_wait_for_a_further_database_that_recovery_has_to_ask(tmp_path: Path) -> None:
+    site = Site(tmp_path, has_database=True)
+
+    assert site.end(lambda: None, lambda _: InDoubt()) == {Outcome.WRITTEN}
+    assert shown(site.far) == 2
+    site.close()
+
+
+def test_what_a_batch_left_in_a_store_that_went_away_is_shown_by_its_outcome(site: Site) -> None:
+    def goes_away() -> None:
+        site.far.is_away = True
+
+    assert site.end(goes_away) == {Outcome.WRITTEN}
+    assert site.states() == [SubscriberState.DONE] * 2
+    assert shown(site.far) == 0
+
+    site.far.is_away = False
+    Recovery(site.stores, {"queue:q": site.store}).children("far", 3)
+
+    assert shown(site.far) == 2
+
+
+@pytest.mark.parametrize("error", [EffectsInDoubt, CommitTooLong])
+@pytest.mark.parametrize("is_durable", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_commit_without_an_answer_is_what_the_handlers_database_says_of_each_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[EffectsInDoubt], is_durable: bool, count: int
+) -> None:
+    monkeypatch.setattr(clock, "sleep", lambda _: None)
+    site = Site(tmp_path, has_database=True)
+    with closing(sqlite3.connect(site.file, isolation_level=None)) as file:
+        for statement in statements("sqlite"):
+            file.execute(statement)
+    desk = SqliteDesk("shop", sqlite3.connect(site.file, isolation_level=None), lambda _: {}, schedule.lock())
+    commit, failures = desk.commit, [error("the answer was lost"), EffectsInDoubt("so is that of the question")]
+
+    def lost() -> None:
+        (commit if is_durable or len(failures) < 2 else desk.rollback)()
+        if failures:
+            desk.rollback()
+            raise failures.pop(0)
+
+    desk.commit = lost  # type: ignore[method-assign]
+    place = Place("q", "s", "resource:shop", site.stores, {name: schedule.lock() for name in site.stores})
+
+    def handle(_: Any, db: Database) -> None:
+        db.execute("insert into effect values (1)")
+
+    handler = Handler("q", handle, "shop", 0 if count == 1 else count, "queue")
+    runner = Runner(handler, place, Desks(lambda: desk, 1))
+    ends = runner(Work(tuple(site.taken[:count])))
+
+    undone = Outcome.BACK if error is EffectsInDoubt else Outcome.FAILED if count == 1 else Outcome.APART
+    assert [end.outcome for end in ends] == [Outcome.DONE if is_durable else undone] * count
+    assert site.effects() == is_durable
+    for taken in site.taken[:count]:
+        attempts = desk.outcomes
+        desk.begin()
+        assert attempts.settle(place.attempt(taken), committed=True, now=1) is is_durable, "what was not done may not be done later"
+        desk.rollback()
+    site.close()
+
+
+def test_a_commit_without_an_answer_where_the_queue_is_as_well_is_told_by_its_guarded_write(tmp_path: Path) -> None:
+    site = Site(tmp_path, has_database=True)  # which has no table of outcomes of attempts
+    desk = site._desk()
+    commit = desk.commit
+
+    def lost() -> None:
+        commit()
+        raise EffectsInDoubt("the answer was lost")
+
+    desk.commit = lost  # type: ignore[method-assign]
+    site.desks = Desks(lambda: desk, 1)
+
+    assert site.end(lambda: None) == {Outcome.BACK}
+    assert site.store.free("s", [one.ticket for one in site.taken], 2) == [False, False]
+    assert site.states() == [SubscriberState.DONE] * 2
+    site.close()
+
+
+def test_outcomes_that_could_not_be_forgotten_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, has_database=True)
+    asked: list[Any] = []
+
+    class Outcomes:
+        def forget(self, names: Any) -> None:
+            asked.append(list(names))
+            if len(asked) == 1:
+                raise DatabaseAway("not now")
+
+    desk = site._desk()
+    desk.outcomes = Outcomes()  # type: ignore[assignment]
+    place = Place("q", "s", "resource:shop", site.stores, {name: schedule.lock() for name in site.stores})
+    runner = Runner(Handler("q", print, "shop", 2, "queue"), place, Desks(lambda: desk, 1))
+    names = ["an attempt"]
+    monkeypatch.setattr(runner.forgetting, "due", lambda _: names and [names.pop()])
+    monkeypatch.setattr(runner.forgetting, "again", names.extend)
+
+    runner.forget_all()
+    assert (asked, names) == ([["an attempt"]], ["an attempt"])
+    runner.forget_all()
+    assert (len(asked), names) == (2, [])
+    site.close()
