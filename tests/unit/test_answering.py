@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from relay.capture import inquiries
-from relay.capture.inquiries import Answering, Inquiry, encode_inquiry
+from relay.capture.inquiries import Answering, Inquiry, decode_inquiry, encode_inquiry
+from relay.capture.outcomes import decode_marker
 from relay.kafka.appender import Receipt, Record
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureError
@@ -51,8 +52,10 @@ class Log:
 
 
 class Table:
+    """Says of all that they are aborted; some row may have kept its nonce."""
+
     def read(self, captures: list[bytes]) -> dict[bytes, DecisionRow]:
-        return {capture: DecisionRow(False, None, proved=False) for capture in captures}
+        return {capture: DecisionRow(False, b"n" * 16, proved=False) for capture in captures}
 
 
 @pytest.fixture
@@ -128,3 +131,48 @@ def test_blocks_that_are_open_hold_up_neither_the_upkeep_nor_the_answers_about_o
 
     assert first <= 10.0, "the upkeep has more to do"
     assert [record.key for record in log.records] == [ask(60).capture]
+
+
+def test_only_the_database_that_a_capture_names_is_asked_and_only_for_what_lies_under_its_own_key(
+    topic: Topic, log: Log, answering: Answering
+) -> None:
+    place = LogPartition("orders", 0)
+    copied = Inquiry(ask(1).capture, ResourceName("shop", "a copy's"), [place], "relay")
+    topic.asked = [copied, ask(2, place)]
+    answering.turn(table)
+
+    assert [record.key for record in log.records] == [ask(2).capture]
+    key, value = encode_inquiry(ask(3, place))
+    assert decode_inquiry(key, value) == ask(3, place)
+    assert decode_inquiry(ask(4).capture, value) is decode_inquiry(key, b"else") is decode_inquiry(None, value) is None
+
+
+def test_what_is_aborted_is_never_answered_with_a_nonce_which_would_prove_a_commit(
+    topic: Topic, log: Log, answering: Answering
+) -> None:
+    topic.asked = [ask(1, LogPartition("orders", 0))]
+    answering.turn(table)
+
+    (record,) = log.records
+    marker = decode_marker(record.key, record.value, record.headers)
+    assert marker is not None
+    assert (marker.committed, marker.nonce) == (False, None)
+
+
+def test_no_more_inquiries_are_kept_than_there_is_room_for(
+    topic: Topic, answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiries, "WAITING_MAX", 3)
+    asked: list[int] = []
+
+    class Open(Held):
+        def read(self, captures: list[bytes]) -> dict[bytes, DecisionRow]:
+            asked.append(len(captures))
+            return super().read(captures)
+
+    blocks: Any = Open(5, lambda _: None)
+    for numbers in (range(2), range(5)):
+        topic.asked = [ask(number, LogPartition("orders", 0)) for number in numbers]
+        answering.turn(lambda: blocks)
+
+    assert [count for count in asked if count > 1] == [2, 3]
