@@ -6,11 +6,12 @@ import asyncio
 import json
 import re
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import pytest
@@ -22,11 +23,12 @@ from relay.config.routes import RouteConfig, TopicDestination
 from relay.control.status import DeadLetters, RouteFacts, view
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
+from relay.run import clock
 from relay.run.status_record import Counts, PartitionStatus, StatusRecord, Waiting
 from relay.serve.http import Door, application
 from relay.serve.metrics import CODES_MAX, OTHER, metrics
 from relay.serve.page import page
-from relay.serve.watching import Sight, Watching
+from relay.serve.watching import HUNG_AFTER_S, QUEUES_EVERY_S, STALE_AFTER_S, RelayEyes, Sight, Watching
 from tests.routes import wait_for
 
 ALERTS = Path(__file__).parents[2] / "docker" / "prometheus-alerts.yaml"
@@ -44,7 +46,7 @@ def sight(causes: dict[str, int] | None = None, error: str | None = None) -> Sig
     route = RouteConfig(name="main", from_=["orders"], to=TopicDestination(topic="out"))
     held = PartitionStatus(
         topic="orders", partition=0, position=4, end=10, lag=6, held=2, in_doubt=1, stuck=error,
-        waiting=(Waiting(capture="c", why="slow", since_ms=90_000),), last_progress_at=NOW - 1000,
+        waiting=tuple(Waiting(capture="c", why="slow", since_ms=since_ms) for since_ms in (5_000, 90_000, 7_000)), last_progress_at=NOW - 1000,
     )  # fmt: skip
     record = StatusRecord(
         relay="shop", route="main", worker="shop.main.a.0", started_at=NOW - 9000, at=NOW, state="running",
@@ -81,6 +83,9 @@ def test_metrics_tell_what_is_known_and_leave_out_what_is_not() -> None:
     assert ("relay_lag_messages", "1", "main", "orders") not in found, "its position is not known"
     assert found["relay_oldest_hold_seconds", "0", "main", "orders"] == 90
     assert found["relay_in_doubt_messages", "0", "main", "orders"] == 1
+    assert found["relay_held_messages", "0", "main", "orders"] == 2
+    assert found["relay_partition_stuck", "0", "main", "orders"] == found["relay_route_needs_attention", "main"] == 0
+    assert found["relay_last_progress_timestamp_seconds", "0", "main", "orders"] == (NOW - 1000) / 1000
     assert found["relay_dead_letters", "not-decodable", "main"] == 4
     assert found["relay_messages_total", "delivered", "main", "shop.main.a.0"] == 7
     assert found["relay_messages_total", "lost", "main", "shop.main.a.0"] == 1
@@ -88,7 +93,25 @@ def test_metrics_tell_what_is_known_and_leave_out_what_is_not() -> None:
     assert found["relay_recoveries_created", "main", "shop.main.a.0"] == (NOW - 9000) / 1000
     assert found["relay_queue_subscriber_messages", "credit", "AVAILABLE", "ann"] == 2
     assert found["relay_queue_up", "mail"] == 0
+    assert found["relay_queue_waiting", "credit"] == found["relay_queue_messages", "credit", "REVEALED"] == 3
+    assert found["relay_queue_workers", "credit", "ann"] == 1
+    assert (found["relay_transactions_total", "main", "shop.main.a.0"], found["relay_resent_total", "main", "shop.main.a.0"]) == (0, 0)
     assert found["relay_sight_age_seconds",] == 2.5
+
+
+def test_what_waits_for_a_person_is_told_as_that() -> None:
+    found, shown = samples(sight(error="its capture")), page("shop", sight({"x": 1}, error="its capture"), None, 1.0)
+
+    assert found["relay_partition_stuck", "0", "main", "orders"] == found["relay_route_needs_attention", "main"] == 1
+    assert samples(sight(), ready=False)["relay_sight_ready",] == 0
+    assert '<span class="bad">stuck</span>' in shown
+    assert "orders[0] is stuck: its capture" in shown
+    assert '<span class="good">running</span>' in page("shop", sight(), None, 1.0)
+    route = sight({"x": 1}).routes[0]
+    aging = replace(route.partitions[0], nears_retention=True)
+    some = replace(sight(), routes=(replace(route, partitions=(aging,), dead=DeadLetters(1, {"x": 1}, complete=False)),))
+    assert samples(some)["relay_nears_retention", "0", "main", "orders"] == 1
+    assert "at least 1 dead letters" in page("shop", some, None, 1.0)
 
 
 def test_whoever_has_seen_nothing_says_only_that() -> None:
@@ -237,7 +260,7 @@ def test_a_name_that_a_page_elsewhere_made_up_for_this_machine_gets_nothing(watc
     assert (status, "main" in body) == (400, False)
 
 
-@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/nothing"])
+@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/nothing", "/livezz"])
 def test_without_the_token_nothing_is_told(watching: Watching, path: str) -> None:
     app = application("shop", "1", watching, Door(TOKEN, None))
     wrong = b64encode(b"ann:wrong").decode()
@@ -265,6 +288,98 @@ def test_probes_need_no_token_and_tell_no_more_than_a_word(watching: Watching) -
     assert ask(app, "/livez", host="10.0.0.1")[::2] == (200, "alive\n")
     assert ask(app, "/healthz", host="10.0.0.1")[0] == 200
     assert ask(app, "/readyz", host="10.0.0.1")[::2] == (200, "ready\n")
+
+
+def seen(sight: Sight | None, *, ready: bool = True, alive: bool = True) -> Any:
+    problem = None if ready else "the brokers are away"
+    return SimpleNamespace(sight=sight, problem=problem, is_ready=ready, is_alive=alive, age_s=lambda: 90.0)
+
+
+def test_what_is_no_success_has_no_status_of_one() -> None:
+    for told, ok, status in (
+        (seen(sight()), True, 200),
+        (seen(sight(error="waits for a person")), False, 200),
+        (seen(sight(), ready=False), False, 503),
+        (seen(None, ready=False), False, 503),
+    ):
+        answer = ask(application("shop", "1", told, Door()), "/status")
+        body = json.loads(answer[2])
+        assert (answer[0], body["ok"], body["problem"]) == (status, ok, told.problem)
+
+
+def test_brokers_that_are_away_are_no_reason_to_end_a_process_and_one_that_hangs_is() -> None:
+    for ready, alive in ((True, False), (False, True)):
+        app = application("shop", "1", seen(sight(), ready=ready, alive=alive), Door())
+        assert [ask(app, path)[0] for path in ("/readyz", "/livez", "/healthz")] == [200 if ready else 503, *[200 if alive else 503] * 2]
+
+
+def test_what_is_old_or_does_not_end_is_told_from_what_was_just_seen(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching._stop.set()
+    watching._thread.join(10.0)
+    assert (watching.is_ready, watching.is_alive) == (True, False), "nobody looks any more"
+    monkeypatch.setattr(watching, "_thread", SimpleNamespace(is_alive=lambda: True, join=lambda _: None))
+    assert watching.is_alive
+    now = clock.monotonic()
+    for later, is_ready, is_alive in ((STALE_AFTER_S, False, True), (HUNG_AFTER_S, False, False)):
+        monkeypatch.setattr(clock, "monotonic", lambda later=later: now + later)
+        assert (watching.is_ready, watching.is_alive) == (is_ready, is_alive)
+
+
+def test_brokers_that_have_been_away_for_hours_are_no_reason_to_start_the_process_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], list[float]()
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+
+    def away() -> Any:
+        looks.append(now[0])
+        raise Unreachable("the brokers are away")
+
+    made = Watching(away, period_s=0.001)
+    for now[0] in (1.0, HUNG_AFTER_S, 2 * HUNG_AFTER_S):
+        for _ in range(5_000):
+            if looks.count(now[0]) > 1:  # the first of them has ended
+                break
+            time.sleep(0.001)
+        assert (made.is_alive, made.is_ready) == (True, False)
+    made.close()
+
+
+class Desk:
+    """Two queues, of which one's store may be away."""
+
+    def __init__(self) -> None:
+        self.counted, self.is_away = 0, False
+
+    def reach(self) -> None:
+        self.counted += 1
+
+    def names(self) -> list[str]:
+        return ["mail", "credit"]
+
+    def row(self, name: str) -> dict[str, Any]:
+        if self.is_away and name == "mail":
+            raise Unreachable("its store does not answer")
+        return QUEUE
+
+
+def test_a_look_is_whole_if_every_store_answered_and_counts_queues_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, desk, given = [0.0], Desk(), sight()
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    ended = given.records[0].model_copy(update={"worker": "one that is no more"})
+    status = SimpleNamespace(read=lambda: given.routes, records=lambda: (*given.records, ended), notes=("a note",), unseen=None)
+    eyes: Any = RelayEyes(SimpleNamespace(queues={"mail": None}))  # type: ignore[arg-type]
+    eyes._status, eyes._desk = status, desk
+
+    first = eyes.look()
+    assert (first.is_whole, first.notes, first.queues) == (True, ("a note",), {"mail": QUEUE, "credit": QUEUE})
+    assert first.records == given.records, "counters of workers that ended are no worker's"
+    desk.is_away, now[0] = True, QUEUES_EVERY_S - 1
+    assert (eyes.look().is_whole, desk.counted) == (True, 1)
+    now[0] = QUEUES_EVERY_S
+    away = eyes.look()
+    assert (away.is_whole, away.queues, desk.counted) == (False, {"mail": None, "credit": QUEUE}, 2)
+    assert away.notes == ("a note", "queue mail: its store does not answer")
+    desk.is_away, now[0], status.unseen = False, 3 * QUEUES_EVERY_S, "a database"
+    assert not eyes.look().is_whole
 
 
 def test_nothing_can_be_changed(watching: Watching) -> None:
