@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -11,7 +15,8 @@ from relay.queue.message import Audience, Group, NewMessage, Taken, Ticket
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
 from relay.run import clock, schedule
-from relay.work.coroutines import AwaitedRunner, Coroutines
+from relay.work.coroutines import Apart, AwaitedDatabase, AwaitedRunner, Coroutines
+from relay.work.desks import CallOver
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
@@ -169,3 +174,76 @@ async def raises_what_ends_a_generator(_: Message) -> None:
 def test_a_generators_exit_that_a_handler_raises_is_a_failure_of_its_message() -> None:
     """Taken for the end of the loop it would end the process, again and again, and no failure would be counted."""
     assert ends_of(raises_what_ends_a_generator) == [(1, Outcome.FAILED), (2, Outcome.FAILED)]
+
+
+class Blocking:
+    """A database whose statements run until each is let go; ``order`` is what began and ended."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.goes_on = threading.Semaphore(0)
+
+    def execute(self, query: str, _: Any = None) -> None:
+        self.order.append(f"{query} began")
+        assert self.goes_on.acquire(timeout=WAIT_S)
+        self.order.append(f"{query} ended")
+        if query == "wrong":
+            raise ValueError("a payload")
+
+
+async def began(blocking: Blocking, *statements: str) -> None:
+    """Return when these, and no others, have begun; what would begin now has had the time to."""
+    for _ in range(1_000):
+        if f"{statements[-1]} began" in blocking.order:
+            break
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.02)
+    assert [one for one in blocking.order if one.endswith("began")] == [f"{one} began" for one in statements]
+
+
+async def cancelled(awaited: AwaitedDatabase, query: str) -> None:
+    """Begin a statement and cancel whoever waits for it, as a handler's own time limit does."""
+    statement = asyncio.create_task(awaited.execute(query))
+    for _ in range(1_000):
+        if awaited._running is not None and not awaited._running.done():
+            break
+        await asyncio.sleep(0.005)
+    statement.cancel()
+    with suppress(asyncio.CancelledError):
+        await statement
+
+
+def test_a_handlers_statements_run_one_after_the_other_and_one_that_nobody_waits_for_is_waited_for_too() -> None:
+    async def handle() -> None:
+        blocking, said, apart = Blocking(), list[object](), Apart(4)
+        asyncio.get_running_loop().set_exception_handler(lambda *told: said.append(told))
+        awaited = AwaitedDatabase(blocking, apart)  # type: ignore[arg-type]
+        asked = [asyncio.create_task(awaited.execute(query)) for query in ("one", "two", "three")]
+        await began(blocking, "one")
+        blocking.goes_on.release()
+        await began(blocking, "one", "two")
+        blocking.goes_on.release(2)
+        await asyncio.gather(*asked)
+
+        await cancelled(awaited, "wrong")
+        following = asyncio.create_task(awaited.execute("four"))
+        await began(blocking, "one", "two", "three", "wrong")
+        blocking.goes_on.release(2)
+        await following
+        assert blocking.order[-4:] == ["wrong began", "wrong ended", "four began", "four ended"]
+
+        await cancelled(awaited, "five")
+        waiting, end = asyncio.create_task(awaited.execute("six")), asyncio.create_task(awaited.end())
+        await began(blocking, "one", "two", "three", "wrong", "four", "five")
+        assert not end.done(), "nothing is decided while a statement runs"
+        blocking.goes_on.release()
+        await end
+        for late in (waiting, awaited.execute("seven")):
+            with pytest.raises(CallOver):
+                await late
+        await began(blocking, "one", "two", "three", "wrong", "four", "five")
+        apart.close()
+        gc.collect()
+        assert said == [], "the loop would print an error that nobody awaited, payload and all"
+
+    asyncio.run(handle())
