@@ -4,8 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most tests wait, for a session to expire above all: five at a time, each process with services of its own.
-SHARE := -n 5 --dist loadfile
+# Most tests wait, for a session to expire above all: four at a time, each process with services of its own.
+SHARE := -n 4 --dist loadfile
 # The long ones compute more: Spark, brokers by the three, handlers that are killed.
 SHARE_LONG := -n 3 --dist loadfile
 # A simulated seed replays exactly only if sets are iterated in the same order.
