@@ -12,9 +12,33 @@ from typing import Any
 
 import pytest
 
-from relay.local.kafka import SMALL, BrokerSettings
+from relay.local.kafka import SMALL, BrokerSettings, ClusterPlan
+from relay.local.ports import LOOPBACK
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
+
+
+@contextmanager
+def or_skipped() -> Iterator[None]:
+    """Skip where no broker can be started here, or fail in CI."""
+    try:
+        yield
+    except (ConfigError, Unreachable) as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no local broker: {error}")
+
+
+def further_listener(plan: ClusterPlan, name: str, protocol: str, port: int) -> dict[str, str]:
+    """Return the settings of a single broker that listens on one more port, by another protocol."""
+    (broker,) = plan.brokers
+    ports = {"PLAINTEXT": broker.port, "INTERNAL": broker.internal_port, "CONTROLLER": broker.controller_port, name: port}
+    listeners = {one: f"{one}://{LOOPBACK}:{number}" for one, number in ports.items()}
+    return {
+        "listeners": ",".join(listeners.values()),
+        "advertised.listeners": ",".join(address for one, address in listeners.items() if one != "CONTROLLER"),
+        "listener.security.protocol.map": ",".join(f"{one}:{protocol if one == name else 'PLAINTEXT'}" for one in ports),
+    }
 
 
 @contextmanager
@@ -22,12 +46,8 @@ def own_brokers(name: str, settings: BrokerSettings = SMALL, **wanted: Any) -> I
     """Start brokers as `LocalServices.up` is told to, without a database; where none can be, skip, or fail in CI."""
     directory = Path(tempfile.mkdtemp(prefix=f"relay-{name}-"))
     try:
-        try:
+        with or_skipped():
             local = LocalServices.up(directory, postgres=False, settings=settings, **wanted)
-        except (ConfigError, Unreachable) as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no local broker: {error}")
         yield local
     finally:
         started = LocalServices.find(directory)

@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
 from relay.local.ports import free_ports
+from tests.own_services import further_listener
 
 READ, WRITE, DESCRIBE, CREATE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE
 ALTER, ALTER_CONFIGS, DESCRIBE_CONFIGS = AclOperation.ALTER, AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS
@@ -141,15 +142,10 @@ def secured_broker() -> Iterator[Secured]:
 
 
 def _properties(plan: ClusterPlan, port: int) -> dict[str, str]:
-    (broker,) = plan.brokers
-    ports = {"PLAINTEXT": broker.port, "INTERNAL": broker.internal_port, "CONTROLLER": broker.controller_port, "SASL": port}
-    listeners = {name: f"{name}://127.0.0.1:{number}" for name, number in ports.items()}
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     bearer = 'org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
     return {
-        "listeners": ",".join(listeners.values()),
-        "advertised.listeners": ",".join(address for name, address in listeners.items() if name != "CONTROLLER"),
-        "listener.security.protocol.map": ",".join(f"{n}:{'SASL_PLAINTEXT' if n == 'SASL' else 'PLAINTEXT'}" for n in ports),
+        **further_listener(plan, "SASL", "SASL_PLAINTEXT", port),
         "sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
         "connections.max.reauth.ms": "3600000",
         "listener.name.sasl.scram-sha-512.sasl.jaas.config": scram,

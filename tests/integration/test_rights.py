@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from relay.kafka.bulk import BulkAppender
 from relay.kafka.following import Following
 from relay.kafka.groups import Groups
 from relay.kafka.scan import Scan
-from relay.message.errors import ConfigError, Stopped, Unreachable
+from relay.message.errors import ConfigError, Stopped
 from relay.message.record import LogPartition
 from relay.resources import open_resource
 from relay.run.following import control_topic
@@ -38,6 +37,7 @@ from tests.integration.secured_site import (
     rights,
     secured_broker,
 )
+from tests.own_services import or_skipped
 from tests.routes import Route, ce, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
@@ -45,13 +45,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[Secured]:
-    try:
-        with secured_broker() as broker:
-            yield broker
-    except (ConfigError, Unreachable) as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no local broker: {error}")
+    with or_skipped(), secured_broker() as broker:
+        yield broker
 
 
 class TopicSite:

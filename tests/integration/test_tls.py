@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from relay.message.errors import ConfigError, Unreachable
+from relay.message.errors import Unreachable
 from tests.integration.tls_site import Authority, Encrypted, encrypted_broker
+from tests.own_services import or_skipped
 from tests.routes import Route, ce, ids, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
@@ -18,13 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 
 @pytest.fixture(scope="module")
 def encrypted() -> Iterator[Encrypted]:
-    try:
-        with encrypted_broker() as broker:
-            yield broker
-    except (ConfigError, Unreachable) as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no local broker: {error}")
+    with or_skipped(), encrypted_broker() as broker:
+        yield broker
 
 
 class Site:

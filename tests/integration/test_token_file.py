@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -13,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from relay import Capture
-from relay.message.errors import ConfigError, Unreachable
+from relay.message.errors import Unreachable
 from relay.resources import open_resource
 from tests.integration.secured_site import DESCRIBE, TOPIC, WRITE, Secured, rights, secured_broker, token
 from tests.integration.test_rights import worker_rights
+from tests.own_services import or_skipped
 from tests.routes import Route, ce, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
@@ -27,13 +27,8 @@ LIFE_S = 12.0
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[Secured]:
-    try:
-        with secured_broker() as broker:
-            yield broker
-    except (ConfigError, Unreachable) as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no local broker: {error}")
+    with or_skipped(), secured_broker() as broker:
+        yield broker
 
 
 @contextmanager

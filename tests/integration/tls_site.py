@@ -20,9 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
-from relay.local.ports import free_ports
-
-HERE = "127.0.0.1"
+from relay.local.ports import LOOPBACK, free_ports
+from tests.own_services import further_listener
 
 
 class Pair(NamedTuple):
@@ -47,7 +46,7 @@ class Authority:
         """Return a certificate for this machine's address, good for so many days from now: negative if it has ended."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        hosts = x509.SubjectAlternativeName([x509.IPAddress(ip_address(HERE))])
+        hosts = x509.SubjectAlternativeName([x509.IPAddress(ip_address(LOOPBACK))])
         made = self._builder(subject, key, days).add_extension(hosts, critical=False).sign(self._key, hashes.SHA256())
         return Pair(
             made.public_bytes(Encoding.PEM), key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -74,7 +73,7 @@ class Encrypted:
         self._folder = folder
         self.kafka = cluster.bootstrap
         self._admin = AdminClient({"bootstrap.servers": self.kafka})
-        self.listener = f"{HERE}:{port}"
+        self.listener = f"{LOOPBACK}:{port}"
         self.authority = Authority("authority", folder)
         self._have(self.authority.issue("broker"))
         self.client = {"ssl.ca.location": str(self.authority.place), **self.pair("worker", self.authority.issue("worker"))}
@@ -118,13 +117,8 @@ def encrypted_broker() -> Iterator[Encrypted]:
 
 
 def _properties(plan: ClusterPlan, port: int, folder: Path) -> dict[str, str]:
-    (broker,) = plan.brokers
-    ports = {"PLAINTEXT": broker.port, "INTERNAL": broker.internal_port, "CONTROLLER": broker.controller_port, "TLS": port}
-    listeners = {name: f"{name}://{HERE}:{number}" for name, number in ports.items()}
     return {
-        "listeners": ",".join(listeners.values()),
-        "advertised.listeners": ",".join(address for name, address in listeners.items() if name != "CONTROLLER"),
-        "listener.security.protocol.map": ",".join(f"{n}:{'SSL' if n == 'TLS' else 'PLAINTEXT'}" for n in ports),
+        **further_listener(plan, "TLS", "SSL", port),
         "listener.name.tls.ssl.client.auth": "required",
         "listener.name.tls.ssl.keystore.type": "PEM",
         "listener.name.tls.ssl.keystore.location": str(folder / "broker.pem"),
