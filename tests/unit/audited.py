@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,20 @@ class Place:
     def audit(self) -> RouteReport:
         route = self.config.routes["main"]
         return _RouteAudit(self.config, route, self.cluster, self.cluster, lambda *_: None).report(allow_lag=False)  # type: ignore[arg-type]
+
+
+Make = Callable[..., Place]
+
+
+@contextmanager
+def places(folder: Path) -> Iterator[Make]:
+    """Lend what makes places, with ``Place``'s further arguments, and close their databases."""
+    made: list[Place] = []
+
+    def make(to: str, *more: Any, **options: Any) -> Place:
+        made.append(Place(folder, to, *more, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.database.close()

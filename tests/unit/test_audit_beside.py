@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,24 +34,16 @@ from relay.monitor.resolution import (
 )
 from tests.integration.audit_site import wrong
 from tests.routes import ce
-from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Place, marks
+from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Make, Place, marks, places
 
-Make = Callable[..., Place]
 TO_TOPIC = 'to = { topic = "out" }'
 INSTANCE = b"i" * 16
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Place] = []
-
-    def place(to: str, *more: Any, **options: Any) -> Place:
-        made.append(Place(tmp_path, to, *more, **options))
-        return made[-1]
-
-    yield place
-    for one in made:
-        one.database.close()
+    with places(tmp_path) as lent:
+        yield lent
 
 
 def beside(to: str, name: str = "other") -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,22 +12,13 @@ from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, Begin, InputRange, Seal
 from tests.integration.audit_site import wrong
 from tests.routes import ce
-from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Place
-
-Make = Callable[..., Place]
+from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Make, places
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Place] = []
-
-    def place(to: str, *more: Any, **options: Any) -> Place:
-        made.append(Place(tmp_path, to, *more, **options))
-        return made[-1]
-
-    yield place
-    for one in made:
-        one.database.close()
+    with places(tmp_path) as lent:
+        yield lent
 
 
 def test_what_a_worker_enters_and_trims_while_the_audit_begins_is_not_lost(make: Make) -> None:
