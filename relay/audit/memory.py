@@ -35,6 +35,8 @@ class Memory:
 
     def take(self, partition: LogPartition, headers: Mapping[str, bytes]) -> None:
         """Take the next record of an output partition, before it is asked about."""
+        if partition in self._reached:
+            return  # as for nearly all records: nothing of them needs to be read
         first = self._recent.get(headers.get(OUT_INSTANCE) or b"")
         number = headers.get(OUT_N) or b""
         if first is not None and number.isdigit() and len(number) < 20 and int(number) >= first:

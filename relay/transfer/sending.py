@@ -24,6 +24,7 @@ LET_GO_S: Final = 10.0
 """A closed connection fails its call at once; longer than this something else hangs."""
 LET_GO_TRIES: Final = 10
 CLOSE_S: Final = 5.0
+"""So long the end waits for a batch that is under way, before it interrupts that, and for the thread after it."""
 TRIM_ANSWER_S: Final = 60.0
 """A trim without an answer for so long, beyond what a database lets its statements take, holds up what waits behind it."""
 
