@@ -35,7 +35,6 @@ _COLUMNS: Final = (
     "id",
     "type",
 )
-_HEX_CHARS: Final = 32
 
 
 def committed(
