@@ -191,7 +191,7 @@ def _stalled(record: StatusRecord) -> str | None:
 def _stall(partition: PartitionStatus, still_ms: int) -> str:
     place = f"{partition.topic}[{partition.partition}] did not move for {still_ms / 1000:.0f} s, lag {partition.lag}"
     if not partition.waiting:
-        return place
+        return f"{place}; {partition.unread}" if partition.unread else place
     oldest = max(partition.waiting, key=lambda waiting: waiting.since_ms)
     return f"{place}; {partition.held} held, the oldest for capture {oldest.capture} ({oldest.why})"
 

@@ -7,12 +7,13 @@ A rebalance assigns nothing by itself; the worker recovers first and then calls 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import is_denied, is_end_of_partition, is_locked_out, sentence
+from relay.kafka.reading import latest
 from relay.message.errors import LOCKED_OUT_S, Fenced, LockedOut, Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
@@ -108,6 +109,13 @@ class GroupConsumer:
             for one in found
             if one.offset >= 0
         }
+
+    def stable_ends(self, places: Collection[LogPartition], wait_s: float) -> dict[LogPartition, int]:
+        """Return up to where no Kafka transaction is open: nothing at or above it can be read. Raises Unreachable."""
+        try:
+            return latest(self._consumer, places, wait_s)
+        except KafkaException as error:
+            raise Unreachable(f"the stable ends of {len(places)} partitions cannot be read: {sentence(error)}") from error
 
     def commit(self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], *, wait: bool) -> None:
         """Commit positions outside a transaction: a hint on table routes, the first position on topic routes."""

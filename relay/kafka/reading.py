@@ -101,24 +101,17 @@ class PartitionReader:
         """
         if not places:
             return {}  # the client refuses to ask for nothing
-        asked = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
         patience = self._deadline_s if wait_s is None else wait_s
         limit = self._clock() + patience
         while True:
             try:
-                # As a time the client takes it for "latest", and asks under the handle's isolation level.
-                found = self._consumer.offsets_for_times(asked, timeout=patience)
-                failed = [one.error for one in found if one.error is not None]
-                if failed:
-                    raise KafkaException(failed[0])
+                return latest(self._consumer, places, patience)
             except KafkaException as error:
                 self.renew()
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
-                    raise self._unread(f"the ends of {len(asked)} partitions", error) from error
+                    raise self._unread(f"the ends of {len(places)} partitions", error) from error
                 pausing.sleep(_LEADER_PAUSE_S)
-            else:
-                return {LogPartition(one.topic, one.partition): one.offset for one in found}
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
         """Yield batches of records until each partition is read from ``first`` to ``end`` (exclusive).
@@ -197,6 +190,17 @@ class PartitionReader:
     def _unread(self, what: str, failure: KafkaException, remedy: str = "") -> RelayError:
         """Return what to raise: a right that is missing comes by no waiting."""
         return unavailable(f"{what} cannot be read: {sentence(failure)}", kafka_error(failure), remedy, denied=self._denied)
+
+
+def latest(consumer: Consumer, places: Collection[LogPartition], wait_s: float) -> dict[LogPartition, int]:
+    """Return where partitions end under the handle's isolation level, by one request to each leader. Raises KafkaException."""
+    # As a time the client takes it for "latest".
+    asked = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
+    found = consumer.offsets_for_times(asked, timeout=wait_s)
+    failed = [one.error for one in found if one.error is not None]
+    if failed:
+        raise KafkaException(failed[0])
+    return {LogPartition(one.topic, one.partition): one.offset for one in found}
 
 
 def unseen_because(consumer: Consumer, topic: str, failure: KafkaException, timeout_s: float) -> KafkaException | None:

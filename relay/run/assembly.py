@@ -53,6 +53,7 @@ from relay.run.status_record import StatusRecord
 from relay.run.topic_watch import TopicWatch, described, keeps_all, kept
 from relay.run.twins import Twins
 from relay.run.units import AskingUnits
+from relay.run.unread import Unread
 from relay.run.views import ViewKeeper
 from relay.run.worker import Bounds, RouteWorker
 from relay.transfer.cursor import TableCursor
@@ -151,8 +152,9 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         lambda: ports.reader(committed=True),
         lambda place, first, following: book.pass_lost(route.name, place, first, following, count=0),
     )
+    group = ports.group(route.from_, lambda: worker.revoked())  # noqa: PLW0108 - there is no worker yet
     worker = RouteWorker(
-        group=ports.group(route.from_, lambda: worker.revoked()),  # noqa: PLW0108 - there is no worker yet
+        group=group,
         intake=intake,
         destination=destination,
         views=_views(config, route, number, facts[monitor].topic_id, scanner),
@@ -163,6 +165,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
             _identity(config, route, worker_id),
             _status_writer(control, route, worker_id),
             lambda: book.lost + reloading.lost,
+            Unread(scanner.ends, group.stable_ends),
         ),
         starts=policy.resolve,
         check_twin=twins.check,

@@ -8,11 +8,12 @@ from typing import Any, Final
 import structlog
 
 from relay.delivery.destination import Destination
-from relay.log.holds import Hold, Waiting
+from relay.log.holds import Hold, PartitionHolds, Waiting
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
 from relay.run import clock
 from relay.run.seldom import Seldom
+from relay.run.unread import Unread, nothing_unread
 
 log = structlog.get_logger("relay.progress")
 PERIOD_S: Final = 2.0
@@ -26,10 +27,13 @@ Write = Callable[[dict[str, Any], bool], None]
 class Progress:
     """Collects a worker's status and writes it now and then."""
 
-    def __init__(self, identity: Mapping[str, Any], write: Write, lost: Callable[[], int] = int) -> None:
+    def __init__(
+        self, identity: Mapping[str, Any], write: Write, lost: Callable[[], int] = int, unread: Unread | None = None
+    ) -> None:
         self._identity = {**identity, "started_at": clock.wall_ms()}
         self._write = write
         self._lost = lost
+        self._unread = unread or nothing_unread()
         self._stuck: dict[LogPartition, str] = {}
         self._state = "recovering"
         self._beat_at = 0.0
@@ -101,6 +105,7 @@ class Progress:
         if now < self._beat_at:
             return
         self._beat_at = now + PERIOD_S
+        self._unread.look({p: held.read_to for p, held in intake.partitions.items() if self._seems_done(p, held)}, now)
         self._write(self._record(intake, destination), False)
 
     def _say_dead(self, causes: Mapping[str, int]) -> None:
@@ -142,10 +147,17 @@ class Progress:
             "failing_since": self._failing_since,
         }
 
+    def _position(self, partition: LogPartition, held: PartitionHolds) -> int:
+        return self._positions.get(partition, held.position())
+
+    def _seems_done(self, partition: LogPartition, held: PartitionHolds) -> bool:
+        """Is all delivered that the reader knows of?"""
+        return self._position(partition, held) >= max(self._ends.get(partition, 0), held.read_to)
+
     def _partition(self, partition: LogPartition, intake: Intake, destination: Destination) -> dict[str, Any]:
         held = intake.partitions[partition]
-        position = self._positions.get(partition, held.position())
-        end = max(self._ends.get(partition, 0), held.read_to)
+        position = self._position(partition, held)
+        end = max(self._ends.get(partition, 0), held.read_to, self._unread.end(partition))
         now = clock.monotonic()
         lost = held.lost()
         if end <= position:
@@ -170,6 +182,7 @@ class Progress:
             ],
             "lanes_blocked": held.lanes_blocked,
             "in_doubt": max(0, destination.in_doubt.get(partition, 0) - position),
+            "unread": self._unread.why(partition, held.read_to) if self._seems_done(partition, held) else None,
             "stuck": self._stuck.get(partition) or (_lost(*lost) if lost is not None else None),
             "lost_first": lost[0] if lost is not None else None,
             "lost_next": lost[1] if lost is not None else None,

@@ -48,6 +48,8 @@ class Waiting(_Value):
 class PartitionStatus(_Value):
     """One owned log partition. ``position`` is the next offset to deliver, ``end`` the high watermark seen.
 
+    ``unread`` says why the reader is not given what lies before the end, where all that it was given is delivered.
+
     ``lost_first`` and ``lost_next`` bound the offsets whose held messages have left the log.
     ``last_progress_at`` is when the position last moved *or the lag was last zero* (wall milliseconds of the
     worker's host): a first message after a quiet hour is no stall. None if neither happened yet.
@@ -62,6 +64,7 @@ class PartitionStatus(_Value):
     waiting: tuple[Waiting, ...] = ()
     lanes_blocked: int = 0
     in_doubt: int = 0
+    unread: Text | None = None
     stuck: Text | None = None
     lost_first: int | None = None
     lost_next: int | None = None

@@ -13,6 +13,7 @@ from relay.kafka.group import GroupConsumer
 from relay.message.errors import Fenced, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
+from relay.run.unread import LOOK_PERIOD_S, Unread
 from tests.contracts.kafka_contract import PREFIX, KafkaContract, failing, member_of
 from tests.contracts.kafka_systems import TIMING, KafkaSystem, until
 
@@ -157,6 +158,22 @@ class GroupContract(KafkaContract):
         assert [one.value() for one in found if one.error() is None] == [b"b", b"c"]
         (event,) = (one for one in found if one.error() is not None)
         assert (event.error().code(), event.offset()) == (KafkaError._PARTITION_EOF, 3)
+
+    def test_a_member_learns_what_an_open_transaction_keeps_from_it(self, log: LogPartition, name: str) -> None:
+        member = self.join(name, log.topic)
+        stranger = self.begun()
+        self.write(stranger, log, "open")
+        self.append(log, "behind it")
+        with self.system.reader(committed=False) as reader:
+            unread = Unread(reader.ends, member.stable_ends)
+            for now in (0.0, LOOK_PERIOD_S):
+                unread.look({log: 0}, now)
+            assert unread.end(log) == 2
+            assert "a Kafka transaction is open in the log at 0" in str(unread.why(log, 0))
+            stranger.commit()
+            self.wait_for_markers(log)
+            unread.look({log: 0}, 2 * LOOK_PERIOD_S)
+            assert "given nothing of what the log has up to 3" in str(unread.why(log, 0))
 
     def settled(self, member: GroupConsumer, place: LogPartition) -> tuple[int, str] | None:
         """The position once no transaction has one pending."""

@@ -18,6 +18,7 @@ from relay.run import clock
 from relay.run.progress import PERIOD_S, Progress
 from relay.run.seldom import KINDS_MAX, OTHERS, Seldom
 from relay.run.status_record import StatusRecord
+from relay.run.unread import Unread
 from relay.run.worker import Bounds, RouteWorker
 from tests.unit.test_intake import Fake
 
@@ -29,12 +30,14 @@ IDENTITY = {"relay": "shop", "route": "r", "worker": "shop.r.a.0"}
 class Said:
     """A progress whose records are kept, with a clock that is set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, unread: Unread | None = None) -> None:
         self.now = 1000.0
         monkeypatch.setattr(clock, "monotonic", lambda: self.now)
         monkeypatch.setattr(clock, "wall_ms", lambda: round(self.now * 1000))
         self.records: list[StatusRecord] = []
-        self.progress = Progress(IDENTITY, lambda record, _: self.records.append(StatusRecord.model_validate(record)))
+        self.progress = Progress(
+            IDENTITY, lambda record, _: self.records.append(StatusRecord.model_validate(record)), unread=unread
+        )
         self.intake = Intake(
             rules(["position"]), "publisher", budget=HoldBudget(1000), marker_wait_s=3.0, askable=frozenset()
         )
