@@ -249,20 +249,33 @@ def _judge_output(
         findings.fault(f"topic {topic} retention.ms", str(retention), problem, "raise it")
     for log in logs:
         _note_refusals(log, output, findings)
+        _note_ages(log, output, findings)
 
 
 def _note_refusals(log: TopicFacts, output: TopicFacts, findings: Findings) -> None:
-    """What a log takes and an output does not is a dead letter, and for its age only where a route was behind."""
+    """What a log takes and an output does not is a dead letter."""
     largest = numeric_setting(output.settings, "max.message.bytes", _UNKNOWN)
     if largest < numeric_setting(log.settings, "max.message.bytes", 0):
         findings.notes.append(
             f"topic {output.name} takes messages of up to {largest} bytes (max.message.bytes), fewer than {log.name}: what is larger "
             "becomes a dead letter; raise it"
         )
-    oldest = numeric_setting(output.settings, _OLDEST, _UNKNOWN)
+
+
+def _note_ages(log: TopicFacts, output: TopicFacts, findings: Findings) -> None:
+    """An output's records keep their times, by which it refuses and deletes them: that matters where a route was behind."""
+    if output.settings.get("message.timestamp.type", "CreateTime") != "CreateTime":
+        return
     kept = numeric_setting(log.settings, "retention.ms", _FOREVER)
-    by_writers = output.settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
-    if by_writers and oldest < (_UNKNOWN if kept == _FOREVER else kept):
+    waits = _UNKNOWN if kept == _FOREVER else kept
+    stays = numeric_setting(output.settings, "retention.ms", _FOREVER)
+    if stays != _FOREVER and stays < waits and "delete" in output.settings.get("cleanup.policy", "delete"):
+        findings.notes.append(
+            f"topic {output.name} keeps messages for {_days(stays)} after they were captured (retention.ms), and {log.name} for longer: "
+            "what a route delivers later than that is deleted at once; raise it, or set message.timestamp.type=LogAppendTime"
+        )
+    oldest = numeric_setting(output.settings, _OLDEST, _UNKNOWN)
+    if oldest < waits:
         findings.notes.append(
             f"topic {output.name} takes messages for {_days(oldest)} after they were captured ({_OLDEST}), and {log.name} keeps them "
             "longer: what a route delivers later than that becomes a dead letter; raise it"

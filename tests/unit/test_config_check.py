@@ -165,9 +165,13 @@ def test_a_compacted_output_is_noted_when_compaction_waits_long_enough() -> None
         ({"message_timestamp_before_max_ms": str(DAY)}, ["for 1d after they were captured"] * 2),
         ({"message_timestamp_before_max_ms": str(DAY), "message_timestamp_type": "LogAppendTime"}, []),
         ({"message_timestamp_before_max_ms": str(2**63 - 1), "max_message_bytes": "1048588"}, []),
+        ({"retention_ms": str(DAY)}, ["ledger keeps messages for 1d after they were captured"] * 2),
+        ({"retention_ms": str(DAY), "message_timestamp_type": "LogAppendTime"}, []),
+        ({"retention_ms": str(DAY), "cleanup_policy": "compact", "min_compaction_lag_ms": str(DAY)}, ["ledger is compacted after 1d"]),
+        ({"retention_ms": "-1"}, []),
     ],
 )
-def test_what_an_output_would_refuse_is_noted(settings: dict[str, str], noted: list[str]) -> None:
+def test_what_an_output_would_refuse_or_delete_is_noted(settings: dict[str, str], noted: list[str]) -> None:
     config = config_of()
     findings = Findings()
     facts = healthy(config) | {"orders": topic("orders", max_message_bytes="1048588"), "ledger": topic("ledger", **settings)}
