@@ -27,6 +27,8 @@ DAY_S: Final = 86_400.0
 TICK_S: Final = 1.0
 REFRESH_S: Final = 30.0
 ROUND_S: Final = 3600.0
+DOUBTFUL_S: Final = 5.0
+"""How long the captures in doubt are asked about at most, but for the question under way: the upkeep has more to do."""
 _PAGE: Final = 5000
 _MORE: Final = 16
 _FOREVER: Final = float("inf")
@@ -138,21 +140,32 @@ class Upkeep:
         self.trim()
 
     def find_out_once(self) -> None:
-        """Ask for each doubtful capture once, as any resolver does."""
+        """Ask for each doubtful capture once, as any resolver does; what there is no time for comes first the next time.
+
+        A database that froze may hold hundreds of rows, and each costs the wait for its lock.
+        """
         with self._lock:
             asked = list(self._doubtful)
-        for ended in asked:
-            if self._stop.is_set():
-                return
+        if not asked:
+            return
+        known = self._connection().read([ended.capture for ended in asked])
+        deadline = clock.monotonic() + DOUBTFUL_S
+        held: set[bytes] = set()
+        for ended in sorted(asked, key=lambda ended: ended.capture not in known):
+            if self._stop.is_set() or clock.monotonic() >= deadline:
+                break
             try:
-                row = settle(self._connection(), ended.capture)
+                row = known.get(ended.capture) or settle(self._connection(), ended.capture)
             except RowLocked:
+                held.add(ended.capture)
                 continue
             if row is not None:
                 with self._lock:
                     self._doubtful.remove(ended)
                 if ended.placed:
                     self._marking.submit(ended if row.committed else ended._replace(nonce=None))
+        with self._lock:
+            self._doubtful = sorted(self._doubtful, key=lambda ended: ended.capture in held)
 
     def mark_again(self) -> None:
         """Mark committed captures whose markers are not known to be in the log, whichever process made them.

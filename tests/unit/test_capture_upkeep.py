@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,13 +13,13 @@ import pytest
 from relay.capture import upkeep as upkeep_module
 from relay.capture.marking import Ended
 from relay.capture.outcomes import Placed
-from relay.capture.upkeep import DAY_S, REFRESH_S, TICK_S, Decided, Upkeep, horizon_s
+from relay.capture.upkeep import DAY_S, DOUBTFUL_S, REFRESH_S, TICK_S, Decided, Upkeep, horizon_s
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
-from relay.resources.port import AgedRow, Decisions, Resource, RowLocked, Session, UnmarkedRow
+from relay.resources.port import AgedRow, DecisionRow, Decisions, Resource, RowLocked, Session, UnmarkedRow
 from relay.run import clock, schedule
 
 CANARY = "a canary"
@@ -222,6 +222,50 @@ def test_one_whose_row_is_held_does_not_hold_up_the_others_in_doubt(tmp_path: Pa
     assert marking.submitted == [free._replace(nonce=None)]
     assert upkeep.doubtful == 1
     upkeep.close(0)
+
+
+class Frozen:
+    """Decision rows of blocks whose answers were lost: some are held, each for a second whenever it is asked about."""
+
+    def __init__(self, held: Sequence[bytes], committed: bytes, wait: Callable[[float], None]) -> None:
+        self.held = list(held)
+        self.asked: list[bytes] = []
+        self._wait = wait
+        self._rows = {committed: DecisionRow(committed=True, nonce=NONCE, proved=True)}
+
+    def uuid(self) -> str:
+        return "u"
+
+    def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
+        return {capture: self._rows[capture] for capture in captures if capture in self._rows}
+
+    def abort_if_undecided(self, capture: bytes) -> None:
+        self.asked.append(capture)
+        if capture in self.held:
+            self._wait(1.0)
+            raise RowLocked("a backend that froze has it")
+        self._rows.setdefault(capture, DecisionRow(committed=False, nonce=None, proved=False))
+
+
+def test_hundreds_of_rows_that_are_held_keep_the_upkeep_from_nothing_and_all_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, marking = [0.0], Marking()
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    placed = [Placed("orders", 0, 1, 1)]
+    *held, free, committed = (Ended(b"%016d" % number, NONCE, placed, "i") for number in range(202))
+    frozen = Frozen([ended.capture for ended in held], committed.capture, lambda seconds: now.__setitem__(0, now[0] + seconds))
+    upkeep = upkeep_of(lambda: frozen, marking, ResourceName("shop", "u"))
+    for ended in (*held, free, committed):
+        upkeep.doubt(ended)
+
+    upkeep.find_out_once()
+
+    assert marking.submitted == [committed], "what is decided waits for nobody"
+    assert now[0] <= DOUBTFUL_S + 1, "inquiries, and what is to be trimmed, wait meanwhile"
+    for _ in range(len(held)):
+        upkeep.find_out_once()
+    assert marking.submitted == [committed, free._replace(nonce=None)]
+    assert set(frozen.asked) == {ended.capture for ended in (*held, free)}
+    assert upkeep.doubtful == len(held)
 
 
 def test_captures_whose_marking_was_given_up_are_brought_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
