@@ -162,6 +162,14 @@ def test_an_alert_that_compares_with_earlier_has_a_value_where_there_was_none() 
 
 def test_the_page_shows_words_of_strangers_as_words() -> None:
     made = page("shop", sight({HOSTILE: 1}, error=HOSTILE), HOSTILE, 1.0)
+def test_an_alert_for_a_single_one_also_sees_what_was_counted_while_nobody_looked() -> None:
+    # A series that begins above 0, as that of a worker's first seconds may, does not increase.
+    counted = [one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if "increase(" in one and "> 0" in one]
+
+    assert counted
+    assert [one for one in counted if " or " not in one or " offset " not in one] == []
+
+
 
     assert "<script" not in made
     assert made.count("&lt;script&gt;") >= 4
