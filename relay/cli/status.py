@@ -18,7 +18,7 @@ from relay.run import clock
 from relay.run.logging import text
 
 WATCH_PERIOD_S: Final = 2.0
-_WORKER_COLUMNS: Final = ("worker", "state", "pid", "host", "heard", "lag", "last error")
+_WORKER_COLUMNS: Final = ("worker", "state", "pid", "host", "heard", "restarts", "lag", "last error")
 _PARTITION_COLUMNS: Final = ("partition", "owner", "position", "end", "lag", "progress", "held", "in doubt")
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -32,7 +32,7 @@ def status_command(
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C; JSON on one line each.")] = False,
 ) -> None:
-    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle and nothing that waits is about to leave the log, 1 if not, 3 if brokers or a database are away.
+    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle, nothing that waits is about to leave the log and no worker fails again and again, 1 if not, 3 if brokers or a database are away.
 
     A worker that said nothing for six seconds is gone: the clocks of its host and this one must agree.
     """
@@ -97,6 +97,7 @@ def _worker_row(route: RouteView, worker: WorkerView) -> tuple[object, ...]:
         worker.pid,
         text(worker.host),
         heard,
+        worker.restarts,
         worker.lag,
         error,
     )

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from relay.config.routes import RouteConfig
 from relay.message.record import LogPartition
+from relay.run.restarts import LATELY_S
 from relay.run.status_record import PERIOD_S, PartitionStatus, StatusRecord
 
 GONE_AFTER_MS: Final = round(3 * PERIOD_S * 1000)
@@ -23,6 +24,8 @@ AGED_SHARE: Final = 0.8
 RECOVERING_SILENCE_MS: Final = 60_000
 """A recovery reads and fences on the worker's one thread; it writes when it begins and when it is done."""
 STALLED_AFTER_MS: Final = 30_000
+FAILS_AGAIN: Final = 3
+"""So many restarts within an hour are no accident any more, though the route goes on in between."""
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """A worker that ended or went missing so long ago is not shown any more beside others that live."""
 
@@ -87,6 +90,9 @@ class WorkerView:
     partitions: int
     truncated: bool
     last_error: str | None
+    restarts: int = 0
+    fails_again: str | None = None
+    """A sentence, if its processes fail again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,11 @@ class RouteView:
     @property
     def needs_attention(self) -> bool:
         """Does somebody have to look after it?"""
-        return self.state.is_wrong or any(partition.nears_retention for partition in self.partitions)
+        return (
+            self.state.is_wrong
+            or any(partition.nears_retention for partition in self.partitions)
+            or any(worker.fails_again for worker in self.workers)
+        )
 
     @property
     def lag(self) -> int | None:
@@ -209,9 +219,10 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
     )
     partitions = tuple(_partitions(facts, living))
     state, why = _route_state([worker for worker in workers if _lives(worker.state)], workers, partitions)
-    aging = next((partition for partition in partitions if partition.nears_retention), None)
-    if aging is not None:
-        why = f"{why}; {_aging(aging)}" if why else _aging(aging)
+    aging = (_aging(partition) for partition in partitions if partition.nears_retention)
+    failing = (worker.fails_again for worker in workers)
+    reasons = [why, next(aging, None), next(filter(None, failing), None)]
+    why = "; ".join(reason for reason in reasons if reason) or None
     return RouteView(
         name=facts.route.name,
         state=state,
@@ -237,7 +248,7 @@ def beside(records: Iterable[StatusRecord], routes: Collection[str], now_ms: int
 
 
 def exit_code(views: Iterable[RouteView]) -> int:
-    """Return 0 if every route runs or idles and none loses messages to retention soon, else 1."""
+    """Return 0 if every route runs or idles, none loses messages to retention soon, and no worker fails again and again; else 1."""
     return 1 if any(route.needs_attention for route in views) else 0
 
 
@@ -269,7 +280,16 @@ def _worker(record: StatusRecord, state: State, why: str | None, now_ms: int) ->
         partitions=len(record.partitions),
         truncated=record.truncated,
         last_error=record.last_error,
+        restarts=record.restarts,
+        fails_again=_fails_again(record) if _lives(state) else None,
     )
+
+
+def _fails_again(record: StatusRecord) -> str | None:
+    """Return a sentence, for an hour after the last of so many restarts."""
+    if record.restarts_lately < FAILS_AGAIN or record.at - record.started_at >= 1000 * LATELY_S:
+        return None
+    return f"{record.worker} failed and was started again {record.restarts_lately} times within an hour, last after: {record.ended_by}"
 
 
 def _route_state(

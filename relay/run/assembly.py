@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,7 @@ from relay.run.queue_cursor import cursor_limits, queue_cursor
 from relay.run.redriving import Redriving
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
+from relay.run.restarts import Past
 from relay.run.starts import StartPolicy
 from relay.run.status_record import StatusRecord
 from relay.run.topic_watch import TopicWatch, described, keeps_all, kept
@@ -372,6 +374,7 @@ def _identity(config: RelayConfig, route: RouteConfig, worker_id: str) -> dict[s
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "guarantee": route.guarantee,
+        **asdict(Past.told(os.environ)),
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import Enum, IntEnum
-from typing import Final
+from typing import Final, Self
+
+import orjson
 
 
 class ExitCode(IntEnum):
@@ -53,6 +55,33 @@ class Budget:
     most_s: float = 15.0
 
 
+LATELY_S: Final = 3600.0
+PAST: Final = "RELAY_WORKER_PAST"
+"""Names the environment's variable by which a supervisor tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """How a worker's earlier processes failed: how many under this supervisor, how many of them within the last hour, how the last one ended.
+
+    A route whose worker dies less often than its budget allows goes on, and nothing but this tells of it.
+    """
+
+    restarts: int = 0
+    restarts_lately: int = 0
+    ended_by: str | None = None
+
+    @classmethod
+    def told(cls, environment: Mapping[str, str]) -> Self:
+        """Return what a supervisor told the process that it started; nothing if there was none. It may be of another version."""
+        told = orjson.loads(environment.get(PAST, "{}"))
+        return cls(**{one.name: told[one.name] for one in fields(cls) if one.name in told})
+
+    def environment(self) -> dict[str, str]:
+        """Return what tells it."""
+        return {PAST: orjson.dumps(asdict(self)).decode()}
+
+
 JITTER: Final = 0.25
 """A pause is stretched by up to this share, so that workers which failed together do not come back together."""
 _DRAINED: Final = frozenset({0, -signal.SIGTERM, 128 + signal.SIGTERM})
@@ -76,12 +105,20 @@ class Restarts:
         self._budget = budget
         self._chance = chance
         self._failures: deque[float] = deque()
+        self._lately: deque[float] = deque()
+        self._restarts = 0
+        self._ended_by: str | None = None
         self._unreachable = 0
         self._started_at = 0.0
 
     def started(self, now: float) -> None:
         """Note that a process began."""
         self._started_at = now
+
+    def past(self, now: float) -> Past:
+        """Return what is to be told of earlier failures."""
+        _drop(self._lately, now - LATELY_S)
+        return Past(self._restarts, len(self._lately), self._ended_by)
 
     def ended(self, now: float, code: int) -> Decision:
         """Decide after an end with ``code``, negative for the number of the signal that killed it."""
@@ -98,17 +135,24 @@ class Restarts:
         return self._failed(now, said(code))
 
     def _failed(self, now: float, reason: str) -> Decision:
-        while self._failures and now - self._failures[0] >= self._budget.window_s:
-            self._failures.popleft()
+        _drop(self._failures, now - self._budget.window_s)
         if len(self._failures) >= self._budget.restarts:
             return Decision(Next.GIVE_UP, reason)
         self._failures.append(now)
+        self._lately.append(now)
+        self._restarts += 1
+        self._ended_by = reason
         return Decision(Next.RESTART, reason, self._pause(len(self._failures)))
 
     def _pause(self, times: int) -> float:
         # The exponent is bounded, so that a long outage does not compute 2 ** thousands.
         plain = min(self._budget.most_s, self._budget.first_s * 2.0 ** min(times - 1, 16))
         return plain * (1 + JITTER * self._chance())
+
+
+def _drop(times: deque[float], until: float) -> None:
+    while times and times[0] <= until:
+        times.popleft()
 
 
 def drained(code: int) -> bool:

@@ -91,7 +91,8 @@ class StatusRecord(_Value):
     """The whole record; ``started_at`` and ``at`` are wall milliseconds of the worker's host, for people.
 
     ``worker`` is the transactional id. ``causes`` counts dead letters by code. ``failing_since`` is when the first of the
-    failures came after which it has not taken over again.
+    failures came after which it has not taken over again. ``restarts`` and what follows tell of its earlier processes, up to
+    ``started_at`` (`relay.run.restarts.Past`).
     """
 
     relay: Text
@@ -108,6 +109,9 @@ class StatusRecord(_Value):
     causes: dict[str, int] = Field(default_factory=dict)
     last_error: Text | None = None
     failing_since: int | None = None
+    restarts: int = 0
+    restarts_lately: int = 0
+    ended_by: Text | None = None
     truncated: bool = False
 
 

@@ -121,7 +121,8 @@ class Supervisor:
         worker.last_line = ""
         command = self._command(worker.route, worker.number)
         try:
-            worker.child = Child(command, self._lifeline.env, self._fds)
+            told = worker.restarts.past(now).environment()
+            worker.child = Child(command, {**self._lifeline.env, **told}, self._fds)
         except OSError as error:
             # Retry; for as long as it takes where only a limit is met, such as a full process table: that is no worker's failure.
             limit = limit_met(error)

@@ -48,7 +48,7 @@ def metrics(sight: Sight | None, *, version: str, age_s: float, ready: bool) -> 
 def _routes(routes: Iterable[RouteView]) -> Iterator[Metric]:
     state = GaugeMetricFamily("relay_route_state", "1 for the state that the route is in.", labels=["route", "state"])
     wrong = GaugeMetricFamily(
-        "relay_route_needs_attention", "Is it stuck, stalled, without a living worker, or about to lose messages to retention?", labels=["route"]
+        "relay_route_needs_attention", "Is it stuck, stalled, without a living worker, with one that fails again and again, or about to lose messages to retention?", labels=["route"]
     )
     dead = GaugeMetricFamily(
         "relay_dead_letters", "Dead letters not redriven, by cause.", labels=["route", "code"]
@@ -105,6 +105,12 @@ def _workers(sight: Sight) -> Iterator[Metric]:
         for state, count in Counter(worker.state.value for worker in route.workers).items():
             living.add_metric([route.name, state], count)
     yield living
+    restarts = CounterMetricFamily(
+        "relay_restarts", "Processes of a worker that failed and were followed by another, since `relay run` began.", labels=["route", "worker"]
+    )
+    for record in sight.records:
+        restarts.add_metric([record.route, record.worker], record.restarts)
+    yield restarts
     yield _counter("relay_messages", "Messages by what became of them.", sight.records, _OUTCOMES, by="outcome")
     for event, text in _EVENTS.items():
         yield _counter(f"relay_{event}", text, sight.records, {event: event})

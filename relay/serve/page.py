@@ -24,7 +24,7 @@ th { font-weight: 600; opacity: .7 } th.n, td.n { text-align: right; font-varian
 .good { color: #197a3d } .bad { color: #c62828; font-weight: 600 } .dim { opacity: .7 }
 @media (prefers-color-scheme: dark) { .good { color: #6fcf8e } .bad { color: #ff8a80 } }
 """
-_WORKERS: Final = ("worker", "state", "host", "process", "lag", "last error")
+_WORKERS: Final = ("worker", "state", "host", "process", "restarts", "lag", "last error")
 _PARTITIONS: Final = ("partition", "owner", "position", "end", "lag", "held", "in doubt")
 _QUEUES: Final = ("queue", "waiting", "subscriber", "available", "with workers", "workers")
 
@@ -67,7 +67,7 @@ def _route(route: RouteView) -> Iterator[str]:
     if route.workers:
         yield _table(
             _WORKERS,
-            ((one.worker, one.state.value, one.host, one.pid, one.lag, one.last_error or "") for one in route.workers),
+            ((one.worker, one.state.value, one.host, one.pid, one.restarts, one.lag, one.last_error or "") for one in route.workers),
         )
     places = sorted(route.partitions, key=lambda one: (-(one.held + one.in_doubt), -(one.lag or 0)))
     if places:

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from relay.cli.main import app
 from relay.cli.run import worker_command
 from relay.run import clock
+from relay.run.restarts import Past
 
 DEADLINE_S = 20.0
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,9 @@ if behaviour == "chatty":
         print("x" * 200, file=sys.stderr)
 if behaviour == "first-fails" and number == "0":
     sys.exit(7)
+if behaviour == "remembers":
+    from relay.run.restarts import Past
+    print("earlier:", Past.told(os.environ), file=sys.stderr)
 if behaviour == "json":
     print('{"event": "recovered", "level": "warning", "partitions": 4}', file=sys.stderr)
 if behaviour == "applications-json":
@@ -255,6 +259,16 @@ def test_a_killed_worker_is_started_again(supervise: Supervise) -> None:
     assert is_alive(other)
     supervisor.process.terminate()
     assert supervisor.code() == 0
+
+
+def test_a_process_is_told_how_its_worker_failed_before(supervise: Supervise) -> None:
+    supervisor = supervise(2, a="remembers")
+    supervisor.ready(2)
+
+    os.kill(supervisor.pid_of("a", 1), signal.SIGKILL)
+
+    supervisor.heard(f"earlier: {Past(1, 1, 'killed by SIGKILL')}", worker=1)
+    assert supervisor.events().count(f"earlier: {Past()}") == 2
 
 
 def test_an_unreachable_service_is_waited_for(supervise: Supervise, tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
 """When a worker process is started again, when later, and when no more."""
 
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from relay.run.restarts import JITTER, Budget, ExitCode, Next, Restarts, drained
+from relay.config.routes import RouteConfig, TopicDestination
+from relay.run.assembly import _identity
+from relay.run.restarts import JITTER, LATELY_S, PAST, Budget, ExitCode, Next, Past, Restarts, drained
+from relay.run.status_record import StatusRecord
 
 BUDGET = Budget(restarts=3, window_s=60, first_s=1, most_s=8)
 
@@ -118,3 +123,27 @@ def test_the_reason_names_the_signal() -> None:
 )
 def test_what_counts_as_drained(code: int, is_drained: bool) -> None:
     assert drained(code) is is_drained
+
+
+def test_a_process_is_told_how_the_earlier_ones_failed() -> None:
+    """A worker that dies less often than its budget allows is started for ever: this alone tells of it."""
+    worker = restarts()
+    for at in (0, 1000, 2000, 3599):
+        fail(worker, at, -signal.SIGKILL)
+    fail(worker, 3600, ExitCode.UNREACHABLE)
+
+    assert worker.past(3599) == Past(4, 4, "killed by SIGKILL")
+    assert worker.past(LATELY_S) == Past(4, 3, "killed by SIGKILL"), "what is away is no failure of a worker's"
+    assert Past.told(worker.past(9999).environment()) == Past(4, 0, "killed by SIGKILL")
+    assert Past.told({PAST: '{"restarts": 2, "of_a_newer_version": 1}'}) == Past(2, 0, None)
+    assert Past.told({}) == restarts().past(1) == Past()
+
+
+def test_what_a_process_is_told_of_its_worker_is_in_what_it_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PAST, Past(7, 4, "exit code 1").environment()[PAST])
+    route = RouteConfig(name="main", from_=["orders"], to=TopicDestination(topic="ledger"))
+    config: Any = SimpleNamespace(relay=SimpleNamespace(name="shop"))
+
+    said = StatusRecord.model_validate({**_identity(config, route, "shop.main.a.0"), "started_at": 0, "at": 0, "state": "running"})
+
+    assert (said.restarts, said.restarts_lately, said.ended_by) == (7, 4, "exit code 1")

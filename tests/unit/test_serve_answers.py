@@ -50,7 +50,7 @@ def sight(causes: dict[str, int] | None = None, error: str | None = None) -> Sig
     )  # fmt: skip
     record = StatusRecord(
         relay="shop", route="main", worker="shop.main.a.0", started_at=NOW - 9000, at=NOW, state="running",
-        partitions=(held,), counts=Counts(delivered=7, duplicates=2, lost=1, recoveries=3), last_error=error,
+        partitions=(held,), counts=Counts(delivered=7, duplicates=2, lost=1, recoveries=3), last_error=error, restarts=4,
     )  # fmt: skip
     ends = {LogPartition("orders", 0): 10, LogPartition("orders", 1): 5}
     dead = DeadLetters(sum((causes or {}).values()), causes or {})
@@ -90,6 +90,8 @@ def test_metrics_tell_what_is_known_and_leave_out_what_is_not() -> None:
     assert found["relay_messages_total", "delivered", "main", "shop.main.a.0"] == 7
     assert found["relay_messages_total", "lost", "main", "shop.main.a.0"] == 1
     assert found["relay_recoveries_total", "main", "shop.main.a.0"] == 3
+    assert found["relay_restarts_total", "main", "shop.main.a.0"] == 4
+    assert ("relay_restarts_created", "main", "shop.main.a.0") not in found, "no process begins it anew"
     assert found["relay_recoveries_created", "main", "shop.main.a.0"] == (NOW - 9000) / 1000
     assert found["relay_queue_subscriber_messages", "credit", "AVAILABLE", "ann"] == 2
     assert found["relay_queue_up", "mail"] == 0
@@ -160,8 +162,6 @@ def test_an_alert_that_compares_with_earlier_has_a_value_where_there_was_none() 
     assert [one for one in compared if " or 0 * " not in one] == []
 
 
-def test_the_page_shows_words_of_strangers_as_words() -> None:
-    made = page("shop", sight({HOSTILE: 1}, error=HOSTILE), HOSTILE, 1.0)
 def test_an_alert_for_a_single_one_also_sees_what_was_counted_while_nobody_looked() -> None:
     # A series that begins above 0, as that of a worker's first seconds may, does not increase.
     counted = [one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if "increase(" in one and "> 0" in one]
@@ -170,6 +170,8 @@ def test_an_alert_for_a_single_one_also_sees_what_was_counted_while_nobody_looke
     assert [one for one in counted if " or " not in one or " offset " not in one] == []
 
 
+def test_the_page_shows_words_of_strangers_as_words() -> None:
+    made = page("shop", sight({HOSTILE: 1}, error=HOSTILE), HOSTILE, 1.0)
 
     assert "<script" not in made
     assert made.count("&lt;script&gt;") >= 4
