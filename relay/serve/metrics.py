@@ -39,6 +39,10 @@ def metrics(sight: Sight | None, *, version: str, age_s: float, ready: bool) -> 
     if sight is None:
         return
     yield GaugeMetricFamily("relay_sight_age_seconds", "How old is what the other metrics tell?", value=age_s)
+    if sight.alarm_s is not None:
+        yield GaugeMetricFamily(
+            "relay_in_doubt_alarm_seconds", "After how long in doubt the configuration wants an alarm (timing.in_doubt_alarm).", value=sight.alarm_s
+        )
     yield from _routes(sight.routes)
     yield from _partitions(sight)
     yield from _workers(sight)

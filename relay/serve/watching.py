@@ -46,6 +46,8 @@ class Sight:
     notes: tuple[str, ...] = ()
     is_whole: bool = True
     """Did every database and store answer? If not, more may be wrong than was seen."""
+    alarm_s: float | None = None
+    """After how long in doubt the configuration wants an alarm."""
 
 
 class Eyes(Protocol):
@@ -92,7 +94,7 @@ class RelayEyes:
             self._look_at_queues()
         notes = (*self._status.notes, *self._queue_notes)
         whole = self._status.unseen is None and None not in self._queues.values()
-        return Sight(clock.wall_ms(), routes, records, self._queues, notes, whole)
+        return Sight(clock.wall_ms(), routes, records, self._queues, notes, whole, self._config.timing.in_doubt_alarm)
 
     def _look_at_queues(self) -> None:
         self._desk.reach()

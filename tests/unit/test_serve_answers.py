@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from relay.config.routes import RouteConfig, TopicDestination
+from relay.config.timing import Timing
 from relay.control.status import DeadLetters, RouteFacts, view
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
@@ -56,7 +57,7 @@ def sight(causes: dict[str, int] | None = None, error: str | None = None) -> Sig
     dead = DeadLetters(sum((causes or {}).values()), causes or {})
     shown = view(RouteFacts(route, [record], ends, {LogPartition("orders", 0): 4}, dead), NOW)
     notes = (error,) if error else ()
-    return Sight(NOW, (shown,), (record,), {"credit": QUEUE, "mail": None}, notes)
+    return Sight(NOW, (shown,), (record,), {"credit": QUEUE, "mail": None}, notes, alarm_s=60.0)
 
 
 def samples(seen: Sight | None, *, ready: bool = True) -> dict[tuple[str, ...], float]:
@@ -146,7 +147,7 @@ def test_causes_that_strangers_invent_make_no_label_each() -> None:
 
 
 def test_every_metric_of_the_alerts_exists() -> None:
-    named = set(re.findall(r"relay_[a-z_]+", "".join(re.findall(r"expr: (.*)", ALERTS.read_text()))))
+    named = set(re.findall(r"relay_[a-z_]+", " ".join(re.findall(r"expr: (.*)", ALERTS.read_text()))))
     found = {name for name, *_ in samples(sight({"x": 1}))}
 
     assert len(named) >= 8
@@ -376,11 +377,12 @@ def test_a_look_is_whole_if_every_store_answered_and_counts_queues_seldom(monkey
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     ended = given.records[0].model_copy(update={"worker": "one that is no more"})
     status = SimpleNamespace(read=lambda: given.routes, records=lambda: (*given.records, ended), notes=("a note",), unseen=None)
-    eyes: Any = RelayEyes(SimpleNamespace(queues={"mail": None}))  # type: ignore[arg-type]
+    eyes: Any = RelayEyes(SimpleNamespace(queues={"mail": None}, timing=Timing(in_doubt_alarm=90.0)))  # type: ignore[arg-type]
     eyes._status, eyes._desk = status, desk
 
     first = eyes.look()
     assert (first.is_whole, first.notes, first.queues) == (True, ("a note",), {"mail": QUEUE, "credit": QUEUE})
+    assert samples(first)["relay_in_doubt_alarm_seconds",] == 90
     assert first.records == given.records, "counters of workers that ended are no worker's"
     desk.is_away, now[0] = True, QUEUES_EVERY_S - 1
     assert (eyes.look().is_whole, desk.counted) == (True, 1)
