@@ -18,6 +18,7 @@ import psycopg
 from relay.capture.publisher import Capture
 from relay.config.loading import load
 from relay.config.model import RelayConfig
+from relay.demo.course import STALL_S
 from relay.demo.part import Part
 from relay.demo.show import Show
 from relay.kafka.topics import TopicPlan, Topics
@@ -33,7 +34,6 @@ from relay.setup.migrate import migrate
 
 CUSTOMERS: Final = 40
 PARTITIONS: Final = 4
-STALL_S: Final = 90.0
 GRACE_S: Final = 40.0
 APP: Final = "relay.demo.credit_app"
 HANDLERS: Final = {"customer": "sales", "approval": "credit"}
@@ -190,7 +190,10 @@ class Crew:
                     moved, before = clock.monotonic(), count
                     self._show.bar("sales decided", count, wanted)
                 if clock.monotonic() - moved > STALL_S:
-                    raise CheckFailed(f"Nothing moved for {STALL_S:.0f} s: {count} of {wanted} sales are decided.")
+                    raise CheckFailed(
+                        f"Nothing moved for {STALL_S:.0f} s: {count} of {wanted} sales are decided. If this machine is only slow, or "
+                        "short of memory, it manages fewer: relay demo credit --sales 100"
+                    )
                 clock.sleep(0.05)
 
     def end(self) -> None:

@@ -60,4 +60,14 @@ def test_spark_that_tells_of_its_steps_is_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_other_words_do_not_keep_the_demonstration_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "nothing moved for 2 s" in seen_through(monkeypatch, tmp_path, "12:00:00 ERROR nobody answers")
+    said = seen_through(monkeypatch, tmp_path, "12:00:00 ERROR nobody answers")
+
+    assert "nothing moved for 2 s (0 of 3,000 flights are in the log)" in said
+    assert "relay demo --messages 20000" in said
+    assert "ERROR nobody answers" in said
+
+
+def test_a_run_that_goes_on_without_end_is_not_called_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(course, "WHOLE_S", 1.0)
+
+    assert "it takes longer than 1 s" in seen_through(monkeypatch, tmp_path, "flights: Spark is up")
