@@ -41,11 +41,16 @@ class JournalKeeper:
         if (retain.age_s, retain.count, retain.bytes) != (None, None, None):
             self._thread = schedule.start_thread("relay-journal", self._run)
 
-    def close(self) -> None:
-        """End after the step under way; what is not finished is begun again by the next one."""
+    def close(self) -> bool:
+        """End after the step under way; what is not finished is begun again by the next one. Is it ended?
+
+        Nobody may close the lent store while it goes on: whoever opened it next would find its files changed under it.
+        """
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(PERIOD_S)
+        if self._thread is None:
+            return True
+        self._thread.join(PERIOD_S)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._ended.is_set():

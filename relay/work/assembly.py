@@ -78,14 +78,14 @@ class Assembled:
 
     def close(self) -> None:
         """Close connections and stores; what this worker holds stays held until it left or is recovered."""
-        self._journal.close()
+        in_use = [] if self._journal.close() else [self._job.queue]
         self.runner.forget_all()
         if self._desks is not None:
             self._desks.close()
         for connections in self._further:
             connections.close()
         self._alerts.close()
-        self.stores.close()
+        self.stores.close(in_use)
         self._follower.close()
 
     def _assemble(self, limits: Limits) -> tuple[Worker, Runner]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Final
 
@@ -52,10 +52,11 @@ class Stores(Mapping[str, QueueStore]):
         """Return the same queues for whoever holds the lock of ``own``: the others lock themselves at each call."""
         return _Beside(self, own)
 
-    def close(self) -> None:
-        """Close what was opened."""
-        for store in self._opened.values():
-            store.close()
+    def close(self, in_use: Container[str] = ()) -> None:
+        """Close what was opened, but for what a thread still uses: that goes with the process."""
+        for name, store in self._opened.items():
+            if name not in in_use:
+                store.close()
 
 
 class _Beside(Mapping[str, QueueStore]):
