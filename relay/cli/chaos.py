@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -18,6 +17,7 @@ from relay.chaos.run import Order, demonstrate, strike
 from relay.chaos.timeline import page
 from relay.cli.bounds import bounded
 from relay.cli.demo import ending_properly
+from relay.cli.folders import empty_folder
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.cli.verify import MEANINGS
 from relay.config.loading import load
@@ -73,7 +73,7 @@ def chaos_command(
     loaded = load(Path(config)) if config is not None else None
     order = Order(minutes, seed, workers, brokers)
     with ending_properly():
-        result = _run(loaded, place(directory), order, say)
+        result = _run(loaded, empty_folder(directory, "relay-chaos-"), order, say)
     if as_json:
         print_json({**result.document(), "timeline": str(Path(result.directory, PAGE))})
     else:
@@ -94,16 +94,6 @@ def _run(config: RelayConfig | None, directory: Path, order: Order, say: Say) ->
         for name in SERVICES:
             shutil.rmtree(directory / name, ignore_errors=True)
     return result
-
-
-def place(directory: Path | None) -> Path:
-    """Return an empty directory."""
-    if directory is None:
-        return Path(tempfile.mkdtemp(prefix="relay-chaos-"))
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"--dir {directory}: not an empty directory; name one that is empty or does not exist")
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory.resolve()
 
 
 def _print(result: Result) -> None:

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from relay.cli.folders import empty_folder
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.demo import credit
 from relay.demo.course import ALL_FLIGHTS, Course
@@ -25,7 +25,6 @@ from relay.demo.reckoning import Result, reckon
 from relay.demo.show import Show
 from relay.demo.stage import FLIGHTS, Stage, build
 from relay.local.services import LocalServices
-from relay.message.errors import ConfigError
 from relay.run import clock
 
 ROWS: Final = {
@@ -39,6 +38,7 @@ ROWS: Final = {
     "in_doubt": "nobody can tell whether they took effect",
     "dead_letters": "put aside as unusable",
 }
+PREFIX: Final = "relay-demo-"
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(add_completion=False, invoke_without_command=True)
@@ -67,7 +67,8 @@ def demo_command(
     if context.invoked_subcommand is not None:
         return
     show = Show(Console(stderr=as_json, emoji=False))
-    with ending_properly(), _place(directory) as place:
+    with ending_properly():
+        place = empty_folder(directory, PREFIX)
         try:
             stage, result = run(place, messages, seed, show)
             if as_json:
@@ -96,7 +97,8 @@ def credit_command(
     Exit codes: 0 each sale decided exactly once and in order, 1 not, 2 something is missing on this machine, 3 unreachable.
     """
     show = Show(Console(stderr=as_json, emoji=False))
-    with ending_properly(), _place(None) as place:
+    with ending_properly():
+        place = empty_folder(None, PREFIX)
         try:
             with show.bars():
                 counted = credit.run(place, sales, seed, show)
@@ -150,18 +152,6 @@ def _print(result: Result) -> None:
         print_line("Every message took effect exactly once and in its publisher's order, at both destinations.", "green")
     for complaint in result.complaints:
         print_line(f"WRONG: {complaint}", "red")
-
-
-@contextmanager
-def _place(directory: Path | None) -> Iterator[Path]:
-    """Yield an empty directory."""
-    if directory is None:
-        yield Path(tempfile.mkdtemp(prefix="relay-demo-"))
-        return
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"--dir {directory}: not an empty directory; name one that is empty or does not exist")
-    directory.mkdir(parents=True, exist_ok=True)
-    yield directory.resolve()
 
 
 def _clear(place: Path) -> None:

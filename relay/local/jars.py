@@ -17,6 +17,7 @@ from relay.local.java import find_java
 from relay.local.lock import exclusive
 from relay.local.maven import central_mirror
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
+from relay.message.limits import raise_limit
 
 KAFKA_VERSION = "4.3.0"
 # Kafka logs through slf4j 1.7 and ships no binding for it; this one makes the broker's log readable.
@@ -25,13 +26,18 @@ _CHECKSUMS = "SHA256SUMS"
 _COORDINATE = re.compile(r"[\w.\-]+:[\w.\-]+:[\w.\-]+", re.ASCII)
 _RESOLVE_TIMEOUT_S = 900.0
 
+_REMEDY = "name a folder that you may write, and that stays, in XDG_CACHE_HOME"
+
 Tell = Callable[[str], None]
 
 
 def cache_directory() -> Path:
-    """Return the relay's folder in the user cache (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """Return the relay's folder in the user cache (``XDG_CACHE_HOME``, else ``~/.cache``); ConfigError if there is no home."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "transactional-relay"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "transactional-relay"
+    except RuntimeError:
+        raise ConfigError(f"This user has no home directory, where jars would be kept: {_REMEDY}.") from None
 
 
 def kafka_jars(version: str, tell: Tell = lambda _: None) -> list[Path]:
@@ -44,13 +50,21 @@ def resolve(coordinates: Sequence[str], tell: Tell = lambda _: None) -> list[Pat
 
     The first call downloads them (``tell`` is given one progress line); later calls read the cache and verify
     every SHA-256. A set that no longer matches is resolved anew, and must then have the recorded checksums.
-    Raises ConfigError for a malformed coordinate or missing PySpark, Unreachable when resolving fails, and
-    CheckFailed when the repository now serves other bytes than those recorded.
+    Raises ConfigError for a malformed coordinate, missing PySpark or a cache that cannot be used, Unreachable when
+    resolving fails, and CheckFailed when the repository now serves other bytes than those recorded.
     """
     for coordinate in coordinates:
         if not _COORDINATE.fullmatch(coordinate):
             raise ConfigError(f"Maven coordinate {coordinate!r} is not of the form group:artifact:version.")
     directory = cache_directory() / "jars" / _set_name(coordinates)
+    try:
+        return _resolved(directory, coordinates, tell)
+    except OSError as error:
+        raise_limit(error)
+        raise ConfigError(f"Jars cannot be kept in {cache_directory()} ({error.strerror}): {_REMEDY}.") from error
+
+
+def _resolved(directory: Path, coordinates: Sequence[str], tell: Tell) -> list[Path]:
     if _faults(directory) == []:
         return _jars_in(directory)
     with exclusive(cache_directory() / "resolve.lock"):

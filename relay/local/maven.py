@@ -25,7 +25,11 @@ def central_mirror() -> str | None:
 
 def _settings_files() -> list[Path]:
     homes = [os.environ[name] for name in ("MAVEN_HOME", "M2_HOME") if os.environ.get(name)]
-    return [Path.home() / ".m2" / "settings.xml", *(Path(home, "conf", "settings.xml") for home in homes)]
+    of_maven = [Path(home, "conf", "settings.xml") for home in homes]
+    try:
+        return [Path.home() / ".m2" / "settings.xml", *of_maven]
+    except RuntimeError:  # a user that the machine does not know, as in some containers, has no settings
+        return of_maven
 
 
 def _mirror_in(path: Path) -> str | None:

@@ -55,6 +55,28 @@ def test_second_use_reads_the_cache(ivy: Path) -> None:
     assert len(told) == 1
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_what_to_do(ivy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ivy / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(ivy / "file"))
+
+    with pytest.raises(ConfigError, match=r"file/transactional-relay \(Not a directory\): name a folder .* in XDG_CACHE_HOME"):
+        resolve(COORDINATES)
+
+
+def test_a_user_without_a_home_is_told_where_jars_can_be_kept(ivy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run as numbers that no list of users has."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    assert len(resolve(COORDINATES)) == 2, "the cache is named"
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.raises(ConfigError, match=r"no home directory.* in XDG_CACHE_HOME"):
+        resolve(COORDINATES)
+
+
 @pytest.mark.parametrize("damage", ["changed", "missing", "added"])
 def test_damaged_cache_is_found_and_resolved_again(ivy: Path, damage: str) -> None:
     jars = resolve(COORDINATES)
