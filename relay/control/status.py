@@ -92,7 +92,7 @@ class WorkerView:
     last_error: str | None
     restarts: int = 0
     fails_again: str | None = None
-    """A sentence, if its processes fail again and again."""
+    """A sentence, if its processes fail again and again; what recovers each time needs nobody at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,7 @@ class RouteView:
     @property
     def needs_attention(self) -> bool:
         """Does somebody have to look after it?"""
-        return (
-            self.state.is_wrong
-            or any(partition.nears_retention for partition in self.partitions)
-            or any(worker.fails_again for worker in self.workers)
-        )
+        return self.state.is_wrong or any(partition.nears_retention for partition in self.partitions)
 
     @property
     def lag(self) -> int | None:
@@ -248,7 +244,7 @@ def beside(records: Iterable[StatusRecord], routes: Collection[str], now_ms: int
 
 
 def exit_code(views: Iterable[RouteView]) -> int:
-    """Return 0 if every route runs or idles, none loses messages to retention soon, and no worker fails again and again; else 1."""
+    """Return 0 if every route runs or idles and none loses messages to retention soon, else 1."""
     return 1 if any(route.needs_attention for route in views) else 0
 
 
