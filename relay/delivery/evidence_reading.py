@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -74,8 +74,8 @@ class MonitorView:
         """The last begin of each instance that the recovery under way has seen, with its offset."""
         return self.scan.last.values() if self.scan is not None else ()
 
-    def check_end(self, high: int) -> None:
-        """Raise Retriable if the monitor ends below what this process has read, or written, of it.
+    def check_end(self, high: int) -> str:
+        """Return what is wrong if the monitor ends below what this process has read, or written, of it; nothing if it does not.
 
         A leader that has just taken over may not know better, and soon does. Whatever still holds then was taken back, and the
         index tells of deliveries that there are no more: see ``ViewKeeper.take``.
@@ -83,12 +83,9 @@ class MonitorView:
         known = max(self.read_to, self.written_to)
         if high >= known:
             self.cut = 0
-            return
+            return ""
         self.cut += 1
-        raise Retriable(
-            f"partition {self.partition} of the monitor ends at {high}, and was known up to {known}: Kafka went back to an older "
-            "state, or has lost what it acknowledged; run `relay verify` once this route is running again"
-        )
+        return f"partition {self.partition} of the monitor ends at {high}, and was known up to {known}"
 
     def read_on(self, low: int) -> None:
         """Set ``read_to`` to where there is something to read, in a monitor that begins at ``low``.
@@ -125,15 +122,19 @@ def decoded(record: Record) -> Entry | None:
         return None
 
 
-def high_watermarks(reader: Reader, topic: str, views: Iterable[MonitorView]) -> dict[int, tuple[int, int]]:
+def high_watermarks(reader: Reader, topic: str, views: Collection[MonitorView]) -> dict[int, tuple[int, int]]:
     """Return (low, high watermark) of each view's partition, by a read_uncommitted handle.
 
-    Raises Retriable if one ends below what its view knows.
+    Raises Retriable, once all are looked at, if one ends below what its view knows: Kafka goes back with many of them at once.
     """
-    found: dict[int, tuple[int, int]] = {}
-    for view in views:
-        found[view.partition] = reader.watermarks(LogPartition(topic, view.partition))
-        view.check_end(found[view.partition][1])
+    found = {view.partition: reader.watermarks(LogPartition(topic, view.partition)) for view in views}
+    wrong = [said for view in views if (said := view.check_end(found[view.partition][1]))]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
+        raise Retriable(
+            f"{wrong[0]}{more}: Kafka went back to an older state, or has lost what it acknowledged; run `relay verify` once this "
+            "route is running again"
+        )
     return found
 
 

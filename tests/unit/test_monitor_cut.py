@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from relay.delivery.evidence_reading import high_watermarks
 from relay.delivery.topic import TopicDelivery
 from relay.message.errors import Retriable
 from relay.message.record import LogPartition
@@ -15,7 +17,7 @@ from relay.monitor.index import Budget
 from relay.monitor.ranges import RangeLimits
 from relay.run.views import CUT_LOOKS, SAVE_PERIOD_S, ViewKeeper
 from tests.unit.memory_kafka import MemoryKafka
-from tests.unit.numbered_messages import LOG, MONITOR, batch, captured, out, start
+from tests.unit.numbered_messages import LOG, MONITOR, batch, captured, out, start, view
 
 DAY = 86_400.0
 
@@ -77,6 +79,25 @@ def test_what_kafka_has_forgotten_is_delivered_again_by_whoever_lived_through_it
     assert again.recover() == {LOG: 5}
     again.delivery.submit(batch([captured(n, offset=10 + n) for n in range(1, 6)], 16, first=5))
     assert (len(out(kafka)), again.delivery.counts.duplicates) == (5, 5)
+
+
+def test_many_partitions_that_were_cut_at_once_are_looked_at_together() -> None:
+    class Ends:
+        """One of three partitions is as long as it was."""
+
+        def watermarks(self, place: LogPartition) -> tuple[int, int]:
+            return 0, 9 if place.partition == 1 else 5
+
+    views = [view(number) for number in range(3)]
+    for one in views:
+        one.read_to = 9
+    reader: Any = Ends()
+
+    for _ in range(CUT_LOOKS):
+        with pytest.raises(Retriable, match="partition 0 of the monitor ends at 5"):
+            high_watermarks(reader, "monitor", views)
+
+    assert [one.cut for one in views] == [CUT_LOOKS, 0, CUT_LOOKS]
 
 
 def test_a_leader_that_lags_behind_for_a_moment_costs_no_index(tmp_path: Path) -> None:
