@@ -205,6 +205,7 @@ class DecisionLog:
         self._partition = decisions_partition(relay)
         self._readers: tuple[PartitionReader, PartitionReader] | None = None
         self._read_to = 0
+        self._last: tuple[int, bytes | None] | None = None
         self._decisions = UnitDecisions()
 
     def decisions(self) -> UnitDecisions:
@@ -213,19 +214,34 @@ class DecisionLog:
             self._readers = (self._open(False), self._open(True))
         uncommitted, committed = self._readers
         low, high = uncommitted.watermarks(self._partition)
-        if high < self._read_to:
+        if high < self._read_to or not self._read_on(committed, low, high):
             # Kafka went back to an older state: what was decided since is undecided again, and may be decided otherwise.
-            self._read_to, self._decisions = 0, UnitDecisions()
-        first = max(low, self._read_to)
-        for records in committed.read({self._partition: (first, high)}):
-            for record in records:
-                decision = _decoded(record)
-                if decision is not None:
-                    self._decisions.add(decision, record.offset())
-                self._read_to = record.offset() + 1
+            self._read_to, self._last, self._decisions = 0, None, UnitDecisions()
+            self._read_on(committed, low, high)
         self._read_to = max(self._read_to, high)
         self._decisions.forget_below(low)
         return self._decisions
+
+    def _read_on(self, committed: PartitionReader, low: int, high: int) -> bool:
+        """Take what came; False if the last record that was read is another one by now: the topic was cut, and has grown again.
+
+        The end alone does not tell that: whoever holds no message of a unit does not ask for hours.
+        """
+        first = max(low, self._read_to)
+        known = self._last if self._last is not None and self._last[0] >= low and first < high else None
+        for records in committed.read({self._partition: (first if known is None else known[0], high)}):
+            for record in records:
+                found = record.offset(), record.value()
+                if known is not None:
+                    if found != known:
+                        return False
+                    known = None
+                    continue
+                decision = _decoded(record)
+                if decision is not None:
+                    self._decisions.add(decision, record.offset())
+                self._read_to, self._last = record.offset() + 1, found
+        return known is None
 
     def close(self) -> None:
         """Leave."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from relay.capture.decisions import (
     Attempt,
     UnitDecision,
@@ -190,6 +192,7 @@ class Topic:
     def __init__(self) -> None:
         self.records: list[Fake] = []
         self.low = 0
+        self.asked: list[tuple[int, int]] = []
 
     def write(self, decision: UnitDecision) -> None:
         self.records.append(Fake(len(self.records), None, encode_decision(decision)[1]))
@@ -199,6 +202,7 @@ class Topic:
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Fake]]:
         ((first, end),) = ranges.values()
+        self.asked.append((first, end))
         yield self.records[first:end]
 
 
@@ -243,3 +247,34 @@ def test_where_kafka_went_back_what_was_decided_since_is_undecided_again() -> No
     assert known.resolve(capture_id(OTHER), "q/1", "b").state is State.COMMITTED
     assert known.resolve(capture_id(MINE), "q/0", "a").state is State.COMMITTED
     assert known.contradictions == 0
+
+
+@pytest.mark.parametrize("cut_to", [0, 1, 2])
+def test_where_kafka_went_back_and_has_grown_beyond_before_anybody_asks_what_stands_there_now_counts(cut_to: int) -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    for number in range(3):
+        topic.write(UnitDecision(batch_unit("q", number), "a", True, (attempt(MINE),)))
+    log.decisions()
+
+    del topic.records[cut_to:]
+    for number in range(cut_to, 5):
+        topic.write(UnitDecision(batch_unit("q", number), "b", True, (attempt(OTHER),)))
+
+    known = log.decisions()
+    states = [known.resolve(capture_id(OTHER), f"q/{number}", "b").state for number in range(5)]
+    assert states == [State.ABORTED] * cut_to + [State.COMMITTED] * (5 - cut_to)
+    assert known.contradictions == 0
+    assert log.decisions().resolve(capture_id(OTHER), "q/4", "b").state is State.COMMITTED
+
+
+def test_what_was_read_is_known_although_the_last_of_it_has_left_the_topic() -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    topic.write(UnitDecision(batch_unit("q", 0), "a", True, (attempt(MINE),)))
+    log.decisions()
+    topic.write(UnitDecision(batch_unit("q", 1), "a", True, (attempt(MINE),)))
+    topic.low = 1
+
+    assert log.decisions().resolve(capture_id(MINE), "q/1", "a").state is State.COMMITTED
+    assert topic.asked == [(0, 1), (1, 2)]
