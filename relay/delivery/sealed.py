@@ -46,7 +46,8 @@ class SealedWork:
 
     ``pages``, ``settled`` and ``ranges`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
     seal only. ``outputs`` are messages by output partition; ``taken_back`` are dead letters that these outputs make void; ``meanwhile`` runs in every wait for the broker;
-    ``topic_ids`` (hexadecimal digits) go into the notes beside the positions.
+    ``topic_ids`` (hexadecimal digits) go into the notes beside the positions. ``begun`` is called once the begin is acknowledged,
+    before anything else is written.
     """
 
     positions: Mapping[LogPartition, int]
@@ -62,6 +63,7 @@ class SealedWork:
     claims: set[int] = field(default_factory=set)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     meanwhile: Callable[[], bool] | None = None
+    begun: Callable[[], None] | None = None
 
 
 class SealedProducer:
@@ -148,6 +150,8 @@ class SealedProducer:
         crash_point("sealed.begun")
         self._write_begin(work, sorted(touched))
         crash_point("sealed.announced")
+        if work.begun is not None:
+            work.begun()
         self._write_dead(work)
         self._write_outputs(work)
         crash_point("sealed.outputs")

@@ -27,6 +27,7 @@ from relay.delivery.compaction import why_untold
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
 from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
+from relay.delivery.old_leaders import check_whole
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.position_note import Stored, committed_by, is_hint, read_note
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
@@ -177,7 +178,7 @@ class TopicRecovery:
             first = [place for place in assigned if place not in stored]
         crash_point("recovery.settled")
         try:
-            self._claim(producer, views, group, begin_at, topic_ids, again, done.seals)
+            self._claim(producer, views, group, begin_at, topic_ids, again, done.seals, highs)
             if first and len(group.committed(first)) < len(first):
                 raise Retriable("the first positions are not stored; recovery claims again")
         except Exception:
@@ -343,6 +344,7 @@ class TopicRecovery:
         topic_ids: Mapping[str, str],
         again: Again,
         seals: list[tuple[int, SettleSeal]],
+        highs: Mapping[int, tuple[int, int]],
     ) -> None:
         """Step 5: the instance's first transaction writes begin and seal in every owned monitor partition."""
         crash_point("recovery.claiming")
@@ -358,6 +360,7 @@ class TopicRecovery:
                 settled=seals,
                 claims={view.partition for view in views},
                 topic_ids=topic_ids,
+                begun=lambda: check_whole(self._ports, self._monitor, highs, producer.begin_offset, group.stay),
             )
         )
         crash_point("recovery.claimed")

@@ -13,8 +13,9 @@ from relay.monitor.index import DedupIndex
 
 log = structlog.get_logger("relay.views")
 SAVE_PERIOD_S: Final = 30.0
-CUT_LOOKS: Final = 3
-"""So many recoveries in a row, a second at least, find a monitor cut before it is believed."""
+CUT_LOOKS: Final = 6
+"""So many recoveries in a row, some ten seconds, find a monitor cut before it is believed: a broker that was cut off from its
+peers, and not from clients, tells an old end (seen: for as long as that lasts, to one in five that may ask any of three)."""
 RENEW_PERIOD_S: Final = 600.0
 """What has left the monitor goes many entries at once; asking more often finds nothing to drop."""
 

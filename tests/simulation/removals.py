@@ -287,8 +287,9 @@ def offsets_skipped() -> list[Change]:
 
 
 def stale_membership() -> list[Change]:
-    """Offsets are sent as nobody: the broker asks nothing then."""
-    return [(GroupConsumer, "membership", lambda self: b"CGMDv2:\xff\xff\xff\xff" + b"sim.main\0\0")]
+    """Offsets are sent as nobody: the broker asks nothing then. Nor does a claim find that others wrote since the monitor was read."""
+    membership = b"CGMDv2:\xff\xff\xff\xff" + b"sim.main\0\0"
+    return [(GroupConsumer, "membership", lambda self: membership), (topic_recovery, "check_whole", lambda *_: None)]
 
 
 def entries_not_carried() -> list[Change]:

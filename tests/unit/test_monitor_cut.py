@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.index import Budget
 from relay.monitor.ranges import RangeLimits
 from relay.run.views import CUT_LOOKS, SAVE_PERIOD_S, ViewKeeper
-from tests.unit.memory_kafka import MemoryKafka
+from relay.run.worker import RECOVERY_BACKOFF_S
+from tests.unit.memory_kafka import MemoryKafka, MemoryReader
 from tests.unit.numbered_messages import LOG, MONITOR, batch, captured, out, start, view
 
 DAY = 86_400.0
@@ -98,6 +100,46 @@ def test_many_partitions_that_were_cut_at_once_are_looked_at_together() -> None:
             high_watermarks(reader, "monitor", views)
 
     assert [one.cut for one in views] == [CUT_LOOKS, 0, CUT_LOOKS]
+
+
+class CutOff(MemoryKafka):
+    """Who reads may meet a broker that led the monitor once, and has heard nothing of its peers since: it knows ``old`` records."""
+
+    old: int | None = None
+
+    def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
+        return OldReader(self, committed, meanwhile)
+
+
+class OldReader(MemoryReader):
+    def watermarks(self, partition: LogPartition) -> tuple[int, int]:
+        low, high = super().watermarks(partition)
+        assert isinstance(self._kafka, CutOff)
+        return low, high if self._kafka.old is None or partition != MONITOR else min(high, self._kafka.old)
+
+
+def test_whoever_takes_over_by_the_word_of_a_leader_that_is_cut_off_looks_again(tmp_path: Path) -> None:
+    kafka = CutOff()
+    former = Worker(kafka, tmp_path / "v", 10**6)
+    former.recover()
+    kafka.old = len(kafka.logs[MONITOR])
+    above = [captured(n) for n in (2, 3)]  # the first one waits: these lie above the position
+    former.delivery.submit(batch(above, 0))
+
+    taker = Worker(kafka, tmp_path / "w", 10**6)
+    with pytest.raises(Retriable, match="cut off"):
+        taker.recover()
+    shown = len(out(kafka))
+    kafka.old = None
+    assert taker.recover() == {LOG: 0}
+    taker.delivery.submit(batch([captured(n) for n in (1, 2, 3)], 3))
+
+    assert (shown, sorted(out(kafka))) == (2, ["i1-0-1", "i1-0-2", "i1-0-3"])
+
+
+def test_a_monitor_is_believed_to_be_cut_only_after_seconds() -> None:
+    pauses = [RECOVERY_BACKOFF_S[min(failures, len(RECOVERY_BACKOFF_S) - 1)] for failures in range(CUT_LOOKS)]
+    assert sum(pauses) > 9.0, "Kafka lets a broker fall silent for so long before others lead"
 
 
 def test_a_leader_that_lags_behind_for_a_moment_costs_no_index(tmp_path: Path) -> None:
