@@ -13,6 +13,7 @@ RECOVERY: Final = "tests/unit/test_recovery_again.py"
 BESIDE: Final = "tests/unit/test_recovery_beside_others.py"
 UNSHOWN: Final = "tests/unit/test_unshown.py"
 STEPS: Final = "tests/simulation/test_interleavings.py"
+CUT: Final = "tests/unit/test_monitor_cut.py"
 GENERATIONS: Final = "tests/unit/test_index_generations.py"
 SETTLING: Final = "tests/unit/test_recovery_table.py"
 QUEUE: Final = "tests/contracts/test_queue_contract_subscribers.py"
@@ -323,6 +324,24 @@ LOG_GUARDS: Final = (
         "jump_over_what_is_lost",
         "what retention took before it was delivered is passed over without a word",
         Named("tests/unit/test_starts.py", "test_a_position_outside_the_log_stops_and_never_jumps[below]"),
+    ),
+    Guard(
+        "cut_unnoticed",
+        "what brokers that went back have lost is taken for delivered",
+        Named(CUT, "test_what_kafka_has_forgotten_is_delivered_again_by_whoever_lived_through_it"),
+    ),
+    Guard(
+        "old_leader_believed",
+        "what was entered since a broker was cut off from the others is delivered again",
+        Named(CUT, "test_whoever_takes_over_by_the_word_of_a_leader_that_is_cut_off_looks_again"),
+    ),
+    Guard(
+        "lost_decisions_kept",
+        "rows of a run that was decided anew, since brokers had lost the first decision, count as aborted",
+        Named(
+            "tests/unit/test_unit_decisions.py",
+            "test_where_kafka_went_back_and_has_grown_beyond_before_anybody_asks_what_stands_there_now_counts",
+        ),
     ),
 )
 REDRIVE_GUARDS: Final = (

@@ -1,10 +1,13 @@
-"""Guards round the log's own life, each removable by name: what retention took, and a topic that is another one."""
+"""Guards round what a topic has, each removable by name: what retention took, a topic that is another one, brokers that went back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from relay.delivery import topic_recovery
+from relay.delivery.evidence_reading import MonitorView
+from relay.kafka.decisions import DecisionLog
 from relay.log.holds import PartitionHolds
 from relay.message.record import LogPartition
 from relay.run.starts import StartPolicy
@@ -32,6 +35,30 @@ def untaken_overtaken() -> list[StandIn]:
     return [(PartitionHolds, "is_blocked", property(lambda self: self.lanes_blocked > 0))]
 
 
+def cut_unnoticed() -> list[StandIn]:
+    """A living worker's index goes on to count, wherever the monitor ends by now."""
+    return [(MonitorView, "check_end", lambda self, high: "")]
+
+
+def old_leader_believed() -> list[StandIn]:
+    """What a leader says of the monitor's end is never held against where the claim came to lie."""
+    return [(topic_recovery, "check_whole", lambda *_: None)]
+
+
+def lost_decisions_kept() -> list[StandIn]:
+    """Only the end of the topic of decisions tells that it went back."""
+    read_on = DecisionLog._read_on
+
+    def trusting(self: DecisionLog, committed: Any, low: int, high: int) -> bool:
+        self._last = None
+        return read_on(self, committed, low, high)
+
+    return [(DecisionLog, "_read_on", trusting)]
+
+
 LOG_REMOVALS: Final[dict[str, Callable[[], list[StandIn]]]] = {
-    removal.__name__: removal for removal in (another_topic_unnoticed, jump_over_what_is_lost, untaken_overtaken)
-}
+    removal.__name__: removal
+    for removal in (
+        another_topic_unnoticed, jump_over_what_is_lost, untaken_overtaken, cut_unnoticed, old_leader_believed, lost_decisions_kept,
+    )
+}  # fmt: skip
