@@ -132,8 +132,8 @@ def high_watermarks(reader: Reader, topic: str, views: Collection[MonitorView]) 
     if wrong:
         more = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
         raise Retriable(
-            f"{wrong[0]}{more}: Kafka went back to an older state, or has lost what it acknowledged; run `relay verify` once this "
-            "route is running again"
+            f"{wrong[0]}{more}: a broker that is cut off from the others says so, which passes, or Kafka went back to an older state, "
+            "or has lost what it acknowledged; run `relay verify` once this route is running again"
         )
     return found
 
