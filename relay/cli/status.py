@@ -32,7 +32,7 @@ def status_command(
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C; JSON on one line each.")] = False,
 ) -> None:
-    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle and nothing that waits is about to leave the log, 1 if not, 3 if brokers or a database are away.
+    """Show workers, positions, lag and dead letters; exit 0 if all routes run or idle, nothing that waits is about to leave the log and no worker fails 20 times an hour, 1 if not, 3 if brokers or a database are away.
 
     A worker that said nothing for six seconds is gone: the clocks of its host and this one must agree.
     """

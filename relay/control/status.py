@@ -26,6 +26,8 @@ RECOVERING_SILENCE_MS: Final = 60_000
 STALLED_AFTER_MS: Final = 30_000
 FAILS_AGAIN: Final = 3
 """So many restarts within an hour are no accident any more, though the route goes on in between."""
+FAILS_OFTEN: Final = 20
+"""With so many, a process lives for minutes at most: too short to be called stalled, whether it delivers anything or not."""
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """A worker that ended or went missing so long ago is not shown any more beside others that live."""
 
@@ -92,7 +94,8 @@ class WorkerView:
     last_error: str | None
     restarts: int = 0
     fails_again: str | None = None
-    """A sentence, if its processes fail again and again; what recovers each time needs nobody at once."""
+    """A sentence, if its processes fail again and again."""
+    fails_often: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,11 @@ class RouteView:
     @property
     def needs_attention(self) -> bool:
         """Does somebody have to look after it?"""
-        return self.state.is_wrong or any(partition.nears_retention for partition in self.partitions)
+        return (
+            self.state.is_wrong
+            or any(partition.nears_retention for partition in self.partitions)
+            or any(worker.fails_often for worker in self.workers)
+        )
 
     @property
     def lag(self) -> int | None:
@@ -244,7 +251,7 @@ def beside(records: Iterable[StatusRecord], routes: Collection[str], now_ms: int
 
 
 def exit_code(views: Iterable[RouteView]) -> int:
-    """Return 0 if every route runs or idles and none loses messages to retention soon, else 1."""
+    """Return 0 if every route runs or idles, none loses messages to retention soon, and no worker fails often; else 1."""
     return 1 if any(route.needs_attention for route in views) else 0
 
 
@@ -264,6 +271,7 @@ def _lives(state: State) -> bool:
 
 
 def _worker(record: StatusRecord, state: State, why: str | None, now_ms: int) -> WorkerView:
+    fails_again = _fails_again(record) if _lives(state) else None
     return WorkerView(
         worker=record.worker,
         state=state,
@@ -277,7 +285,8 @@ def _worker(record: StatusRecord, state: State, why: str | None, now_ms: int) ->
         truncated=record.truncated,
         last_error=record.last_error,
         restarts=record.restarts,
-        fails_again=_fails_again(record) if _lives(state) else None,
+        fails_again=fails_again,
+        fails_often=fails_again is not None and record.restarts_lately >= FAILS_OFTEN,
     )
 
 

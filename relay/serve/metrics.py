@@ -52,7 +52,7 @@ def metrics(sight: Sight | None, *, version: str, age_s: float, ready: bool) -> 
 def _routes(routes: Iterable[RouteView]) -> Iterator[Metric]:
     state = GaugeMetricFamily("relay_route_state", "1 for the state that the route is in.", labels=["route", "state"])
     wrong = GaugeMetricFamily(
-        "relay_route_needs_attention", "Is it stuck, stalled, without a living worker, or about to lose messages to retention?", labels=["route"]
+        "relay_route_needs_attention", "Is it stuck, stalled, without a living worker, with one that fails often, or about to lose messages to retention?", labels=["route"]
     )
     dead = GaugeMetricFamily(
         "relay_dead_letters", "Dead letters not redriven, by cause.", labels=["route", "code"]
