@@ -6,11 +6,13 @@ is believes that. What a recovery reads by its word is not all that there is, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import NoReturn
 
 from relay.delivery.ports import KafkaPorts
+from relay.message.envelope import OUT_INSTANCE
 from relay.message.errors import Retriable
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, headers_if_any
 
 
 def check_whole(
@@ -33,6 +35,30 @@ def check_whole(
         return
     with ports.reader(committed=False, meanwhile=meanwhile) as scanner:
         if any(scanner.read(unread)):
-            raise Retriable(
-                f"{topic} goes on behind where a broker said that it ends, which may be cut off from the others; recovery looks again"
-            )
+            _look_again(topic)
+
+
+def check_shown(
+    ports: KafkaPorts,
+    ends: Mapping[LogPartition, int],
+    last: Callable[[LogPartition], int | None],
+    former: Collection[bytes],
+    meanwhile: Callable[[], object],
+) -> None:
+    """Raise Retriable if an output has records of ``former`` instances behind the end that was told after these were fenced.
+
+    ``last`` is where a claim has just written again what it did not find there. Others may write to an output at any time.
+    """
+    unread = {place: (end, at) for place, end in ends.items() if (at := last(place)) is not None and at > end}
+    if not unread:
+        return
+    names = {instance.hex().encode() for instance in former}
+    with ports.reader(committed=False, meanwhile=meanwhile) as scanner:
+        for records in scanner.read(unread):
+            for record in records:
+                if dict(headers_if_any(record)).get(OUT_INSTANCE) in names:
+                    _look_again(record.topic() or "")
+
+
+def _look_again(topic: str) -> NoReturn:
+    raise Retriable(f"{topic} goes on behind where a broker said that it ends, which may be cut off from the others; recovery looks again")

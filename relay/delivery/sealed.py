@@ -47,7 +47,7 @@ class SealedWork:
     ``pages``, ``settled`` and ``ranges`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
     seal only. ``outputs`` are messages by output partition; ``taken_back`` are dead letters that these outputs make void; ``meanwhile`` runs in every wait for the broker;
     ``topic_ids`` (hexadecimal digits) go into the notes beside the positions. ``begun`` is called once the begin is acknowledged,
-    before anything else is written.
+    before anything else is written, and ``written`` once outputs and dead letters are, before anything is stored.
     """
 
     positions: Mapping[LogPartition, int]
@@ -64,6 +64,7 @@ class SealedWork:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     meanwhile: Callable[[], bool] | None = None
     begun: Callable[[], None] | None = None
+    written: Callable[[], None] | None = None
 
 
 class SealedProducer:
@@ -106,6 +107,10 @@ class SealedProducer:
     def written_to(self, partition: int) -> int:
         """Return the offset behind what this instance has written in a monitor partition, 0 for nothing."""
         return self._tx.acked.get(LogPartition(self._monitor, partition), -1) + 1
+
+    def last_in(self, place: LogPartition) -> int | None:
+        """Return the offset of the last record that this instance has in a partition, as acknowledged; None without any."""
+        return self._tx.acked.get(place)
 
     def discard(self) -> None:
         """Throw the instance away; its successor's ``init`` ends what it left open."""
@@ -162,6 +167,8 @@ class SealedProducer:
         self._write_pages(work.pages, first=len(work.dead_pages))
         crash_point("sealed.entries")
         self._tx.flush()
+        if work.written is not None:
+            work.written()
         crash_point("sealed.flushed")
         self._tx.send_offsets(work.positions, self._notes(work), work.membership)
         crash_point("sealed.offsets")

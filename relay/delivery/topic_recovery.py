@@ -27,7 +27,7 @@ from relay.delivery.compaction import why_untold
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
 from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
-from relay.delivery.old_leaders import check_whole
+from relay.delivery.old_leaders import check_shown, check_whole
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.position_note import Stored, committed_by, is_hint, read_note
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
@@ -157,11 +157,7 @@ class TopicRecovery:
             # Committed records only: a first claim that aborted left its begin here and stored no position. Where
             # retention has taken records, theirs were the traces: positions expire sooner than a log that is kept.
             # Where nobody has done more than claim, a broker may have left the claim's position out.
-            traces = {
-                view.partition
-                for view in views
-                if view.evidence.has_delivered or len(view.index) or highs[view.partition][0] > 0
-            }
+            traces = {v.partition for v in views if v.evidence.has_delivered or len(v.index) or highs[v.partition][0] > 0}
             ran_before = {p for p in assigned if p.partition in traces}
             # A topic that joined later is in no record of the first start: what the monitor has forgotten would be new.
             known = {LogPartition(topic, v.partition) for v in views if highs[v.partition][0] > 0 for topic in v.index.topics}
@@ -178,7 +174,7 @@ class TopicRecovery:
             first = [place for place in assigned if place not in stored]
         crash_point("recovery.settled")
         try:
-            self._claim(producer, views, group, begin_at, topic_ids, again, done.seals, highs)
+            self._claim(producer, views, group, begin_at, topic_ids, again, done.seals, highs, floors)
             if first and len(group.committed(first)) < len(first):
                 raise Retriable("the first positions are not stored; recovery claims again")
         except Exception:
@@ -345,9 +341,11 @@ class TopicRecovery:
         again: Again,
         seals: list[tuple[int, SettleSeal]],
         highs: Mapping[int, tuple[int, int]],
+        floors: Mapping[LogPartition, int],
     ) -> None:
         """Step 5: the instance's first transaction writes begin and seal in every owned monitor partition."""
         crash_point("recovery.claiming")
+        former = {begin.instance for view in views for _, begin in view.last_begins}
         producer.run(
             SealedWork(
                 positions=positions,
@@ -361,6 +359,7 @@ class TopicRecovery:
                 claims={view.partition for view in views},
                 topic_ids=topic_ids,
                 begun=lambda: check_whole(self._ports, self._monitor, highs, producer.begin_offset, group.stay),
+                written=lambda: check_shown(self._ports, floors, producer.last_in, former, group.stay),
             )
         )
         crash_point("recovery.claimed")

@@ -336,6 +336,11 @@ LOG_GUARDS: Final = (
         Named(CUT, "test_whoever_takes_over_by_the_word_of_a_leader_that_is_cut_off_looks_again"),
     ),
     Guard(
+        "old_output_believed",
+        "outputs that a broker cut off from the others does not know are written again",
+        Named("tests/unit/test_old_leaders.py", "test_outputs_that_an_old_leader_does_not_know_are_not_written_again[2]"),
+    ),
+    Guard(
         "lost_decisions_kept",
         "rows of a run that was decided anew, since brokers had lost the first decision, count as aborted",
         Named(

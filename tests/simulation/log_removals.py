@@ -45,6 +45,11 @@ def old_leader_believed() -> list[StandIn]:
     return [(topic_recovery, "check_whole", lambda *_: None)]
 
 
+def old_output_believed() -> list[StandIn]:
+    """What a leader says of an output's end is never held against where what is written again came to lie."""
+    return [(topic_recovery, "check_shown", lambda *_: None)]
+
+
 def lost_decisions_kept() -> list[StandIn]:
     """Only the end of the topic of decisions tells that it went back."""
     read_on = DecisionLog._read_on
@@ -59,6 +64,7 @@ def lost_decisions_kept() -> list[StandIn]:
 LOG_REMOVALS: Final[dict[str, Callable[[], list[StandIn]]]] = {
     removal.__name__: removal
     for removal in (
-        another_topic_unnoticed, jump_over_what_is_lost, untaken_overtaken, cut_unnoticed, old_leader_believed, lost_decisions_kept,
+        another_topic_unnoticed, jump_over_what_is_lost, untaken_overtaken, cut_unnoticed, old_leader_believed, old_output_believed,
+        lost_decisions_kept,
     )
 }  # fmt: skip
