@@ -23,6 +23,8 @@ from relay.run import clock as pausing
 
 BATCH_RECORDS: Final = 10_000
 POLL_S: Final = 0.2
+LOOKS_ANEW: Final = 6
+_ANEW_PAUSE_S: Final = 0.25
 _LEADER_PAUSE_S: Final = 0.05
 
 
@@ -93,6 +95,19 @@ class PartitionReader:
                 pausing.sleep(_LEADER_PAUSE_S)
             else:
                 return low, high
+
+    def end_anew(self, partition: LogPartition, least: int) -> int:
+        """Return the high watermark, asked by new clients while it is below ``least``: a broker that is cut off from its peers, and
+        not from clients, tells the end of the time when it led, and whom a client asks first is chance.
+        """
+        high = -1
+        for _ in range(LOOKS_ANEW):
+            self.renew()
+            high = self.watermarks(partition)[1]
+            if high >= least:
+                break
+            pausing.sleep(_ANEW_PAUSE_S)
+        return high
 
     def ends(self, places: Collection[LogPartition], wait_s: float | None = None) -> dict[LogPartition, int]:
         """Return where partitions end, by one request to each leader; with ``committed`` their last stable offsets.

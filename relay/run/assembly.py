@@ -148,6 +148,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         topic_ids={name: facts[name].topic_id for name in route.from_},
         watermarks=scanner.watermarks,
         may_pass=lambda place, first, low: book.pass_lost(route.name, place, first, low, count=low - first),
+        end_anew=scanner.end_anew,
         undecided=lambda place, first, low: book.undecided(route.name, place, first, low),
     )
     reloading = Reloading(

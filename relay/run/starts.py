@@ -54,6 +54,7 @@ class StartPolicy:
         topic_ids: Mapping[str, bytes],
         watermarks: Callable[[LogPartition], tuple[int, int]],
         may_pass: Callable[[LogPartition, int, int], bool] | None = None,
+        end_anew: Callable[[LogPartition, int], int] = lambda _place, _offset: 0,
         undecided: Callable[[LogPartition, int, int], tuple[int, int] | None] = lambda _place, first, low: (first, low),
     ) -> None:
         self._register = register
@@ -64,6 +65,7 @@ class StartPolicy:
         self._topic_ids = topic_ids
         self._watermarks = watermarks
         self._may_pass = may_pass
+        self._end_anew = end_anew
         self._undecided = undecided
         self._recorded: dict[str, dict[str, int]] | None = None
 
@@ -133,7 +135,7 @@ class StartPolicy:
                 f"begins at {low}: {low - offset} offsets left it unread; lengthen its retention, find the messages "
                 f"elsewhere, then pass what is lost: `relay indoubt resolve CONFIG {name} --abort --reason ...`"
             )
-        if offset > high:
+        if offset > high and offset > (high := max(high, self._end_anew(partition, offset))):
             raise Stopped(
                 f"{partition.topic}[{partition.partition}] of route {self._route!r} stands at {offset}, above the "
                 f"log's end {high}: the topic was created again or lost its tail; check what was lost before you move "

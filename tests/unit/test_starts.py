@@ -118,6 +118,24 @@ def test_a_stored_position_is_kept() -> None:
     assert policy(Shared()).resolve({place(0): 7, place(1): 20}, {place(0)}) == {place(0): 7, place(1): 20}
 
 
+def test_a_position_that_one_broker_does_not_know_and_another_does_is_gone_on_from() -> None:
+    asked: list[tuple[LogPartition, int]] = []
+
+    def end_anew(partition: LogPartition, least: int) -> int:
+        asked.append((partition, least))
+        return 30
+
+    made = StartPolicy(
+        Shared(), route="main", policy="earliest", topics={"log": 2}, topic_ids={"log": ID}, watermarks=lambda _: (5, 20),
+        end_anew=end_anew,
+    )  # fmt: skip
+
+    assert made.resolve({place(0): 20, place(1): 30}, ()) == {place(0): 20, place(1): 30}
+    assert asked == [(place(1), 30)]
+    with pytest.raises(Stopped, match="stands at 31, above the log's end 30"):
+        made.resolve({place(1): 31}, ())
+
+
 @pytest.mark.parametrize(
     ("stored", "words"), [(4, "1 offsets left it unread"), (21, "above the log's end")], ids=["below", "above"]
 )
