@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -59,13 +60,21 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+def nodes(path: Path, *words: str) -> Iterator[ast.AST]:
+    """Yield what a module's syntax consists of, if its text has one of the words: without them it is not worth the reading."""
+    text = path.read_text("utf-8")
+    if not words or any(word in text for word in words):
+        yield from ast.walk(ast.parse(text))
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield every imported module with its line, wherever in the module the import stands."""
-    for node in ast.walk(tree(path)):
+@cache
+def imports(path: Path) -> list[tuple[str, int]]:
+    """Return every imported module with its line, wherever in the module the import stands."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -88,7 +97,7 @@ def layer(module: str) -> int | None:
 def by_type_checking_only(path: Path) -> set[int]:
     """Lines inside ``if TYPE_CHECKING``: they import nothing when the program runs."""
     lines: set[int] = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path, "TYPE_CHECKING"):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             lines |= {inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno")}
     return lines
@@ -135,7 +144,7 @@ def test_only_the_kafka_folder_knows_the_kafka_client() -> None:
 def reads_time(path: Path) -> Iterator[int]:
     """Yield the lines that read a clock: whatever imports ``time``, and ``datetime.now`` and its like."""
     yield from (line for module, line in imports(path) if module.split(".")[0] == "time")
-    for node in ast.walk(tree(path)):
+    for node in nodes(path, "now", "today"):
         if isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today"):
             yield from [node.lineno] if isinstance(node.value, ast.Name) and node.value.id in CALENDARS else []
 
@@ -154,7 +163,7 @@ def test_only_the_schedule_starts_threads() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in modules()
         if name_of(path) != "relay.run.schedule"
-        for node in ast.walk(tree(path))
+        for node in nodes(path, *starters)
         if isinstance(node, ast.Call)
         and (
             (isinstance(node.func, ast.Attribute) and node.func.attr in starters)
@@ -181,7 +190,7 @@ def test_what_a_simulation_replaces_is_taken_as_a_module() -> None:
     found = {
         f"{name_of(path)}:{node.lineno}"
         for path in modules()
-        for node in ast.walk(tree(path))
+        for node in nodes(path, *REPLACED)
         if isinstance(node, ast.ImportFrom) and node.module in REPLACED
     }
 
@@ -191,7 +200,7 @@ def test_what_a_simulation_replaces_is_taken_as_a_module() -> None:
 @pytest.mark.parametrize("path", [*modules(), *outside()], ids=name_of)
 def test_modules_and_functions_stay_short(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= MODULE_LINES_MAX
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= FUNCTION_LINES_MAX, f"{name_of(path)}.{node.name} has {length} lines"

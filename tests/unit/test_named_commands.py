@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def job_options() -> set[str]:
     return {
         word.value
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if "add_argument" in (text := path.read_text("utf-8"))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
         for word in node.args
         if isinstance(word, ast.Constant) and str(word.value).startswith("--")
@@ -59,15 +61,18 @@ def job_options() -> set[str]:
 KNOWN = set().union(*(options(one) for one in TREES.values()), job_options(), *FOREIGN.values())
 
 
-def literals(path: Path) -> Iterator[str]:
-    """Yield the texts of a module; what is put into one stands as ``X``."""
+@cache
+def literals(path: Path) -> list[str]:
+    """Return the texts of a module; what is put into one stands as ``X``."""
+    found: list[str] = []
     inside: set[int] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.JoinedStr):
             inside |= {id(part) for part in node.values}
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
-            yield node.value
+            found.append(node.value)
+    return found
 
 
 def faults_of(words: str) -> Iterator[str]:
