@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -19,13 +19,12 @@ from hypothesis import settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from relay.local.kafka import BRIEF
-from relay.local.ports import free_ports
+from relay.local.kafka import BRIEF, KafkaCluster
+from relay.local.ports import LOOPBACK, free_ports
 from relay.local.services import LocalServices
-from relay.message.errors import ConfigError, Unreachable
+from tests.own_services import ProxiedBroker, or_skipped, own_proxied_broker
 from tests.routes import TopicRoute
 
-CI = bool(os.environ.get("CI"))
 settings.register_profile("relay", deadline=None)  # a busy machine says nothing about the code
 settings.load_profile("relay")
 MakeTopic = Callable[..., str]
@@ -34,10 +33,11 @@ MakeRoute = Callable[..., TopicRoute]
 
 @dataclass(frozen=True)
 class Services:
-    """Addresses of the session's services."""
+    """Addresses of the session's services, and what stands before the broker if it was started here."""
 
     kafka: str
     postgres: str
+    proxied: ProxiedBroker | None = None
 
 
 @pytest.fixture(scope="session")
@@ -51,27 +51,41 @@ def services() -> Iterator[Services]:
             yield started
     else:
         with _started_here(postgres) as local:
-            yield Services(kafka or local.kafka, local.postgres)
+            yield replace(local, kafka=kafka or local.kafka)
 
 
 @contextmanager
 def _started_here(postgres: str | None) -> Iterator[Services]:
     # Not pytest's own temporary directory: its mode 0700 would lock out PostgreSQL's account under root.
     directory = Path(tempfile.mkdtemp(prefix="relay-tests-"))
+    proxied = ProxiedBroker.planned()
     try:
-        try:
-            local = LocalServices.up(directory, postgres=postgres or True, settings=BRIEF)
-        except (ConfigError, Unreachable) as error:
-            if CI:
-                raise
-            pytest.skip(f"no local services: {error}")
+        with or_skipped():
+            local = LocalServices.up(directory, **proxied.wanted, postgres=postgres or True, settings=BRIEF)
         assert local.postgres is not None
-        yield Services(local.kafka, local.postgres)
+        if postgres is None:
+            _keep_no_promise_to_disks(local.postgres)
+        yield Services(_past_the_proxy(directory), local.postgres, proxied)
     finally:
         started = LocalServices.find(directory)
         if started is not None:
             started.down()
+        proxied.proxy.close()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _past_the_proxy(directory: Path) -> str:
+    """Return the address that a broker has for others of its cluster: it names itself by the same to whoever asks there."""
+    cluster = KafkaCluster.find(directory / "kafka")
+    assert cluster is not None
+    return f"{LOOPBACK}:{cluster.plan.brokers[0].internal_port}"
+
+
+def _keep_no_promise_to_disks(url: str) -> None:
+    """What a killed server has written is still there, and no test crashes the machine: nothing need wait for its disk."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("alter system set fsync = off")
+        admin.execute("select pg_reload_conf()")
 
 
 @contextmanager
@@ -88,6 +102,16 @@ def _in_containers() -> Iterator[Services]:
         with DockerCompose(docker, compose_file_name="compose.yaml", wait=True):
             url = f"postgresql://postgres:relay@127.0.0.1:{postgres_port}/postgres"
             yield Services(f"127.0.0.1:{kafka_port}", url)
+
+
+@pytest.fixture(scope="session")
+def proxied_broker(services: Services) -> Iterator[ProxiedBroker]:
+    """The session's broker behind the frame proxy; one of its own where that is not to be had."""
+    if services.proxied is not None:
+        yield services.proxied
+    else:
+        with own_proxied_broker() as started:
+            yield started
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from relay.chaos.frame_proxy import FrameProxy
 from relay.local.kafka import SMALL, BrokerSettings, ClusterPlan
-from relay.local.ports import LOOPBACK
+from relay.local.ports import LOOPBACK, free_ports
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError, Unreachable
 
@@ -39,6 +40,36 @@ def further_listener(plan: ClusterPlan, name: str, protocol: str, port: int) -> 
         "advertised.listeners": ",".join(address for one, address in listeners.items() if one != "CONTROLLER"),
         "listener.security.protocol.map": ",".join(f"{one}:{protocol if one == name else 'PLAINTEXT'}" for one in ports),
     }
+
+
+class ProxiedBroker(NamedTuple):
+    """A broker by its own address, and the proxy whose address it names to whoever asks it there."""
+
+    proxy: FrameProxy
+    broker: str
+
+    @classmethod
+    def planned(cls) -> ProxiedBroker:
+        """Make the proxy of a broker that is to be started as ``wanted`` says."""
+        (port,) = free_ports(1)
+        broker = f"{LOOPBACK}:{port}"
+        return cls(FrameProxy(broker), broker)
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """What `LocalServices.up` is told."""
+        return {"kafka_port": int(self.broker.rpartition(":")[2]), "advertise": self.proxy.address}
+
+
+@contextmanager
+def own_proxied_broker() -> Iterator[ProxiedBroker]:
+    """Start a broker and its proxy."""
+    planned = ProxiedBroker.planned()
+    try:
+        with own_brokers("proxied", **planned.wanted):
+            yield planned
+    finally:
+        planned.proxy.close()
 
 
 @contextmanager

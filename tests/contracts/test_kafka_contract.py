@@ -7,24 +7,19 @@ Where both pass, what a simulation proves holds for the real one as well. The su
 from __future__ import annotations
 
 import gc
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError
 
-from relay.chaos.frame_proxy import FrameProxy
 from relay.kafka.transactions import TransactionalInstance
-from relay.local.ports import free_ports
-from relay.local.services import LocalServices
 from relay.message.record import LogPartition
 from tests.contracts.kafka_contract import failing
 from tests.contracts.kafka_groups import GroupContract
 from tests.contracts.kafka_reading import ReadingContract
 from tests.contracts.kafka_systems import TIMING, KafkaSystem, RealKafka, SimulatedKafka
 from tests.contracts.kafka_transactions import TransactionContract
+from tests.own_services import ProxiedBroker
 from tests.simulation import kafka_ports
 from tests.simulation.calling import CallingWorld
 from tests.simulation.installation import installed
@@ -46,7 +41,7 @@ class Simulated:
 
 
 class Real:
-    """One broker for all tests of a class's module."""
+    """The session's broker, behind the proxy."""
 
     @pytest.fixture
     def system(self, proxied_kafka: RealKafka) -> KafkaSystem:
@@ -54,24 +49,12 @@ class Real:
 
 
 @pytest.fixture(scope="module")
-def proxied_kafka() -> Iterator[RealKafka]:
+def proxied_kafka(proxied_broker: ProxiedBroker) -> Iterator[RealKafka]:
     """A broker that advertises the proxy's address."""
-    directory = Path(tempfile.mkdtemp(prefix="relay-contract-"))
-    (port,) = free_ports(1)
-    broker = f"127.0.0.1:{port}"
-    proxy = FrameProxy(broker)
-    try:
-        LocalServices.up(directory, kafka_port=port, advertise=proxy.address, postgres=False)
-        kafka = RealKafka(proxy, broker)
-        yield kafka
-        kafka.close()
-    finally:
-        gc.collect()  # instances that were thrown away would look for the broker
-        started = LocalServices.find(directory)
-        if started is not None:
-            started.down()
-        shutil.rmtree(directory, ignore_errors=True)
-        proxy.close()
+    kafka = RealKafka(*proxied_broker)
+    yield kafka
+    kafka.close()
+    gc.collect()  # instances that were thrown away would look for the broker once it has ended
 
 
 class TestSimulatedReading(Simulated, ReadingContract):

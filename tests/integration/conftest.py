@@ -17,12 +17,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.chaos.frame_proxy import FrameProxy
 from relay.config.loading import load
 from relay.local.kafka import SMALL, KafkaCluster
-from relay.local.ports import free_ports
 from relay.setup.migrate import migrate
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
 from tests.integration.handler_site import Books, Table
 from tests.integration.table_site import Database
-from tests.own_services import own_brokers
+from tests.own_services import ProxiedBroker, own_brokers
 
 MARKER_DEADLINE_S = 20.0
 
@@ -61,15 +60,8 @@ class Proxied:
 
 
 @pytest.fixture(scope="session")
-def proxied() -> Iterator[Proxied]:
-    """One broker of its own that advertises the proxy's address."""
-    (port,) = free_ports(1)
-    proxy = FrameProxy(f"127.0.0.1:{port}")
-    try:
-        with own_brokers("proxied", kafka_port=port, advertise=proxy.address):
-            yield Proxied(proxy.address, proxy)
-    finally:
-        proxy.close()
+def proxied(proxied_broker: ProxiedBroker) -> Proxied:
+    return Proxied(proxied_broker.proxy.address, proxied_broker.proxy)
 
 
 @pytest.fixture
