@@ -8,6 +8,7 @@ records and compaction leave gaps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -29,6 +30,7 @@ from relay.run import clock
 
 BATCH_RECORDS: Final = 10_000
 WAIT_S: Final = 0.1
+HEAR_S: Final = 1.0
 DEADLINE_S: Final = 40.0
 """Longer than the default transaction timeout (10 s) and the broker's pause before it ends one (10 s) together."""
 
@@ -66,6 +68,7 @@ class Scan:
         # The client's own log lines would repeat, in other words, the sentence that is raised.
         over: dict[str, Any] = {"enable.partition.eof": True, "log_level": 0}
         self._consumer = Consumer(settings.consumer(kafka, timing, group, **over))
+        self._heard_of: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -86,12 +89,15 @@ class Scan:
         reading = _Reading(ranges)
         if not reading.ends:
             return
+        self._hear_of({partition.topic for partition in reading.ends})
         self._consumer.assign([TopicPartition(p.topic, p.partition, ranges[p][0]) for p in reading.ends])
         limit = clock.monotonic() + self._deadline_s
         try:
             while reading.ends:
                 before = sum(reading.reached)
-                records = reading.sort(self._consumer.consume(BATCH_RECORDS, WAIT_S))
+                # The client waits for as many as it is asked for: one is waited for, the others are what has come with it.
+                first = self._consumer.consume(1, WAIT_S)
+                records = reading.sort([*first, *self._consumer.consume(BATCH_RECORDS, 0)] if first else [])
                 for partition, offset in reading.moved():
                     progress(partition, offset)
                 if sum(reading.reached) > before:
@@ -102,6 +108,13 @@ class Scan:
                     yield records
         finally:
             self._consumer.unassign()
+
+    def _hear_of(self, topics: set[str]) -> None:
+        """Have the client know who leads topics: by itself it asks for what it is assigned later once a second only."""
+        for topic in topics - self._heard_of:
+            with suppress(KafkaException):  # the reading finds out, and says what of
+                self._consumer.list_topics(topic, timeout=HEAR_S)
+        self._heard_of |= topics
 
     def one(self, partition: LogPartition, offset: int) -> Message | None:
         """Return the record at an offset, None if it is gone."""

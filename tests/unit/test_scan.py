@@ -1,0 +1,69 @@
+"""How the auditor's reader asks its client: a range that is read takes no longer than its records do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from relay.config.timing import Timing
+from relay.kafka import scan
+from relay.kafka.scan import Scan
+from relay.message.record import LogPartition
+
+
+class Client:
+    """It waits for as many records as it is asked for, and for up to a second until it asks who leads a topic."""
+
+    def __init__(self, _settings: object) -> None:
+        self.waited_s = 0.0
+        self.asked: list[str] = []
+        self._left: list[Any] = []
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        self.asked.append(topic)
+        if topic == "away":
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self.waited_s += sum(one.topic not in self.asked for one in places)
+        self._left = [record(one.topic, offset) for one in places for offset in range(one.offset, 5)]
+
+    def consume(self, count: int, timeout_s: float) -> list[Any]:
+        taken, self._left = self._left[:count], self._left[count:]
+        self.waited_s += timeout_s * (len(taken) < count)
+        return taken
+
+    def unassign(self) -> None:
+        self._left = []
+
+
+def record(topic: str, offset: int) -> Any:
+    return SimpleNamespace(topic=lambda: topic, partition=lambda: 0, offset=lambda: offset, error=lambda: None)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client({})
+    monkeypatch.setattr(scan, "Consumer", lambda _settings: made)
+    return made
+
+
+def read(reader: Scan, topic: str, first: int, end: int) -> list[int]:
+    return [one.offset for batch in reader.read({LogPartition(topic, 0): (first, end)}) for one in batch]
+
+
+def test_ranges_of_one_topic_after_another_are_read_without_waiting(client: Client) -> None:
+    reader = Scan({}, Timing(), "g")
+
+    found = [read(reader, *given) for given in (("log", 0, 5), ("out", 1, 3), ("log", 4, 5), ("out", 2, 3))]
+
+    assert found == [[0, 1, 2, 3, 4], [1, 2], [4], [2]]
+    assert client.waited_s == 0
+    assert client.asked == ["log", "out"], "once each"
+
+
+def test_a_topic_that_nobody_can_be_asked_about_is_left_to_the_reading(client: Client) -> None:
+    assert read(Scan({}, Timing(), "g"), "away", 0, 5) == [0, 1, 2, 3, 4]
