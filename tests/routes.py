@@ -26,6 +26,8 @@ from tests.forked import MODULES, Forked
 DEADLINE_S = 60.0
 IDLE_S = 0.3
 """A worker that has had nothing to do for as long has done what a test gave it."""
+IN_ORDER = {"acks": "all", "max.in.flight": 1}
+"""One request at a time keeps the order as well as idempotence does, and is half a second sooner ready."""
 _LEAVE_GROUP = 13
 FAST = """
 session_timeout = "6s"
@@ -177,8 +179,7 @@ def ce(source: str, identifier: str, **more: str) -> list[tuple[str, bytes]]:
 
 def publish(kafka: str, topic: str, records: Iterable[tuple[int, list[tuple[str, bytes]], bytes | None]]) -> None:
     """Append (partition, headers, value) records in order."""
-    # One request at a time keeps the order as well as idempotence does, and is half a second sooner ready.
-    producer = Producer({"bootstrap.servers": kafka, "acks": "all", "max.in.flight": 1, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": kafka, **IN_ORDER, "linger.ms": 5})
     refused: list[object] = []
 
     def answered(error: object, _message: object) -> None:
@@ -225,6 +226,7 @@ def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True)
             "enable.partition.eof": True,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,  # at the end of all partitions the broker waits for more
         }
     )
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
@@ -233,7 +235,8 @@ def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True)
     limit = time.monotonic() + DEADLINE_S
     while left:
         assert time.monotonic() < limit, f"{topic} was not read to its end"
-        for message in consumer.consume(10_000, 0.2):
+        # As many as are asked for are waited for.
+        for message in [*consumer.consume(1, 0.2), *consumer.consume(10_000, 0)]:
             if message.error() is None:
                 found.append(message)
             else:

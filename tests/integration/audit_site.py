@@ -25,7 +25,7 @@ class Site:
 
     def __init__(self, config: RelayConfig, kafka: str, log: str, output: str) -> None:
         self.config, self.kafka, self.log, self.output = config, kafka, log, output
-        self.producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True})
+        self.producer = Producer({"bootstrap.servers": kafka, **routes.IN_ORDER})
         facts = Topics(config.kafka, config.timing).describe([log], settings=False)
         self.topic_id = facts[log].topic_id
         self.monitor = config.monitor_topic("main")

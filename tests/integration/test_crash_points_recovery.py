@@ -26,7 +26,7 @@ from tests.integration.crash_site import (
     name,
     publish_range,
 )
-from tests.routes import TopicRoute, ce
+from tests.routes import IN_ORDER, TopicRoute, ce
 
 COUNT = 200
 KEY = b"k"
@@ -65,7 +65,7 @@ def cut_off(route: TopicRoute) -> None:
     begin = Begin(worker, worker, instance, 1, -1, [InputRange(route.log, 0, 0, CUT)], outputs)
     messages = [message(offset)._replace(topic=route.log) for offset in range(CUT)]
     (page,) = pages(messages[FIRST_ENTERED:ENTERED], worker=worker, instance=instance, n=1)
-    producer = Producer({"bootstrap.servers": route.kafka, "enable.idempotence": True})
+    producer = Producer({"bootstrap.servers": route.kafka, **IN_ORDER})
     for entry in (begin, page):
         key, value = encode(entry)
         producer.produce(monitor, value, key, 0)

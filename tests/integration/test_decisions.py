@@ -23,7 +23,7 @@ from relay.message.errors import CheckFailed, Stopped
 from relay.message.record import LogPartition
 from relay.run import crash, randomness
 from tests.conftest import MakeRoute, MakeTopic
-from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
+from tests.routes import IN_ORDER, TopicRoute, ce, ids, publish, read_all, wait_for
 
 DECIDER = """
 import sys
@@ -135,7 +135,7 @@ def test_a_driver_stops_where_another_version_may_have_decided(kafka: str, relay
 
 
 def append(route: TopicRoute, of: Unit, run: str, attempt: Attempt, count: int, prefix: str) -> None:
-    producer = Producer({"bootstrap.servers": route.kafka, "enable.idempotence": True})
+    producer = Producer({"bootstrap.servers": route.kafka, **IN_ORDER})
     for number in range(count):
         headers: list[tuple[str, str | bytes | None]] = [
             (SPECVERSION, b"1.0"), (SOURCE, b"/spark/q"), (ID, f"{prefix}-{number}".encode()), (TYPE, b"t"),
