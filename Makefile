@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes that start together would each compile every test.
+COMPILED := $(VENV)/.compiled
 # Most tests wait, for a session to expire above all: four at a time, each process with services of its own.
 SHARE := -n 4 --dist loadfile
 # The long ones compute more: Spark, brokers by the three, handlers that are killed.
@@ -44,7 +46,12 @@ lint: setup ## Style
 types: setup ## Types
 	$(BIN)/mypy
 
-test: lint types ## Style, types and all tests that end within minutes
+$(COMPILED): $(STAMP) $(shell find tests -name '*.py')
+	@$(BIN)/pytest --collect-only --quiet > $@.said || { cat $@.said; exit 1; }
+	@touch $@
+
+test: setup ## Style, types and all tests that end within minutes
+	@$(MAKE) --no-print-directory --jobs 3 lint types $(COMPILED)
 	$(REPLAY) $(BIN)/pytest $(SHARE) -m "not slow"
 
 test-long: setup ## The tests that take minutes each
