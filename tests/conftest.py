@@ -27,7 +27,7 @@ from tests.routes import TopicRoute
 
 settings.register_profile("relay", deadline=None)  # a busy machine says nothing about the code
 settings.load_profile("relay")
-MEMORY, MEMORY_MIN = Path("/dev/shm"), 6 << 30
+MEMORY, MEMORY_MIN = Path("/dev/shm"), 4 << 30
 MakeTopic = Callable[..., str]
 MakeRoute = Callable[..., TopicRoute]
 
