@@ -315,6 +315,8 @@ _PROBED: Final = "probe"
 def _unreadable(path: Path) -> str | None:
     """Return why a file cannot be read; a folder of certificates is for the client to look into."""
     try:
+        if path.is_fifo():
+            return "it is a pipe, which is read once, and whoever opens it may wait for ever"
         if not path.is_dir():
             path.open("rb").close()
     except OSError as error:

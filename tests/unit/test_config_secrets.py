@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,14 @@ def test_a_certificate_that_is_not_there_is_told_before_any_broker_is_asked(tmp_
     assert fault.key == 'kafka."ssl.ca.location"'
     assert "No such file" in fault.problem
     assert "relative to the configuration" in fault.remedy
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ca.pem")
+
+    (fault,) = faults_of(SECURE.format("ca.pem"), tmp_path)
+
+    assert "it is a pipe" in fault.problem
 
 
 def test_the_token_of_clients_is_a_file_beside_the_configuration(tmp_path: Path) -> None:
