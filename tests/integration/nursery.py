@@ -20,31 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from relay.config.loading import load
-from relay.queue.desired import encode_uuid
 from relay.run import logging
 from relay.run.following import DesiredFollower
 from relay.work.assembly import Assembled, Job
 from relay.work.loading import load_handler
 from relay.work.worker import Limits
+from tests.recorded_queue import RecordedQueue
 
 CONCURRENCY = 8
 UNBORN = 0.1
 LAST_S = (0.0, 0.05)
 IDLE_S = 1.0
-
-
-class Recorded:
-    """What the control topic would say: the queue's uuid, once."""
-
-    def __init__(self, uuid: str) -> None:
-        self._left = [encode_uuid("orders", uuid)]
-
-    def records(self) -> list[tuple[bytes, bytes | None]]:
-        found, self._left = self._left, []
-        return list(found)
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass
@@ -96,7 +82,7 @@ def live(config: Path, app: str, uuid: str, say: int) -> None:
         await tell(*given)
 
     job = Job(replace(handler, function=tell_and_await if handler.is_async else tell), "orders", "ledger")
-    assembled = Assembled(loaded, job, Limits(CONCURRENCY), DesiredFollower(Recorded(uuid)))
+    assembled = Assembled(loaded, job, Limits(CONCURRENCY), DesiredFollower(RecordedQueue("orders", uuid)))
     assembled.worker.run(IDLE_S)
     os._exit(0)
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from relay.config.loading import load
-from relay.queue.desired import encode_uuid
 from relay.queue.journal import Archived
 from relay.queue.port import StoreAway
 from relay.run import queue_keeper
@@ -19,6 +18,7 @@ from relay.work.assembly import Assembled, Job
 from relay.work.message import Message
 from relay.work.subscriber import subscriber
 from relay.work.worker import Limits
+from tests.recorded_queue import RecordedQueue
 
 CONFIG = """
 [relay]
@@ -35,20 +35,6 @@ subscribers = { approval = {} }
 retain = "7d"
 """
 WAIT_S = 5.0
-
-
-class Recorded:
-    """What the control topic would say: the queue's uuid, once."""
-
-    def __init__(self, uuid: str) -> None:
-        self._left = [encode_uuid("credit", uuid)]
-
-    def records(self) -> list[tuple[bytes, bytes | None]]:
-        found, self._left = self._left, []
-        return list(found)
-
-    def close(self) -> None:
-        pass
 
 
 @subscriber("credit")
@@ -74,7 +60,7 @@ def test_files_that_a_slow_keeper_still_uses_go_to_nobody_else(is_slow: bool, tm
 
     monkeypatch.setattr(queue_keeper, "archive", step)
     monkeypatch.setattr(queue_keeper, "PERIOD_S", 0.5)
-    assembled = Assembled(config, Job(handled, "credit", "approval"), Limits(), DesiredFollower(Recorded(uuid)))
+    assembled = Assembled(config, Job(handled, "credit", "approval"), Limits(), DesiredFollower(RecordedQueue("credit", uuid)))
     assert begun.wait(WAIT_S)
 
     assembled.close()
