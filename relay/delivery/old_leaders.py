@@ -6,13 +6,15 @@ is believes that. What a recovery reads by its word is not all that there is, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final
 
 from relay.delivery.ports import KafkaPorts
 from relay.message.envelope import OUT_INSTANCE
 from relay.message.errors import Retriable
-from relay.message.record import LogPartition, headers_if_any
+from relay.message.record import LogPartition, Record, headers_if_any
+
+_LOOK_AGAIN: Final = "{} goes on behind where a broker said that it ends, which may be cut off from the others; recovery looks again"
 
 
 def check_whole(
@@ -26,39 +28,37 @@ def check_whole(
 
     Its leader has acknowledged that one with its peers. Whoever was fenced writes no more: it comes next, or behind a marker.
     """
-    unread = {
-        LogPartition(topic, partition): (high, at)
-        for partition, (_, high) in highs.items()
-        if (at := begun(partition)) is not None and at > high
-    }
-    if not unread:
-        return
-    with ports.reader(committed=False, meanwhile=meanwhile) as scanner:
-        if any(scanner.read(unread)):
-            _look_again(topic)
+    places = {LogPartition(topic, partition): (high, begun(partition)) for partition, (_, high) in highs.items()}
+    if any(True for _ in _between(ports, places, meanwhile)):
+        raise Retriable(_LOOK_AGAIN.format(topic))
 
 
 def check_shown(
     ports: KafkaPorts,
     ends: Mapping[LogPartition, int],
-    last: Callable[[LogPartition], int | None],
+    behind: Callable[[LogPartition], int],
     former: Collection[bytes],
     meanwhile: Callable[[], object],
 ) -> None:
     """Raise Retriable if an output has records of ``former`` instances behind the end that was told after these were fenced.
 
-    ``last`` is where a claim has just written again what it did not find there. Others may write to an output at any time.
+    Below ``behind`` a claim has just written again what it did not find there. Others may write to an output at any time.
     """
-    unread = {place: (end, at) for place, end in ends.items() if (at := last(place)) is not None and at > end}
-    if not unread:
-        return
     names = {instance.hex().encode() for instance in former}
-    with ports.reader(committed=False, meanwhile=meanwhile) as scanner:
-        for records in scanner.read(unread):
-            for record in records:
-                if dict(headers_if_any(record)).get(OUT_INSTANCE) in names:
-                    _look_again(record.topic() or "")
+    places = {place: (end, behind(place) - 1) for place, end in ends.items()}
+    topic = next(
+        (one.topic() for one in _between(ports, places, meanwhile) if dict(headers_if_any(one)).get(OUT_INSTANCE) in names), None
+    )
+    if topic is not None:
+        raise Retriable(_LOOK_AGAIN.format(topic))
 
 
-def _look_again(topic: str) -> NoReturn:
-    raise Retriable(f"{topic} goes on behind where a broker said that it ends, which may be cut off from the others; recovery looks again")
+def _between(
+    ports: KafkaPorts, places: Mapping[LogPartition, tuple[int, int | None]], meanwhile: Callable[[], object]
+) -> Iterator[Record]:
+    """Yield what lies between where each partition was said to end and what was written there since, if anything was."""
+    unread = {place: (end, last) for place, (end, last) in places.items() if last is not None and last > end}
+    if unread:
+        with ports.reader(committed=False, meanwhile=meanwhile) as scanner:
+            for records in scanner.read(unread):
+                yield from records

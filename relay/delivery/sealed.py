@@ -106,11 +106,11 @@ class SealedProducer:
 
     def written_to(self, partition: int) -> int:
         """Return the offset behind what this instance has written in a monitor partition, 0 for nothing."""
-        return self._tx.acked.get(LogPartition(self._monitor, partition), -1) + 1
+        return self.behind(LogPartition(self._monitor, partition))
 
-    def last_in(self, place: LogPartition) -> int | None:
-        """Return the offset of the last record that this instance has in a partition, as acknowledged; None without any."""
-        return self._tx.acked.get(place)
+    def behind(self, place: LogPartition) -> int:
+        """Return the offset behind the last record that was acknowledged to this instance in any partition, 0 for none."""
+        return self._tx.acked.get(place, -1) + 1
 
     def discard(self) -> None:
         """Throw the instance away; its successor's ``init`` ends what it left open."""

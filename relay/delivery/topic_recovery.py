@@ -359,7 +359,7 @@ class TopicRecovery:
                 claims={view.partition for view in views},
                 topic_ids=topic_ids,
                 begun=lambda: check_whole(self._ports, self._monitor, highs, producer.begin_offset, group.stay),
-                written=lambda: check_shown(self._ports, floors, producer.last_in, former, group.stay),
+                written=lambda: check_shown(self._ports, floors, producer.behind, former, group.stay),
             )
         )
         crash_point("recovery.claimed")

@@ -93,8 +93,8 @@ def test_only_what_the_former_instances_wrote_there_tells_of_an_old_leader(writt
     writer.init()
     for name in (b"former", written_by, b"own"):
         writer.produce(OUT, b"k", b"v", [(OUT_INSTANCE, name.hex().encode())] if name else [])
-    read_to, last = {OUT: 1, DEAD: 0}, {OUT: 2}
+    ends, behind = {OUT: 1, DEAD: 0}, {OUT: 3, DEAD: 0}
 
     told = contextlib.nullcontext() if not is_told else pytest.raises(Retriable, match="out goes on behind")
     with told:
-        check_shown(kafka, read_to, last.get, {b"former"}, bool)
+        check_shown(kafka, ends, behind.__getitem__, {b"former"}, bool)
