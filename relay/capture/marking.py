@@ -1,7 +1,7 @@
 """Mark: outcome records follow their capture in the background, as often as it takes; nobody waits.
 
 A marker travels with the next messages that are appended to its partition: a request costs the broker more than a record
-in it. Where none come soon, markers go by themselves, in batches. A committed capture is `marked` in its database only
+in it. Where none come soon, markers go by themselves, in batches, and at once where nothing was sent lately. A committed capture is `marked` in its database only
 after its markers are acknowledged in every partition; until then every start of a publisher writes them again.
 """
 
@@ -24,7 +24,7 @@ from relay.run.crash import crash_point
 _log = logging.getLogger("relay.capture")
 
 GATHER_S: Final = 0.006
-"""How long markers wait for messages to travel with: the price is latency until theirs show."""
+"""How long markers wait for messages to travel with, once others were sent: the price is latency until theirs show."""
 RETRY_S: Final = 0.5
 TRIES: Final = 5
 """After so many the upkeep, which reads the database, brings the capture again; an aborted marker is only a hint."""
@@ -89,6 +89,7 @@ class Marking:
         self._waiting: deque[_Due] = deque()
         self._travellers: dict[Place, _Travellers] = {}
         self._sent: deque[_Sent] = deque()
+        self._sent_at = float("-inf")
         self._acknowledged: list[bytes] = []
         self._noted_at = clock.monotonic()
         self._retries: list[tuple[float, _Due]] = []
@@ -169,7 +170,7 @@ class Marking:
     def _run(self) -> None:
         while not self._stop:
             self._work.acquire(timeout=GATHER_S if self._sent or self._travellers else RETRY_S)
-            clock.sleep(GATHER_S)
+            clock.sleep(max(self._sent_at + GATHER_S - clock.monotonic(), 0.0))
             with self._going_on():
                 self.run_once()
 
@@ -207,13 +208,15 @@ class Marking:
     def _leave_behind(self, now: float) -> None:
         """Have those go by themselves that no messages took along in time."""
         with self._count:
-            before = now if self._closing else now - GATHER_S
+            is_quiet = now - self._sent_at >= GATHER_S
+            before = now if self._closing or is_quiet else now - GATHER_S
             for place in [place for place, found in self._travellers.items() if found.since <= before]:
                 self._waiting += self._travellers.pop(place).due
 
     def _send(self, batch: list[_Due], wait_s: float) -> None:
         records = [record for due in batch for record in due.records]
         receipt = Receipt(len(records))
+        self._sent_at = clock.monotonic()
         try:
             self._appender.append(records, receipt, clock.monotonic() + wait_s)
         except CaptureError:

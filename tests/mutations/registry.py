@@ -229,7 +229,7 @@ TABLE_GUARDS: Final = (
     Guard(
         "inbox_not_entered",
         "evidence is trimmed before the monitor has it",
-        Search("route", range(85, 90), "lost dead letter"),
+        Search("route", range(100, 105), "lost dead letter"),
     ),
     Guard(
         "dead_letters_not_repeated",

@@ -204,7 +204,22 @@ def test_a_marker_travels_with_the_next_messages_to_its_partition(marking: Marki
     assert len(noting.calls) == 1
 
 
+def test_a_marker_goes_at_once_where_none_was_sent_lately(marking: Marking, noting: Noting, now: Now) -> None:
+    marking.submit(ended(1))
+    marking.run_once()
+    assert noting.calls == [[ended(1).capture]]
+
+    marking.submit(ended(2))
+    marking.run_once()
+    assert len(noting.calls) == 1, "where they come fast it waits for company"
+    now.seconds += 2 * GATHER_S
+    marking.submit(ended(3))
+    marking.run_once()
+    assert noting.calls[1:] == [[ended(2).capture, ended(3).capture]]
+
+
 def test_a_marker_that_no_messages_take_along_goes_by_itself(marking: Marking, noting: Noting, now: Now) -> None:
+    marking._sent_at = now.seconds + GATHER_S  # the others are sent all the time
     marking.submit(ended(1))
     now.seconds += GATHER_S / 2
     marking.submit(ended(2)._replace(placed=[Placed("orders", 7, 2, 1)]))
