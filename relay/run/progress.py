@@ -34,6 +34,7 @@ class Progress:
         self._write = write
         self._lost = lost
         self._unread = unread or nothing_unread()
+        self._told_unread: set[LogPartition] = set()
         self._stuck: dict[LogPartition, str] = {}
         self._state = "recovering"
         self._beat_at = 0.0
@@ -62,6 +63,7 @@ class Progress:
         """Note that an assignment was recovered and is read from here on."""
         self._ends.clear()
         self._stuck.clear()
+        self._told_unread.clear()
         self._failing_since = None
         self._moved_at = now
         self.state("running")
@@ -92,6 +94,18 @@ class Progress:
             if partition not in self._ends:
                 return 0.0
         return now - self._moved_at
+
+    def has_read_all(self, now: float, intake: Intake) -> bool:
+        """Ask the brokers whether the log has more than the reader was given, and say what keeps it from that."""
+        reached = {p: max(self._ends.get(p, 0), held.read_to) for p, held in intake.partitions.items()}
+        if self._unread.is_all(reached, now):
+            return True
+        for place, read_to in reached.items():
+            why = self._unread.why(place, read_to)
+            if why is not None and place not in self._told_unread:
+                self._told_unread.add(place)
+                log.warning("not idle", route=self._identity["route"], topic=place.topic, partition=place.partition, reason=why)
+        return False
 
     def beat(
         self, now: float, intake: Intake, destination: Destination, running: Mapping[LogPartition, int]

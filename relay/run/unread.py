@@ -13,6 +13,7 @@ from relay.message.errors import RelayError
 from relay.message.record import LogPartition
 
 LOOK_PERIOD_S: Final = 10.0
+ASK_PERIOD_S: Final = 1.0
 WAIT_S: Final = 2.0
 
 Ends = Callable[[Collection[LogPartition], float], Mapping[LogPartition, int]]
@@ -28,7 +29,7 @@ class Unread:
     def __init__(self, ends: Ends, stable: Ends) -> None:
         self._ends = ends
         self._stable = stable
-        self._look_at = float("-inf")
+        self._look_at = self._ask_at = float("-inf")
         self._reached: dict[LogPartition, int] = {}
         self._high: Mapping[LogPartition, int] = {}
         self._stable_to: Mapping[LogPartition, int] = {}
@@ -44,11 +45,25 @@ class Unread:
         silent = [place for place, read_to in reached.items() if self._reached.get(place) == read_to]
         self._reached = dict(reached)
         try:
-            high = self._ends(silent, WAIT_S) if silent else {}
-            beyond = [place for place, end in high.items() if end > reached[place]]
-            self._high, self._stable_to = high, self._stable(beyond, WAIT_S) if beyond else {}
+            self._ask(silent, reached)
         except RelayError:
             return  # retry: ends that were true stay so, and whoever reads or delivers says that the brokers are away
+
+    def is_all(self, reached: Mapping[LogPartition, int], now: float) -> bool:
+        """Does the log end there everywhere, for all that the brokers say now? They are asked once a second at most."""
+        if now < self._ask_at:
+            return False
+        self._ask_at = now + ASK_PERIOD_S
+        try:
+            self._ask(list(reached), reached)
+        except RelayError:
+            return False  # retry: what they have is not known while they are away
+        return not any(self.end(place) > read_to for place, read_to in reached.items())
+
+    def _ask(self, places: Collection[LogPartition], reached: Mapping[LogPartition, int]) -> None:
+        high = self._ends(places, WAIT_S) if places else {}
+        beyond = [place for place, end in high.items() if end > reached[place]]
+        self._high, self._stable_to = high, self._stable(beyond, WAIT_S) if beyond else {}
 
     def end(self, place: LogPartition) -> int:
         """Return where the log ended at the last look; 0 if that is not known."""

@@ -417,6 +417,7 @@ class RouteWorker:
         self._recover_next(InDoubt(sentence(failure)))
 
     def _is_idle(self, seconds: float) -> bool:
+        now = clock.monotonic()
         return (
             bool(self._group.assigned is not None)
             and self._generation == self._group.generation
@@ -424,7 +425,8 @@ class RouteWorker:
             and not self._intake.ready()
             and not self._intake.held()
             and not self._redriving.is_busy(self._running)
-            and self._progress.idle_for(clock.monotonic(), list(self._running)) >= seconds
+            and self._progress.idle_for(now, list(self._running)) >= seconds
+            and self._progress.has_read_all(now, self._intake)
         )
 
     def _drain(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from relay.run.worker import POSITIONS_REPEATED_AFTER_S
-from tests.routes import Route, ce, ids, per_source, publish, read_all, wait_for
+from tests.routes import DEADLINE_S, Route, ce, ids, per_source, publish, read_all, wait_for
 
 PARTITIONS = 3
 
@@ -85,6 +85,23 @@ def test_aborted_records_of_a_foreign_transaction_never_show(route: Route) -> No
     assert route.finish() == 0, route.said()
 
     assert ids(read_all(route.kafka, route.out, PARTITIONS)) == ["t-0", "t-2"]
+
+
+def test_a_run_until_idle_waits_for_what_an_open_transaction_hides(route: Route) -> None:
+    producer = Producer({"bootstrap.servers": route.kafka, "transactional.id": route.name})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(route.log, value=b"v", partition=0, headers=ce("/tx", "t-0"))
+    producer.flush()
+    publish(route.kafka, route.log, messages(30))
+
+    worker = route.start(until_idle_s=0.5)
+    wait_for(lambda: "a Kafka transaction is open in the log" in route.said(), what="why it does not end")
+    assert worker.poll() is None
+    producer.commit_transaction()
+
+    assert worker.wait(DEADLINE_S) == 0, route.said()
+    assert sorted(ids(read_all(route.kafka, route.out, PARTITIONS))) == sorted(["t-0", *(f"m-{n}" for n in range(30))])
 
 
 def test_two_workers_share_the_partitions_and_a_killed_one_is_replaced(route: Route) -> None:

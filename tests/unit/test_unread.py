@@ -10,7 +10,7 @@ from relay.control.status import State, judge_worker
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.run.progress import PERIOD_S
-from relay.run.unread import LOOK_PERIOD_S, Unread, nothing_unread
+from relay.run.unread import ASK_PERIOD_S, LOOK_PERIOD_S, Unread, nothing_unread
 from tests.unit.test_progress import HOUR_S, PLACE, Said
 
 OTHER = LogPartition("orders", 1)
@@ -132,6 +132,26 @@ def test_only_silent_partitions_are_asked_about_and_seldom() -> None:
     unread.look({}, 2 * LOOK_PERIOD_S)
     assert brokers.asked == [[PLACE]]
     assert unread.end(PLACE) == 0
+
+
+def test_a_worker_that_is_to_end_asks_whether_that_is_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brokers = Brokers(high=108, stable=7)
+    said = begun(monkeypatch, brokers)
+
+    assert not said.progress.has_read_all(said.now, said.intake)
+    assert "a Kafka transaction is open in the log at 7" in capsys.readouterr().out
+    assert not said.progress.has_read_all(said.now + ASK_PERIOD_S / 2, said.intake)
+    assert len(brokers.asked) == 1, "a worker that waits turns a hundred times a second"
+    assert not said.progress.has_read_all(said.now + ASK_PERIOD_S, said.intake)
+    assert capsys.readouterr().out == "", "it is said once"
+
+    brokers.are_away = True
+    assert not said.progress.has_read_all(said.now + 2 * ASK_PERIOD_S, said.intake), "what they have is not known"
+    brokers.are_away = False
+    said.progress.caught_up(PLACE, 108)
+    assert said.progress.has_read_all(said.now + 3 * ASK_PERIOD_S, said.intake)
 
 
 def test_what_has_been_read_since_the_look_is_not_unread() -> None:
