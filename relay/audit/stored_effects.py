@@ -71,10 +71,13 @@ class StoredEffects:
 
     @staticmethod
     def _older(checker: Checker, ledger: Ledger, seen: Seen) -> int:
-        """Return how many messages that have left the log the monitor says were delivered, and no row is known to be of."""
+        """Return how many messages that have left the log the monitor says were delivered, and no row is known to be of.
+
+        They may have lain in a topic that the route does not read any more.
+        """
         return sum(
             entry.outcome == DELIVERED and entry.digest not in ledger.index and entry.digest not in checker.unknown
-            and 0 <= entry.offset < seen.lows.get(entry.partition, 0)
+            and 0 <= entry.offset < seen.lows.get(entry.partition, entry.offset + 1)
             for entry in seen.later.proven()
         )  # fmt: skip
 

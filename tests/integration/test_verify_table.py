@@ -182,6 +182,28 @@ class TestTables:
         assert any("map a column from ce:source" in note for note in report.findings.notes)
 
     @pytest.mark.parametrize("sourced", [True, False])
+    def test_rows_of_a_topic_that_the_route_reads_no_more_are_no_faults(
+        self, request: pytest.FixtureRequest, make_site: Callable[..., Site], *, sourced: bool
+    ) -> None:
+        to = TABLE_ROUTE if sourced else TABLE_ROUTE.replace(', source = "ce:source"', "")
+        ledger = self.make(request, make_site, to)
+        site = ledger.site
+        site.write(site.log, 1)
+        numbers = [1, 2, 3]
+        for number in numbers:
+            ledger.row(number)
+        ledger.execute("insert into ledger (id, source) values (null, '/a')", {})
+        ledger.execute("insert into ledger (id, source) values ('m99', '/a')", {})  # never sent
+        former = b"".join([digest(2), digest(3), b"n" * 16])  # of a message without an id the position is the identity
+        site.record(Page("w", bytes(16), 1, Proof.PROVEN, None, "returns", 0, former, bytes(24), [0, 1, 2], bytes([DELIVERED]) * 3))
+        ledger.stand_at(1)
+
+        report = site.audit()
+
+        assert wrong(report) == {"phantoms": 1}
+        assert report.findings.expired == 3
+
+    @pytest.mark.parametrize("sourced", [True, False])
     def test_rows_of_another_route_into_the_same_table_are_no_phantoms(
         self, request: pytest.FixtureRequest, make_site: Callable[..., Site], *, sourced: bool
     ) -> None:
