@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from relay.config.faults import Fault
 from relay.config.loading import examine
-from relay.config.model import RelayConfig, TableDestination
+from relay.config.model import RelayConfig, RouteConfig, TableDestination, TopicDestination
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.postgresql import PostgresqlResource
@@ -87,6 +89,7 @@ def notes(config: RelayConfig) -> list[str]:
             found.append(
                 f"route {route.name}: the effects of its own SQL are not checkable by `relay verify`"
             )
+    found += _delivered_twice(config)
     known = ", ".join(sorted(config.resources))
     found.append(
         f"captures of a resource other than {known}: whoever may write the log is trusted for aborts"
@@ -96,6 +99,26 @@ def notes(config: RelayConfig) -> list[str]:
     if not config.routes and not config.queues:
         found.append("no route is configured: there is nothing to relay")
     return found
+
+
+def _delivered_twice(config: RelayConfig) -> Iterator[str]:
+    """Yield which routes lead the same topics into the same place: exactly once is said of each route by itself."""
+    for one, other in combinations(config.routes.values(), 2):
+        both = [topic for topic in one.from_ if topic in other.from_]
+        place = _filled(one)
+        if both and place and place == _filled(other):
+            yield (
+                f"routes {one.name} and {other.name} both lead {', '.join(both)} into {place}: each of them delivers every message "
+                "there once, so it comes twice; if that is not meant, take one of them out"
+            )
+
+
+def _filled(route: RouteConfig) -> str:
+    """Name the place to which each delivery adds something; rows that are replaced, and own statements, may be meant to meet."""
+    to = route.to
+    if isinstance(to, TopicDestination):
+        return f"topic {to.topic}"
+    return f"table {to.table} in {to.resource}" if isinstance(to, TableDestination) and to.mode == "insert" else ""
 
 
 def judge_state(config: RelayConfig, findings: Findings) -> None:

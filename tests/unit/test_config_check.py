@@ -256,6 +256,25 @@ def test_notes_say_what_the_configuration_means() -> None:
     assert "no resource" in notes(config_of(bare))[1]
 
 
+@pytest.mark.parametrize(
+    ("to", "place"),
+    [
+        ('{ topic = "ledger" }', "topic ledger"),
+        ('{ table = "ledger", resource = "shop", columns = { id = "ce:id" } }', "table ledger in shop"),
+        ('{ table = "ledger", resource = "shop", mode = "upsert", key = ["id"], columns = { id = "ce:id" } }', ""),
+    ],
+)
+def test_routes_that_lead_one_log_into_one_place_twice_are_noted(to: str, place: str) -> None:
+    routes = [f'[routes.{name}]\nfrom = {topics}\nto = {to}\n' for name, topics in (("one", '["a", "b"]'), ("other", '["b"]'))]
+    text = TEXT[: TEXT.index("[routes.r]")]
+
+    twice = [note for note in notes(config_of(text + "".join(routes))) if "comes twice" in note]
+
+    assert [note.startswith(f"routes one and other both lead b into {place}: ") for note in twice] == [True] * bool(place)
+    apart = text + "".join(routes).replace('["b"]', '["c"]')
+    assert not any("comes twice" in note for note in notes(config_of(apart)))
+
+
 def test_migrating_twice_plans_nothing() -> None:
     config = config_of()
     migration = Migration()
