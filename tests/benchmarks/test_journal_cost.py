@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from relay.bench.queue import bench_settings, lent_database
-from relay.bench.queue_journal import costs_of_cycles, fill_postgresql, fill_sqlite
 from relay.queue.stores import open_store
 from relay.queue.stores.sql_schema import create
+from tests.benchmarks.journalled_queue import costs_of_cycles, fill_postgresql, fill_sqlite
 
 JOURNALLED = 10_000_000
 TURNS = 40
