@@ -59,11 +59,6 @@ class Watched:
     phantoms: int = 0
     examples: list[str] = field(default_factory=list)
 
-    @property
-    def is_clean(self) -> bool:
-        """Did it see nothing that must not be?"""
-        return not (self.duplicates or self.aborted or self.inversions or self.phantoms)
-
 
 class Checks:
     """Judges records as they come; log and output come in any order to one another. Pure.
