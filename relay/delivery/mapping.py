@@ -114,11 +114,6 @@ class TableMapping:
         return indices
 
 
-def tuples(columns: list[list[Any]]) -> list[Any]:
-    """The plainest finish: one tuple of values for each message."""
-    return list(zip(*columns, strict=True))
-
-
 def _decoder(kinds: set[str], schema: Path | None, registry: WriterSchemas | None) -> Decode | None:
     if "json" in kinds:
         return lambda messages: [decode_json(message.value) for message in messages]

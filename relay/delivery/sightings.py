@@ -163,6 +163,7 @@ class Watch:
     def is_first(self, place: LogPartition, stable: int, instance: bytes) -> bool:
         """Is the first record that nobody can read, at the last stable offset, one of this instance, and still?"""
         marks = list[bytes | None]()
+        # retry: what could not be read is looked at again with what is overdue then.
         with suppress(Stuck, Unreachable), self._ports.reader(committed=False) as scanner:
             for records in scanner.read({place: (stable, stable + 1)}):
                 marks += [dict(headers_if_any(record)).get(OUT_INSTANCE) for record in records]

@@ -41,7 +41,6 @@ SETTINGS: Mapping[str, str] = {
 class StopMode(Enum):
     """How a server is asked to stop (PostgreSQL documentation, "Shutting Down the Server")."""
 
-    SMART = signal.SIGTERM
     FAST = signal.SIGINT
     IMMEDIATE = signal.SIGQUIT
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from relay.delivery.mapping import BatchMapping, TableMapping, tuples
+from relay.delivery.mapping import BatchMapping, TableMapping
 from relay.delivery.row_search import RowFault, search
 from relay.delivery.table import (
     INBOX_ROWS,
@@ -349,9 +349,8 @@ class SimulatedCursor:
     def _finish(self, columns: list[list[Any]]) -> list[Any]:
         table = self._database.tables.get(self._plan.table)
         kinds = [table.columns[name] if table else "" for name in self._plan.columns]
-        return tuples(
-            [[_plain(value, kind) for value in values] for values, kind in zip(columns, kinds, strict=True)]
-        )
+        plain = [[_plain(value, kind) for value in values] for values, kind in zip(columns, kinds, strict=True)]
+        return list(zip(*plain, strict=True))
 
     def _place(self, topic_id: bytes, number: int) -> Key:
         return (self._plan.relay, self._plan.route, topic_id, number)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from relay.delivery import mapping
 from relay.delivery.copy_text import Taking, render
-from relay.delivery.mapping import TableMapping, decode_json, tuples
+from relay.delivery.mapping import TableMapping, decode_json
 from relay.message.errors import ConfigError, MessageRejected
 from relay.message.record import LogMessage
 
@@ -34,6 +34,11 @@ SCHEMA = {
 def message(value: bytes | None = None, *headers: tuple[str, bytes], **over: Any) -> LogMessage:
     facts: dict[str, Any] = {"key": None, **over}
     return LogMessage("orders", 3, 42, facts.pop("key"), value, list(headers), b"d" * 16, b"c" * 8, b"", None, 1700, **facts)
+
+
+def tuples(columns: list[list[Any]]) -> list[Any]:
+    """The plainest finish: one tuple of values for each message."""
+    return list(zip(*columns, strict=True))
 
 
 def one(source: str, record: LogMessage, schema: Path | None = None) -> Any:
