@@ -26,7 +26,7 @@ UNREAD: Final = 141
 """As of a program that the signal of a closed pipe ends."""
 
 COMMANDS: Final = {
-    "demo": "Show the whole way of a message in one run, with a worker killed on the way.",
+    "demo": "Show the whole way of a message in one run, with workers killed on the way.",
     "dev": "Start and stop Kafka and PostgreSQL on this machine, and see whether they answer.",
     "migrate": "Create the relay's topics and tables.",
     "check": "Check a configuration and, with --connect, what it names.",
