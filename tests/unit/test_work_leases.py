@@ -41,10 +41,17 @@ def test_who_could_not_look_for_long_does_not_take_the_others_for_dead() -> None
     assert leases.silent([holder(b"x", 7)], 460.0) == [holder(b"x", 7)]
 
 
+def test_who_did_not_look_for_just_a_lease_has_seen_nothing_either() -> None:
+    leases = Leases(60.0, OWN)
+    leases.silent([holder(b"x", 7)], 0.0)
+    assert leases.silent([holder(b"x", 7)], 60.0) == []
+
+
 def test_nobody_gives_himself_up() -> None:
-    leases = Leases(1.0, OWN)
-    leases.silent([holder(OWN, 1)], 0.0)
-    assert leases.silent([holder(OWN, 1)], 10.0) == []
+    leases = Leases(60.0, OWN)
+    both = [holder(OWN, 1), holder(b"x", 1)]
+    assert [leases.silent(both, now) for now in (0.0, 30.0, 59.0)] == [[], [], []]
+    assert leases.silent(both, 60.0) == both[1:]
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 30.0), st.booleans()), max_size=40))
