@@ -1,7 +1,8 @@
 """After a failure every store is brought to what the deciding store says; run again at any point it ends the same.
 
 Steps 1 to 5 of document 003, [66] to [70], with what design.md section 8 changes: an attempt's outcome decides about its
-children and parents, not the parents' states, and *aborted* is written before anything is freed or discarded.
+children and parents, not the parents' states, and *aborted* is written before anything is freed or discarded. Step 4, what
+was put without a parent and not revealed, waits for its publisher's word: `withholding.reveal_kept`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Final
 from relay.message.errors import ConfigError, Retriable, Stopped, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
-from relay.queue.port import Filter, Holder, QueueStore
-from relay.queue.states import TAKEN, PublisherState
+from relay.queue.port import Holder, QueueStore
+from relay.queue.states import TAKEN
 from relay.run.crash import crash_point
 
 BATCH = 500
@@ -33,7 +34,6 @@ class Recovered:
     finished: int = 0
     revealed: int = 0
     discarded: int = 0
-    left: int = 0
     after: int = 0
     stuck: list[str] = field(default_factory=list)
 
@@ -91,21 +91,6 @@ class Recovery:
                 done.discarded += sum(store.discard([child.handle], now))
         return done
 
-    def publisher(self, queue: str, publisher: str, now: int) -> Recovered:
-        """Reveal what an earlier run of this publisher had put without a parent (steps 1, 2, 4), at the publisher's own start.
-
-        Nobody else does it: only the publisher knows that none of its name still decides. A delay is left to its time.
-        """
-        done = Recovered()
-        store = self._queues[queue]
-        after = 0
-        while found := store.find(Filter(state=PublisherState.PUT, publisher=publisher), after=after, limit=BATCH):
-            after = found[-1].handle
-            due = [one.handle for one in found if one.attempt is None and (one.reveal_at is None or one.reveal_at <= now)]
-            done.revealed += sum(store.reveal(due, now))
-            done.left += len(found) - len(due)
-        return done
-
     def prepared(self, resource: str, effects: PreparedTransactions, now: int) -> Recovered:
         """Finish what attempts that have ended left prepared in a database, by their outcome; never by age."""
         done = Recovered()
@@ -139,8 +124,7 @@ class Recovery:
             done.stuck.append(f"{what} waits for {attempt!r}, which is no attempt of a queue")
             return None
         if name.queue in self._away:
-            done.left += 1  # said already
-            return None
+            return None  # said already
         try:
             # Opened when it is first asked for: already that may find it away.
             parents = self._queues.get(name.queue)
@@ -153,7 +137,6 @@ class Recovery:
             done.stuck.append(f"{what} waits for queue {name.queue!r}: {away}")
             return None
         if alive:
-            done.left += 1
             return None
         return self._settle(name, done, now)
 

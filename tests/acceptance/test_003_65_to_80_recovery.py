@@ -19,6 +19,7 @@ from relay.queue.port import Holder, QueueStore
 from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.withholding import reveal_kept
 from tests.contracts.queue_book import QueueBook
 
 P, S = PublisherState, SubscriberState
@@ -127,7 +128,7 @@ def test_72_a_message_put_and_not_fetched_is_revealed_by_its_publisher(place: Pl
     place.sale(reveal=False)
     assert place.inbound.take("customer", MODULE, 1, NOW) == []
 
-    place.recovery().publisher("inbound", "/pos", NOW)
+    reveal_kept(place.inbound, "/pos", NOW)
 
     assert place.states(place.inbound) == (P.REVEALED, S.AVAILABLE)
 
@@ -136,20 +137,21 @@ def test_72_nobody_else_reveals_it_nor_ahead_of_its_delay(place: Place) -> None:
     place.inbound.put([NewMessage("/pos", "later", b"1", delay_ms=500)], NOW)
     place.sale(reveal=False)
 
-    place.recovery().publisher("inbound", "/another", NOW)
+    reveal_kept(place.inbound, "/another", NOW)
     place.recovery().children("inbound", NOW)
     assert place.states(place.inbound, 2) == (P.PUT, S.AVAILABLE)
 
-    place.recovery().publisher("inbound", "/pos", NOW)
+    assert reveal_kept(place.inbound, "/pos", NOW) == 1
     assert place.states(place.inbound, 1)[0] is P.PUT
     assert place.states(place.inbound, 2)[0] is P.REVEALED
+    assert reveal_kept(place.inbound, "/pos", NOW) == 0
 
 
 def test_73_a_fetched_message_is_left_to_its_subscriber(place: Place) -> None:
     place.sale()
     place.take()
 
-    place.recovery().publisher("inbound", "/pos", NOW)
+    reveal_kept(place.inbound, "/pos", NOW)
 
     assert place.states(place.inbound) == (P.REVEALED, S.FETCHED)
 

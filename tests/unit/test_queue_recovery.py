@@ -96,6 +96,108 @@ def test_a_prepared_transaction_that_cannot_be_finished_does_not_keep_the_others
     assert (len(done.stuck), done.finished) == (1, 1)
 
 
+class Outcome:
+    """A store that knows how some attempts ended, and writes (aborted) for the others."""
+
+    def __init__(self, *committed: str) -> None:
+        self.stands = dict.fromkeys(committed, True)
+
+    def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
+        return self.stands.setdefault(attempt, committed)
+
+
+class Bank:
+    """A further database; what is ``over`` was finished by another worker meanwhile."""
+
+    def __init__(self, *names: str, over: str = "") -> None:
+        self.names = names
+        self.over = over
+        self.finished: list[tuple[str, bool]] = []
+
+    def pending(self) -> list[str]:
+        return list(self.names)
+
+    def finish(self, attempt: str, *, committed: bool) -> bool:
+        if attempt == self.over:
+            return False
+        self.finished.append((attempt, committed))
+        return True
+
+
+def attempt(book: QueueBook, ticket: Ticket, deciding: str = "resource:shop") -> str:
+    return AttemptName(deciding, book.settings.name, book.uuid, "clerk", ticket).encode()
+
+
+def test_what_is_prepared_is_finished_by_its_outcome_and_what_still_runs_is_left_alone() -> None:
+    book = QueueBook(QueueSettings("sales", CLERK_ALONE))
+    book.enter(Holder(CLERK, "clerk", 0, "resource:shop"))
+    book.put([NewMessage("p", "1", b"")], 1)
+    (running,) = book.take("clerk", CLERK, 1, 1)
+    runs = attempt(book, running.ticket)
+    committed, again, aborted, over, over_too = (attempt(book, Ticket(number, 1)) for number in range(11, 16))
+    shop = Outcome(committed, again, over)
+    recovery = Recovery({"sales": cast("QueueStore", book)}, {"resource:shop": shop})
+
+    bank = Bank(runs, committed, again, aborted, over, over=over)
+    done = recovery.prepared("bank", bank, 2)
+
+    assert bank.finished == [(committed, True), (again, True), (aborted, False)]
+    assert shop.stands == {committed: True, again: True, over: True, aborted: False}, "(aborted) stands before it is rolled back"
+    assert (done.finished, done.discarded, done.stuck) == (2, 1, [])
+    assert not recovery.prepared("bank", Bank(over_too, over=over_too), 2).discarded, "another worker's doing"
+
+
+def test_the_queue_that_decides_itself_gives_back_at_once() -> None:
+    book = QueueBook(QueueSettings("sales", CLERK_ALONE))
+    dead = Holder(CLERK, "clerk", 0, "queue:sales")
+    book.enter(dead)
+    book.put([NewMessage("p", "1", b"")], 1)
+    book.take("clerk", CLERK, 1, 1)
+
+    done = Recovery({"sales": cast("QueueStore", book)}, {}).holder("sales", dead, 2)
+
+    assert (done.freed, done.stuck, book.holders()) == (1, [], [])
+
+
+def test_a_queue_made_anew_under_a_name_does_not_keep_the_old_ones_children() -> None:
+    sales, credit = QueueBook(QueueSettings("sales", CLERK_ALONE)), QueueBook(QueueSettings("credit", CLERK_ALONE))
+    sales.enter(Holder(CLERK, "clerk", 0, None))
+    sales.put([NewMessage("p", "1", b"")], 1)
+    (running,) = sales.take("clerk", CLERK, 1, 1)
+    names = [
+        AttemptName("resource:shop", "sales", uuid, "clerk", running.ticket).encode() for uuid in (sales.uuid, "the old one's")
+    ]
+    parents = (Parent("sales", 1, "clerk"),)
+    mine, old = credit.put([NewMessage("sales/clerk", name, b"", parents=parents, attempt=name) for name in names], 1)
+    queues = {"sales": cast("QueueStore", sales), "credit": cast("QueueStore", credit)}
+
+    Recovery(queues, {"resource:shop": Outcome()}).children("credit", 2)
+
+    assert [view.handle for view in credit.children(5)] == [mine.handle]
+    view = credit.view(old.handle)
+    assert view is not None
+    assert view.state is PublisherState.DELETED
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no attempt", "which is no attempt of a queue"),
+        ("resource:shop/sales/u/clerk/1/1", "an attempt in queue 'sales', which is not configured here"),
+        ("resource:shop/credit/u/clerk/1/1", "decided by resource:shop, which is not configured here"),
+    ],
+)
+def test_what_nobody_here_can_decide_stays_and_is_said(name: str, said: str) -> None:
+    credit = QueueBook(QueueSettings("credit", CLERK_ALONE))
+    credit.put([NewMessage("sales/clerk", "1", b"", parents=(Parent("sales", 1, "clerk"),), attempt=name)], 1)
+
+    done = Recovery({"credit": cast("QueueStore", credit)}, {}).children("credit", 2)
+
+    assert len(credit.children(5)) == 1
+    (sentence,) = done.stuck
+    assert said in sentence
+
+
 def test_a_further_database_that_is_away_does_not_keep_what_another_holds(tmp_path: Path) -> None:
     ledger = Ledger()
     book = QueueBook(QueueSettings("sales", IN_ORDER))
