@@ -175,8 +175,6 @@ class Dispatch:
                 return None
             self._alone = True
             return self._start([self._pop(self._ready.popleft())], alone=True)
-        if self._batch == 1:
-            return self._start([self._pop(self._ready.popleft())])
         return self._start(self._gather())
 
     def ended(self, ends: Sequence[Ended]) -> None:
@@ -209,14 +207,6 @@ class Dispatch:
         """Let everything go that does not run; what runs ends in its time."""
         for lane in list(self._waiting):
             self._return_lane(lane)
-
-    def forget(self) -> None:
-        """Drop everything that waits, without a write: another worker has it."""
-        self._count -= sum(len(waiting) for waiting in self._waiting.values())
-        self._waiting.clear()
-        self._ready.clear()
-        self._full.clear()
-        self._writes = Writes()
 
     def has(self, ticket: Ticket) -> bool:
         """Tell whether a message is here, to wait, to run or to be written; for the rare case that an answer was lost."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.queue.message import Taken, Ticket
-from relay.work.dispatch import LANE_WAITING_MAX, TURNS_MAX, Dispatch, Ended, Outcome, Work
+from relay.work import dispatch as dispatching
+from relay.work.dispatch import LANE_WAITING_MAX, TURNS_MAX, Dispatch, Ended, Failure, Outcome, Work
 from relay.work.window import Window
 
 
@@ -48,6 +50,134 @@ def test_a_head_that_fails_takes_the_rest_of_its_lane_back_and_those_go_first() 
     assert [ticket.handle for ticket in writes.back] == [2, 3]
     assert [(failure.ticket.handle, failure.failures) for failure in writes.failed] == [(1, 1)]
     assert handles(dispatch.next()) == [4]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.AWAY, Outcome.BACK, Outcome.LOST, Outcome.APART])
+def test_whatever_sends_a_head_back_nothing_of_its_lane_runs_before_it(outcome: Outcome) -> None:
+    dispatch = Dispatch(2, 5)
+    dispatch.add([message(1), message(2), message(3)])
+    end(dispatch, dispatch.next(), outcome)
+    dispatch.add([message(4)])
+
+    assert dispatch.next() is None
+    writes = dispatch.writes()
+    assert [ticket.handle for ticket in writes.back if ticket.handle != 1] == [2, 3, 4]
+    assert writes.tickets() == {Ticket(handle, 1) for handle in (1, 2, 3, 4)}
+    assert dispatch.in_hand == 0
+
+
+@pytest.mark.parametrize("failures", [0, 3, 4, 9])
+def test_a_database_that_is_away_uses_up_no_try(failures: int) -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(1, failures=failures)])
+    end(dispatch, dispatch.next(), Outcome.AWAY)
+
+    assert dispatch.has_writes
+    writes = dispatch.writes()
+    assert (writes.unusable, writes.failed) == ([], [Failure(Ticket(1, 1), failures, counted=False)])
+
+
+def test_what_the_handler_wrote_itself_is_counted_and_not_written_again() -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(1), message(2), message(3)])
+    for outcome in (Outcome.WRITTEN, Outcome.WRITTEN, Outcome.DONE):
+        end(dispatch, dispatch.next(), outcome)
+
+    assert (dispatch.written_count, dispatch.ended_count, dispatch.in_hand) == (2, 3, 0)
+    assert dispatch.writes().tickets() == {Ticket(3, 1)}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.UNUSABLE, Outcome.BACK, Outcome.FAILED, Outcome.AWAY])
+def test_whatever_there_is_to_write_a_worker_that_ends_waits_for_it(outcome: Outcome) -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(1)])
+    work = dispatch.next()
+    assert not dispatch.has_writes
+    end(dispatch, work, outcome)
+    assert dispatch.has_writes
+    assert dispatch.writes().tickets() == {Ticket(1, 1)}
+    assert not dispatch.has_writes
+
+
+def test_without_order_messages_of_one_lane_run_beside_each_other() -> None:
+    dispatch = Dispatch(2, 5, ordered=False)
+    dispatch.add([message(1), message(2)])
+
+    assert [handles(dispatch.next()) for _ in range(2)] == [[1], [2]]
+
+
+def test_idle_hands_are_woken_for_every_lane_that_may_start_beside_what_runs() -> None:
+    dispatch = Dispatch(3, 5)
+    assert dispatch.ready == 0
+    dispatch.add([message(1, b"a"), message(2, b"b"), message(3, b"c"), message(4, b"c")])
+    assert dispatch.ready == 3
+    dispatch.next()
+    assert dispatch.ready == 2
+    dispatch.next()
+    dispatch.next()
+    assert dispatch.ready == 0
+
+
+def test_nobody_is_woken_beside_a_suspect_that_runs() -> None:
+    dispatch = Dispatch(3, 5)
+    dispatch.add([message(1, b"a", attempt=5), message(2, b"b")])
+    suspect = dispatch.next()
+    assert dispatch.ready == 0
+    end(dispatch, suspect, Outcome.DONE)
+    assert dispatch.ready == 1
+
+
+def test_a_failure_that_was_counted_explains_one_attempt_and_not_two() -> None:
+    dispatch = Dispatch(2, 9)
+    dispatch.add([message(1)])
+    end(dispatch, dispatch.next(), Outcome.FAILED)
+    dispatch.written(dispatch.writes())
+
+    dispatch.add([message(1, attempt=5, failures=1)])
+    suspect = dispatch.next()
+    assert suspect is not None
+    assert suspect.alone, "three of its five attempts are explained by nothing"
+
+
+def test_what_went_back_once_explains_one_attempt_and_not_two() -> None:
+    dispatch = Dispatch(2, 9)
+    for attempt in (1, 2):
+        dispatch.add([message(1, attempt=attempt)])
+        end(dispatch, dispatch.next(), Outcome.BACK)
+        dispatch.written(dispatch.writes())
+
+    dispatch.add([message(1, attempt=6)])
+    suspect = dispatch.next()
+    assert suspect is not None
+    assert suspect.alone
+
+
+def test_of_too_many_that_went_back_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatching, "EXPLAINED_MAX", 2)
+    dispatch = Dispatch(1, 9)
+    for handle in (1, 2, 3):
+        dispatch.add([message(handle, None)])
+        end(dispatch, dispatch.next(), Outcome.BACK)
+        dispatch.written(dispatch.writes())
+
+    alone = []
+    for handle in (1, 2, 3):
+        dispatch.add([message(handle, None, attempt=4)])
+        work = dispatch.next()
+        assert work is not None
+        alone.append(work.alone)
+        end(dispatch, work, Outcome.DONE)
+    assert alone == [True, False, False]
+
+
+@pytest.mark.parametrize("lane", [b"a", None])
+def test_a_batch_has_no_more_than_it_may_and_the_rest_comes_next(lane: bytes | None) -> None:
+    dispatch = Dispatch(1, 5, batch=2)
+    dispatch.add([message(n, lane) for n in range(3)])
+    batch = dispatch.next()
+    assert handles(batch) == [0, 1]
+    end(dispatch, batch, Outcome.DONE)
+    assert handles(dispatch.next()) == [2]
 
 
 def test_what_ended_and_is_not_written_yet_is_still_here() -> None:
@@ -188,10 +318,24 @@ def test_a_lane_that_came_to_its_end_has_all_its_turns_again() -> None:
 
 def test_enough_of_one_lane_is_not_taken_again() -> None:
     dispatch = Dispatch(1, 5)
-    dispatch.add([message(n) for n in range(LANE_WAITING_MAX + 1)])
+    dispatch.add([message(n) for n in range(LANE_WAITING_MAX - 1)])
+    dispatch.add([message(n, None) for n in range(1000, 1000 + LANE_WAITING_MAX)])
+    assert list(dispatch.full_lanes()) == []
+    dispatch.add([message(2000)])
     assert list(dispatch.full_lanes()) == [b"a"]
+    assert all(dispatch.has(Ticket(handle, 1)) for handle in (0, 1000, 2000))
+
     end(dispatch, dispatch.next(), Outcome.DONE)
-    end(dispatch, dispatch.next(), Outcome.DONE)
+
+    assert list(dispatch.full_lanes()) == []
+
+
+def test_of_a_full_lane_that_went_back_messages_are_taken_again() -> None:
+    dispatch = Dispatch(1, 5)
+    dispatch.add([message(n) for n in range(LANE_WAITING_MAX + 1)])
+    work = dispatch.next()
+    assert list(dispatch.full_lanes()) == [b"a"], "as many as may wait still do"
+    end(dispatch, work, Outcome.FAILED)
 
     assert list(dispatch.full_lanes()) == []
 
@@ -301,7 +445,7 @@ class Model:
             self._leave(ticket, "available")
         for failure in writes.failed:
             self._leave(failure.ticket, "available")
-            self.failures[failure.ticket.handle] += 1
+            self.failures[failure.ticket.handle] += failure.counted
             self.retry.add(failure.ticket.handle)
         dispatch.written(writes)
 
@@ -312,7 +456,8 @@ class Model:
 
 
 LANES = st.lists(st.sampled_from([b"a", b"b", b"c", None]), max_size=30)
-ENDS = st.sampled_from([Outcome.DONE] * 4 + [Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK, Outcome.SPLIT, Outcome.APART])
+OTHERS = [one for one in Outcome if one not in {Outcome.DONE, Outcome.WRITTEN}]
+ENDS = st.sampled_from([Outcome.DONE] * 4 + OTHERS)
 
 
 STEPS = st.lists(st.sampled_from(["cycle", "next", "next", "end", "end inside", "due"]), max_size=60)
@@ -357,7 +502,7 @@ def _finish(dispatch: Dispatch, work: Work, ends: list[Outcome], finished: list[
     outcome = ends.pop() if ends else Outcome.DONE
     if outcome in {Outcome.SPLIT, Outcome.APART} and len(work.messages) == 1:
         outcome = Outcome.DONE
-    if len(work.messages) > 1 and outcome in {Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK}:
+    if len(work.messages) > 1 and outcome in {Outcome.FAILED, Outcome.UNUSABLE, Outcome.BACK, Outcome.AWAY, Outcome.LOST}:
         outcome = Outcome.SPLIT
     ended = {Outcome.DONE, Outcome.UNUSABLE}
     finished += [

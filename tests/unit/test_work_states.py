@@ -114,13 +114,13 @@ def test_a_write_without_an_answer_is_written_once_more_and_counted_once(came_ab
 
 def test_what_came_with_a_lost_answer_is_given_back_and_what_runs_waits_or_is_written_is_not() -> None:
     desk = Desk(4)
-    running, waiting, ended = desk.cycle(3)
+    ended, running, waiting = desk.cycle(3)
     assert desk.dispatch.next() is not None
-    desk.dispatch.forget()
-    desk.dispatch.add([waiting])
+    desk.dispatch.ended([Ended(ended, Outcome.FAILED)])
+    assert desk.dispatch.next() is not None
     desk.store.came_about = True
     with pytest.raises(InDoubt):
-        desk.cycle(1, Writes(failed=[Failure(ended.ticket, 1)]))
+        desk.cycle(1, desk.dispatch.writes())
     assert desk.held() == [running.ticket.handle, waiting.ticket.handle, 4]
 
     desk.states.resync(desk.dispatch, schedule.lock())
