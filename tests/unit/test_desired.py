@@ -105,6 +105,23 @@ def test_a_queue_lies_where_the_configuration_says_if_it_was_never_moved_from_th
     assert moved(Step.MOVED).store_of("credit", "sqlite:///new.db") == "sqlite:///new.db"
 
 
+def test_a_queue_whose_copy_is_made_goes_on_and_so_does_one_that_has_moved() -> None:
+    for step in (Step.COPYING, Step.MOVED):
+        assert moved(step).may_take("credit", "ann")
+        assert moved(step).may_put("credit")
+
+
+def test_a_paused_subscriber_holds_no_publisher_of_the_same_name() -> None:
+    assert told((ANN, Wanted.PAUSE)).held_publishers("credit") == frozenset()
+
+
+def test_what_was_said_is_found_by_kind_and_queue() -> None:
+    found = told((QUEUE, Wanted.RUN), (ANN, Wanted.PAUSE), (TILL, Wanted.PAUSE), (TILL._replace(queue="other"), Wanted.PAUSE))
+
+    assert [wish.subject for wish in found.of(Kind.PUBLISHER, "credit")] == [TILL]
+    assert [wish.subject for wish in found.of(Kind.SUBSCRIBER, "credit")] == [ANN]
+
+
 def test_a_removed_record_takes_the_move_back() -> None:
     found = moved(Step.RETIRING)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
@@ -11,7 +13,7 @@ import fastavro
 import pytest
 
 from relay.queue import journal
-from relay.queue.message import Audience, Group, MessageView, NewMessage
+from relay.queue.message import Audience, Group, MessageView, NewMessage, Parent
 from relay.queue.port import Filter, Holder
 from relay.queue.settings import QueueSettings, Retention
 from tests.contracts.queue_book import QueueBook
@@ -163,6 +165,105 @@ def test_nothing_is_trimmed_whose_file_could_not_be_written(tmp_path: Path) -> N
         journal.let_go(store, tmp_path / "file", "day", START + HOUR + 1, most=100)
 
     assert all(store.view(handle) for handle in handles)
+
+
+@pytest.mark.parametrize(
+    ("day", "week", "two_weeks"),
+    [(15, "2026-W46", "2026-W45-W46"), (16, "2026-W47", "2026-W47-W48"), (23, "2026-W48", "2026-W47-W48"), (30, "2026-W49", "2026-W49-W50")],
+)
+def test_two_weeks_begin_with_an_odd_one(day: int, week: str, two_weeks: str) -> None:
+    at = int(datetime(2026, 11, day, 12, tzinfo=UTC).timestamp() * 1000)
+    store = queue(Retention(age_ms=0))
+    (handle,) = through(store, 1, at)
+    view = store.view(handle)
+    assert view is not None
+    assert (journal.period_of(view, "week"), journal.period_of(view, "biweek")) == (week, two_weeks)
+
+
+def test_a_message_lies_in_the_period_in_which_it_ended() -> None:
+    store = queue(Retention(age_ms=0))
+    one, other = (answer.handle for answer in store.put([NewMessage("/till", name, b"v") for name in "ab"], START))
+    store.withdraw([one], START + HOUR)
+    taken = store.take("clerk", b"h", 1, START)
+    store.finish("clerk", [taken[0].ticket], START + 2 * HOUR)
+    child = store.put([NewMessage("/till", "c", b"v", attempt="a/1", parents=(Parent("in", 1, "x"),))], START)[0].handle
+    store.discard([child], START + 3 * HOUR)
+    put = store.put([NewMessage("/till", "d", b"v")], START + 4 * HOUR)[0].handle
+
+    found = [journal.period_of(view, "hour") for view in store.views([one, other, child, put])]
+
+    assert found == [f"2026-11-21T{hour}" for hour in (11, 12, 13, 14)]
+    documents = [journal.document("credit", view) for view in store.views([one, other, child, put])]
+    assert [journal._ended_at(one) - START for one in documents] == [HOUR, 2 * HOUR, 3 * HOUR, 4 * HOUR]
+
+
+def test_what_leaves_is_on_the_disk_and_so_is_its_name_before_it_is_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    through(store, 2, START)
+    through(store, 1, START + HOUR)
+    folder = tmp_path / "deep" / "archive"
+    steps: list[str] = []
+    sync = os.fsync
+
+    def noted(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            steps.append(step)
+            return real(*given)
+
+        return call
+
+    def synced(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append("folder" if path.is_dir() else f"file of {path.stat().st_size > 0}")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", noted("named", Path.replace))
+    monkeypatch.setattr(store, "trim", noted("trimmed", store.trim))
+
+    assert journal.let_go(store, folder, "day", START + HOUR, most=100).messages == 2
+
+    assert steps == ["file of True", "named", "folder", "trimmed"]
+
+
+def test_what_cannot_be_trimmed_is_not_asked_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    through(store, 3, START)
+    tried: list[int] = []
+
+    def none_goes(handles: list[int]) -> int:
+        tried.append(len(handles))
+        assert len(tried) < 5
+        return 0
+
+    monkeypatch.setattr(store, "trim", none_goes)
+
+    assert journal.let_go(store, tmp_path, "day", START + HOUR, most=100).messages == 0
+    assert tried == [2]
+
+
+def test_the_last_of_several_steps_takes_no_more_than_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MESSAGES_AT_ONCE", 2)
+    store = queue(Retention(age_ms=HOUR))
+    through(store, 9, START)
+
+    assert journal.let_go(store, None, "day", START + HOUR, most=3).messages == 3
+    assert len(store.find(Filter(), limit=20)) == 6
+
+
+def test_a_page_is_by_handle_also_where_a_later_period_has_the_lower_ones(tmp_path: Path) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    handles = [answer.handle for answer in store.put([NewMessage("/till", str(n), b"v") for n in range(8)], START)]
+    for hour, some in ((1, handles[4:7]), (2, handles[:4])):
+        store.withdraw(some, START + hour * HOUR)
+    journal.let_go(store, tmp_path, "hour", START + 9 * HOUR, most=100)
+
+    def page(after: int, limit: int) -> list[int]:
+        return [one["handle"] for one in journal.page(tmp_path, "credit", lambda record: record, after=after, limit=limit)]
+
+    assert page(0, 10) == handles[:7]
+    assert (page(0, 2), page(handles[1], 3), page(handles[4], 9)) == (handles[:2], handles[2:5], handles[5:7])
+    assert [record["handle"] for record in journal.read(tmp_path, "credit")] == [*handles[4:7], *handles[:4]]
 
 
 def test_a_step_lets_no_more_go_than_it_was_told(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from relay.queue import moving
 from relay.queue.message import Audience, Group, NewMessage, Parent
 from relay.queue.port import Filter, Holder, QueueStore, Retired
 from relay.queue.settings import QueueSettings
-from relay.queue.states import SubscriberState
+from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import open_store
 from relay.queue.stores.sql_queue import SqlQueue
 from tests.contracts.queue_book import QueueBook
@@ -112,6 +112,70 @@ def test_what_was_trimmed_meanwhile_is_trimmed_there_too() -> None:
 
     assert done.removed == 1
     assert target.view(12) is None
+
+
+def test_what_is_not_the_same_in_both_stores_is_said() -> None:
+    """It is what a move goes by before it says that the new store is the queue."""
+    source, target = busy(), QueueBook(SETTINGS)
+    move(source, target)
+    source.retired = False
+    source.edit(6, b"another value", "eve", "wrong amount", NOW + 9)
+    assert list(moving.differences(source, target)) == ["message 6 differs between the stores"]
+
+    target.put([NewMessage("/till", "more", b"v")], NOW)
+    found = list(moving.differences(source, target))
+    live = source.counts()[0][PublisherState.REVEALED]
+    assert found[1:] == [f"{live} messages are REVEALED in the old store, {live + 1} in the new one"]
+
+
+@pytest.mark.parametrize("medium", ["book", "sqlite"])
+def test_a_queue_that_lay_there_before_leaves_nothing_of_then_and_goes_on_there(medium: str, tmp_path: Path) -> None:
+    """What waited there when it left has its old state: it would be given to the subscribers once more."""
+
+    def made(name: str) -> QueueBook:
+        url = f"sqlite:///{name}.db"
+        return QueueBook(SETTINGS) if medium == "book" else cast("QueueBook", open_store(SETTINGS, url, state=tmp_path))
+
+    first, second = made("first"), made("second")
+    first.enter(Holder(b"h", "clerk", 0, None))
+    first.put([NewMessage("/till", name, b"v") for name in ("over", "gone", "waits", "later")], NOW)
+    move(first, second)
+    for number in (1, 2):
+        second.withdraw([number], NOW + 1)
+    assert second.trim([2]) == 1
+    second.put([NewMessage("/till", name, b"another") for name in ("gone", "over")], NOW + 2)
+
+    done = moving.cut_over(second, first, lambda _: None)
+
+    assert list(moving.differences(second, first)) == []
+    assert [(view.id, view.handle) for view in first.find(Filter(), limit=10)] == [
+        ("over", 1), ("waits", 3), ("later", 4), ("gone", 5), ("over", 6),
+    ]  # fmt: skip
+    assert done.removed == 1
+    assert [one.id for one in first.take("clerk", b"h", 10, NOW + 3)] == ["waits", "later", "gone", "over"]
+    assert first.put([NewMessage("/till", "new", b"v")], NOW + 3)[0].handle == 7
+    first.close()
+    second.close()
+
+
+def test_an_empty_queue_stays_the_same_queue_where_it_moves_to() -> None:
+    source, target = QueueBook(SETTINGS), QueueBook(SETTINGS)
+    assert target.uuid != source.uuid
+    move(source, target)
+    assert target.uuid == source.uuid
+
+
+def test_what_is_copied_is_copied_once_and_told() -> None:
+    source, target = busy(), QueueBook(SETTINGS)
+    told: list[int] = []
+    over = source.counts()[0]
+    assert moving.copy_ended(source, target, told.append) == sum(over.get(state, 0) for state in moving._OVER) > 0
+    assert moving.copy_ended(source, target, told.append) == 0
+    done = moving.cut_over(source, target, told.append)
+    everything = len(source.find(Filter(), limit=100))
+    assert done.outcomes == 1
+    assert told == [told[0], 0, done.messages]
+    assert told[0] + done.messages == everything
 
 
 class Counted:
