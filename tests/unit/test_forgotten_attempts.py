@@ -196,3 +196,14 @@ def test_each_message_of_a_batch_has_an_outcome_of_its_own(opened: Callable[...,
     site.runner(Work(tuple(site.book.take("s", HOLDER, 2, 1))))
 
     assert site.kept() == ["1", "2"]
+
+
+def test_what_could_not_be_forgotten_now_is_tried_again_with_the_next() -> None:
+    out = Forgetting(5.0)
+    names: Mapping[Any, str] = {1: "1", 2: "2"}
+    out.left_nothing(names)
+    out.done([1])
+    out.again(out.due(10.0))
+    out.done([2])
+    assert out.due(14.9) == []
+    assert out.due(15.0) == ["1", "2"]

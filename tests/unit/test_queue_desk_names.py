@@ -12,6 +12,8 @@ from relay.config.loading import load
 from relay.control import in_doubt_reading, queue_desk
 from relay.control.queue_desk import QueueDesk
 from relay.message.errors import ConfigError, Unreachable
+from relay.queue.desired import Audit, Desired, Kind, Move, Step, Subject, Wanted, Wish
+from relay.run import clock
 
 CONFIG = """\
 [relay]
@@ -123,3 +125,63 @@ def test_all_queues_wait_once_for_a_broker_that_is_away(tmp_path: Path, monkeypa
 
     assert done.exit_code == Unreachable.exit_code
     assert len(asked) == 1
+
+
+class Record:
+    """The control topic and who follows it; what is done to them, in its order."""
+
+    def __init__(self) -> None:
+        self.desired = Desired()
+        self.said: list[object] = []
+
+    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
+        assert self.desired.add(key, value)
+        self.said.append(("put", wait))
+
+    def now(self) -> Desired:
+        return self.desired
+
+    def close(self) -> None:
+        self.said.append("closed")
+
+
+class Store(Record):
+    def close(self) -> None:
+        self.said.append("store closed")
+
+
+def test_what_a_person_wants_is_durable_before_the_command_ends_and_says_who_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "relay.toml").write_text(CONFIG)
+    record, opened = Record(), []
+    monkeypatch.setattr(clock, "wall_ms", lambda: 17)
+    monkeypatch.setattr(queue_desk, "require_topics", lambda *_: None)
+    for name in ("follow", "control_topic"):
+        monkeypatch.setattr(queue_desk, name, lambda _, name=name: (opened.append(name), record)[1])
+
+    def store(*_: object) -> Store:
+        opened.append("store")
+        made = Store()
+        made.said = record.said
+        return made
+
+    monkeypatch.setattr(queue_desk, "open_queue", store)
+    with QueueDesk(load(tmp_path / "relay.toml"), "eve") as desk:
+        wish = desk.wish(Kind.SUBSCRIBER, "credit", "ann", Wanted.PAUSE, "stocktaking")
+        desk.moved(Move("credit", "u-1", "a", "b", Step.COPYING, "eve", 3))
+        desk.audit("credit", "purge", 3, "publisher=x", "test data")
+        desk.audit("credit", "purge", 4, "publisher=x", "test data")
+        assert desk.store("credit") is desk.store("credit")
+        assert record.said == [("put", True)] * 4
+        assert desk.names() == ["credit"]
+
+    assert record.said[4:] == ["store closed", "closed", "closed"]
+    assert opened == ["follow", "control_topic", "store"]
+    assert wish == Wish(Subject(Kind.SUBSCRIBER, "credit", "ann"), Wanted.PAUSE, "eve", "stocktaking", 17)
+    assert list(record.desired.wishes.values()) == [wish]
+    assert record.desired.moves["credit"].step is Step.COPYING
+    assert [one._replace(id="") for one in record.desired.audits] == [
+        Audit("", "credit", "purge", changed, "publisher=x", "eve", "test data", 17) for changed in (3, 4)
+    ]
+    assert len({one.id for one in record.desired.audits}) == 2, "compaction keeps each"

@@ -31,6 +31,7 @@ class Desk:
     def __init__(self, folder: Path, *, routed: bool = True, store: str = "old.db") -> None:
         self.folder, self.who, self.desired = folder, "ann", Desired()
         self.steps: list[Step] = []
+        self.told: list[str] = []
         path = folder / "relay.toml"
         route = '[routes.main]\nfrom = ["orders"]\nto = { queue = "credit" }\n' if routed else ""
         path.write_text(
@@ -68,7 +69,7 @@ class Desk:
         self.desired.add(*Move("credit", "u", source, target, step, "bob", 1).encode())
 
     def move(self, target: str, wait_s: float = 0.0) -> dict[str, Any]:
-        return move_queue(self, "credit", target, wait_s=wait_s, tell=lambda _: None)  # type: ignore[arg-type]
+        return move_queue(self, "credit", target, wait_s=wait_s, tell=self.told.append)  # type: ignore[arg-type]
 
 
 class Clock:
@@ -113,6 +114,7 @@ def test_a_queue_and_its_routes_cursors_are_moved_once(desk: Desk, time: Clock) 
 
     assert done == {"queue": "credit", "to": desk.at("new.db"), "messages": 6, "moved": True}
     assert desk.steps == [Step.COPYING, Step.RETIRING, Step.MOVED]
+    assert [sentence.split()[0] for sentence in desk.told] == ["copying", "waiting", "copying"]
     with closing(desk.store()) as old, closing(desk.store(desk.at("new.db"))) as new:
         assert names(new) == [f"m-{number}" for number in range(6)]
         with pytest.raises(Retired):
@@ -144,6 +146,32 @@ def test_nobody_who_holds_something_is_waited_for_without_end(desk: Desk, time: 
     desk.move("sqlite:///new.db", wait_s)
 
     assert waited <= time.now < waited + 1
+
+
+def test_workers_that_hold_nothing_yet_have_time_to_read_the_wish(desk: Desk, time: Clock) -> None:
+    """Else one takes a message between the look and the retirement: it would run on, and its DONE be refused."""
+    with closing(desk.store()) as old:
+        old.free("clerk", [desk.held.ticket], 5)
+
+    desk.move("sqlite:///new.db", WAIT_S)
+
+    assert time.now == queue_moving.OBEY_S
+
+
+def test_one_who_holds_something_is_waited_for_though_others_hold_nothing(desk: Desk, time: Clock) -> None:
+    with closing(desk.store()) as old:
+        old.enter(Holder(b"an idle worker--", "clerk", 0, None))
+
+    desk.move("sqlite:///new.db", 5.0)
+
+    assert time.now >= 5.0
+
+
+def test_a_move_that_was_copying_when_it_ended_stops_the_workers_before_the_cut(desk: Desk, time: Clock) -> None:
+    desk.was(Step.COPYING, desk.queue.store, desk.at("new.db"))
+
+    assert desk.move("sqlite:///new.db")["messages"] == 6
+    assert desk.steps == [Step.COPYING, Step.RETIRING, Step.MOVED]
 
 
 def test_a_move_that_was_retiring_when_it_ended_lets_nobody_take_a_message_again(desk: Desk, time: Clock) -> None:
