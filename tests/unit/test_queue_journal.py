@@ -221,8 +221,10 @@ def test_what_leaves_is_on_the_disk_and_so_is_its_name_before_it_is_trimmed(tmp_
     monkeypatch.setattr(Path, "replace", noted("named", Path.replace))
     monkeypatch.setattr(store, "trim", noted("trimmed", store.trim))
 
+    before = len(list(Path("/proc/self/fd").iterdir()))
     assert journal.let_go(store, folder, "day", START + HOUR, most=100).messages == 2
 
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert steps == ["file of True", "named", "folder", "trimmed"]
 
 
