@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relay.control.queue_views import (
     TRACE_MAX,
+    message_row,
     publishers,
     queue_row,
     scan,
@@ -79,6 +80,20 @@ def test_settings_are_shown_where_there_are_any() -> None:
         QueueSettings("credit", SETTINGS.audience, publishers=frozenset({"b", "a", "c"}), balancing=Balancing(9, 4))
     )
     assert (row["publishers"], row["balancing"]) == (["a", "b", "c"], {"on_above": 9, "off_below": 4})
+
+
+def test_a_message_is_shown_without_its_payload_unless_somebody_asked_for_it() -> None:
+    store = QueueBook(SETTINGS)
+    store.put([NewMessage("p", "1", b"secret", key=b"k", headers=(("h", b"hidden"), ("n", None)), subject="s")], 1)
+    (found,) = store.views([1])
+
+    plain = message_row("credit", found)
+    assert plain["subject"] == "s"
+    assert not {"key", "value", "headers"} & plain.keys()
+    shown = message_row("credit", found, value=True)
+    assert (shown["key"], shown["value"]) == ("aw==", "c2VjcmV0")
+    assert shown["headers"] == [{"name": "h", "value": "aGlkZGVu"}, {"name": "n", "value": None}]
+    assert {name: shown[name] for name in plain} == plain
 
 
 def view(store: QueueBook, handle: int) -> MessageView | None:
