@@ -100,11 +100,10 @@ class Progress:
         reached = {p: max(self._ends.get(p, 0), held.read_to) for p, held in intake.partitions.items()}
         if self._unread.is_all(reached, now):
             return True
-        for place, read_to in reached.items():
-            why = self._unread.why(place, read_to)
-            if why is not None and place not in self._told_unread:
-                self._told_unread.add(place)
-                log.warning("not idle", route=self._identity["route"], topic=place.topic, partition=place.partition, reason=why)
+        for place in self._unread.missed - self._told_unread:
+            self._told_unread.add(place)
+            why = self._unread.why(place, reached[place])
+            log.warning("not idle", route=self._identity["route"], topic=place.topic, partition=place.partition, reason=why)
         return False
 
     def beat(

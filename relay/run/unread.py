@@ -31,6 +31,9 @@ class Unread:
         self._stable = stable
         self._look_at = self._ask_at = float("-inf")
         self._reached: dict[LogPartition, int] = {}
+        self._short: dict[LogPartition, int] = {}
+        self.missed: frozenset[LogPartition] = frozenset()
+        """Partitions that end beyond what was read, by two answers one after the other between which nothing was."""
         self._high: Mapping[LogPartition, int] = {}
         self._stable_to: Mapping[LogPartition, int] = {}
 
@@ -58,7 +61,10 @@ class Unread:
             self._ask(list(reached), reached)
         except RelayError:
             return False  # retry: what they have is not known while they are away
-        return not any(self.end(place) > read_to for place, read_to in reached.items())
+        short = {place: read_to for place, read_to in reached.items() if self.end(place) > read_to}
+        self.missed = frozenset(place for place, read_to in short.items() if self._short.get(place) == read_to)
+        self._short = short
+        return not short
 
     def _ask(self, places: Collection[LogPartition], reached: Mapping[LogPartition, int]) -> None:
         high = self._ends(places, WAIT_S) if places else {}

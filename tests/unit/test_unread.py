@@ -140,18 +140,38 @@ def test_a_worker_that_is_to_end_asks_whether_that_is_all(
     brokers = Brokers(high=108, stable=7)
     said = begun(monkeypatch, brokers)
 
-    assert not said.progress.has_read_all(said.now, said.intake)
-    assert "a Kafka transaction is open in the log at 7" in capsys.readouterr().out
-    assert not said.progress.has_read_all(said.now + ASK_PERIOD_S / 2, said.intake)
+    def is_all(after_s: float = ASK_PERIOD_S) -> bool:
+        said.now += after_s
+        return said.progress.has_read_all(said.now, said.intake)
+
+    assert not is_all()
+    assert not is_all(ASK_PERIOD_S / 2)
     assert len(brokers.asked) == 1, "a worker that waits turns a hundred times a second"
-    assert not said.progress.has_read_all(said.now + ASK_PERIOD_S, said.intake)
+    assert capsys.readouterr().out == "", "what has just come is read at the next turn"
+    assert not is_all()
+    assert "a Kafka transaction is open in the log at 7" in capsys.readouterr().out
+    assert not is_all()
     assert capsys.readouterr().out == "", "it is said once"
 
     brokers.are_away = True
-    assert not said.progress.has_read_all(said.now + 2 * ASK_PERIOD_S, said.intake), "what they have is not known"
+    assert not is_all(), "what they have is not known"
     brokers.are_away = False
     said.progress.caught_up(PLACE, 108)
-    assert said.progress.has_read_all(said.now + 3 * ASK_PERIOD_S, said.intake)
+    assert is_all()
+
+
+def test_what_comes_while_a_worker_asks_is_no_reason_to_restart_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brokers = Brokers(high=8, stable=8)
+    said = begun(monkeypatch, brokers)
+    for end in range(8, 20):
+        brokers.high = brokers.stable = end
+        said.now += ASK_PERIOD_S
+        assert not said.progress.has_read_all(said.now, said.intake)
+        said.progress.caught_up(PLACE, end)
+
+    assert capsys.readouterr().out == ""
 
 
 def test_what_has_been_read_since_the_look_is_not_unread() -> None:
