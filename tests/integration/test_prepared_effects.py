@@ -96,7 +96,7 @@ def test_a_living_attempt_is_left_whatever_its_age(site: Site) -> None:
 
     done = Recovery({"sales": site.queue}, {"resource:shop": site.outcomes}).prepared("ledger", site.effects, NOW)
 
-    assert done.left == 1
+    assert done == Recovered()
     assert site.effects.pending() == [site.attempt]
 
 
@@ -107,7 +107,7 @@ def test_an_attempt_whose_decision_is_under_way_is_stuck_until_it_ends(site: Sit
 
         with pytest.raises(RowLocked):
             site.outcomes.settle(site.attempt, committed=False, now=NOW)
-        assert site.recover().left == 1, "what its worker holds is not given back, so the attempt counts as living"
+        assert site.recover() == Recovered(), "what its worker holds is not given back, so the attempt counts as living"
         assert site.effects.pending() == [site.attempt]
 
     assert site.recover().finished == 1
