@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import pytest
+from structlog.testing import capture_logs
 
 from relay.control.status import State, judge_worker
 from relay.message.errors import Unreachable
@@ -134,9 +135,7 @@ def test_only_silent_partitions_are_asked_about_and_seldom() -> None:
     assert unread.end(PLACE) == 0
 
 
-def test_a_worker_that_is_to_end_asks_whether_that_is_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_is_to_end_asks_whether_that_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers(high=108, stable=7)
     said = begun(monkeypatch, brokers)
 
@@ -144,14 +143,16 @@ def test_a_worker_that_is_to_end_asks_whether_that_is_all(
         said.now += after_s
         return said.progress.has_read_all(said.now, said.intake)
 
-    assert not is_all()
-    assert not is_all(ASK_PERIOD_S / 2)
-    assert len(brokers.asked) == 1, "a worker that waits turns a hundred times a second"
-    assert capsys.readouterr().out == "", "what has just come is read at the next turn"
-    assert not is_all()
-    assert "a Kafka transaction is open in the log at 7" in capsys.readouterr().out
-    assert not is_all()
-    assert capsys.readouterr().out == "", "it is said once"
+    with capture_logs() as logs:
+        assert not is_all()
+        assert not is_all(ASK_PERIOD_S / 2)
+        assert len(brokers.asked) == 1, "a worker that waits turns a hundred times a second"
+        assert not logs, "what has just come is read at the next turn"
+        assert not is_all()
+        (told,) = logs
+        assert "a Kafka transaction is open in the log at 7" in told["reason"]
+        assert not is_all()
+        assert len(logs) == 1, "it is said once"
 
     brokers.are_away = True
     assert not is_all(), "what they have is not known"
@@ -160,18 +161,18 @@ def test_a_worker_that_is_to_end_asks_whether_that_is_all(
     assert is_all()
 
 
-def test_what_comes_while_a_worker_asks_is_no_reason_to_restart_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_comes_while_a_worker_asks_is_no_reason_to_restart_it(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers(high=8, stable=8)
     said = begun(monkeypatch, brokers)
-    for end in range(8, 20):
-        brokers.high = brokers.stable = end
-        said.now += ASK_PERIOD_S
-        assert not said.progress.has_read_all(said.now, said.intake)
-        said.progress.caught_up(PLACE, end)
 
-    assert capsys.readouterr().out == ""
+    with capture_logs() as logs:
+        for end in range(8, 20):
+            brokers.high = brokers.stable = end
+            said.now += ASK_PERIOD_S
+            assert not said.progress.has_read_all(said.now, said.intake)
+            said.progress.caught_up(PLACE, end)
+
+    assert not logs
 
 
 def test_what_has_been_read_since_the_look_is_not_unread() -> None:
