@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,8 @@ class Site:
 
 
 @pytest.fixture(autouse=True)
-def wall(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def wall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "wall_ms", lambda: NOW)
-    return iter(())
 
 
 # How often --------------------------------------------------------------------------------------------------------
