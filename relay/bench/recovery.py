@@ -193,7 +193,7 @@ def _recover(config: RelayConfig) -> Cost:
     )
     started, before, idle = clock.monotonic(), _cpu_s(), _peak_mib()
     found = recovery.run(
-        assigned, views, group, lambda stored, _: {place: at or 0 for place, at in stored.items()}, notes
+        assigned, views, group, lambda stored, *_: {place: at or 0 for place, at in stored.items()}, notes
     )
     cost = Cost(clock.monotonic() - started, _cpu_s() - before, _peak_mib(), idle, found.settled)
     cost.index = sum(len(view.index) for view in views)

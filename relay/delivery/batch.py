@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from relay.log.anchor import Anchor
 from relay.log.holds import Aborted
 from relay.message.record import LogMessage, LogPartition
 
@@ -18,7 +19,7 @@ class Batch:
     that were handed on although an earlier one is held. ``membership`` is the group metadata captured with the batch.
     ``meanwhile`` may be called again and again while the destination waits: the worker reads ahead a little in it and
     says whether it found anything. ``numbered`` is False only if there is certainly no captured message; ``aborted``
-    are numbers that close with it without a message. With ``replays`` all messages are dead ones that a person has
+    are numbers that close with it without a message. ``anchors`` say which record lies below a position, where one is known. With ``replays`` all messages are dead ones that a person has
     redriven, each by its digest with the number of this redrive, and were judged by their entries; such a batch moves no
     position.
     """
@@ -32,6 +33,7 @@ class Batch:
     meanwhile: Callable[[], bool] | None = None
     numbered: bool = True
     aborted: Mapping[LogPartition, Aborted] = field(default_factory=dict)
+    anchors: Mapping[LogPartition, Anchor] = field(default_factory=dict)
     replays: Mapping[bytes, int] = field(default_factory=dict)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from relay.log.anchor import Anchor
 from relay.message.envelope import Headers
 from relay.message.record import Appended, LogPartition, Record
 from relay.monitor.resolution import Resolution, Resolutions
@@ -41,7 +42,7 @@ class Transaction(Protocol):
     def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None: ...
     def flush(self) -> None: ...
     def send_offsets(
-        self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
+        self, positions: Mapping[LogPartition, int], notes: Mapping[LogPartition, str], membership: bytes
     ) -> None: ...
     def commit(self) -> None: ...
     def abort(self) -> None: ...
@@ -72,6 +73,8 @@ class Book(Protocol):
     def obey(self, resolution: Resolution, done: str) -> None: ...
 
 
-Starts = Callable[[Mapping[LogPartition, int | None], Collection[LogPartition]], dict[LogPartition, int]]
-"""Given each partition's stored position (None: nothing known) and the partitions that were delivered from before,
-say where to start; raises Stopped."""
+Starts = Callable[
+    [Mapping[LogPartition, int | None], Collection[LogPartition], Mapping[LogPartition, Anchor]], dict[LogPartition, int]
+]
+"""Given each partition's stored position (None: nothing known), the partitions that were delivered from before, and which record
+lay below a position when it was stored, say where to start; raises Stopped."""

@@ -1,7 +1,8 @@
-"""What stands beside a stored position, in the offset's metadata: whose topic it is of, and who stored it.
+"""What stands beside a stored position, in the offset's metadata: whose topic it is of, who stored it, and what lies below it.
 
 A position is part of its transaction, so where it names one, the coordinator has committed that one, whatever its
-partitions show. A table or queue route stores a hint only. Earlier versions wrote the topic's id alone, in either case.
+partitions show. A table or queue route stores a hint only. Earlier versions wrote the topic's id alone, in either
+case, later ones no anchor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from relay.log.anchor import Anchor
 from relay.message.record import LogPartition
 
 Stored = Mapping[LogPartition, tuple[int, str]]
@@ -19,25 +21,31 @@ _HINT: Final = ":hint"
 
 
 class PositionNote(NamedTuple):
-    """The topic's id in hexadecimal digits, and the transaction (n is 0: not said). A person's own position has no note."""
+    """The topic's id in hexadecimal digits, the transaction (n is 0: not said), and the record below the position, if one is known.
+
+    A person's own position has no note.
+    """
 
     topic_id: str
     instance: bytes = b""
     n: int = 0
+    anchor: Anchor | None = None
 
     @property
     def text(self) -> str:
         """The note as it is stored."""
-        return f"{self.topic_id}:{self.instance.hex()}:{self.n}"
+        below = f":{self.anchor.offset}:{self.anchor.content.hex()}" if self.anchor is not None else ""
+        return f"{self.topic_id}:{self.instance.hex()}:{self.n}{below}"
 
 
 def read_note(text: str) -> PositionNote:
     """Read a stored note; what is none names no transaction."""
     topic_id, *rest = text.split(":")
     try:
-        instance, n = rest
-        return PositionNote(topic_id, bytes.fromhex(instance), int(n))
-    except ValueError:
+        instance, n, *below = rest
+        anchor = Anchor(int(below[0]), bytes.fromhex(below[1])) if below else None
+        return PositionNote(topic_id, bytes.fromhex(instance), int(n), anchor)
+    except (IndexError, ValueError):
         return PositionNote(topic_id)
 
 
@@ -49,6 +57,12 @@ def hint_note(topic_id: bytes) -> str:
 def is_hint(text: str) -> bool:
     """Was the position stored by a table or queue route? One of an earlier version does not say so."""
     return text.endswith(_HINT)
+
+
+def anchors_of(stored: Stored) -> dict[LogPartition, Anchor]:
+    """Return what lay right below these positions, where that was noted."""
+    notes = {place: read_note(text) for place, (_, text) in stored.items()}
+    return {place: note.anchor for place, note in notes.items() if note.anchor is not None}
 
 
 def committed_by(stored: Stored) -> set[tuple[bytes, int]]:

@@ -18,6 +18,7 @@ import structlog
 from relay.delivery.ports import Transaction
 from relay.delivery.position_note import PositionNote
 from relay.delivery.sightings import SOON_S, Committed, Sightings, Watch
+from relay.log.anchor import Anchor
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
 from relay.message.errors import InDoubt
 from relay.message.record import Appended, LogMessage, LogPartition
@@ -46,7 +47,8 @@ class SealedWork:
 
     ``pages``, ``settled`` and ``ranges`` name monitor partitions; ``claims`` are further monitor partitions that get begin and
     seal only. ``outputs`` are messages by output partition; ``taken_back`` are dead letters that these outputs make void; ``meanwhile`` runs in every wait for the broker;
-    ``topic_ids`` (hexadecimal digits) go into the notes beside the positions. ``begun`` is called once the begin is acknowledged,
+    ``topic_ids`` (hexadecimal digits) and ``anchors`` go into the notes beside the positions, the latter into those of later
+    transactions as well, until others are given. ``begun`` is called once the begin is acknowledged,
     before anything else is written, and ``written`` once outputs and dead letters are, before anything is stored.
     """
 
@@ -62,6 +64,7 @@ class SealedWork:
     ranges: list[tuple[int, RangeEntry]] = field(default_factory=list)
     claims: set[int] = field(default_factory=set)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    anchors: Mapping[LogPartition, Anchor] = field(default_factory=dict)
     meanwhile: Callable[[], bool] | None = None
     begun: Callable[[], None] | None = None
     written: Callable[[], None] | None = None
@@ -78,6 +81,7 @@ class SealedProducer:
         floors: dict[LogPartition, int],
         watch: Watch | None = None,
         output_id: bytes = b"",
+        anchors: Mapping[LogPartition, Anchor] | None = None,
     ) -> None:
         self._output_id = output_id
         self.instance = randomness.uuid_bytes()
@@ -93,6 +97,7 @@ class SealedProducer:
         self._begun: dict[int, int] = {}
         self._begin_offsets: dict[int, int] = {}
         self._starts: dict[LogPartition, int] = {}
+        self._anchors: dict[LogPartition, Anchor] = {**(anchors or {})}
         self._tx = transaction
 
     @property
@@ -288,8 +293,10 @@ class SealedProducer:
             self._tx.produce(LogPartition(self._monitor, partition), *encode(seal))
         self._tx.flush()
 
-    def _notes(self, work: SealedWork) -> dict[str, str]:
-        return {topic: PositionNote(one, self.instance, self.n).text for topic, one in work.topic_ids.items()}
+    def _notes(self, work: SealedWork) -> dict[LogPartition, str]:
+        self._anchors.update(work.anchors)
+        ids = {place: work.topic_ids[place.topic] for place in work.positions if place.topic in work.topic_ids}
+        return {p: PositionNote(one, self.instance, self.n, self._anchors.get(p)).text for p, one in ids.items()}
 
     def _marks(self) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
         return (OUT_INSTANCE, self.instance.hex().encode()), (OUT_N, str(self.n).encode())

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import structlog
 
+from relay.delivery.anchor_rows import AnchorRows
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.deadletter import TAKEN_BACK, dead_letter
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks
@@ -135,6 +136,7 @@ class TableDelivery:
         self._durable: dict[LogPartition, int] = {}
         self._trimmable = Rungs(keep_inbox_s)
         self._marks = InboxMarks()
+        self._anchors = AnchorRows()
         self._trim_at = 0.0
         self._instance = randomness.uuid_bytes()
         self._n = 0
@@ -151,7 +153,7 @@ class TableDelivery:
         self.abandon()
         self._appends = self._open_appends()
         self._instance, self._n = randomness.uuid_bytes(), 0
-        claims = self._marks.take(self._cursor.claim({p: topic_ids[p.topic] for p in assigned}))
+        claims = self._anchors.take(self._marks.take(self._cursor.claim({p: topic_ids[p.topic] for p in assigned})))
         crash_point("recovery.raised")
         self._views = {view.partition: view for view in views}
         with self._ports.reader(committed=False) as scanner:
@@ -167,7 +169,7 @@ class TableDelivery:
             view.index.ranges.limits = self._limits
         self._topics, self._forgotten = {p.topic for p in assigned}, {}
         taken_rows(self._ranges(), claims)
-        begin_at = starts(stored, ())
+        begin_at = starts(stored, (), self._anchors.stored)
         crash_point("recovery.compared")
         self._cursor.deliver(begin_at, self._cursor.prepare([]))
         entered = self._enter_inbox(assigned, group.stay)
@@ -193,16 +195,14 @@ class TableDelivery:
         numbers = closings(batch)
         forgotten, self._forgotten = self._forgotten, {}
         due = self._upkeep.due(self._now, self._views.values())
+        # What rows say counts at once: batches are committed in this order or not at all, and a recovery reads the rows again.
+        rows = self._anchors.rows(batch.anchors, self._worker)
         if numbers or forgotten or due:
             fresh = judged(fresh, numbers, self._ranges(), tried)
-            # Closed at once: batches are committed in this order or not at all, and a recovery reads the rows again.
-            rows = kept_rows(
+            rows += kept_rows(
                 self._ranges(), numbers, forgotten, due, self._now, worker=self._worker, topics=self._topics
             )
-            prepared = self._cursor.prepare(fresh, rows)
-        else:
-            prepared = self._cursor.prepare(fresh)
-        self._ship(Shipment(batch, fresh, prepared, tried))
+        self._ship(Shipment(batch, fresh, self._cursor.prepare(fresh, rows), tried))
 
     def _submit_redriven(self, batch: Batch, tried: Counts) -> None:
         """Hand dead messages over once more; the inbox's word that they are dead goes with the same transaction.

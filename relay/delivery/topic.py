@@ -306,6 +306,7 @@ class TopicDelivery:
             ],
             claims={p.partition for p, end in batch.positions.items() if end > batch.first[p]},
             topic_ids=self._topic_ids,
+            anchors=batch.anchors,
             meanwhile=batch.meanwhile,
         )
         return work, [*entered, *dead_entered]

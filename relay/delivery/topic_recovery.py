@@ -29,7 +29,7 @@ from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.old_leaders import check_shown, check_whole
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
-from relay.delivery.position_note import Stored, committed_by, is_hint, read_note
+from relay.delivery.position_note import Stored, anchors_of, committed_by, is_hint, read_note
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sightings import Watch
 from relay.delivery.told import Persons
@@ -149,7 +149,8 @@ class TopicRecovery:
             self._check_monitor(stored, highs)
             opened = scan_begins(scanner, self._monitor, views, highs)
             floors = scanner.ends(self._today.places)
-            producer = SealedProducer(own, self._worker, self._monitor, floors, Watch(self._ports), self._today.topic_id)
+            ids = Watch(self._ports), self._today.topic_id, anchors_of(stored)
+            producer = SealedProducer(own, self._worker, self._monitor, floors, *ids)
             self._made.add(producer.instance)
             monitors = {LogPartition(self._monitor, number): high for number, (_, high) in highs.items()}
             self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored_by)
@@ -475,7 +476,7 @@ def _start(
 ) -> dict[LogPartition, int]:
     """Where to read on. What looks like a lost position may be another owner's news: this worker stood still meanwhile."""
     try:
-        begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
+        begin_at = starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before, anchors_of(stored))
         for place in known.intersection(assigned) - stored.keys():
             raise Stopped(
                 f"{place.topic}[{place.partition}] has no stored position although it was delivered from (offsets expired or "

@@ -169,14 +169,14 @@ class TransactionalInstance:
         raise KafkaException(reason)
 
     def send_offsets(
-        self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
+        self, positions: Mapping[LogPartition, int], notes: Mapping[LogPartition, str], membership: bytes
     ) -> None:
         """Put the positions into the transaction; never an empty list, which would skip the group's fencing.
 
         Raises InDoubt past the deadline: the client may block for ever here after a reset (librdkafka #5456).
         """
         assert positions, "offsets are sent for every input partition, moved or not"
-        offsets = [TopicPartition(p.topic, p.partition, offset, notes.get(p.topic, "")) for p, offset in positions.items()]
+        offsets = [TopicPartition(p.topic, p.partition, offset, notes.get(p, "")) for p, offset in positions.items()]
         self._by_deadline(
             "send offsets", lambda: self._producer.send_offsets_to_transaction(offsets, membership, self._timeout_s)
         )

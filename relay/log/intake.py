@@ -9,6 +9,7 @@ import structlog
 
 from relay.capture.decisions import unit_of
 from relay.capture.outcomes import decode_marker, is_marker
+from relay.log.anchor import Anchor, NewEpoch, Trail
 from relay.log.holds import (
     OUTCOMES_LEAST,
     OUTCOMES_REMEMBERED,
@@ -80,6 +81,8 @@ class Intake:
         self._topic_raw: Mapping[str, bytes] = {}
         self.partitions: dict[LogPartition, PartitionHolds] = {}
         self._behind: set[LogPartition] = set()
+        self._trails: dict[LogPartition, Trail] = {}
+        self._epochs: dict[LogPartition, NewEpoch] = {}
 
     def start(self, starts: Mapping[LogPartition, int], topic_ids: Mapping[str, bytes]) -> None:
         """Begin anew at these offsets; whatever was held before is read again."""
@@ -94,6 +97,8 @@ class Intake:
             p: PartitionHolds(p, offset, self._budget, self._marker_wait_s, outcomes_max, ranges_max)
             for p, offset in starts.items()
         }
+        self._trails = {p: Trail() for p in starts}
+        self._epochs = {}
 
     def take(self, records: Iterable[Event], now: float) -> list[Event]:
         """Sort records in and return the events among them (errors and ends of partitions).
@@ -103,6 +108,8 @@ class Intake:
         events: list[Event] = []
         derive = self.derive
         held: PartitionHolds | None = None
+        lasts: dict[LogPartition, Event] = {}
+        last: Event | None = None
         blocked = False
         topic, partition = "", -1
         several_topics = len(self._topic_raw) != 1
@@ -111,11 +118,14 @@ class Intake:
                 events.append(record)
                 continue
             if record.partition() != partition or (several_topics and record.topic() != topic):
+                if held is not None and last is not None:
+                    lasts[held.partition] = last
                 topic, partition = record.topic() or "", record.partition() or 0
                 held = self.partitions.get(LogPartition(topic, partition))
                 blocked = held is not None and held.is_blocked
             if held is None:
                 continue
+            last = record
             message = derive(record, topic, partition)
             if message is None:
                 self._mark(held, record, now)
@@ -126,7 +136,22 @@ class Intake:
             else:
                 held.take(message, _resource(message), now)
             blocked = held.is_blocked
+        if held is not None and last is not None:
+            lasts[held.partition] = last
+        for place, end in lasts.items():
+            if (new := self._trails[place].read(end)) is not None:
+                self._epochs.setdefault(place, new)
         return events
+
+    def new_epochs(self) -> dict[LogPartition, NewEpoch]:
+        """Return, once, where another leader has written what was read than what was read before."""
+        found, self._epochs = self._epochs, {}
+        return found
+
+    def anchors(self, positions: Mapping[LogPartition, int]) -> dict[LogPartition, Anchor]:
+        """Return which record lies below each position, as far as one was seen."""
+        found = {place: self._trails[place].below(position) for place, position in positions.items()}
+        return {place: one for place, one in found.items() if one is not None}
 
     def go_back(self) -> bool:
         """True if some partition is to be read again from where its reader stands now: it had too much that waits."""
@@ -215,11 +240,12 @@ class Intake:
     def take_ready(self, limit: int) -> list[LogMessage]:
         """Hand on up to ``limit`` messages, partition by partition, each lane in its order."""
         taken: list[LogMessage] = []
-        for held in self.partitions.values():
+        for place, held in self.partitions.items():
             if len(taken) >= limit:
                 break
             if held.ready:
                 taken += held.take_ready(limit - len(taken))
+                self._trails[place].hand_on(taken[-1])
         return taken
 
     def is_numbered(self) -> bool:

@@ -41,6 +41,7 @@ from relay.monitor.ranges import RangeLimits
 from relay.resources import open_resource
 from relay.resources.port import Resource
 from relay.run import clock, randomness, status_record
+from relay.run.anchorage import Anchorage
 from relay.run.asking import AddingMarkers, AskingWithBook, Inquiring
 from relay.run.book import ControlBook
 from relay.run.following import control_records, follow
@@ -128,6 +129,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         name: open_resource(name, resource.url.get_secret_value()) for name, resource in config.resources.items()
     }
     scanner = ports.reader(committed=False)
+    anchorage = Anchorage(scanner)
     control = ports.control()
     book = ControlBook(lambda: control, worker_id)
     intake = Intake(
@@ -150,6 +152,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         may_pass=lambda place, first, low: book.pass_lost(route.name, place, first, low, count=low - first),
         end_anew=scanner.end_anew,
         undecided=lambda place, first, low: book.undecided(route.name, place, first, low),
+        replaced=anchorage.replaced,
     )
     reloading = Reloading(
         lambda: ports.reader(committed=True),
@@ -174,6 +177,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         check_twin=twins.check,
         topic_ids=watch.ids,
         check_topics=watch.check,
+        check_epochs=anchorage.check,
         decided=book.has_changed,
         bounds=Bounds(route.batch.messages, route.batch.bytes, route.batch.linger_s, route.inflight.messages),
     )

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import orjson
 
+from relay.log.anchor import Anchor
 from relay.message.errors import NAMESAKE_REMEDY, Stopped
 from relay.message.record import LogPartition
 from relay.run.crash import crash_point
@@ -56,6 +57,7 @@ class StartPolicy:
         may_pass: Callable[[LogPartition, int, int], bool] | None = None,
         end_anew: Callable[[LogPartition, int], int] = lambda _place, _offset: 0,
         undecided: Callable[[LogPartition, int, int], tuple[int, int] | None] = lambda _place, first, low: (first, low),
+        replaced: Callable[[Mapping[LogPartition, Anchor]], Collection[LogPartition]] = lambda _: (),
     ) -> None:
         self._register = register
         self._key = _key(route)
@@ -67,22 +69,34 @@ class StartPolicy:
         self._may_pass = may_pass
         self._end_anew = end_anew
         self._undecided = undecided
+        self._replaced = replaced
         self._recorded: dict[str, dict[str, int]] | None = None
 
     def resolve(
-        self, stored: Mapping[LogPartition, int | None], ran_before: Collection[LogPartition]
+        self,
+        stored: Mapping[LogPartition, int | None],
+        ran_before: Collection[LogPartition],
+        anchors: Mapping[LogPartition, Anchor],
     ) -> dict[LogPartition, int]:
         """Return the offset to read each partition from. Raises Stopped with the remedy.
 
         ``ran_before`` are the partitions that the destination or the monitor has traces of: without a stored
-        position theirs is lost, not new.
+        position theirs is lost, not new. ``anchors`` say which record lay below a position when it was stored; of one
+        that a person has put further back than that they say nothing.
         """
-        return {
-            partition: self._unknown(partition, partition in ran_before)
-            if offset is None
-            else self._known(partition, offset, self._watermarks(partition))
-            for partition, offset in stored.items()
-        }
+        begin_at: dict[LogPartition, int] = {}
+        there: dict[LogPartition, Anchor] = {}
+        for place, offset in stored.items():
+            if offset is None:
+                begin_at[place] = self._unknown(place, place in ran_before)
+                continue
+            low, high = marks = self._watermarks(place)
+            begin_at[place] = self._known(place, offset, marks)
+            anchor = anchors.get(place)
+            if anchor is not None and low <= anchor.offset < min(offset, high):
+                there[place] = anchor
+        self._check_same(there, begin_at)
+        return begin_at
 
     def record(self) -> None:
         """Record the first start, unless it was recorded before; call it before the first poll."""
@@ -142,6 +156,16 @@ class StartPolicy:
                 "the position, and do that before publishers write there (OPERATING.md, Kafka that goes back)"
             )
         return offset
+
+    def _check_same(self, anchors: Mapping[LogPartition, Anchor], begin_at: Mapping[LogPartition, int]) -> None:
+        for place in sorted(self._replaced(anchors)):
+            at = anchors[place].offset
+            raise Stopped(
+                f"{place.topic}[{place.partition}] of route {self._route!r} stands at {begin_at[place]}, and what it has read at {at} "
+                "is not there any more, but another record: the log lost its end and has grown again, and what was written in "
+                "place of that was never read; put the position to where the log was cut, which is at or below "
+                f"{at} (OPERATING.md, Kafka that goes back)"
+            )
 
     def _expired(self, partition: LogPartition, low: int) -> str:
         return (

@@ -19,6 +19,7 @@ from relay.delivery.position_note import hint_note
 from relay.kafka.failures import DENIED_REMEDY, is_denied, kafka_error, sentence
 from relay.kafka.group import GroupConsumer
 from relay.kafka.group_events import end_of_partition, said_of_membership
+from relay.log.anchor import NewEpoch
 from relay.log.intake import Intake
 from relay.message.errors import (
     ConfigError,
@@ -85,6 +86,7 @@ class RouteWorker:
         check_twin: Callable[[], None],
         topic_ids: Callable[[], Mapping[str, bytes]],
         check_topics: Callable[[], object],
+        check_epochs: Callable[[Mapping[LogPartition, NewEpoch]], object],
         bounds: Bounds,
         decided: Callable[[], bool] = bool,
     ) -> None:
@@ -100,6 +102,7 @@ class RouteWorker:
         self._check_twin = check_twin
         self._topic_ids = topic_ids
         self._check_topics = check_topics
+        self._check_epochs = check_epochs
         self._bounds = bounds
         self._decided = decided
         self._generation = -1
@@ -156,6 +159,7 @@ class RouteWorker:
         self._rest()
         if self._read(self._patience()) is None:
             return
+        self._check_epochs(self._intake.new_epochs())
         now = clock.monotonic()
         self._resolving.turn(self._intake, now)
         room = self._bounds.inflight_messages - self._intake.ready()
@@ -308,6 +312,7 @@ class RouteWorker:
             meanwhile=self._read_ahead,
             numbered=self._intake.is_numbered(),
             aborted=self._intake.take_aborted(),
+            anchors=self._intake.anchors(positions),
         )
         self._submit(batch)
         self._submitted = positions

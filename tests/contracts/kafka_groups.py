@@ -56,7 +56,7 @@ class GroupContract(KafkaContract):
         member = self.join(name, log.topic)
         assert self.positions(member, log) is None
         instance = self.begun()
-        instance.send_offsets({log: 7}, {log.topic: NOTE}, member.membership())
+        instance.send_offsets({log: 7}, {log: NOTE}, member.membership())
         with pytest.raises(Unreachable):
             self._committed(member, log)
         self.system.lose_answer("EndTxn")

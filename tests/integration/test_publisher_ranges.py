@@ -90,7 +90,8 @@ def _fold() -> tuple[Ranges, Evidence]:
 def runs_in_table(postgres: str) -> dict[tuple[int, RangeKey], list[int]]:
     with psycopg.connect(postgres) as connection:
         rows = connection.execute("select partition, state from relay_range").fetchall()
-    return {(partition, entry.key): entry.closed for partition, state in rows for entry in [decode_value(state)]}
+    entries = [(partition, decode_value(state)) for partition, state in rows]
+    return {(partition, one.key): one.closed for partition, one in entries if one.key.incarnation}  # else an anchor's
 
 
 def delivered(route: Route, postgres: str) -> list[str]:

@@ -13,6 +13,7 @@ RECOVERY: Final = "tests/unit/test_recovery_again.py"
 BESIDE: Final = "tests/unit/test_recovery_beside_others.py"
 UNSHOWN: Final = "tests/unit/test_unshown.py"
 STEPS: Final = "tests/simulation/test_interleavings.py"
+ANCHORS: Final = "tests/unit/test_anchor.py"
 CUT: Final = "tests/unit/test_monitor_cut.py"
 GENERATIONS: Final = "tests/unit/test_index_generations.py"
 SETTLING: Final = "tests/unit/test_recovery_table.py"
@@ -347,6 +348,16 @@ LOG_GUARDS: Final = (
             "tests/unit/test_unit_decisions.py",
             "test_where_kafka_went_back_and_has_grown_beyond_before_anybody_asks_what_stands_there_now_counts",
         ),
+    ),
+    Guard(
+        "anchors_unread",
+        "what was written where a log lost its end, and below the position, is passed over",
+        Named(ANCHORS, "test_a_topic_route_does_not_read_on_in_a_log_that_was_cut_and_has_grown_beyond_its_position"),
+    ),
+    Guard(
+        "new_leaders_believed",
+        "the same, where the leader that lacks the end comes after the take-over",
+        Named(ANCHORS, "TestAnchorage::test_a_leader_that_comes_after_the_take_over_is_held_against_what_lay_below_the_position"),
     ),
 )
 REDRIVE_GUARDS: Final = (

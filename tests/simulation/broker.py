@@ -84,6 +84,9 @@ class StoredRecord(Placed):
     def timestamp(self) -> tuple[int, int]:
         return (1, self._timestamp_ms)
 
+    def leader_epoch(self) -> int:
+        return 0
+
     def error(self) -> None:
         return None
 

@@ -103,7 +103,7 @@ class Worker:
         with self._stage.world.acting_as(self.process):
             self.delivery.recover(
                 [self._stage.log], [self.view], self.member,
-                lambda stored, _: {p: at or 0 for p, at in stored.items()}, {self._stage.log.topic: TOPIC_ID},
+                lambda stored, *_: {p: at or 0 for p, at in stored.items()}, {self._stage.log.topic: TOPIC_ID},
             )  # fmt: skip
 
     def recover_until_it_can_be_told(self) -> None:

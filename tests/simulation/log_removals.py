@@ -10,6 +10,7 @@ from relay.delivery.evidence_reading import MonitorView
 from relay.kafka.decisions import DecisionLog
 from relay.log.holds import PartitionHolds
 from relay.message.record import LogPartition
+from relay.run.anchorage import Anchorage
 from relay.run.starts import StartPolicy
 from relay.run.topic_watch import TopicWatch
 from tests.simulation.installation import StandIn
@@ -61,10 +62,20 @@ def lost_decisions_kept() -> list[StandIn]:
     return [(DecisionLog, "_read_on", trusting)]
 
 
+def anchors_unread() -> list[StandIn]:
+    """Whatever lies below a position is taken for what was read there."""
+    return [(Anchorage, "replaced", lambda *_: ())]
+
+
+def new_leaders_believed() -> list[StandIn]:
+    """Whoever leads has all that was read."""
+    return [(Anchorage, "check", lambda *_: None)]
+
+
 LOG_REMOVALS: Final[dict[str, Callable[[], list[StandIn]]]] = {
     removal.__name__: removal
     for removal in (
         another_topic_unnoticed, jump_over_what_is_lost, untaken_overtaken, cut_unnoticed, old_leader_believed, old_output_believed,
-        lost_decisions_kept,
+        lost_decisions_kept, anchors_unread, new_leaders_believed,
     )
 }  # fmt: skip

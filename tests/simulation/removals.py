@@ -365,8 +365,8 @@ def recoveries_in_step() -> list[Change]:
 def overtaken_is_lost() -> list[Change]:
     """A position that somebody stored meanwhile counts as lost."""
 
-    def start(starts: Any, assigned: Any, stored: Any, ran_before: Any, group: Any) -> Any:
-        return starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before)
+    def start(starts: Any, assigned: Any, stored: Any, ran_before: Any, *_: Any) -> Any:
+        return starts({p: stored[p][0] if p in stored else None for p in assigned}, ran_before, {})
 
     return [(topic_recovery, "_start", start)]
 

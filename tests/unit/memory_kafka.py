@@ -49,6 +49,9 @@ class Stored:
     def timestamp(self) -> tuple[int, int]:
         return self.time
 
+    def leader_epoch(self) -> int:
+        return 0
+
 
 class MemoryKafka:
     """The cluster; it outlives the processes that use it. ``appending`` is told of every record before it is taken."""
@@ -140,11 +143,11 @@ class MemoryTransaction:
         self._current()
 
     def send_offsets(
-        self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], membership: bytes
+        self, positions: Mapping[LogPartition, int], notes: Mapping[LogPartition, str], membership: bytes
     ) -> None:
         if membership in self._kafka.former:
             raise Fenced("the group knows this member under another generation by now")
-        self._unit().offsets.update({p: (offset, notes.get(p.topic, "")) for p, offset in positions.items()})
+        self._unit().offsets.update({p: (offset, notes.get(p, "")) for p, offset in positions.items()})
 
     def commit(self) -> None:
         self._unit()

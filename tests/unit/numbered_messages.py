@@ -55,7 +55,7 @@ def batch(
     )
 
 
-def start(stored: Any, _: Any) -> dict[LogPartition, int]:
+def start(stored: Any, *_: Any) -> dict[LogPartition, int]:
     return {p: at or 0 for p, at in stored.items()}
 
 

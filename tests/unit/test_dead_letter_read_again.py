@@ -37,6 +37,9 @@ class Record:
     def timestamp(self) -> tuple[int, int]:
         return (1, 5)
 
+    def leader_epoch(self) -> int:
+        return 0
+
 
 class Log:
     """A log of which offsets 3 to 9 are left."""

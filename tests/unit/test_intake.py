@@ -57,6 +57,9 @@ class Fake:
     def timestamp(self) -> tuple[int, int]:
         return 1, 1000
 
+    def leader_epoch(self) -> int:
+        return 0
+
     def error(self) -> None:
         return None
 

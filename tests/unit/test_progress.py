@@ -86,7 +86,7 @@ def test_a_worker_without_an_assignment_owns_nothing_and_does_not_run(said: Said
     made = RouteWorker(
         group=group, intake=said.intake, destination=parts, views=parts, resolving=parts, reloading=parts,
         redriving=parts, progress=said.progress, starts=parts.recover, check_twin=bool,
-        topic_ids=lambda: {"orders": b"i" * 16}, check_topics=bool, bounds=Bounds(10, 1000, 0.1, 100),
+        topic_ids=lambda: {"orders": b"i" * 16}, check_topics=bool, check_epochs=bool, bounds=Bounds(10, 1000, 0.1, 100),
     )  # fmt: skip
     parts.read_at_once, parts.asked_again_s = 10, 30.0
     made._read(0.0)
@@ -117,7 +117,7 @@ def test_what_its_database_does_not_answer_is_not_shown_as_delivered(said: Said)
     made = RouteWorker(
         group=group, intake=said.intake, destination=parts, views=parts, resolving=parts, reloading=parts,
         redriving=parts, progress=said.progress, starts=parts.recover, check_twin=bool,
-        topic_ids=lambda: {"orders": b"i" * 16}, check_topics=bool, bounds=Bounds(10, 1000, 0.1, 100),
+        topic_ids=lambda: {"orders": b"i" * 16}, check_topics=bool, check_epochs=bool, bounds=Bounds(10, 1000, 0.1, 100),
     )  # fmt: skip
     for _ in range(20):
         made._turn()

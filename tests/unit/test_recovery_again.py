@@ -150,7 +150,7 @@ class Process:
 
     def recover(self) -> dict[LogPartition, int]:
         return self.delivery.recover(
-            [LOG], [self.view], self.kafka, lambda stored, _: {p: at or 0 for p, at in stored.items()}, {"log": b"id"}
+            [LOG], [self.view], self.kafka, lambda stored, *_: {p: at or 0 for p, at in stored.items()}, {"log": b"id"}
         )
 
     def deliver(self, first: int) -> None:

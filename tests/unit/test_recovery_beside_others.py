@@ -169,7 +169,7 @@ class Overtaken(MemoryKafka):
         return {} if self.looks == 1 else super().committed(partitions)
 
 
-def stop(stored: object, ran_before: object) -> dict[LogPartition, int]:
+def stop(stored: object, ran_before: object, anchors: object) -> dict[LogPartition, int]:
     raise Stopped("the position is lost")
 
 

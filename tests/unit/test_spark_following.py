@@ -116,6 +116,9 @@ class Record:
     def timestamp(self) -> tuple[int, int]:
         return 1, 0
 
+    def leader_epoch(self) -> int:
+        return 0
+
 
 class Log:
     """Gives one batch of records after the other, and counts them."""

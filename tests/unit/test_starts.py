@@ -51,7 +51,7 @@ def place(partition: int) -> LogPartition:
 
 
 def test_earliest_is_the_beginning_of_each_partition() -> None:
-    assert policy(Shared()).resolve({place(0): None, place(1): None}, ()) == {place(0): 0, place(1): 5}
+    assert policy(Shared()).resolve({place(0): None, place(1): None}, (), {}) == {place(0): 0, place(1): 5}
 
 
 class Overtaken(Shared):
@@ -85,11 +85,11 @@ def test_compaction_leaves_the_word_of_who_recorded_the_start_first() -> None:
 
 def test_latest_is_the_end_as_it_was_when_first_recorded() -> None:
     register = Shared()
-    assert policy(register, "latest").resolve({place(0): None}, ()) == {place(0): 10}
+    assert policy(register, "latest").resolve({place(0): None}, (), {}) == {place(0): 10}
 
     later = policy(register, "latest", {0: (0, 99), 1: (5, 99)})
 
-    assert later.resolve({place(0): None, place(1): None}, ()) == {place(0): 10, place(1): 20}
+    assert later.resolve({place(0): None, place(1): None}, (), {}) == {place(0): 10, place(1): 20}
     assert len(register.records) == 1
 
 
@@ -101,7 +101,7 @@ def test_of_two_workers_that_start_together_the_first_record_decides() -> None:
 
     slow.record()
 
-    assert slow.resolve({place(0): None}, ()) == {place(0): 40}
+    assert slow.resolve({place(0): None}, (), {}) == {place(0): 40}
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
@@ -111,11 +111,11 @@ def test_a_partition_added_later_begins_at_its_beginning(start: Literal["earlies
 
     grown = policy(register, start, {0: (0, 10), 1: (3, 30)})
 
-    assert grown.resolve({place(1): None}, ()) == {place(1): 3}
+    assert grown.resolve({place(1): None}, (), {}) == {place(1): 3}
 
 
 def test_a_stored_position_is_kept() -> None:
-    assert policy(Shared()).resolve({place(0): 7, place(1): 20}, {place(0)}) == {place(0): 7, place(1): 20}
+    assert policy(Shared()).resolve({place(0): 7, place(1): 20}, {place(0)}, {}) == {place(0): 7, place(1): 20}
 
 
 def test_a_position_that_one_broker_does_not_know_and_another_does_is_gone_on_from() -> None:
@@ -130,10 +130,10 @@ def test_a_position_that_one_broker_does_not_know_and_another_does_is_gone_on_fr
         end_anew=end_anew,
     )  # fmt: skip
 
-    assert made.resolve({place(0): 20, place(1): 30}, ()) == {place(0): 20, place(1): 30}
+    assert made.resolve({place(0): 20, place(1): 30}, (), {}) == {place(0): 20, place(1): 30}
     assert asked == [(place(1), 30)]
     with pytest.raises(Stopped, match="stands at 31, above the log's end 30"):
-        made.resolve({place(1): 31}, ())
+        made.resolve({place(1): 31}, (), {})
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_position_that_one_broker_does_not_know_and_another_does_is_gone_on_fr
 )
 def test_a_position_outside_the_log_stops_and_never_jumps(stored: int, words: str) -> None:
     with pytest.raises(Stopped, match=words):
-        policy(Shared()).resolve({place(1): stored}, ())
+        policy(Shared()).resolve({place(1): stored}, (), {})
 
 
 def test_a_partition_that_was_delivered_from_and_has_no_position_has_lost_it() -> None:
@@ -149,7 +149,7 @@ def test_a_partition_that_was_delivered_from_and_has_no_position_has_lost_it() -
     policy(register).record()
 
     with pytest.raises(Stopped, match="no stored position although the route has run before"):
-        policy(register).resolve({place(0): None}, {place(0)})
+        policy(register).resolve({place(0): None}, {place(0)}, {})
 
 
 def test_a_recorded_start_that_left_the_log_before_anything_was_delivered_is_lost_under_a_name() -> None:
@@ -158,13 +158,13 @@ def test_a_recorded_start_that_left_the_log_before_anything_was_delivered_is_los
     marks = {0: (6, 10)}
 
     with pytest.raises(Stopped, match=r"begins at 6: 6 offsets left it unread.*lost:main/log/0/0-5 "):
-        policy(register, marks=marks).resolve({place(0): None}, ())
+        policy(register, marks=marks).resolve({place(0): None}, (), {})
 
     told = StartPolicy(
         register, route="main", policy="earliest", topics={"log": 1}, topic_ids={"log": ID},
         watermarks=lambda _: (6, 10), may_pass=lambda one, first, low: (one, first, low) == (place(0), 0, 6),
     )  # fmt: skip
-    assert told.resolve({place(0): None}, ()) == {place(0): 6}
+    assert told.resolve({place(0): None}, (), {}) == {place(0): 6}
     assert recorded_start(register, "main", place(0), ID) == 0
     assert recorded_start(register, "main", place(0), OTHER_ID) is None
 
@@ -176,7 +176,7 @@ def test_what_leaves_the_log_after_a_person_has_decided_is_named_apart() -> None
     )  # fmt: skip
 
     with pytest.raises(Stopped, match=r"7 offsets left it unread.*lost:main/log/1/5-8 "):
-        made.resolve({place(1): 2}, ())
+        made.resolve({place(1): 2}, (), {})
 
 
 def test_a_topic_created_again_stops() -> None:
@@ -184,7 +184,7 @@ def test_a_topic_created_again_stops() -> None:
     policy(register).record()
 
     with pytest.raises(Stopped, match=f"deleted and created again.*{NAMESAKE_REMEDY}"):
-        policy(register, topic_id=OTHER_ID).resolve({place(0): None}, ())
+        policy(register, topic_id=OTHER_ID).resolve({place(0): None}, (), {})
 
 
 def test_what_left_the_log_unread_is_passed_only_when_a_person_lets_it_go() -> None:
@@ -200,6 +200,6 @@ def test_what_left_the_log_unread_is_passed_only_when_a_person_lets_it_go() -> N
     )  # fmt: skip
 
     with pytest.raises(Stopped, match="relay indoubt resolve CONFIG lost:main/log/1/2-4 --abort"):
-        made.resolve({place(1): 2}, ())
-    assert made.resolve({place(1): 2}, ()) == {place(1): 5}
+        made.resolve({place(1): 2}, (), {})
+    assert made.resolve({place(1): 2}, (), {}) == {place(1): 5}
     assert asked == [(place(1), 2, 5)] * 2

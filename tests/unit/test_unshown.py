@@ -114,7 +114,7 @@ class Worker:
 
     def recover(self) -> None:
         self.delivery.recover(
-            [LOG], [view()], self.kafka, lambda stored, _: {p: at or 0 for p, at in stored.items()}, {"log": b"id"}
+            [LOG], [view()], self.kafka, lambda stored, *_: {p: at or 0 for p, at in stored.items()}, {"log": b"id"}
         )
 
     def recover_for_good(self) -> None:

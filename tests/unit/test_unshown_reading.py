@@ -193,7 +193,7 @@ def test_a_quiet_partition_of_a_busy_worker_is_said_to_be_closed(monkeypatch: py
     def recover(one: Worker) -> None:
         quiet = memory_index(1)
         views = [view(), MonitorView(1, quiet, Evidence(quiet.add_page, quiet.void), 0, 0)]
-        one.delivery.recover([LOG, other], views, kafka, lambda stored, _: {p: at or 0 for p, at in stored.items()}, {"log": b"id"})
+        one.delivery.recover([LOG, other], views, kafka, lambda stored, *_: {p: at or 0 for p, at in stored.items()}, {"log": b"id"})
 
     recover(worker)
     last = worker.messages[0]._replace(partition=1, digest=b"q" * 16)

@@ -46,6 +46,7 @@ def worker() -> tuple[RouteWorker, Any]:
         group=parts.group, intake=parts.intake, destination=parts.destination, views=parts.views,
         resolving=parts.resolving, reloading=parts.reloading, redriving=parts.redriving, progress=parts.progress,
         starts=parts.starts, check_twin=parts.check_twin, topic_ids=parts.topic_ids, check_topics=parts.check_topics,
+        check_epochs=parts.check_epochs,
         bounds=Bounds(10, 1000, 0.1, 100),
     )  # fmt: skip
     return made, parts
