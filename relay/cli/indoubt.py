@@ -14,7 +14,7 @@ from relay.config.loading import load
 from relay.control.deciding import evidence, resolve
 from relay.control.in_doubt_messages import messages
 from relay.control.in_doubt_reading import InDoubtReader, Item, shown
-from relay.message.errors import CheckFailed, ConfigError
+from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.monitor.resolution import Kind, Told, parse
 from relay.run import clock
 from relay.run.logging import text
@@ -27,13 +27,13 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc
 
 @app.command("list")
 def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None:
-    """List what is in doubt; exit 0 if nothing needs a person, 1 if something does, 3 if brokers or a database are away."""
+    """List what is in doubt; exit 0 if nothing needs a person, 1 if something does, 3 if brokers or a database are away, or another version wrote what cannot be read."""
     loaded = load(Path(config))
     with InDoubtReader(loaded) as reader:
         items = reader.items()
         now = clock.wall_ms()
         waits = [item for item in items if item.needs_person and item.resolution is None]
-        code = 1 if waits or reader.stuck else reader.unseen.exit_code if reader.unseen else 0
+        code = 1 if waits or reader.stuck else Unreachable.exit_code if reader.unseen or reader.unreadable else 0
         if as_json:
             alarm_ms = loaded.timing.in_doubt_alarm * 1000
             print_json(

@@ -24,7 +24,7 @@ REASON_CHARACTERS_MAX: Final = 1000
 def resolve(reader: InDoubtReader, subject: Subject, told: Told, *, who: str, reason: str) -> Resolution:
     """Write the resolution and return it.
 
-    Raises CheckFailed (refused: with the evidence, or with the name of the resolution that holds), ConfigError.
+    Raises CheckFailed (refused: with the evidence, or with the name of the resolution that holds), ConfigError, Stopped.
     """
     if not reason.strip():
         raise ConfigError("--reason is empty; say why, for whoever reads the audit record later")
@@ -41,12 +41,17 @@ def resolve(reader: InDoubtReader, subject: Subject, told: Told, *, who: str, re
 
 
 def evidence(reader: InDoubtReader, items: list[Item], subject: Subject, told: Told) -> str:
-    """Return why no evidence can decide about the subject; raises CheckFailed with the evidence if any can."""
+    """Return why no evidence can decide about the subject.
+
+    Raises CheckFailed with the evidence if any can, and Stopped if another version has written what there is.
+    """
     mine = [item for item in items if item.subject.overlaps(subject)]
     if subject.kind is Kind.CAPTURE:
         return _of_capture(reader, mine, subject)
     if subject.route not in reader.config.routes:
         raise ConfigError(f"{subject.text}: there is no route {subject.route!r} in {reader.config.path}")
+    if subject.route in reader.unreadable:
+        raise reader.unreadable[subject.route]
     if subject.kind is Kind.LOST:
         return _of_lost(reader, mine, subject, told)
     return _of_delivery(mine, subject)

@@ -21,7 +21,7 @@ from relay.delivery.evidence_reading import ProvenOffsets, decoded
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
-from relay.message.errors import Unreachable
+from relay.message.errors import Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, Page
 from relay.monitor.in_doubt import Attempt, Doubt, Why, in_doubt
@@ -108,7 +108,10 @@ def shown(resolution: Resolution, *, obeyed: bool) -> dict[str, Any]:
 
 
 class InDoubtReader:
-    """Reads what is in doubt, now. Use as a context. Raises Unreachable, ConfigError, Stuck."""
+    """Reads what is in doubt, now. Use as a context. Raises Unreachable, ConfigError, Stuck.
+
+    ``unseen`` says which database was away, and ``unreadable`` why nothing can be told of a route's deliveries.
+    """
 
     def __init__(self, config: RelayConfig) -> None:
         self.config = config
@@ -124,6 +127,7 @@ class InDoubtReader:
         self.stuck: list[Stuck] = []
         self.notes: list[str] = []
         self.unseen: Unreachable | None = None
+        self.unreadable: dict[str, Stopped] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -136,11 +140,12 @@ class InDoubtReader:
         self._status.__exit__(kind, error, trace)
 
     def items(self) -> list[Item]:
-        """Return everything in doubt, by route; ``stuck``, ``decided``, ``notes`` and ``unseen`` are set beside it."""
+        """Return everything in doubt, by route; what else this reader has is set beside it."""
         views = self._status.read()
         records = self._status.records()
         self.notes = list(self._status.notes)
         self.unseen = self._status.unseen
+        self.unreadable = {}
         self.decided = self.book.read()
         self.stuck = [
             Stuck(view.name, LogPartition(place.topic, place.partition), place.stuck)
@@ -148,15 +153,25 @@ class InDoubtReader:
             for place in view.partitions
             if place.stuck
         ]
-        found: list[Item] = []
-        for view in views:
-            mine = _last_words(record for record in records if record.route == view.name)
-            found += self._holds(view, mine)
-            found += self._lost(view, mine)
-            route = self.config.routes[view.name]
+        return [
+            item
+            for view in views
+            for item in self._of_route(view, _last_words(record for record in records if record.route == view.name))
+        ]
+
+    def _of_route(
+        self, view: RouteView, words: Mapping[LogPartition, tuple[StatusRecord, PartitionStatus]]
+    ) -> Iterator[Item]:
+        route = self.config.routes[view.name]
+        yield from self._holds(view, words)
+        try:
+            yield from self._lost(view, words)
             if isinstance(route.to, TopicDestination):
-                found += [self._doubtful(route, doubt) for doubt in self.doubts(route, view)]
-        return found
+                yield from [self._doubtful(route, doubt) for doubt in self.doubts(route, view)]
+        except Stopped as other:
+            # Go on: what another version has written stops that route alone.
+            self.unreadable[route.name] = other
+            self.notes.append(f"route {route.name}: what is in doubt of its deliveries, or lost, was not seen; {other}")
 
     def doubts(self, route: RouteConfig, view: RouteView) -> list[Doubt]:
         """Return the deliveries in doubt of a topic route, from its monitor."""

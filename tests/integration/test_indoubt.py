@@ -183,3 +183,42 @@ def test_where_the_positions_cannot_be_asked_nothing_is_called_lost(
 
     assert (code, found["ok"], found["items"]) == (3, False, []), "nor that nothing is"
     assert "positions are those its workers told last" in found["notes"][0]
+
+
+def begun(route: TopicRoute, name: str, frame: bytes | None = None) -> None:
+    """A transaction of a route of which nothing is known but its begin; ``frame`` is that of another version's record."""
+    inputs, outputs = [InputRange(route.log, 0, 0, 4)], [OutputStart(route.out, 0, 0)]
+    key, value = encode(Begin("x", f"{route.name}.x", b"i" * 16, 1, -1, inputs, outputs))
+    producer = Producer({"bootstrap.servers": route.kafka})
+    producer.produce(f"{route.name}.{name}.monitor", value if frame is None else frame + value[len(frame) :], key, 0)
+    assert producer.flush(20) == 0
+
+
+def test_what_another_version_wrote_of_one_route_hides_no_other_route(make_route: MakeRoute, kafka_admin: AdminClient) -> None:
+    route = make_route(partitions=1)
+    with route.path.open("a") as config:
+        config.write(f'\n[routes.other]\nfrom = ["{route.log}"]\nto = {{ topic = "{route.out}" }}\n')
+    route.migrate()
+    publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(4)])
+    begun(route, "main", b"\xc3\x01" + bytes(8))
+
+    code, listed, said = relay(route, "list")
+    assert (code, listed.get("ok"), listed.get("items")) == (3, False, []), said
+    (note,) = [one for one in listed["notes"] if "route main" in one]
+    assert f"{route.name}.main.monitor[0] has at offset 0 what another version of the relay wrote" in note
+    assert note.endswith("run that version, or a newer one")
+
+    begun(route, "other")
+    producer = Producer({"bootstrap.servers": route.kafka})
+    producer.produce(route.out, b"what was there", partition=0)
+    assert producer.flush(20) == 0
+    delete_below(kafka_admin, route.out, 1)
+    mine, others = (f"delivery:{name}/{route.log}/0/0-3" for name in ("main", "other"))
+    code, listed, said = relay(route, "list")
+    assert (code, [one["name"] for one in listed["items"]]) == (1, [others]), said
+    assert note in listed["notes"]
+
+    for words in (("show",), ("resolve", "--commit", "--reason", "it is there")):
+        code, _, refusal = relay(route, words[0], mine, *words[1:])
+        assert (code, "main.monitor[0] has at offset 0 what another version" in refusal) == (1, True), refusal
+    assert relay(route, "resolve", others, "--commit", "--reason", "it is there")[0] == 0
