@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from relay.capture.resolver import Resolution, State
 from relay.message.envelope import ResourceName
+from relay.message.errors import Stopped
 from relay.message.identity import NONCE_BYTES, capture_id
 from relay.message.record import LogPartition
 from relay.message.schemas import OtherVersion, UnknownRecord, codec
@@ -51,6 +52,11 @@ def unit_called(name: str) -> Unit:
     """Return the unit that messages call so."""
     query, _, batch = name.rpartition("/")
     return batch_unit(query, int(batch)) if query and batch.isdecimal() else named_unit(name)
+
+
+def unit_of_writer(name: str, writer: str) -> Unit | None:
+    """Return the unit of this name as this writer decides it; None if another one does."""
+    return next((unit for unit in (named_unit(name), unit_called(name)) if unit.writer == writer), None)
 
 
 def unit_of(resource: ResourceName) -> str | None:
@@ -135,6 +141,14 @@ def decode_decision(value: bytes | None) -> UnitDecision | None:
     return UnitDecision(unit, record["run"], committed, attempts, record["previous"], record["at"], record["why"])
 
 
+def unit_in_key(key: bytes | None) -> str | None:
+    """Return the name of the unit that a record is about, whatever version wrote it; None if its key is no name."""
+    try:
+        return (key or b"").decode() or None
+    except UnicodeDecodeError:
+        return None
+
+
 def standing(known: Iterable[UnitDecision], unit: Unit, run: str) -> UnitDecision | None:
     """Return the decision that leaves this run nothing to decide: the unit's commit, else the run's own abort."""
     closed = None
@@ -148,9 +162,13 @@ def standing(known: Iterable[UnitDecision], unit: Unit, run: str) -> UnitDecisio
 
 
 class UnitDecisions:
-    """Every decision that the topic holds, for whoever holds messages. Of each unit only what answers a question is kept."""
+    """Every decision that the topic holds, for whoever holds messages. Of each unit only what answers a question is kept.
+
+    Whoever asks for a unit of which another version wrote, before anything that stands, gets Stopped.
+    """
 
     def __init__(self) -> None:
+        self._unread: dict[str, tuple[int, str]] = {}
         self._committed: dict[str, bytes] = {}
         self._closed: dict[tuple[str, str], int] = {}
         self._kept: deque[tuple[int, UnitDecision]] = deque()
@@ -163,6 +181,8 @@ class UnitDecisions:
     def add(self, decision: UnitDecision, offset: int = 0) -> None:
         """Take a decision in the order of the topic: the first commit of a unit stands."""
         name = decision.unit.name
+        if name in self._unread:
+            return  # what cannot be read may be the commit that stands
         if not decision.committed:
             self._closed[name, decision.run] = offset
         elif name in self._committed or (name, decision.run) in self._closed:
@@ -171,6 +191,11 @@ class UnitDecisions:
         else:
             self._committed[name] = b"".join(attempt.nonce for attempt in decision.attempts)
         self._kept.append((offset, replace(decision, attempts=())))
+
+    def add_unread(self, name: str, why: str, offset: int = 0) -> None:
+        """Take what another version wrote of a unit: what stood before stands, and nobody knows what else does."""
+        if name not in self._committed:
+            self._unread.setdefault(name, (offset, why))
 
     def forget_below(self, low: int) -> None:
         """Let go of what has left the topic: it is kept for longer than the messages that anybody may ask about."""
@@ -181,13 +206,19 @@ class UnitDecisions:
                 del self._committed[decision.unit.name]
             elif self._closed.get(closed) == offset:
                 del self._closed[closed]
+        for name in [name for name, (offset, _) in self._unread.items() if offset < low]:
+            del self._unread[name]
 
     def has_batches_of(self, query: str) -> bool:
         """Has a batch of this query been committed?"""
-        return any(name.rpartition("/")[0] == query for name in self._committed)
+        if any(name.rpartition("/")[0] == query for name in self._committed):
+            return True
+        self._stop_over(name for name in self._unread if name.rpartition("/")[0] == query)
+        return False
 
     def captures(self) -> Iterator[bytes]:
         """Yield the capture ids of every attempt that counts."""
+        self._stop_over(self._unread)
         for nonces in self._committed.values():
             for first in range(0, len(nonces), NONCE_BYTES):
                 yield capture_id(nonces[first : first + NONCE_BYTES])
@@ -198,12 +229,18 @@ class UnitDecisions:
         if nonces is None:
             if (unit, run) in self._closed:
                 return Resolution(State.ABORTED, detail=f"run {run} of unit {unit} was closed")
+            self._stop_over((unit,))
             return Resolution(State.UNDECIDED, detail=f"unit {unit} has no decision yet")
         for first in range(0, len(nonces), NONCE_BYTES):
             nonce = nonces[first : first + NONCE_BYTES]
             if capture_id(nonce) == capture:
                 return Resolution(State.COMMITTED, nonce)
         return Resolution(State.ABORTED, detail=f"unit {unit} was decided without this attempt")
+
+    def _stop_over(self, units: Iterable[str]) -> None:
+        for name in units:
+            if name in self._unread:
+                raise Stopped(self._unread[name][1])
 
 
 def _by_topic(places: Sequence[LogPartition]) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaException
 
@@ -19,13 +19,15 @@ from relay.capture.decisions import (
     decode_decision,
     encode_decision,
     standing,
+    unit_in_key,
+    unit_of_writer,
 )
 from relay.kafka import settings
 from relay.kafka.failures import is_denied, kafka_error, sentence
 from relay.kafka.reading import PartitionReader
 from relay.kafka.settings import TimingLike
 from relay.kafka.transactions import TransactionalInstance
-from relay.message.errors import ConfigError, InDoubt, RecordRefused, Unreachable
+from relay.message.errors import ConfigError, InDoubt, RecordRefused, Stopped, Unreachable
 from relay.message.record import LogPartition, Record, of_other_version
 from relay.message.schemas import OtherVersion
 from relay.run import clock, randomness
@@ -48,6 +50,13 @@ def decisions_partition(relay: str) -> LogPartition:
 def writer_id(relay: str, writer: str) -> str:
     """Return the transactional id under which one writer decides, so that a successor fences it."""
     return f"{relay}.decide.{writer}"
+
+
+class Unread(NamedTuple):
+    """What another version wrote of a unit: the key names that, and the rest cannot be read."""
+
+    unit: str
+    why: Stopped
 
 
 class DecisionWriter:
@@ -156,32 +165,38 @@ class DecisionWriter:
             low, high = uncommitted.watermarks(self._partition)
         with reader(committed=True) as committed:
             latest = self._latest(committed, low, high, wanted.unit.writer)
-            if latest is None:
-                return NO_PREVIOUS, []
-            offset, decision = latest
-            found = [decision]
-            while found[-1].unit.ordinal >= wanted.unit.ordinal and found[-1].previous >= low:
-                before = found[-1].previous
-                earlier = [one for _, one in self._read(committed, before, before + 1)]
-                if not earlier:
+            offset, found = NO_PREVIOUS if latest is None else latest[0], []
+            while latest is not None:
+                decision = latest[1]
+                if isinstance(decision, Unread):
+                    self._pass(decision, wanted)
                     break
-                found += earlier
+                found.append(decision)
+                if decision.unit.ordinal < wanted.unit.ordinal or decision.previous < low:
+                    break
+                latest = next(iter(self._read(committed, decision.previous, decision.previous + 1)), None)
             return offset, found
+
+    def _pass(self, unread: Unread, wanted: UnitDecision) -> None:
+        """Raise Stopped unless what another version wrote is of an earlier unit: nothing of the wanted one lies below it."""
+        unit = unit_of_writer(unread.unit, wanted.unit.writer)
+        if unit is None or unit.ordinal >= wanted.unit.ordinal:
+            raise unread.why
 
     def _latest(
         self, reader: PartitionReader, low: int, high: int, writer: str
-    ) -> tuple[int, UnitDecision] | None:
+    ) -> tuple[int, UnitDecision | Unread] | None:
         """Look backwards in growing windows: a writer at work has decided a short while ago."""
         window, end = FIRST_WINDOW, high
         while end > low:
             first = max(low, end - window)
-            mine = [one for one in self._read(reader, first, end) if one[1].unit.writer == writer]
+            mine = [one for one in self._read(reader, first, end) if _is_of(one[1], writer)]
             if mine:
                 return mine[-1]
             end, window = first, window * WINDOW_GROWTH
         return None
 
-    def _read(self, reader: PartitionReader, first: int, end: int) -> list[tuple[int, UnitDecision]]:
+    def _read(self, reader: PartitionReader, first: int, end: int) -> list[tuple[int, UnitDecision | Unread]]:
         return [
             (record.offset(), decision)
             for records in reader.read({self._partition: (first, end)})
@@ -190,11 +205,21 @@ class DecisionWriter:
         ]
 
 
-def _decoded(record: Record) -> UnitDecision | None:
+def _is_of(decision: UnitDecision | Unread, writer: str) -> bool:
+    if isinstance(decision, Unread):
+        return unit_of_writer(decision.unit, writer) is not None
+    return decision.unit.writer == writer
+
+
+def _decoded(record: Record) -> UnitDecision | Unread | None:
+    """Return the decision that a record holds; None for anything else. Raises Stopped if another version's names no unit."""
     try:
         return decode_decision(record.value())
     except OtherVersion as error:
-        raise of_other_version(record.topic(), record.partition(), record.offset()) from error
+        why, unit = of_other_version(record.topic(), record.partition(), record.offset()), unit_in_key(record.key())
+        if unit is None:
+            raise why from error
+        return Unread(unit, why)
 
 
 class DecisionLog:
@@ -209,7 +234,8 @@ class DecisionLog:
         self._decisions = UnitDecisions()
 
     def decisions(self) -> UnitDecisions:
-        """Return what is decided now. Raises Unreachable, Stuck while a decision is still being made, or Stopped for another version's."""
+        """Return what is decided now. Raises Unreachable, Stuck while a decision is still being made, or Stopped for another version's
+        whose key names no unit."""
         if self._readers is None:
             self._readers = (self._open(False), self._open(True))
         uncommitted, committed = self._readers
@@ -238,7 +264,9 @@ class DecisionLog:
                     known = None
                     continue
                 decision = _decoded(record)
-                if decision is not None:
+                if isinstance(decision, Unread):
+                    self._decisions.add_unread(decision.unit, str(decision.why), record.offset())
+                elif decision is not None:
                     self._decisions.add(decision, record.offset())
                 self._read_to, self._last = record.offset() + 1, found
         return known is None

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from relay.capture.decisions import unit_of
+from relay.capture.decisions import UnitDecisions, unit_of
 from relay.capture.resolver import Resolution, State
 from relay.kafka.decisions import DecisionLog
 from relay.message.envelope import ResourceName
-from relay.message.errors import RelayError
+from relay.message.errors import RelayError, Stopped
 from relay.run.resolving import Asks
 
 log = structlog.get_logger("relay.units")
@@ -49,4 +49,13 @@ class AskingUnits:
         if decisions.contradictions != self._contradictions:
             self._contradictions = decisions.contradictions
             log.error("a unit has two decisions; the first stands", seen=self._contradictions)
-        return {capture: decisions.resolve(capture, unit, run) for capture, unit, run in units}
+        return {capture: _asked(decisions, capture, unit, run) for capture, unit, run in units}
+
+
+def _asked(decisions: UnitDecisions, capture: bytes, unit: str, run: str) -> Resolution:
+    try:
+        return decisions.resolve(capture, unit, run)
+    except Stopped as other:
+        # Go on: other units do. This one's messages wait for a version that can read what became of it.
+        log.warning("decision not read", unit=unit, reason=str(other))
+        return Resolution(State.UNREACHABLE, detail=str(other))

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from typer.testing import CliRunner
 
-from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, encode_decision
+from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, encode_decision, named_unit
 from relay.cli import unit
 from relay.config.timing import Timing
 from relay.kafka import settings
@@ -121,17 +121,40 @@ def test_drivers_that_connected_early_decide_by_turns_each_unit_once(kafka: str,
     assert len(read_all(kafka, f"{relay_name}.decisions", 1)) == 4
 
 
-def test_a_driver_stops_where_another_version_may_have_decided(kafka: str, relay_name: str) -> None:
-    unit, (_, value) = batch_unit("q", 1), encode_decision(decision(batch_unit("q", 1), "later"))
-    place = decisions_partition(relay_name)
+def write_of_another_version(kafka: str, relay: str, unit: Unit) -> None:
+    place, (key, value) = decisions_partition(relay), encode_decision(decision(unit, "later"))
     producer = Producer({"bootstrap.servers": kafka})
-    producer.produce(place.topic, key=b"q/1", value=value[:2] + bytes(8) + value[10:], partition=place.partition)
+    producer.produce(place.topic, key=key, value=value[:2] + bytes(8) + value[10:], partition=place.partition)
     assert producer.flush(30) == 0
 
-    with pytest.raises(Stopped, match=rf"{place.topic}\[0\] has at offset 0 what another version of the relay wrote"):
-        writer(kafka, relay_name).decide(decision(unit, "now"))
 
-    assert len(read_all(kafka, place.topic, 1)) == 1, "or the unit would be committed twice"
+def test_a_driver_stops_where_another_version_may_have_decided_and_no_other_does(kafka: str, relay_name: str) -> None:
+    place, decides = decisions_partition(relay_name), writer(kafka, relay_name)
+    before = decides.decide(decision(batch_unit("q", 0), "now"))
+    write_of_another_version(kafka, relay_name, batch_unit("q", 1))
+
+    following = decides.decide(decision(batch_unit("q", 2), "now"))
+    others = [decides.decide(decision(unit, "now")) for unit in (batch_unit("other", 1), named_unit("load"))]
+    written = len(read_all(kafka, place.topic, 1))
+
+    assert (before.run, following.run, [one.run for one in others]) == ("now", "now", ["now"] * 2)
+    for number in (1, 0):  # the unit itself, and one whose decisions lie behind it
+        with pytest.raises(Stopped, match=rf"{place.topic}\[0\] has at offset \d+ what another version of the relay wrote"):
+            decides.decide(decision(batch_unit("q", number), "again"))
+    with pytest.raises(Stopped, match="what another version of the relay wrote"):
+        decides.known(decision(batch_unit("q", 1), "again"))
+    assert len(read_all(kafka, place.topic, 1)) == written, "or the unit would be committed twice"
+
+
+def test_a_named_unit_that_another_version_may_have_decided_is_in_doubt_whatever_its_name(kafka: str, relay_name: str) -> None:
+    decides = writer(kafka, relay_name)
+    write_of_another_version(kafka, relay_name, named_unit("load/7"))
+
+    with pytest.raises(Stopped, match="what another version of the relay wrote"):
+        decides.decide(decision(Unit("load/7", "load/7"), "now"))
+    with pytest.raises(Stopped, match="what another version of the relay wrote"):
+        decides.decide(decision(batch_unit("load", 7), "now"))
+    assert decides.decide(decision(named_unit("load/8"), "now")).run == "now"
 
 
 def append(route: TopicRoute, of: Unit, run: str, attempt: Attempt, count: int, prefix: str) -> None:

@@ -8,18 +8,22 @@ from zlib import crc32
 import pytest
 
 from relay.audit import readers
+from relay.capture.decisions import Unit, UnitDecision, batch_unit, encode_decision
+from relay.capture.resolver import Resolution, State
 from relay.kafka.decisions import DecisionLog
 from relay.message.errors import Stopped
+from relay.message.identity import capture_id
 from relay.message.schemas import FRAME_BYTES, OtherVersion, UnknownRecord
 from relay.monitor.entries import Begin, Page, Proof, Seal, decode, encode, frames
 from relay.monitor.ranges import RangeEntry
 from relay.queue.stores.files_message import Content
 from relay.queue.stores.files_record import decode_content, encode_content
+from relay.run.units import AskingUnits
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.numbered_messages import MONITOR, batch, captured, out
 from tests.unit.test_intake import Fake
 from tests.unit.test_numbered_delivery import TopicProcess
-from tests.unit.test_unit_decisions import MINE, Topic, commit
+from tests.unit.test_unit_decisions import MINE, OTHER, UNIT, Topic, attempt, commit
 
 INSTANCE = b"i" * 16
 NAMES = ("begin", "page", "seal", "range")
@@ -106,12 +110,70 @@ def test_the_frames_of_all_entries_are_known() -> None:
     assert len(frames()) == len(NAMES) + 2, "and those of two earlier begins"
 
 
-def test_decisions_of_another_version_are_not_passed_over() -> None:
+def another(unit: Unit, offset: int, *, committed: bool = True) -> Fake:
+    """A decision of another version: its key is its unit's name there as well."""
+    key, value = encode_decision(UnitDecision(unit, "later", committed))
+    return Fake(offset, None, of_another_version(value), key)
+
+
+def test_a_decision_of_another_version_leaves_its_own_unit_in_doubt_and_no_other() -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    asks = AskingUnits(None, lambda: log)  # type: ignore[arg-type]
+    topic.records.append(another(batch_unit("q", 7), 0))
+    topic.write(commit(MINE))  # by whoever passed over the first
+    topic.write(UnitDecision(batch_unit("q", 8), "a", True, (attempt(MINE),)))
+
+    known = asks.resolve([(capture_id(MINE), batch_unit("q", 8).resource("a"))])
+    doubted = asks.resolve([(capture_id(MINE), UNIT.resource("a")), (capture_id(OTHER), batch_unit("q", 8).resource("a"))])
+
+    assert known[capture_id(MINE)] == Resolution(State.COMMITTED, MINE)
+    assert doubted[capture_id(OTHER)].state is State.ABORTED
+    assert doubted[capture_id(MINE)].state is State.UNREACHABLE
+    assert "at offset 0 what another version of the relay wrote" in doubted[capture_id(MINE)].detail
+    with pytest.raises(Stopped, match=r"at offset 0 what another version .*run that version"):
+        log.decisions().resolve(capture_id(MINE), "q/7", "a")
+    topic.low = 1
+    assert log.decisions().resolve(capture_id(MINE), "q/7", "a").state is State.UNDECIDED
+
+
+def test_what_stood_before_another_version_wrote_of_that_unit_stands() -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    topic.write(commit(MINE))
+    topic.write(UnitDecision(batch_unit("q", 8), "a", committed=False))
+    topic.records += [another(UNIT, 2), another(batch_unit("q", 8), 3)]
+
+    known = log.decisions()
+
+    assert known.resolve(capture_id(MINE), "q/7", "a").state is State.COMMITTED
+    assert known.resolve(capture_id(OTHER), "q/8", "a").state is State.ABORTED, "that run is closed, however the unit ends"
+    with pytest.raises(Stopped, match="at offset 3 "):
+        known.resolve(capture_id(OTHER), "q/8", "b")
+
+
+def test_who_asks_for_all_decisions_or_all_of_a_query_is_told_of_those_that_cannot_be_read() -> None:
+    topic: Any = Topic()
+    log = DecisionLog(lambda _: topic, "shop")
+    topic.write(commit(MINE))
+    topic.records.append(another(batch_unit("other", 3), 1))
+    known = log.decisions()
+
+    assert known.has_batches_of("q")
+    assert not known.has_batches_of("third")
+    with pytest.raises(Stopped, match="at offset 1 "):
+        known.has_batches_of("other")
+    with pytest.raises(Stopped, match="at offset 1 "):
+        list(known.captures())
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\xff"])
+def test_a_decision_of_another_version_that_names_no_unit_stops_whoever_asks(key: bytes | None) -> None:
     topic: Any = Topic()
     log = DecisionLog(lambda _: topic, "shop")
     topic.write(commit(MINE))
     assert len(log.decisions()) == 1
-    topic.records.append(Fake(1, None, of_another_version(topic.records[0].value())))
+    topic.records.append(Fake(1, None, of_another_version(topic.records[0].value()), key))
 
     for _ in range(2):
         with pytest.raises(Stopped, match=r"at offset 1 what another version .*run that version"):
