@@ -8,17 +8,16 @@ from typing import Any, Final
 import structlog
 
 from relay.delivery.destination import Destination
-from relay.log.holds import Hold, PartitionHolds, Waiting
+from relay.log.holds import PartitionHolds, Waiting
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.run import clock, held_up
 from relay.run.seldom import Seldom
 from relay.run.unread import Unread, nothing_unread
 
 log = structlog.get_logger("relay.progress")
 PERIOD_S: Final = 2.0
 WAITING_SHOWN_MAX: Final = 20
-DETAIL_CHARACTERS_MAX: Final = 300
 
 Write = Callable[[dict[str, Any], bool], None]
 """Given the record and whether it is the last one, make it readable for others."""
@@ -35,6 +34,7 @@ class Progress:
         self._lost = lost
         self._unread = unread or nothing_unread()
         self._told_unread: set[LogPartition] = set()
+        self._held_up = held_up.HeldUp()
         self._stuck: dict[LogPartition, str] = {}
         self._state = "recovering"
         self._beat_at = 0.0
@@ -94,6 +94,15 @@ class Progress:
             if partition not in self._ends:
                 return 0.0
         return now - self._moved_at
+
+    def is_held_up(self, now: float, intake: Intake) -> bool:
+        """Do messages wait for captures that are undecided? Say for which, now and then: a worker that is to end does not."""
+        if not intake.held():
+            return False
+        why = self._held_up.due(intake, now)
+        if why is not None:
+            log.warning("not idle", route=self._identity["route"], reason=why)
+        return True
 
     def has_read_all(self, now: float, intake: Intake) -> bool:
         """Ask the brokers whether the log has more than the reader was given, and say what keeps it from that."""
@@ -185,7 +194,7 @@ class Progress:
             "waiting": [
                 {
                     "capture": hold.capture.hex(),
-                    "why": _why(hold),
+                    "why": held_up.why(hold),
                     "since_ms": int((now - hold.first_seen) * 1000),
                     "resource": hold.resource.encode().decode() if hold.resource is not None else None,
                     "first_offset": hold.first_offset,
@@ -196,20 +205,11 @@ class Progress:
             "lanes_blocked": held.lanes_blocked,
             "in_doubt": max(0, destination.in_doubt.get(partition, 0) - position),
             "unread": self._unread.why(partition, held.read_to) if self._seems_done(partition, held) else None,
-            "stuck": self._stuck.get(partition) or (_lost(*lost) if lost is not None else None),
+            "stuck": self._stuck.get(partition) or (held_up.lost(*lost) if lost is not None else None),
             "lost_first": lost[0] if lost is not None else None,
             "lost_next": lost[1] if lost is not None else None,
             "last_progress_at": self._partition_moved.get(partition),
         }
-
-
-def _why(hold: Hold) -> str:
-    """Return why a capture is undecided: which process holds the database's file, say, or which database answers instead."""
-    return f"{hold.waiting.value}: {hold.detail[:DETAIL_CHARACTERS_MAX]}" if hold.detail else hold.waiting.value
-
-
-def _lost(first: int, following: int) -> str:
-    return f"held messages at offsets {first} to {following - 1} have left the log; see `relay indoubt list`"
 
 
 def _waits(partition: LogPartition, why: str) -> dict[str, Any]:

@@ -428,9 +428,9 @@ class RouteWorker:
             and self._generation == self._group.generation
             and self._destination.wait(0)
             and not self._intake.ready()
-            and not self._intake.held()
             and not self._redriving.is_busy(self._running)
             and self._progress.idle_for(now, list(self._running)) >= seconds
+            and not self._progress.is_held_up(now, self._intake)
             and self._progress.has_read_all(now, self._intake)
         )
 

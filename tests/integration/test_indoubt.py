@@ -51,9 +51,10 @@ def test_a_capture_of_an_unknown_resource_is_decided_by_a_person_once(make_route
     route = make_route()
     yes, no = "a" * 32, "b" * 32
     publish(route.kafka, route.log, [captured("yes", "/a", yes), captured("no", "/b", no), (0, ce("/b", "behind"), b"v")])
-    worker = route.start()
+    worker = route.start(until_idle_s=0.5)
     wanted = [f"capture:{yes}", f"capture:{no}"]
     wait_for(lambda: sorted(names(route)) == wanted, what="both captures in the list")
+    wait_for(lambda: "3 messages wait for 2 captures that are undecided" in route.said(), what="why the worker does not end")
 
     code, listed, _ = relay(route, "list")
     assert (code, listed["ok"]) == (1, False)
@@ -70,7 +71,6 @@ def test_a_capture_of_an_unknown_resource_is_decided_by_a_person_once(make_route
 
     wait_for(lambda: len(route.outputs()) >= 2, what="the committed message and the one behind the aborted")
     assert sorted(ids(route.outputs())) == ["behind", "yes"]
-    worker.terminate()
     assert worker.wait(30) == 0, route.said()
     assert (verified(route)["captured"], verified(route)["aborted"]) == (2, 1)
     code, listed, _ = relay(route, "list")
