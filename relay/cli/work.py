@@ -20,6 +20,7 @@ from relay.message.errors import ConfigError
 from relay.run.handed import Handed
 from relay.run.logging import setup
 from relay.run.queues import queue_of
+from relay.run.status_record import handlers_of
 from relay.run.supervisor import Command, Supervisor
 from relay.work.loading import load_handler
 
@@ -83,7 +84,7 @@ def work_command(
     with _report_wanted(as_json) as report:
         words += [] if report is None else ["--report", str(report)]
         command = _command(Path(config), application, words)
-        code = Supervisor([f"{queue}/{subscriber}"], processes, command, fds=[handed.fd]).run()
+        code = Supervisor([handlers_of(queue, subscriber)], processes, command, fds=[handed.fd]).run()
         if report is not None:
             print_json({"queue": queue, "subscriber": subscriber, **_sum(report)})
     raise typer.Exit(code)
@@ -106,8 +107,8 @@ def _report_wanted(wanted: bool) -> Iterator[Path | None]:
 def _command(config: Path, application: str, words: list[str]) -> Command:
     """Return how a worker process is called (relay.work.process reads these words)."""
 
-    def _call(_route: str, _number: int) -> list[str]:
-        return [sys.executable, "-m", "relay.work.process", str(config), application, *words]
+    def _call(_route: str, number: int) -> list[str]:
+        return [sys.executable, "-m", "relay.work.process", str(config), application, *words, "--worker", str(number)]
 
     return _call
 

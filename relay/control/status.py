@@ -16,7 +16,7 @@ from typing import Any, Final
 from relay.config.routes import RouteConfig
 from relay.message.record import LogPartition
 from relay.run.restarts import LATELY_S
-from relay.run.status_record import PERIOD_S, PartitionStatus, StatusRecord
+from relay.run.status_record import PERIOD_S, PartitionStatus, StatusRecord, is_of_handlers
 
 GONE_AFTER_MS: Final = round(3 * PERIOD_S * 1000)
 AGED_SHARE: Final = 0.8
@@ -28,6 +28,8 @@ FAILS_AGAIN: Final = 3
 """So many restarts within an hour are no accident any more, though the route goes on in between."""
 FAILS_OFTEN: Final = 20
 """With so many, a process lives for minutes at most: too short to be called stalled, whether it delivers anything or not."""
+HANDLERS_SHOWN_MS: Final = 86_400_000
+"""For so long handlers are counted that failed: nobody says when the last of them ended."""
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """A worker that ended or went missing so long ago is not shown any more beside others that live."""
 
@@ -248,6 +250,24 @@ def beside(records: Iterable[StatusRecord], routes: Collection[str], now_ms: int
             f"route {name} is not in this configuration, and {record.worker} (process {record.pid} on {record.host}) runs it: if "
             "it was renamed or taken out, stop that worker, or it goes on to deliver beside the others"
         )
+
+
+def handlers_lately(records: Iterable[StatusRecord], now_ms: int) -> Iterator[StatusRecord]:
+    """Yield what processes of `relay work` said that were started after a failure, within the last day."""
+    return (record for record in records if is_of_handlers(record) and now_ms - record.at < HANDLERS_SHOWN_MS)
+
+
+def failing_handlers(records: Iterable[StatusRecord], now_ms: int) -> Iterator[str]:
+    """Yield a sentence for each of them, for an hour after the last of so many restarts."""
+    for record in sorted(handlers_lately(records, now_ms), key=lambda one: one.worker):
+        ago_s = max(0, now_ms - record.at) / 1000
+        if record.restarts_lately >= FAILS_AGAIN and ago_s < LATELY_S:
+            queue, _, subscriber = record.route.partition("/")
+            yield (
+                f"queue {queue}: {record.worker} of `relay work` for {subscriber}, on {record.host}, failed and was started again "
+                f"{record.restarts_lately} times within an hour, last {ago_s:.0f} s ago after: {record.ended_by}; the log of that "
+                "`relay work` has what each said last"
+            )
 
 
 def exit_code(views: Iterable[RouteView]) -> int:

@@ -12,7 +12,16 @@ from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TopicDestination
 from relay.control.dead_letters import letter_number, tells_more
 from relay.control.positions import stored_positions
-from relay.control.status import AGED_SHARE, DeadLetters, RouteFacts, RouteView, beside, next_by_size, view
+from relay.control.status import (
+    AGED_SHARE,
+    DeadLetters,
+    RouteFacts,
+    RouteView,
+    beside,
+    failing_handlers,
+    next_by_size,
+    view,
+)
 from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
@@ -187,6 +196,7 @@ class StatusReader:
         # The time is read after the records: one that comes later is simply newer.
         now_ms = clock.wall_ms()
         self.notes += beside(records, config.routes, now_ms)
+        self.notes += failing_handlers(records, now_ms)
         return [view(self._facts(route, found, records), now_ms) for route in config.routes.values()]
 
     def _read_tail(self, tail: _Tail, facts: TopicFacts, take: Callable[[Record], None]) -> None:

@@ -93,6 +93,8 @@ class StatusRecord(_Value):
     ``worker`` is the transactional id. ``causes`` counts dead letters by code. ``failing_since`` is when the first of the
     failures came after which it has not taken over again. ``restarts`` and what follows tell of its earlier processes, up to
     ``started_at`` (`relay.run.restarts.Past`).
+
+    Of handlers (`handlers_of`) there is one only where a process follows others that failed; it says no more, hence *stopped*.
     """
 
     relay: Text
@@ -113,6 +115,16 @@ class StatusRecord(_Value):
     restarts_lately: int = 0
     ended_by: Text | None = None
     truncated: bool = False
+
+
+def handlers_of(queue: str, subscriber: str) -> str:
+    """Return what stands in place of a route in what handlers say of themselves: no route has such a name."""
+    return f"{queue}/{subscriber}"
+
+
+def is_of_handlers(record: StatusRecord) -> bool:
+    """Does it tell of a process of `relay work`?"""
+    return "/" in record.route
 
 
 def key(route: str, worker: str) -> bytes:

@@ -110,9 +110,11 @@ def _workers(sight: Sight) -> Iterator[Metric]:
             living.add_metric([route.name, state], count)
     yield living
     restarts = CounterMetricFamily(
-        "relay_restarts", "Processes of a worker that failed and were followed by another, since `relay run` began.", labels=["route", "worker"]
+        "relay_restarts",
+        "Processes of a worker that failed and were followed by another, since `relay run` began; of `relay work` the route is QUEUE/SUBSCRIBER.",
+        labels=["route", "worker"],
     )
-    for record in sight.records:
+    for record in (*sight.records, *sight.handlers):
         restarts.add_metric([record.route, record.worker], record.restarts)
     yield restarts
     yield _counter("relay_messages", "Messages by what became of them.", sight.records, _OUTCOMES, by="outcome")

@@ -15,7 +15,7 @@ import structlog
 
 from relay.config.model import RelayConfig
 from relay.control.queue_desk import QueueDesk
-from relay.control.status import RouteView
+from relay.control.status import RouteView, handlers_lately
 from relay.control.status_reading import StatusReader
 from relay.message.errors import RelayError
 from relay.run import clock, schedule
@@ -42,6 +42,8 @@ class Sight:
     at_ms: int
     routes: tuple[RouteView, ...] = ()
     records: tuple[StatusRecord, ...] = ()
+    handlers: tuple[StatusRecord, ...] = ()
+    """What processes of `relay work` said that followed others."""
     queues: QueueRows = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_whole: bool = True
@@ -87,14 +89,17 @@ class RelayEyes:
         """Return what is there now; queues as they were a short while ago."""
         routes = tuple(self._status.read())
         shown = {worker.worker for route in routes for worker in route.workers}
-        records = tuple(one for one in self._status.records() if one.worker in shown)
+        said = self._status.records()
+        records = tuple(one for one in said if one.worker in shown)
+        handlers = tuple(handlers_lately(said, clock.wall_ms()))
         now = clock.monotonic()
         if self._config.queues and now - self._queues_at >= QUEUES_EVERY_S:
             self._queues_at = now
             self._look_at_queues()
         notes = (*self._status.notes, *self._queue_notes)
         whole = self._status.unseen is None and None not in self._queues.values()
-        return Sight(clock.wall_ms(), routes, records, self._queues, notes, whole, self._config.timing.in_doubt_alarm)
+        alarm_s = self._config.timing.in_doubt_alarm
+        return Sight(clock.wall_ms(), routes, records, handlers, self._queues, notes, whole, alarm_s)
 
     def _look_at_queues(self) -> None:
         self._desk.reach()

@@ -23,7 +23,8 @@ from relay.queue.port import Retired, StoreAway
 from relay.run import clock, lifeline, logging, schedule
 from relay.run.handed import taken
 from relay.run.process import at_limit
-from relay.run.restarts import ExitCode
+from relay.run.restarts import ExitCode, Past
+from relay.work import past
 from relay.work.assembly import Assembled, Job
 from relay.work.loading import load_handler
 from relay.work.states import Report
@@ -83,7 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
         lifeline.watch(lambda: os._exit(ORPHANED))
         handler = load_handler(options.app, options.queue)
         limits = Limits(options.concurrency, deadline_s=options.deadline, drain_s=options.drain)
-        assembled = Assembled(_config(options), Job(handler, options.queue, options.subscriber), limits)
+        config = _config(options)
+        past.tell(config, options.queue, options.subscriber, options.worker, Past.told(os.environ))
+        assembled = Assembled(config, Job(handler, options.queue, options.subscriber), limits)
         for number in _ENDING:
             signal.signal(number, lambda *_: assembled.worker.stop())
         _let_forks_end()
@@ -140,6 +143,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("app")
     parser.add_argument("--queue", required=True)
     parser.add_argument("--subscriber", required=True)
+    parser.add_argument("--worker", type=int, default=0, metavar="NUMBER")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from relay import Capture, CaptureError
 from relay.config.loading import load
@@ -22,7 +24,8 @@ from relay.message.errors import ConfigError, Stopped
 from relay.message.record import LogPartition
 from relay.resources import open_resource
 from relay.run.following import control_topic
-from relay.run.restarts import ExitCode
+from relay.run.restarts import ExitCode, Past
+from relay.work import past
 from tests.integration.secured_site import (
     DESCRIBE,
     DESCRIBE_CONFIGS,
@@ -186,6 +189,25 @@ def test_who_may_not_write_outside_transactions_is_told_so(site: TopicSite) -> N
                 control.put(b"k", b"v", wait=True)
     control.put(b"k", b"v", wait=True)
     control.close()
+
+
+def test_handlers_that_may_not_say_that_earlier_processes_failed_go_on_and_tell_their_log(site: TopicSite) -> None:
+    control = f"{site.name}.control"
+
+    def told() -> dict[str, Any]:
+        with capture_logs() as logs:
+            past.tell(load(site.route.path), "orders", "ledger", 0, Past(1, 1, "exit code 1"))
+            return dict(wait_for(lambda: logs or written())[0])
+
+    def written() -> list[dict[str, bool]]:
+        return [{"written": True}] * any(one.key() == b"status/orders/ledger/" + worker for one in read_all(site.secured.kafka, control, 1))
+
+    worker = f"{site.name}.orders/ledger.test.0".encode()
+    with site.secured.without(site.worker, *rights(TOPIC, control, WRITE)):
+        reason = told()["reason"]
+    assert f"{control} cannot be written" in reason
+    assert "the right" in reason
+    assert told() == {"written": True}
 
 
 def test_a_publisher_whose_client_has_ended_for_want_of_a_right_goes_on_once_it_has_it(secured: Secured, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def sight(causes: dict[str, int] | None = None, error: str | None = None) -> Sig
     dead = DeadLetters(sum((causes or {}).values()), causes or {})
     shown = view(RouteFacts(route, [record], ends, {LogPartition("orders", 0): 4}, dead), NOW)
     notes = (error,) if error else ()
-    return Sight(NOW, (shown,), (record,), {"credit": QUEUE, "mail": None}, notes, alarm_s=60.0)
+    return Sight(NOW, (shown,), (record,), (), {"credit": QUEUE, "mail": None}, notes, alarm_s=60.0)
 
 
 def samples(seen: Sight | None, *, ready: bool = True) -> dict[tuple[str, ...], float]:

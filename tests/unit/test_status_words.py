@@ -14,6 +14,8 @@ from relay.control.status import (
     State,
     beside,
     exit_code,
+    failing_handlers,
+    handlers_lately,
     judge_worker,
     view,
 )
@@ -26,6 +28,7 @@ from relay.run.status_record import (
     Waiting,
     decode,
     encode,
+    handlers_of,
     key,
 )
 
@@ -271,3 +274,31 @@ def test_a_worker_of_a_route_that_was_renamed_is_told_as_long_as_it_runs() -> No
     (told,) = beside([record(partition()), former, gone, left], {"r"}, NOW)
 
     assert told.startswith("route before is not in this configuration, and shop.before.b.0 (process 0 on other) runs it")
+
+
+def of_handlers(lately: int, ago_s: float = 10.0, worker: str = "shop.orders/ledger.a.0") -> StatusRecord:
+    given = {"restarts": 40, "restarts_lately": lately, "ended_by": "killed by SIGKILL", "state": "stopped", "host": "here"}
+    return record(worker=worker, at=NOW - round(1000 * ago_s), **given).model_copy(update={"route": handlers_of("orders", "ledger")})
+
+
+def test_handlers_whose_process_dies_again_and_again_are_told_for_an_hour() -> None:
+    seldom, old = of_handlers(2, worker="seldom"), of_handlers(9, 3600, worker="old")
+    often = of_handlers(3, 60)
+
+    (said,) = failing_handlers([seldom, record(partition(), restarts_lately=9), often, old], NOW)
+
+    assert said == (
+        "queue orders: shop.orders/ledger.a.0 of `relay work` for ledger, on here, failed and was started again 3 times within an hour, last 60 s "
+        "ago after: killed by SIGKILL; the log of that `relay work` has what each said last"
+    )
+    assert [one.worker for one in handlers_lately([seldom, often, old, of_handlers(9, 86_401, "yesterday"), record()], NOW)] == [
+        "seldom", "shop.orders/ledger.a.0", "old",
+    ]  # fmt: skip
+
+
+def test_a_version_that_knows_no_word_of_handlers_takes_it_for_no_route_of_its_own() -> None:
+    said = decode(encode(of_handlers(9)))
+
+    assert said is not None
+    assert list(beside([said], {"r"}, NOW)) == []
+    assert said.partitions == ()
