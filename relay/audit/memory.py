@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
@@ -10,6 +10,7 @@ from relay.config.timing import Timing
 from relay.kafka.scan import Range
 from relay.message.envelope import OUT_INSTANCE, OUT_N
 from relay.message.record import LogPartition
+from relay.monitor.resolution import Kind, Resolutions
 
 
 def is_whole(lows: Mapping[LogPartition, int], starts: Mapping[LogPartition, int], monitored: Mapping[LogPartition, Range]) -> bool:
@@ -76,5 +77,19 @@ def said(forgotten: int, lows: Mapping[LogPartition, int], monitored: Mapping[Lo
     words = (
         f"the log begins at {log} and the monitor at {monitor}: {forgotten:,} effects may be older than both, and nothing "
         "tells any more of which messages they are (timing.monitor_retention says how long something does)"
+    )
+    return [words]
+
+
+def let_go(resolutions: Resolutions, route: str, places: Iterable[LogPartition]) -> list[str]:
+    """Return the note on what left the log unread, and a person has let go: nothing can count it as lost any more."""
+    gone = [one for one in resolutions.of_route(Kind.LOST, route, places) if resolutions.is_obeyed(one)]
+    if not gone:
+        return []
+    first, others = gone[0], len(gone) - 1
+    offsets = sum(one.subject.next - one.subject.first for one in gone)
+    words = (
+        f"{offsets:,} offsets left the log unread, and were passed as a person said ({first.subject.text}, by {first.who}: {first.reason!r}"
+        f"{f', and {others} more' * bool(others)}; `relay indoubt list --json` has all): what was lost there is not counted"
     )
     return [words]

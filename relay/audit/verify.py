@@ -16,7 +16,7 @@ from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
 from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
-from relay.audit.memory import Memory, is_whole, margin_ms, recent, said
+from relay.audit.memory import Memory, is_whole, let_go, margin_ms, recent, said
 from relay.audit.neighbours import foreign, former
 from relay.audit.route_topics import names_of, needed, ranges_of, ranges_since
 from relay.audit.seen import Seen, Watch
@@ -316,6 +316,7 @@ class _RouteAudit:
     def _note_forgotten(self, findings: Findings, lows: Mapping[LogPartition, int], seen: Seen) -> None:
         """Say which offences may be no more than what retention took from one side and left on the other."""
         self._notes += said(findings.forgotten, lows, self._monitored)
+        self._notes += let_go(self._resolutions, self._route.name, lows)
         begins = [str(Place(*name, low)) for name, low in lows.items() if low]
         if findings.phantoms and begins:
             self._notes.append(

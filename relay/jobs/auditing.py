@@ -143,6 +143,7 @@ class RouteAudit:
             late = self._late(met, monitor, to)
             findings, windows = self._conclude(met, judged, late, window_s)
             self._notes += memory.said(findings.forgotten, lows, monitor.ranges)
+            self._notes += memory.let_go(resolutions, self._route.name, lows)
             self._blame_left(findings, begins, standing.positions, monitor)
             offences = self._named(findings)
         findings.notes += self._notes

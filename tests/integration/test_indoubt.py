@@ -161,6 +161,9 @@ def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRout
     assert ids(route.outputs()) == ["m-0", "m-1", "m-5", "m-6", "m-7"]
     result = CliRunner().invoke(app, ["status", str(route.path), "--json"])
     assert json.loads(result.stdout)["routes"]["main"]["counts"]["lost"] == 3
+    (note,) = verified(route)["notes"]
+    assert note.startswith(f"3 offsets left the log unread, and were passed as a person said ({lost}, by ")
+    assert "'the shop does not want them'" in note
 
 
 def test_where_the_positions_cannot_be_asked_nothing_is_called_lost(
