@@ -253,7 +253,7 @@ class InDoubtReader:
                 view.name,
                 worst[2].why,
                 needs_person=worst[2].needs_person,
-                since_ms=min(record.at - waiting.since_ms for _, record, waiting in seen),
+                since_ms=min(record.heard_at - waiting.since_ms for _, record, waiting in seen),
                 places=tuple((place, waiting.first_offset) for place, _, waiting in seen),
                 resource=worst[2].resource,
                 worker=worst[1].worker,
@@ -318,7 +318,7 @@ def _begins(reader: PartitionReader, monitor: LogPartition, span: tuple[int, int
 def _last_words(records: Iterable[StatusRecord]) -> dict[LogPartition, tuple[StatusRecord, PartitionStatus]]:
     """Return what was said last of each partition, by a worker that had taken it over."""
     found: dict[LogPartition, tuple[StatusRecord, PartitionStatus]] = {}
-    for record in sorted(records, key=lambda one: one.at):
+    for record in sorted(records, key=lambda one: one.heard_at):
         for partition in record.partitions:
             if partition.position is not None:
                 found[LogPartition(partition.topic, partition.partition)] = (record, partition)

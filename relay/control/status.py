@@ -1,8 +1,9 @@
 """From what workers say and brokers know to a word per route: a worker that makes no progress is not "running".
 
 Pure: it is given every fact, the time included. Two ages are judged, both for display only. How old a record is
-compares the worker's wall clock with the reader's, so their hosts' clocks must agree within a few seconds; how long
-nothing moved compares two times of the same worker, so that no other clock matters.
+compares the broker's wall clock (the worker's, where the broker does not say when it took the record) with the reader's, so
+their hosts' clocks must agree within a few seconds; how long nothing moved compares two times of the same worker, so
+that no other clock matters.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def judge_worker(record: StatusRecord, now_ms: int) -> tuple[State, str | None]:
     """Return what the worker does and, if that is not plain, why."""
     if record.state == "stopped":
         return State.STOPPED, record.last_error
-    age_ms = now_ms - record.at
+    age_ms = now_ms - record.heard_at
     silence_ms = RECOVERING_SILENCE_MS if record.state == "recovering" else GONE_AFTER_MS
     if age_ms > silence_ms:
         return State.GONE, f"it said nothing for {age_ms / 1000:.0f} s"
@@ -216,7 +217,7 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
     judged = [(record, *judge_worker(record, now_ms)) for record in facts.records]
     living = [record for record, state, _ in judged if state not in (State.GONE, State.STOPPED)]
     shown = [
-        one for one in judged if not living or one[0] in living or now_ms - one[0].at <= FORGOTTEN_AFTER_MS
+        one for one in judged if not living or one[0] in living or now_ms - one[0].heard_at <= FORGOTTEN_AFTER_MS
     ]
     workers = tuple(
         _worker(record, state, why, now_ms)
@@ -298,7 +299,7 @@ def _worker(record: StatusRecord, state: State, why: str | None, now_ms: int) ->
         why=why,
         host=record.host,
         pid=record.pid,
-        age_ms=max(0, now_ms - record.at),
+        age_ms=max(0, now_ms - record.heard_at),
         started_at=record.started_at,
         lag=sum(partition.lag for partition in record.partitions),
         partitions=len(record.partitions),
@@ -340,11 +341,11 @@ def _route_state(
 
 
 def _partitions(facts: RouteFacts, living: Sequence[StatusRecord]) -> Iterable[PartitionView]:
-    said: dict[LogPartition, tuple[str, PartitionStatus]] = {}
+    said: dict[LogPartition, tuple[StatusRecord, PartitionStatus]] = {}
     # In a rebalance two workers may claim one: the later word counts.
-    for record in sorted(living, key=lambda one: one.at):
+    for record in sorted(living, key=lambda one: one.heard_at):
         for partition in record.partitions:
-            said[LogPartition(partition.topic, partition.partition)] = (record.worker, partition)
+            said[LogPartition(partition.topic, partition.partition)] = (record, partition)
     for place in sorted(set(facts.ends) | set(said)):
         owner, status = said.get(place, (None, None))
         end = facts.ends.get(place, status.end if status and status.end is not None else 0)
@@ -355,12 +356,12 @@ def _partitions(facts: RouteFacts, living: Sequence[StatusRecord]) -> Iterable[P
         yield PartitionView(
             topic=place.topic,
             partition=place.partition,
-            owner=owner,
+            owner=None if owner is None else owner.worker,
             position=position,
             end=end,
             lag=lag,
             nears_retention=bool(lag and position is not None and position < facts.aged_below.get(place, 0)),
-            **_said(status),
+            **_said(status, 0 if owner is None else owner.ahead_ms),
         )
 
 
@@ -386,11 +387,11 @@ def _lag(position: int | None, end: int, status: PartitionStatus | None) -> int 
     return None if position is None else max(0, end - position)
 
 
-def _said(status: PartitionStatus | None) -> dict[str, Any]:
+def _said(status: PartitionStatus | None, ahead_ms: int) -> dict[str, Any]:
     if status is None:
         return {"last_progress_at": None}
     return {
-        "last_progress_at": status.last_progress_at,
+        "last_progress_at": None if status.last_progress_at is None else status.last_progress_at - ahead_ms,
         "held": status.held,
         "waiting": tuple(waiting.model_dump() for waiting in status.waiting),
         "lanes_blocked": status.lanes_blocked,

@@ -25,6 +25,7 @@ from relay.control.status import (
 from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
+from relay.kafka.scan import broker_time
 from relay.kafka.topics import TopicFacts, Topics, numeric_setting
 from relay.message.envelope import DEAD_CODE, DEAD_REPLAY, DEAD_ROUTE, REDRIVEN
 from relay.message.errors import ConfigError, InDoubt, Unreachable
@@ -155,7 +156,8 @@ class StatusReader:
         self._deadletter = _Tail(self._readers[1], DEAD_LETTERS_MAX)
         self._retention: dict[str, _Retention] = {}
         self._retention_at = float("-inf")
-        self._latest: dict[bytes, bytes] = {}
+        self._latest: dict[bytes, tuple[bytes, int]] = {}
+        """By its key each worker's last record, and when the broker took it."""
         self._dead = SeenLetters()
         self.notes: list[str] = []
         self.unseen: Unreachable | None = None
@@ -213,13 +215,13 @@ class StatusReader:
         if value is None:
             self._latest.pop(key, None)
         else:
-            self._latest[key] = value
+            self._latest[key] = value, broker_time(record)
 
     def records(self) -> list[StatusRecord]:
         """Return the last word of every worker that the last reading found, whether it lives or not."""
         records = []
-        for key, value in self._latest.items():
-            record = decode(value)
+        for key, (value, taken_at) in self._latest.items():
+            record = decode(value, taken_at)
             if record is None:
                 self.notes.append(
                     f"{self._config.control_topic}: {key[:100]!r} is no status record of this version"

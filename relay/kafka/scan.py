@@ -25,7 +25,7 @@ from relay.kafka import settings
 from relay.kafka.failures import is_of_group, unavailable
 from relay.kafka.groups import denial
 from relay.message.errors import RelayError, Unreachable
-from relay.message.record import LogPartition
+from relay.message.record import LogPartition, Record
 from relay.run import clock
 
 BATCH_RECORDS: Final = 10_000
@@ -150,7 +150,7 @@ class Scan:
         return {LogPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
 
-def broker_time(message: Message) -> int:
+def broker_time(message: Message | Record) -> int:
     """Return when the broker appended a record, in milliseconds; -1 where its writer gave the time."""
     kind, at = message.timestamp()
     return at if kind == TIMESTAMP_LOG_APPEND_TIME else -1

@@ -92,7 +92,8 @@ class StatusRecord(_Value):
 
     ``worker`` is the transactional id. ``causes`` counts dead letters by code. ``failing_since`` is when the first of the
     failures came after which it has not taken over again. ``restarts`` and what follows tell of its earlier processes, up to
-    ``started_at`` (`relay.run.restarts.Past`).
+    ``started_at`` (`relay.run.restarts.Past`). ``ahead_ms`` is no part of what is written: by how much the worker's clock
+    is ahead of that of the broker that took the record, 0 where that is not known.
 
     Of handlers (`handlers_of`) there is one only where a process follows others that failed; it says no more, hence *stopped*.
     """
@@ -115,6 +116,12 @@ class StatusRecord(_Value):
     restarts_lately: int = 0
     ended_by: Text | None = None
     truncated: bool = False
+    ahead_ms: int = Field(default=0, exclude=True)
+
+    @property
+    def heard_at(self) -> int:
+        """When it was said, by the broker's clock: workers' hosts may have any."""
+        return self.at - self.ahead_ms
 
 
 def handlers_of(queue: str, subscriber: str) -> str:
@@ -157,9 +164,13 @@ def encode(record: StatusRecord | Mapping[str, Any]) -> bytes:
     return data
 
 
-def decode(value: bytes) -> StatusRecord | None:
-    """Return the record, or None for what is none: the reader says so instead of failing over it."""
+def decode(value: bytes, taken_at: int = -1) -> StatusRecord | None:
+    """Return the record, or None for what is none: the reader says so instead of failing over it.
+
+    ``taken_at`` is when the broker appended it (wall milliseconds of the broker's host), -1 where it does not say.
+    """
     try:
-        return StatusRecord.model_validate(orjson.loads(value))
+        record = StatusRecord.model_validate(orjson.loads(value))
     except (orjson.JSONDecodeError, ValidationError):
         return None
+    return record.model_copy(update={"ahead_ms": record.at - taken_at if taken_at >= 0 else 0})

@@ -25,8 +25,12 @@ CONTROL_SETTINGS: Final = {
     "segment.ms": "600000",
     "segment.bytes": str(16 * 1024**2),
     "min.cleanable.dirty.ratio": "0.1",
+    "message.timestamp.type": "LogAppendTime",
 }
-"""Status records come every two seconds: short segments let compaction keep the topic small."""
+"""Status records come every two seconds: short segments let compaction keep the topic small.
+
+A worker whose clock is an hour ahead could write none under its own times, nor where a route first started.
+"""
 INQUIRIES_SETTINGS: Final = {
     "cleanup.policy": "compact,delete",
     "retention.ms": str(86_400_000),

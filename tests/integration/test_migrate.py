@@ -88,7 +88,8 @@ def test_topics_and_tables_are_created_once(
     assert monitor.settings["cleanup.policy"] == "compact,delete"
     assert monitor.settings["message.timestamp.type"] == "LogAppendTime"
     assert monitor.settings["retention.ms"] == str(14 * 86_400_000)
-    assert facts[f"{relay_name}.control"].partitions == 1
+    control = facts[f"{relay_name}.control"]
+    assert (control.partitions, control.settings["message.timestamp.type"]) == (1, "LogAppendTime")
     with psycopg.connect(postgres) as connection:
         assert connection.execute("select count(*) from relay_resource").fetchone() == (1,)
 

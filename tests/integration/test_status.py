@@ -23,6 +23,7 @@ from relay.kafka.topics import Topics
 from relay.resources import open_resource
 from relay.run import clock
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
+from relay.setup.migrate import CONTROL_SETTINGS
 from tests.routes import stand_at, wait_for
 
 MakeTopic = Callable[..., str]
@@ -128,6 +129,24 @@ def test_a_running_route_is_shown_with_owners_positions_and_lag(shop: Shop) -> N
     assert route["counts"]["delivered"] == 9
     places = [(p["owner"], p["position"], p["end"], p["lag"]) for p in route["partitions"]]
     assert places == [(f"{shop.name}.r.a.0", 5, 7, 2), (f"{shop.name}.r.a.1", 4, 4, 0)]
+
+
+def test_workers_whose_hosts_clocks_are_hours_off_live_as_long_as_the_broker_hears_them(shop: Shop) -> None:
+    shop.configure()
+    shop.commit(5, 4)
+    with Topics({"bootstrap.servers": shop.kafka}, DefaultTiming()) as topics:
+        topics.alter(f"{shop.name}.control", {"message.timestamp.type": CONTROL_SETTINGS["message.timestamp.type"]})
+    now = clock.wall_ms()
+    for number, hours in enumerate((5, -5)):
+        at = now + hours * 3_600_000
+        shop.says(number, shop.at(number, 4, last_progress_at=at), started_at=at - 100_000, at=at)
+
+    route = shop.read()
+
+    assert (route.state, route.why) == (State.RUNNING, None)
+    assert [(worker.state, worker.age_ms < 60_000) for worker in route.workers] == [(State.RUNNING, True), (State.IDLE, True)]
+    assert [place.owner for place in route.partitions] == [f"{shop.name}.r.a.0", f"{shop.name}.r.a.1"]
+    assert all(abs((place.last_progress_at or 0) - now) < 60_000 for place in route.partitions)
 
 
 def test_what_waits_and_is_about_to_leave_the_log_raises_an_alarm(shop: Shop) -> None:

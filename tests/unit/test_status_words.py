@@ -302,3 +302,20 @@ def test_a_version_that_knows_no_word_of_handlers_takes_it_for_no_route_of_its_o
     assert said is not None
     assert list(beside([said], {"r"}, NOW)) == []
     assert said.partitions == ()
+
+
+@pytest.mark.parametrize("hours", [5, -5])
+def test_a_workers_age_goes_by_the_brokers_clock_where_the_broker_tells(hours: int) -> None:
+    ahead = 3_600_000 * hours
+    at = NOW - 1000 + ahead
+    said = encode(record(partition(last_progress_at=at), at=at, started_at=at - 100_000))
+    heard, silent, untold = decode(said, NOW - 1000), decode(said, NOW - 3_600_000), decode(said)
+    assert heard is not None
+    assert silent is not None
+    assert untold is not None
+
+    assert judge_worker(heard, NOW)[0] is State.IDLE
+    assert judge_worker(silent, NOW) == (State.GONE, "it said nothing for 3600 s")
+    assert judge_worker(untold, NOW)[0] is (State.IDLE if hours > 0 else State.GONE)
+    assert shown(heard, ends={0: 10}, committed={0: 10}).partitions[0].last_progress_at == NOW - 1000
+    assert decode(encode(heard)) == untold, "how far it is ahead is not written down"
