@@ -244,7 +244,8 @@ class InDoubtReader:
         positions = {LogPartition(p.topic, p.partition): p.position or 0 for p in view.partitions}
         for place, (record, partition) in words.items():
             for waiting in partition.waiting:
-                if waiting.first_offset >= positions.get(place, 0):
+                # What the route does not read any more, or is there no more, waits only as long as a worker lives that reads it.
+                if place in positions and waiting.first_offset >= positions[place]:
                     held.setdefault(waiting.capture, []).append((place, record, waiting))
         for capture, seen in held.items():
             worst = max(seen, key=lambda one: one[2].needs_person)

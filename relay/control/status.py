@@ -78,6 +78,8 @@ class RouteFacts:
     dead: DeadLetters = field(default_factory=DeadLetters)
     aged_below: Mapping[LogPartition, int] = field(default_factory=dict)
     """What lies below these offsets has used up most of its topic's retention; only where that is known."""
+    begins: Mapping[LogPartition, int] = field(default_factory=dict)
+    """Where the log begins now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
     )
     partitions = tuple(_partitions(facts, living))
     state, why = _route_state([worker for worker in workers if _lives(worker.state)], workers, partitions)
-    aging = (_aging(partition) for partition in partitions if partition.nears_retention)
+    aging = (_aging(partition, facts.begins) for partition in partitions if partition.nears_retention)
     failing = (worker.fails_again for worker in workers)
     reasons = [why, next(aging, None), next(filter(None, failing), None)]
     why = "; ".join(reason for reason in reasons if reason) or None
@@ -365,7 +367,13 @@ def _partitions(facts: RouteFacts, living: Sequence[StatusRecord]) -> Iterable[P
         )
 
 
-def _aging(partition: PartitionView) -> str:
+def _aging(partition: PartitionView, begins: Mapping[LogPartition, int]) -> str:
+    position, begin = partition.position or 0, begins.get(LogPartition(partition.topic, partition.partition), 0)
+    if position < begin:
+        return (
+            f"{partition.topic}[{partition.partition}] stands at offset {position}, and the log begins at {begin}: "
+            f"{begin - position} offsets left it; `relay indoubt list` names what a person must let go"
+        )
     return (
         f"{partition.topic}[{partition.partition}] waits at offset {partition.position}, which has used up "
         f"{100 * AGED_SHARE:.0f} % of the topic's retention (retention.ms or retention.bytes): raise that, or what it waits for is lost"

@@ -234,14 +234,15 @@ class StatusReader:
         self, route: RouteConfig, found: dict[str, TopicFacts], records: list[StatusRecord]
     ) -> RouteFacts:
         ends: dict[LogPartition, int] = {}
+        begins: dict[LogPartition, int] = {}
         for topic in route.from_:
             if topic not in found:
                 self.notes.append(
-                    f"topic = {topic}: route {route.name} reads it and it does not exist; create it"
+                    f"topic = {topic}: route {route.name} reads it and it does not exist; create it, or correct `from` of the route"
                 )
                 continue
-            for number, (_, high) in self._topics.watermarks(topic, range(found[topic].partitions)).items():
-                ends[LogPartition(topic, number)] = high
+            for number, marks in self._topics.watermarks(topic, range(found[topic].partitions)).items():
+                begins[LogPartition(topic, number)], ends[LogPartition(topic, number)] = marks
         committed = self._positions(route, found, ends)
         return RouteFacts(
             route=route,
@@ -250,6 +251,7 @@ class StatusReader:
             committed=committed,
             dead=self._dead.of(route.name, complete=self._deadletter.complete),
             aged_below=self._aged_below(ends, committed or {}),
+            begins=begins,
         )
 
     def _read_retention(self, topics: Iterable[str]) -> None:

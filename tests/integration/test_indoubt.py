@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 from typer.testing import CliRunner
 
 from relay.cli.main import app
@@ -25,6 +32,11 @@ MakeRoute = Callable[..., TopicRoute]
 def relay(route: Route, command: str, *words: str) -> tuple[int, dict[str, Any], str]:
     result = CliRunner().invoke(app, ["indoubt", command, str(route.path), *words, "--json"])
     return result.exit_code, json.loads(result.stdout) if result.stdout else {}, result.stderr
+
+
+def asked(route: Route, command: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, [command, str(route.path), "--json"])
+    return result.exit_code, json.loads(result.stdout)
 
 
 def verified(route: TopicRoute) -> dict[str, Any]:
@@ -78,6 +90,33 @@ def test_a_capture_of_an_unknown_resource_is_decided_by_a_person_once(make_route
     assert {(one["decision"], one["obeyed"]) for one in listed["resolutions"]} == {("commit", True), ("abort", True)}
     code, _, refusal = relay(route, "resolve", "capture:" + "c" * 32, "--abort", "--reason", "x")
     assert (code, "no worker shows a message that waits for it" in refusal) == (1, True)
+
+
+def test_what_a_dead_worker_held_of_a_topic_that_its_route_reads_no_more_waits_for_nobody(
+    make_route: MakeRoute, make_topic: Callable[..., str], kafka_admin: AdminClient
+) -> None:
+    route = make_route()
+    publish(route.kafka, route.log, [captured("held", "/a", "a" * 32)])
+    worker = route.start()
+    wait_for(lambda: names(route), what="the capture in the list")
+    written = route.path.read_text()
+    route.path.write_text(written.replace(f'from = ["{route.log}"]', f'from = ["{make_topic(1)}"]'))
+    assert names(route), "a worker lives that waits for it"
+    worker.kill()
+    assert worker.wait(30)
+
+    wait_for(lambda: not names(route), what="the worker to be taken for gone")
+    assert relay(route, "list")[0] == 0
+    route.path.write_text(written)
+    assert names(route), "it is asked for again once the route reads its topic"
+    kafka_admin.delete_topics([route.log])[route.log].result(30)
+    wait_for(lambda: not names(route), what="the topic to be gone")
+    code, found, _ = relay(route, "list")
+    note = f"topic = {route.log}: route main reads it and it does not exist; create it, or correct `from` of the route"
+    assert (code, found["items"], found["notes"]) == (0, [], [note])
+    code, _, refusal = relay(route, "resolve", "capture:" + "a" * 32, "--abort", "--reason", "x")
+    assert (code, "no worker shows a message that waits for it" in refusal) == (1, True)
+    kafka_admin.create_topics([NewTopic(route.log, 1)])[route.log].result(30)  # for whoever made it, to delete
 
 
 def unreadable(route: TopicRoute, admin: AdminClient, *, compacted: bool) -> None:
@@ -150,6 +189,10 @@ def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRout
     publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(2, 8)])
     delete_below(kafka_admin, route.log, 5)
     lost = f"lost:main/{route.log}/0/2-4"
+    code, status = asked(route, "status")
+    assert (code, status["routes"]["main"]["why"].partition("; ")[2]) == (
+        1, f"{route.log}[0] stands at offset 2, and the log begins at 5: 3 offsets left it; `relay indoubt list` names what a person must let go"
+    )  # fmt: skip
 
     assert route.finish() == ExitCode.PERSON
     assert names(route) == [lost]
@@ -159,8 +202,7 @@ def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRout
 
     assert route.finish() == 0, route.said()
     assert ids(route.outputs()) == ["m-0", "m-1", "m-5", "m-6", "m-7"]
-    result = CliRunner().invoke(app, ["status", str(route.path), "--json"])
-    assert json.loads(result.stdout)["routes"]["main"]["counts"]["lost"] == 3
+    assert asked(route, "status")[1]["routes"]["main"]["counts"]["lost"] == 3
     (note,) = verified(route)["notes"]
     assert note.startswith(f"3 offsets left the log unread, and were passed as a person said ({lost}, by ")
     assert "'the shop does not want them'" in note
