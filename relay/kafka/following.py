@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group, kafka_error, sentence
+from relay.kafka.failures import DENIED_REMEDY, MISSING, is_denied, is_of_group, kafka_error, sentence
 from relay.kafka.reading import unseen_because
 from relay.message.errors import ConfigError, Unreachable
 from relay.run import clock
@@ -71,7 +71,8 @@ class Following:
                 if reason is not None and is_denied(reason):
                     raise self._may_not(said) from None
                 if clock.monotonic() > limit:
-                    raise Unreachable(f"{self._topic} cannot be read: {sentence(error)}; is the broker up?") from None
+                    remedy = "if there is no such topic, run `relay migrate`" if reason and reason.code() in MISSING else "is the broker up?"
+                    raise Unreachable(f"{self._topic} cannot be read: {sentence(error)}; {remedy}") from None
                 # A handle may go on asking the leader it knew; a fresh one asks who leads now.
                 clock.sleep(_START_S)
                 self._consumer.close()

@@ -29,6 +29,7 @@ from relay.message.record import LogPartition, Record
 from relay.run import clock
 
 BATCH_RECORDS: Final = 10_000
+LEFT_REMEDY: Final = "; retention takes what is being read: try again, or lengthen it"
 WAIT_S: Final = 0.1
 HEAR_S: Final = 1.0
 DEADLINE_S: Final = 40.0
@@ -216,8 +217,9 @@ class _Reading:
             self.reached[place] = max(self.reached[place], min(offset, self._limits[place]))
         elif not error.retriable():
             name = self._names[place]
-            raise _unread(f"{name.topic}[{name.partition}]", error)
+            left = error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+            raise _unread(f"{name.topic}[{name.partition}]", error, LEFT_REMEDY if left else "")
 
 
-def _unread(what: str, error: KafkaError) -> RelayError:
-    return unavailable(f"{what} cannot be read: {error.str()}", error)
+def _unread(what: str, error: KafkaError, remedy: str = "") -> RelayError:
+    return unavailable(f"{what} cannot be read: {error.str()}", error, remedy)

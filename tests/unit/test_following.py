@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
+from relay.kafka import following
 from relay.message.errors import Unreachable
 from relay.run import clock
 from relay.run.following import PERIOD_S, DesiredFollower
@@ -39,3 +41,29 @@ def test_it_is_read_a_few_times_a_second_however_often_it_is_asked_for(monkeypat
         one.now()
 
     assert topic.asked == 1 + 1 / PERIOD_S
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(KafkaError._UNKNOWN_PARTITION, "if there is no such topic, run `relay migrate`"), (KafkaError._TRANSPORT, "is the broker up?")],
+)
+def test_a_topic_that_is_not_there_is_told_from_a_broker_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
+) -> None:
+    class Client:
+        def __init__(self, _settings: object) -> None:
+            pass
+
+        def get_watermark_offsets(self, _place: object, timeout: float) -> None:
+            raise KafkaException(KafkaError(code))
+
+        def list_topics(self, _topic: str, timeout: float) -> None:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    monkeypatch.setattr(following, "Consumer", Client)
+
+    with pytest.raises(Unreachable) as raised:
+        following.Following({}, "shop.control", deadline_s=-1.0).records()
+
+    assert str(raised.value).startswith("shop.control cannot be read: ")
+    assert str(raised.value).endswith(f"; {remedy}")

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from relay.config.timing import Timing
 from relay.kafka import scan
 from relay.kafka.scan import Scan
+from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 
 
@@ -67,3 +68,13 @@ def test_ranges_of_one_topic_after_another_are_read_without_waiting(client: Clie
 
 def test_a_topic_that_nobody_can_be_asked_about_is_left_to_the_reading(client: Client) -> None:
     assert read(Scan({}, Timing(), "g"), "away", 0, 5) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
+def test_what_retention_takes_while_it_is_read_is_said_to_go_with_a_remedy(client: Client, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    gone = record("log", 2)
+    gone.error = lambda: KafkaError(code)
+    monkeypatch.setattr(client, "consume", lambda _count, _timeout_s: [gone])
+
+    with pytest.raises(Unreachable, match=r"log\[0\] cannot be read: .*; retention takes what is being read: try again, or lengthen it"):
+        read(Scan({}, Timing(), "g"), "log", 2, 5)
