@@ -203,14 +203,22 @@ def monitor(batches: Batches, known: Evidence | None = None) -> tuple[Evidence, 
     return evidence, broken
 
 
-def starts(batches: Batches, route: str, topic_ids: Mapping[str, bytes]) -> dict[LogPartition, int]:
-    """Return where the route first started in each partition, as the control topic recorded it; the first one counts."""
-    key = f"start/{route}".encode()
-    for records in batches:
-        for _place, _offset, message in records:
-            if message.key() == key:
-                return _starts(message.value() or b"{}", topic_ids)
-    return {}
+class FirstStart:
+    """Where a route first started, as the control topic recorded it; the first record counts."""
+
+    def __init__(self, batches: Batches = (), route: str = "", topic_ids: Mapping[str, bytes] | None = None) -> None:
+        key, ids = f"start/{route}".encode(), topic_ids or {}
+        found = (message.value() for records in batches for _place, _offset, message in records if message.key() == key)
+        value = next(found, None)
+        recorded = orjson.loads(value or b"{}").get("starts", {})
+        self.is_recorded = value is not None
+        self.offsets = {
+            LogPartition(topic, int(partition)): offset
+            for topic, topic_id in ids.items()
+            for partition, offset in recorded.get(f"{topic}/{topic_id.hex()}", {}).items()
+        }
+        self.made_again = {key.split("/")[0] for key in recorded} & ids.keys() - {place.topic for place in self.offsets}
+        """Topics that were others of their names then: the route has delivered nothing of those that there are."""
 
 
 def resolutions(batches: Batches) -> Resolutions:
@@ -331,12 +339,3 @@ def _capture(headers: Mapping[str, bytes]) -> bytes | None:
     except (ValueError, AttributeError):
         return None
     return capture if len(capture) == _CAPTURE_BYTES else None
-
-
-def _starts(value: bytes, topic_ids: Mapping[str, bytes]) -> dict[LogPartition, int]:
-    recorded = orjson.loads(value).get("starts", {})
-    return {
-        LogPartition(topic, int(partition)): offset
-        for topic, topic_id in topic_ids.items()
-        for partition, offset in recorded.get(f"{topic}/{topic_id.hex()}", {}).items()
-    }

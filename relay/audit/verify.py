@@ -146,6 +146,7 @@ class _RouteAudit:
         self._notes: list[str] = []
         self._uuids: dict[str, str] = {}
         self._resolutions = Resolutions()
+        self._start = readers.FirstStart()
         self._first: dict[LogPartition, int] = {}
         self._monitored: dict[LogPartition, Range] = {}
         self._facts = topics.describe(names_of(self._config, self._route), settings=False)
@@ -254,7 +255,8 @@ class _RouteAudit:
         """Read the log from where the route started, then ask the resources about what no marker decided."""
         self._look_again()
         ranges = self._log_ranges()
-        self._first = self._starts()
+        self._start = self._first_start()
+        self._first = self._start.offsets
         for partition, start in self._first.items():
             if partition in ranges and ranges[partition][0] < start:
                 ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
@@ -264,8 +266,9 @@ class _RouteAudit:
         batches = self._scan.read(ranges, self._progress("log", ranges))
         readers.fill(ledger, batches, self._route, self._identity(), match)
         ledger.decide(captures.decisions(self._config, ledger, self._uuids, self._resolutions))
-        # What left the log while it was read may be missed in it as well.
-        return ledger, {partition: low for partition, (low, _high) in self._log_ranges().items()}
+        # What left the log while it was read may be missed in it as well, and of a topic's namesake all has.
+        lows = {partition: low for partition, (low, _high) in self._log_ranges().items()}
+        return ledger, {partition: low for partition, low in lows.items() if partition.topic not in self._start.made_again}
 
     @staticmethod
     def _match(to: TableDestination, store: tables.Store) -> readers.Match | None:
@@ -317,6 +320,11 @@ class _RouteAudit:
         """Say which offences may be no more than what retention took from one side and left on the other."""
         self._notes += said(findings.forgotten, lows, self._monitored)
         self._notes += let_go(self._resolutions, self._route.name, lows)
+        if findings.delivered and not (self._start.is_recorded or seen.positions or seen.evidence.instances):
+            self._notes.append(
+                "nothing tells that this route ever ran: what lies at its destination came from elsewhere, as from a route or a relay of a "
+                f"former name, and it delivers all that it begins with (start = {self._route.start!r}) once more"
+            )
         begins = [str(Place(*name, low)) for name, low in lows.items() if low]
         if findings.phantoms and begins:
             self._notes.append(
@@ -339,12 +347,12 @@ class _RouteAudit:
             offences.append(Offence(kind, str(place), name, source, why))
         return offences
 
-    def _starts(self) -> dict[LogPartition, int]:
+    def _first_start(self) -> readers.FirstStart:
         if self._config.control_topic not in self._facts:
-            return {}
+            return readers.FirstStart()
         ids = {name: self._facts[name].topic_id for name in self._route.from_}
         ranges = ranges_of(self._topics, self._facts[self._config.control_topic])
-        return readers.starts(self._scan.read(ranges), self._route.name, ids)
+        return readers.FirstStart(self._scan.read(ranges), self._route.name, ids)
 
     def _obeyed(self) -> Resolutions:
         """Read what persons decided; what no owner has obeyed decides nothing."""

@@ -224,8 +224,9 @@ class RouteAudit:
         """Return the facts of the log from where the route started."""
         self._look_again()
         ranges = self._log_ranges()
-        lows = {partition: first for partition, (first, _end) in ranges.items()}
-        self._first = self._starts()
+        begun = self._first_start()
+        self._first = begun.offsets
+        lows = {partition: first for partition, (first, _end) in ranges.items() if partition.topic not in begun.made_again}
         for partition, start in self._first.items():
             if partition in ranges and ranges[partition][0] < start:
                 ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
@@ -424,11 +425,11 @@ class RouteAudit:
         found = set[bytes]().union(*(self._monitors.instances(self._monitors.small(self._config.monitor_topic(name))) for name in beside))
         return found - self._monitors.instances(own)
 
-    def _starts(self) -> dict[LogPartition, int]:
+    def _first_start(self) -> readers.FirstStart:
         if self._config.control_topic not in self._facts:
-            return {}
+            return readers.FirstStart()
         control = ranges_of(self._sources.topics, self._facts[self._config.control_topic])
-        return readers.starts(self._sources.scan.read(control), self._route.name, self._rules.topic_ids)
+        return readers.FirstStart(self._sources.scan.read(control), self._route.name, self._rules.topic_ids)
 
     def _resolutions(self) -> Resolutions:
         if self._config.control_topic not in self._facts:

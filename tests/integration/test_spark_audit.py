@@ -346,6 +346,20 @@ def test_what_was_delivered_by_another_name_or_topic_is_expired_and_what_left_th
     }  # fmt: skip
 
 
+def test_what_came_from_a_log_that_was_made_again_is_expired(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    recorded = {"policy": "earliest", "starts": {f"{site.log}/{'0' * 32}": {"0": 0, "1": 0}}}
+    site.producer.produce(site.config.control_topic, key=b"start/main", value=json.dumps(recorded))
+    site.write(site.log, 1)
+    for number in (2, 3):
+        site.write(site.output, number)
+    site.record(*delivered(site.log, 2))
+
+    route = agree(site)
+
+    assert (route["expired"], route["phantoms"]) == (1, 1)
+
+
 def test_what_is_missing_is_a_sentence(make_site: Callable[..., Site], tmp_path: Path) -> None:
     site = make_site()
     away = tmp_path / "away.toml"

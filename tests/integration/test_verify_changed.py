@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 
@@ -51,6 +52,44 @@ def test_an_effect_of_what_was_never_delivered_is_a_phantom_also_when_its_messag
     report = site.audit()
 
     assert (wrong(report), report.findings.expired) == ({"phantoms": 1}, 0)
+
+
+def starts_at(site: Site, topic_id: str) -> None:
+    """Let the route have started from the log's beginning, when its topic had this id."""
+    recorded = {"policy": "earliest", "starts": {f"{site.log}/{topic_id}": {"0": 0, "1": 0}}}
+    site.producer.produce(site.config.control_topic, key=b"start/main", value=json.dumps(recorded))
+    assert site.producer.flush(30) == 0
+
+
+@pytest.mark.parametrize("made_again", [True, False])
+def test_what_came_from_a_log_that_was_made_again_under_its_name_is_no_phantom(make_site: Callable[..., Site], made_again: bool) -> None:
+    site = make_site()
+    starts_at(site, "0" * 32 if made_again else site.topic_id.hex())
+    site.write(site.log, 1)
+    for number in (2, 3):
+        site.write(site.output, number)
+    site.record(*delivered(site.log, 2))
+
+    report = site.audit()
+
+    assert wrong(report) == {"phantoms": 1 if made_again else 2, "unseen": 1}, "of the third nobody knows"
+    assert report.findings.expired == made_again
+
+
+def test_a_route_that_never_ran_is_not_credited_with_what_it_finds(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    for topic in (site.log, site.output):
+        site.write(topic, 1)
+    said = "nothing tells that this route ever ran"
+
+    before = site.audit()
+    starts_at(site, site.topic_id.hex())
+    site.stand_at(1, 0)
+    after = site.audit()
+
+    assert [(wrong(one), any(note.startswith(said) for note in one.findings.notes)) for one in (before, after)] == [
+        ({}, True), ({}, False),
+    ]  # fmt: skip
 
 
 def test_what_a_route_delivered_under_its_former_name_is_no_phantom(
