@@ -257,13 +257,13 @@ def beside(records: Iterable[StatusRecord], routes: Collection[str], now_ms: int
 
 def handlers_lately(records: Iterable[StatusRecord], now_ms: int) -> Iterator[StatusRecord]:
     """Yield what processes of `relay work` said that were started after a failure, within the last day."""
-    return (record for record in records if is_of_handlers(record) and now_ms - record.at < HANDLERS_SHOWN_MS)
+    return (record for record in records if is_of_handlers(record) and now_ms - record.heard_at < HANDLERS_SHOWN_MS)
 
 
 def failing_handlers(records: Iterable[StatusRecord], now_ms: int) -> Iterator[str]:
     """Yield a sentence for each of them, for an hour after the last of so many restarts."""
     for record in sorted(handlers_lately(records, now_ms), key=lambda one: one.worker):
-        ago_s = max(0, now_ms - record.at) / 1000
+        ago_s = max(0, now_ms - record.heard_at) / 1000
         if record.restarts_lately >= FAILS_AGAIN and ago_s < LATELY_S:
             queue, _, subscriber = record.route.partition("/")
             yield (
