@@ -38,7 +38,7 @@ class Run:
         self.worker = RouteWorker(
             group=group, intake=self.said.intake, destination=parts, views=parts, resolving=parts, reloading=parts,
             redriving=parts, progress=self.said.progress, starts=parts, check_twin=bool, topic_ids=dict,
-            check_topics=bool, bounds=Bounds(10, 1000, 0.1, 100),
+            check_topics=bool, check_epochs=bool, bounds=Bounds(10, 1000, 0.1, 100),
         )  # fmt: skip
         self.worker._generation, self.worker._running = 1, {PLACE: 0}
         self.said.intake.start({PLACE: 0}, {"orders": b"i" * 16})
