@@ -43,13 +43,13 @@ def _key(place: LogPartition) -> RangeKey:
 
 
 def _state(place: LogPartition, anchor: Anchor, worker: str) -> bytes:
-    flat = [int.from_bytes(anchor.content, "big", signed=True), 0, anchor.offset]
+    flat = [int.from_bytes(anchor.content, "big", signed=True), anchor.time_ms, anchor.offset]
     return encode_value(RangeEntry(worker, bytes(16), 0, *_key(place), [], [], [], flat, -1))
 
 
 def _read(row: RangeRow) -> Anchor | None:
     try:
-        content, _, offset = decode_value(row.state or b"").marks
+        content, time_ms, offset = decode_value(row.state or b"").marks
     except (UnknownRecord, ValueError):
         return None  # the next batch writes it anew
-    return Anchor(offset, content.to_bytes(8, "big", signed=True))
+    return Anchor(offset, content.to_bytes(8, "big", signed=True), time_ms)

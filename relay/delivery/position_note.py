@@ -34,8 +34,8 @@ class PositionNote(NamedTuple):
     @property
     def text(self) -> str:
         """The note as it is stored."""
-        below = f":{self.anchor.offset}:{self.anchor.content.hex()}" if self.anchor is not None else ""
-        return f"{self.topic_id}:{self.instance.hex()}:{self.n}{below}"
+        said = f"{self.topic_id}:{self.instance.hex()}:{self.n}"
+        return said if self.anchor is None else f"{said}:{self.anchor.offset}:{self.anchor.content.hex()}:{self.anchor.time_ms}"
 
 
 def read_note(text: str) -> PositionNote:
@@ -43,7 +43,7 @@ def read_note(text: str) -> PositionNote:
     topic_id, *rest = text.split(":")
     try:
         instance, n, *below = rest
-        anchor = Anchor(int(below[0]), bytes.fromhex(below[1])) if below else None
+        anchor = Anchor(int(below[0]), bytes.fromhex(below[1]), int(below[2])) if below else None
         return PositionNote(topic_id, bytes.fromhex(instance), int(n), anchor)
     except (IndexError, ValueError):
         return PositionNote(topic_id)

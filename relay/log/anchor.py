@@ -13,15 +13,16 @@ from relay.message.record import LogMessage, Record
 
 
 class Anchor(NamedTuple):
-    """A record's offset, and the 8-byte digest of its key and value."""
+    """A record's offset, the 8-byte digest of its key and value, and its time (milliseconds, whoever gave it)."""
 
     offset: int
     content: bytes
+    time_ms: int
 
 
 def anchor_of(record: Record) -> Anchor:
     """Return the anchor that a record is."""
-    return Anchor(record.offset() or 0, content_digest(record.key(), record.value()))
+    return Anchor(record.offset() or 0, content_digest(record.key(), record.value()), record.timestamp()[1])
 
 
 def epoch_of(record: Record) -> int:
@@ -60,7 +61,7 @@ class Trail:
     def hand_on(self, message: LogMessage) -> None:
         """The last message of a batch was handed on."""
         if self._handed is None or message.offset > self._handed.offset:
-            self._handed = Anchor(message.offset, message.content)
+            self._handed = Anchor(message.offset, message.content, message.timestamp_ms)
 
     def below(self, position: int) -> Anchor | None:
         """Return the highest record that is known below ``position``; positions only grow."""

@@ -37,7 +37,7 @@ class Led(Fake):
 
 
 def below(position: int) -> Anchor:
-    return Anchor(position - 1, content_digest(b"k", b"v"))
+    return Anchor(position - 1, content_digest(b"k", b"v"), 1000)
 
 
 class TestOfIntake:
@@ -116,6 +116,9 @@ class TestAnchorage:
         assert list(Anchorage(log).replaced({PLACE: below(2)})) == [PLACE]
         assert not Anchorage(Log(Led(0, 0))).replaced({PLACE: below(2)}), "what is not there tells nothing"
 
+    def test_the_same_words_at_another_time_are_another_record(self) -> None:
+        assert list(Anchorage(Log(Led(0, 0))).replaced({PLACE: below(1)._replace(time_ms=999)})) == [PLACE]
+
     def test_a_leader_that_comes_after_the_take_over_is_held_against_what_lay_below_the_position(self) -> None:
         log = Log(Led(0, 3), Led(1, 3))
         made = Anchorage(log)
@@ -168,10 +171,10 @@ class TestStarts:
 
     @pytest.mark.parametrize("at", [1, 7, 8], ids=["taken by retention", "put back by a person", "put back further"])
     def test_what_says_nothing_of_the_position_is_not_looked_for(self, at: int) -> None:
-        assert self.start(Anchor(at, bytes(8))) == [{}]
+        assert self.start(Anchor(at, bytes(8), 1000)) == [{}]
 
     def test_what_lies_above_the_end_is_not_looked_for(self) -> None:
-        assert self.start(Anchor(6, bytes(8)), position=6, marks=(2, 6)) == [{}]
+        assert self.start(Anchor(6, bytes(8), 1000), position=6, marks=(2, 6)) == [{}]
 
 
 class TestNotes:
@@ -180,7 +183,7 @@ class TestNotes:
         assert read_note(note.text) == note
         assert anchors_of({PLACE: (10, note.text), ELSEWHERE: (4, PositionNote("00ff", b"i" * 16, 7).text)}) == {PLACE: below(10)}
 
-    @pytest.mark.parametrize("text", ["", "00ff", "00ff:aa:1", "00ff:aa:1:2", "00ff:aa:1:x:aa", "00ff:aa:1:2:zz", "00ff:hint"])
+    @pytest.mark.parametrize("text", ["", "00ff", "00ff:aa:1", "00ff:aa:1:2", "00ff:aa:1:2:aa", "00ff:aa:1:x:aa:1", "00ff:aa:1:2:zz:1", "00ff:hint"])
     def test_other_notes_have_none(self, text: str) -> None:
         assert anchors_of({PLACE: (10, text)}) == {}
 
@@ -192,10 +195,10 @@ class TestRows:
 
     @pytest.mark.parametrize("content", [bytes(8), b"\xff" * 8, b"\x80" + bytes(7)], ids=["zeros", "ones", "least"])
     def test_a_claim_finds_what_a_batch_has_written(self, content: bytes) -> None:
-        (row,) = AnchorRows().rows({PLACE: Anchor(9, content)}, "w")
+        (row,) = AnchorRows().rows({PLACE: Anchor(9, content, 1 << 41)}, "w")
         other = RangeRow(PLACE, b"p" * 16, b"state")
         found, left = self.claimed(other, row)
-        assert found.stored == {PLACE: Anchor(9, content)}
+        assert found.stored == {PLACE: Anchor(9, content, 1 << 41)}
         assert left[PLACE].ranges == [other]
 
     def test_only_what_has_changed_is_written(self) -> None:
