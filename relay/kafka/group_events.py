@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
 
 from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end_of_partition, is_expelled, is_passing
-from relay.message.errors import Fenced, Stopped, Unreachable
+from relay.message.errors import Fenced, Retriable, Stopped, Unreachable
 from relay.message.record import LogPartition
 
+_OUT_OF_RANGE: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+"""The log begins above the offset, ends below it, or was cut there; a client that is told to start anew somewhere says which less well."""
 
-def end_of_partition(event: Any, group: str) -> tuple[LogPartition, int] | None:
-    """Return which partition was read to its end, and that offset; None for what passes without a word.
 
-    Raises Fenced for a member that was too slow, Unreachable for what passes by itself, Stopped for what does not.
-    """
-    error = event.error()
-    partition = LogPartition(event.topic() or "", event.partition() or 0)
-    if is_end_of_partition(error):
-        return partition, event.offset() or 0
-    if is_expelled(error):
-        raise Fenced("this worker was silent for longer than max.poll.interval.ms and has lost its partitions")
-    if is_denied(error):
-        what = repr(partition.topic) if partition.topic else f"group {group}"
-        raise Stopped(f"Kafka refuses to let {what} be read: {error.name()}; {DENIED_REMEDY}")
-    if is_passing(error):
-        raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
-    if not error.retriable():
-        raise Stopped(
-            f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}, {error.str()}): messages left "
-            "the log unread, its end was lost, or the topic was created again; find out which before you start the route again or "
-            "move the position"
-        )
-    return None
+class GroupEvents:
+    """Says what comes in place of records means for the worker that reads for a group."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._unreadable: dict[LogPartition, int] = {}
+
+    def end_of_partition(self, event: Any) -> tuple[LogPartition, int] | None:
+        """Return which partition was read to its end, and that offset; None for what passes without a word.
+
+        Raises Fenced for a member that was too slow, Unreachable for what passes by itself, Retriable where a recovery may find out
+        what is wrong with an offset, Stopped for what does not pass, and where that recovery found nothing.
+        """
+        error = event.error()
+        partition = LogPartition(event.topic() or "", event.partition() or 0)
+        if is_end_of_partition(error):
+            return partition, event.offset() or 0
+        if is_expelled(error):
+            raise Fenced("this worker was silent for longer than max.poll.interval.ms and has lost its partitions")
+        if is_denied(error):
+            what = repr(partition.topic) if partition.topic else f"group {self._group}"
+            raise Stopped(f"Kafka refuses to let {what} be read: {error.name()}; {DENIED_REMEDY}")
+        if is_passing(error):
+            raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
+        if not error.retriable():
+            said = f"{partition.topic}[{partition.partition}] cannot be read at its position ({error.name()}, {error.str()})"
+            if error.code() in _OUT_OF_RANGE and self._unreadable.get(partition) != event.offset():
+                self._unreadable[partition] = event.offset()
+                raise Retriable(f"{said}; what the log has now tells why")
+            raise Stopped(
+                f"{said}: messages left the log unread, its end was lost, or the topic was created again; find out which before you "
+                "start the route again or move the position"
+            )
+        return None
 
 
 def said_of_membership(event: Any, group: str) -> str | Stopped | None:

@@ -18,7 +18,7 @@ from relay.delivery.ports import Starts
 from relay.delivery.position_note import hint_note
 from relay.kafka.failures import DENIED_REMEDY, is_denied, kafka_error, sentence
 from relay.kafka.group import GroupConsumer
-from relay.kafka.group_events import end_of_partition, said_of_membership
+from relay.kafka.group_events import GroupEvents, said_of_membership
 from relay.log.anchor import NewEpoch
 from relay.log.intake import Intake
 from relay.message.errors import (
@@ -91,6 +91,7 @@ class RouteWorker:
         decided: Callable[[], bool] = bool,
     ) -> None:
         self._group = group
+        self._events = GroupEvents(group.name)
         self._intake = intake
         self._destination = destination
         self._views = views
@@ -358,7 +359,7 @@ class RouteWorker:
         self._running.update(self._submitted if durable is None else durable)
 
     def _event(self, event: Any) -> None:
-        if (end := end_of_partition(event, self._group.name)) is not None:
+        if (end := self._events.end_of_partition(event)) is not None:
             self._intake.passed(*end)
             self._progress.caught_up(*end)
 

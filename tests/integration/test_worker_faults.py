@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from relay.config.loading import load
 from relay.message.envelope import ResourceName
 from relay.resources import open_resource
 from relay.run.restarts import ExitCode
-from tests.routes import TopicRoute, ce, ids, per_source, publish, wait_for
+from tests.routes import TopicRoute, ce, delete_below, ids, per_source, publish, wait_for
 
 PARTITIONS = 3
 
@@ -340,3 +341,20 @@ def test_holds_past_the_byte_budget_are_read_again_in_order(
     assert shop.route.finish() == 0, shop.route.said()
 
     assert_once_in_order(shop.route, 601)
+
+
+def test_a_worker_that_retention_overtakes_names_what_is_lost_and_how_to_go_on(
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
+) -> None:
+    route = make_route()
+    worker = route.start()
+    publish(route.kafka, route.log, messages(5, partitions=1))
+    wait_for(lambda: len(route.outputs()) == 5, what="the first output", told=route.said)
+    worker.send_signal(signal.SIGSTOP)
+    publish(route.kafka, route.log, messages(1, first=5, partitions=1))  # it answers the request that is under way
+    publish(route.kafka, route.log, messages(9, first=6, partitions=1))
+    delete_below(kafka_admin, route.log, 12)
+    worker.send_signal(signal.SIGCONT)
+
+    assert worker.wait(30) == ExitCode.PERSON, route.said()
+    assert re.search(rf"relay indoubt resolve CONFIG lost:main/{route.log}/0/[56]-11 --abort", route.said()), route.said()

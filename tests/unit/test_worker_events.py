@@ -22,8 +22,9 @@ from tests.unit.test_intake import Fake
 class Event:
     """An error or an end of partition as the client library hands it over."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: int, offset: int = 7) -> None:
         self._error = KafkaError(code)
+        self._offset = offset
 
     def error(self) -> KafkaError:
         return self._error
@@ -35,7 +36,7 @@ class Event:
         return 2
 
     def offset(self) -> int:
-        return 7
+        return self._offset
 
 
 def worker() -> tuple[RouteWorker, Any]:
@@ -57,9 +58,8 @@ def worker() -> tuple[RouteWorker, Any]:
     [
         (KafkaError._MAX_POLL_EXCEEDED, Fenced, "has lost its partitions"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Stopped, "grant the right or use a role that has it"),
-        (KafkaError._AUTO_OFFSET_RESET, Stopped, "cannot be read at its position"),
         (KafkaError.UNKNOWN, Unreachable, "cannot be read now"),
-        (KafkaError.OFFSET_OUT_OF_RANGE, Stopped, "cannot be read at its position"),
+        (KafkaError.TOPIC_EXCEPTION, Stopped, "cannot be read at its position.*find out which"),
     ],
 )
 def test_an_error_in_place_of_a_record(code: int, error: type[RelayError], words: str) -> None:
@@ -67,6 +67,17 @@ def test_an_error_in_place_of_a_record(code: int, error: type[RelayError], words
 
     with pytest.raises(error, match=words):
         made._event(Event(code))
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
+def test_an_offset_that_the_log_does_not_have_is_looked_into_once(code: int) -> None:
+    made, _ = worker()
+
+    for offset in (7, 8):
+        with pytest.raises(Retriable, match="cannot be read at its position"):
+            made._event(Event(code, offset))
+    with pytest.raises(Stopped, match=r"cannot be read at its position.*find out which"):
+        made._event(Event(code, 8))
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
