@@ -33,7 +33,7 @@ class Run:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *records: Fake) -> None:
         self.said = Said(monkeypatch, Unread(lambda places, _: dict.fromkeys(places, 0), lambda *_: {}))
-        group: Any = SimpleNamespace(generation=1, assigned=[PLACE])
+        group: Any = SimpleNamespace(name="g", generation=1, assigned=[PLACE])
         parts: Any = SimpleNamespace(wait=lambda _: True, is_busy=lambda _: False)
         self.worker = RouteWorker(
             group=group, intake=self.said.intake, destination=parts, views=parts, resolving=parts, reloading=parts,

@@ -78,7 +78,7 @@ def test_the_first_message_after_a_quiet_hour_is_no_stall(said: Said) -> None:
 
 
 def test_a_worker_without_an_assignment_owns_nothing_and_does_not_run(said: Said) -> None:
-    group: Any = SimpleNamespace(generation=1, assigned=[PLACE], fatal=None, consume=lambda *_: [], stay=bool)
+    group: Any = SimpleNamespace(name="g", generation=1, assigned=[PLACE], fatal=None, consume=lambda *_: [], stay=bool)
     parts: Any = SimpleNamespace(
         start=lambda *_: None, take=lambda *_: [], recover=lambda *_: {PLACE: 7}, abandon=lambda: None, wait=bool
     )
@@ -111,7 +111,7 @@ def test_what_its_database_does_not_answer_is_not_shown_as_delivered(said: Said)
     )  # fmt: skip
     reading = iter([[], [Fake(7)]])
     group: Any = SimpleNamespace(
-        generation=1, assigned=[PLACE], fatal=None, consume=lambda *_: next(reading, []), start=parts.start,
+        name="g", generation=1, assigned=[PLACE], fatal=None, consume=lambda *_: next(reading, []), start=parts.start,
         membership=bytes, commit=parts.commit, stay=bool,
     )  # fmt: skip
     made = RouteWorker(
