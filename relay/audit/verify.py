@@ -147,7 +147,6 @@ class _RouteAudit:
         self._uuids: dict[str, str] = {}
         self._resolutions = Resolutions()
         self._start = readers.FirstStart()
-        self._first: dict[LogPartition, int] = {}
         self._monitored: dict[LogPartition, Range] = {}
         self._facts = topics.describe(names_of(self._config, self._route), settings=False)
         for name in route.from_:
@@ -215,7 +214,7 @@ class _RouteAudit:
     def _memory(self, seen: Seen, stores: Mapping[str, tables.Store]) -> Memory:
         """Return how far back log and monitor remember; what has left a queue is counted by what is recorded."""
         to = self._route.to
-        if isinstance(to, QueueDestination) or is_whole(seen.lows, self._first, self._monitored):
+        if isinstance(to, QueueDestination) or is_whole(seen.lows, self._start.offsets, self._monitored):
             return Memory()
         if isinstance(to, TableDestination):
             return Memory({}, self._stored_effects(stores).named(seen.later, to))
@@ -256,8 +255,7 @@ class _RouteAudit:
         self._look_again()
         ranges = self._log_ranges()
         self._start = self._first_start()
-        self._first = self._start.offsets
-        for partition, start in self._first.items():
+        for partition, start in self._start.offsets.items():
             if partition in ranges and ranges[partition][0] < start:
                 ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
         to = self._route.to
@@ -294,7 +292,7 @@ class _RouteAudit:
                 expired.add(entry.digest)  # also of a topic that the route does not read any more
         expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
-        untouched = {name: at for name, at in self._first.items() if name not in seen.evidence.partitions}
+        untouched = {name: at for name, at in self._start.offsets.items() if name not in seen.evidence.partitions}
         letters = seen.deaths.letters
         state = State(
             {**untouched, **seen.positions}, seen.begins, letters.standing,

@@ -19,9 +19,9 @@ class Batch:
     that were handed on although an earlier one is held. ``membership`` is the group metadata captured with the batch.
     ``meanwhile`` may be called again and again while the destination waits: the worker reads ahead a little in it and
     says whether it found anything. ``numbered`` is False only if there is certainly no captured message; ``aborted``
-    are numbers that close with it without a message. ``anchors`` say which record lies below a position, where one is known. With ``replays`` all messages are dead ones that a person has
-    redriven, each by its digest with the number of this redrive, and were judged by their entries; such a batch moves no
-    position.
+    are numbers that close with it without a message. ``anchors`` say which record lies below a position, where one is
+    known. With ``replays`` all messages are dead ones that a person has redriven, each by its digest with the number of
+    this redrive, and were judged by their entries; such a batch moves no position.
     """
 
     generation: int

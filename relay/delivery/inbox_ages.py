@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from relay.delivery.numbering import publisher
+from relay.delivery.note_rows import note_row, taken_notes
 from relay.message.record import LogPartition
-from relay.message.schemas import UnknownRecord
-from relay.monitor.ranges import Mark, RangeEntry, RangeKey, decode_value, encode_value, thinned
+from relay.monitor.ranges import Mark, RangeKey, thinned
 from relay.transfer.cursor import Claim, RangeRow
 
 RUNGS: Final = 100
@@ -71,12 +70,8 @@ class InboxMarks:
 
     def take(self, claims: Mapping[LogPartition, Claim]) -> dict[LogPartition, Claim]:
         """Take the notes out of what a claim has read; what is left are publishers' ranges."""
-        self._marks = {}
-        left: dict[LogPartition, Claim] = {}
-        for place, claim in claims.items():
-            name = publisher(_key(place))
-            self._marks[place] = [mark for row in claim.ranges if row.publisher == name for mark in _marks_of(row)]
-            left[place] = claim._replace(ranges=[row for row in claim.ranges if row.publisher != name])
+        notes, left = taken_notes(claims, _key)
+        self._marks = {place: [Mark(*triple) for triple in triples] for place, triples in notes.items()}
         return left
 
     def aged(self, ends: Mapping[int, tuple[int, int]]) -> dict[LogPartition, int]:
@@ -107,20 +102,10 @@ class InboxMarks:
                 marks.append(Mark(high, 0, position - 1))
             if marks != before:
                 self._marks[place] = marks = thinned(marks)
-                flat = [part for mark in marks for part in mark]
-                entry = RangeEntry(worker, bytes(16), 0, *_key(place), [], [], [], flat, -1)
-                rows.append(RangeRow(place, publisher(entry.key), encode_value(entry)))
+                rows.append(note_row(place, _key, marks, worker))
         return sorted(rows, key=lambda row: (row.partition, row.publisher))
 
 
 def _key(place: LogPartition) -> RangeKey:
     """A publisher that there is not: every one has an incarnation."""
     return RangeKey(place.topic, b"", b"")
-
-
-def _marks_of(row: RangeRow) -> list[Mark]:
-    try:
-        flat = decode_value(row.state or b"").marks
-    except UnknownRecord:
-        return []  # rows stay longer than they must, until what is noted from now on has aged
-    return [Mark(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
