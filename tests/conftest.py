@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from psycopg.conninfo import make_conninfo
 from relay.local.kafka import BRIEF, KafkaCluster
 from relay.local.ports import LOOPBACK, free_ports
 from relay.local.services import LocalServices
+from tests.made_topics import make_topics
 from tests.own_services import ProxiedBroker, or_skipped, own_proxied_broker
 from tests.routes import TopicRoute
 
@@ -153,16 +153,6 @@ def kafka_admin(kafka: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": kafka})
 
 
-def _wait_until_led(admin: AdminClient, topic: str, partitions: int) -> None:
-    """A created topic shows in the broker's metadata, with leaders, only a moment after the answer."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        found = admin.list_topics(topic, timeout=5).topics[topic].partitions
-        if len(found) == partitions and all(partition.leader >= 0 for partition in found.values()):
-            return
-    raise AssertionError(f"topic {topic} has no leaders after 30 s")
-
-
 @pytest.fixture
 def make_topic(kafka_admin: AdminClient) -> Iterator[MakeTopic]:
     """Return a factory ``make_topic(partitions=4, config={}, name="t") -> name`` of topics deleted afterwards."""
@@ -171,9 +161,8 @@ def make_topic(kafka_admin: AdminClient) -> Iterator[MakeTopic]:
     def make(partitions: int = 4, config: Mapping[str, str] | None = None, name: str = "t") -> str:
         topic = f"{name}-{secrets.token_hex(5)}"
         new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
-        kafka_admin.create_topics([new])[topic].result(30)
+        make_topics(kafka_admin, new)
         made.append(topic)
-        _wait_until_led(kafka_admin, topic, partitions)
         return topic
 
     yield make

@@ -23,7 +23,7 @@ from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.inquiries import InquiryReader
 from relay.kafka.registry import Registry, RegistryLike
 from relay.kafka.settings import TimingLike
-from relay.kafka.topics import TopicFacts
+from relay.kafka.topics import VISIBLE_S, TopicFacts
 from relay.message import envelope
 from relay.message.avro_values import AvroEncoder, parsed_schema
 from relay.message.errors import CaptureError, ConfigError, Unreachable
@@ -251,7 +251,7 @@ class Capture:
 
     def topic(self, name: str) -> TopicFacts:
         """Return the facts of a topic."""
-        return self._appender.topic(name)
+        return self._appender.topic(name, VISIBLE_S)
 
     def admit(self, found: Buffered, facts: TopicFacts, messages: int, size: int) -> int:
         """Return the size of a message; raises CaptureError if it or the capture with it is too large."""

@@ -123,8 +123,8 @@ class Appender:
         cause = self._end if self._end is not None and (is_end(failure) or failure.code() in LET_GO) else failure
         return f"{cause.str()}; {DENIED_REMEDY}" if is_denied(cause) else f"{cause.str()}{remedy}"
 
-    def topic(self, name: str) -> TopicFacts:
-        """Return the facts of a topic, known or asked for now.
+    def topic(self, name: str, wait_s: float = 0.0) -> TopicFacts:
+        """Return the facts of a topic, known or asked for now, and again for ``wait_s`` seconds while it is missing.
 
         Raises ConfigError for one that does not exist or is compacted, Unreachable.
         """
@@ -133,7 +133,7 @@ class Appender:
             # Looked at here: the client ends the process when it is asked about what is no UTF-8.
             if not is_topic_name(name):
                 raise ConfigError(f"topic {name!r}: not a topic's name; {TOPIC_REMEDY}")
-            facts = self.describe([name]).get(name)
+            facts = self.describe([name], wait_s).get(name)
             if facts is None:
                 raise ConfigError(f"topic {name!r} does not exist; create it before publishing to it")
             if "compact" in facts.settings.get("cleanup.policy", "delete"):
@@ -149,13 +149,13 @@ class Appender:
         """Return how large a record of this topic may be, with key and headers."""
         return min(self._message_bytes, numeric_setting(facts.settings, "max.message.bytes", self._message_bytes))
 
-    def describe(self, names: Sequence[str]) -> dict[str, TopicFacts]:
+    def describe(self, names: Sequence[str], wait_s: float = 0.0) -> dict[str, TopicFacts]:
         """Ask for the topics' facts; without the right to read settings, those stay empty."""
         try:
-            return self._topics.describe(names)
+            return self._topics.describe(names, wait_s=wait_s)
         except ConfigError:
             # Not a failure: the broker checks its own limits again; retention is then taken as unknown.
-            return self._topics.describe(names, settings=False)
+            return self._topics.describe(names, settings=False, wait_s=wait_s)
 
     def refresh(self) -> None:
         """Ask again for every known topic: partitions may have been added, or the topic recreated."""

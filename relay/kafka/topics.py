@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, NO_RIGHT
+from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, MISSING, NO_RIGHT
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_CHARACTERS_MAX, TOPIC_REMEDY, is_topic_name
@@ -63,6 +63,8 @@ _UNREACHABLE: Final = frozenset(
 )
 """What passes when brokers are back, their disks have room and the client knows them again: nobody has to correct it."""
 _VISIBLE_PAUSE_S: Final = 0.02
+VISIBLE_S: Final = 2.0
+"""For so long a topic may be unknown to the broker that is asked, though another one, or the controller, has made it."""
 BATCH_BYTES: Final = 1_000_000
 """librdkafka's ``batch.size`` when the user gives none."""
 _CLOSED: Final = ": it closes every connection"
@@ -143,33 +145,33 @@ class Topics:
     def close(self) -> None:
         """Nothing to flush; the client ends when it is forgotten."""
 
-    def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
-        """Return the facts of the topics that exist; missing ones are absent."""
+    def describe(self, names: Iterable[str], *, settings: bool = True, wait_s: float = 0.0) -> dict[str, TopicFacts]:
+        """Return the facts of the topics that exist; missing ones are absent, after they were asked for again for ``wait_s``."""
         wanted = sorted(set(names))
         _check_names(wanted)
+        found = self._described(wanted, settings)
+        deadline = clock.monotonic() + wait_s
+        while len(found) < len(wanted) and clock.monotonic() < deadline:
+            clock.sleep(_VISIBLE_PAUSE_S)
+            found |= self._described([name for name in wanted if name not in found], settings)
+        return found
+
+    def _described(self, wanted: list[str], settings: bool) -> dict[str, TopicFacts]:
         if not wanted:
             return {}
         futures = self._ask(lambda: self._admin.describe_topics(TopicCollection(wanted)), "describe topics")
         found: dict[str, TopicFacts] = {}
         for name, future in futures.items():
-            try:
-                described = future.result(self._timeout_s)
-            except KafkaException as error:
-                if _code(error) in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                    continue
-                raise self._sentence(error, f"describe topic {name}") from error
-            except TimeoutError as error:
-                raise self._away(f"describe topic {name}") from error
+            described = self._unless_missing(future, f"describe topic {name}")
+            if described is None:
+                continue
             replication = max((len(partition.replicas) for partition in described.partitions), default=0)
             topic_id = _uuid_bytes(described.topic_id)
             found[name] = TopicFacts(name, topic_id, len(described.partitions), replication)
         if not settings or not found:
             return found
         in_force = self._settings([ConfigResource(ResourceType.TOPIC, name) for name in found])
-        return {
-            name: TopicFacts(name, facts.topic_id, facts.partitions, facts.replication, in_force[name])
-            for name, facts in found.items()
-        }
+        return {name: replace(found[name], settings=kept) for name, kept in in_force.items()}
 
     def brokers(self) -> list[BrokerFacts]:
         """Return every broker with its settings, or without them where the cluster right is missing."""
@@ -285,14 +287,14 @@ class Topics:
         return found
 
     def _settings(self, resources: list[ConfigResource]) -> dict[str, dict[str, str]]:
+        """Return the settings in force; without the topics that this broker does not know, though the one asked before did."""
         futures = self._ask(lambda: self._admin.describe_configs(resources), "describe settings")
-        return {
-            resource.name: {
-                name: entry.value or ""
-                for name, entry in self._result(future, f"describe settings of {resource.name}").items()
-            }
-            for resource, future in futures.items()
-        }
+        found = {}
+        for resource, future in futures.items():
+            entries = self._unless_missing(future, f"describe settings of {resource.name}")
+            if entries is not None:
+                found[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
+        return found
 
     def _wait_for_leaders(self, wanted: dict[str, int]) -> None:
         """Poll until every broker-side partition has a leader: a new topic shows a moment after its creation."""
@@ -330,6 +332,16 @@ class Topics:
         except SystemError as error:
             # The client hides what a signal's handler raises within its calls, such as an interrupt, behind an error of its own.
             raise error.__cause__ or error from None
+
+    def _unless_missing(self, future: Future[T], doing: str) -> T | None:
+        """Return the answer, or None if it is that the broker does not know the topic."""
+        try:
+            return self._result(future, doing)
+        except ConfigError as refused:
+            cause = refused.__cause__
+            if isinstance(cause, KafkaException) and _code(cause) in MISSING:
+                return None
+            raise
 
     def _result(self, future: Future[T], doing: str) -> T:
         try:

@@ -26,7 +26,7 @@ from relay.kafka.decisions import DecisionLog
 from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import PartitionReader
 from relay.kafka.registry import Registry
-from relay.kafka.topics import Topics, fitting_batches
+from relay.kafka.topics import VISIBLE_S, Topics, fitting_batches
 from relay.kafka.transactions import TransactionalInstance
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.log.holds import HoldBudget
@@ -262,7 +262,7 @@ def _destination(
     derive: Derive,
 ) -> Destination:
     if isinstance(route.to, TopicDestination):
-        found = described(topics, [route.to.topic, config.deadletter_topic])
+        found = described(topics, [route.to.topic, config.deadletter_topic], VISIBLE_S)
         if route.to.topic not in found:
             raise Stopped(f"topic {route.to.topic!r} does not exist; create it, or correct `to` of the route")
         if config.deadletter_topic not in found:
@@ -322,7 +322,7 @@ def _table_parts(config: RelayConfig, ports: RoutePorts, cursor: TableCursor) ->
 def _table_names(config: RelayConfig, route: RouteConfig, topics: Topics, worker_id: str) -> dict[str, Any]:
     to = route.to
     assert not isinstance(to, TopicDestination)
-    found = described(topics, [config.deadletter_topic])
+    found = described(topics, [config.deadletter_topic], VISIBLE_S)
     if config.deadletter_topic not in found:
         raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
     timing = config.timing

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from relay.kafka.topics import TopicFacts, Topics, compaction_lags
+from relay.kafka.topics import VISIBLE_S, TopicFacts, Topics, compaction_lags
 from relay.message.errors import NAMESAKE_REMEDY, ConfigError, Stopped
 from relay.run import clock
 
 TOPIC_IDS_PERIOD_S: Final = 10.0
 
 
-def described(topics: Topics, names: list[str]) -> dict[str, TopicFacts]:
+def described(topics: Topics, names: list[str], wait_s: float = 0.0) -> dict[str, TopicFacts]:
     """Describe the topics that exist. What the broker refuses to tell stops this route: others may be told theirs."""
     try:
-        return topics.describe(names, settings=False)
+        return topics.describe(names, settings=False, wait_s=wait_s)
     except ConfigError as refused:
         raise Stopped(str(refused)) from refused
 
@@ -55,6 +55,8 @@ class TopicWatch:
     def facts(self) -> dict[str, TopicFacts]:
         """Describe the log topics and the monitor; raises Stopped if they cannot serve the route."""
         found = described(self._topics, [*self._names, self._monitor, *self._outputs])
+        if unheard_of := [name for name in (*self._names, self._monitor) if name not in found]:
+            found |= described(self._topics, unheard_of, VISIBLE_S)
         # `relay migrate` makes the monitor only, and only once the log is there.
         if missing := [name for name in self._names if name not in found]:
             raise Stopped(f"topics {', '.join(missing)} do not exist; create them, or correct `from` of the route")

@@ -13,7 +13,7 @@ from typing import Any
 from relay.config.faults import Fault
 from relay.config.loading import examine
 from relay.config.model import RelayConfig, RouteConfig, TableDestination, TopicDestination
-from relay.kafka.topics import Topics
+from relay.kafka.topics import VISIBLE_S, Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.postgresql import PostgresqlResource
 from relay.setup.check_durability import INTERNAL, judge_durability
@@ -139,7 +139,7 @@ def check_kafka(config: RelayConfig, findings: Findings) -> None:
     try:
         with Topics(config.kafka, config.timing) as topics:
             brokers = topics.brokers()
-            facts = topics.describe(named_topics(config))
+            facts = topics.describe(named_topics(config), wait_s=VISIBLE_S)
             with suppress(ConfigError):  # they are others' business, and what is seen of them is a note at most
                 facts |= topics.describe(INTERNAL)
     except Unreachable as error:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from relay.config.model import RelayConfig, ResourceConfig
-from relay.kafka.topics import TopicFacts, TopicPlan, Topics, numeric_setting
+from relay.kafka.topics import VISIBLE_S, TopicFacts, TopicPlan, Topics, numeric_setting
 from relay.message.errors import ConfigError
 from relay.resources import open_resource
 from relay.resources.schema import ONE_AT_A_TIME, statements
@@ -215,8 +215,8 @@ def migrate(config: RelayConfig, *, new_identity: bool = False) -> Migration:
 
 
 def _plan_with(topics: Topics, config: RelayConfig, migration: Migration) -> None:
-    names = config.own_topics | config.log_topics
-    plan_topics(config, topics.describe(names), topics.broker_count(), migration)
+    facts = topics.describe(config.log_topics, wait_s=VISIBLE_S) | topics.describe(config.own_topics)
+    plan_topics(config, facts, topics.broker_count(), migration)
 
 
 def _grants(role: str) -> list[sql.Composed]:

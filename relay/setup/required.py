@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from relay.config.model import RelayConfig
-from relay.kafka.topics import Topics
+from relay.kafka.topics import VISIBLE_S, Topics
 from relay.message.errors import ConfigError, RelayError
 from relay.setup.check_topics import VERIFICATION, Findings, judge_brokers
 
@@ -19,7 +19,7 @@ BROKERS_S: Final = 5.0
 def require_topics(config: RelayConfig, *names: str) -> None:
     """Return if all of these topics of the relay exist; raises ConfigError, Unreachable, both with the remedy."""
     with Topics(config.kafka, config.timing) as topics:
-        found = topics.describe(names, settings=False)
+        found = topics.describe(names, settings=False, wait_s=VISIBLE_S)
     missing = sorted(set(names) - found.keys())
     if missing:
         raise ConfigError(f"topic {', '.join(missing)}: it does not exist; run `relay migrate {shlex.quote(str(config.path))}`")

@@ -9,7 +9,7 @@ from typing import Final
 
 from relay.config.timing import Timing
 from relay.kafka.settings import may_be_shown, refusals
-from relay.kafka.topics import Topics
+from relay.kafka.topics import VISIBLE_S, Topics
 from relay.message.errors import ConfigError
 
 KAFKA_PREFIX: Final = "kafka."
@@ -91,7 +91,7 @@ def check_topics(options: WriteOptions, names: Iterable[str]) -> dict[str, int]:
     """Return the partition count of each topic; ConfigError for one that is absent or compacted, Unreachable."""
     wanted = sorted({*names, options.decisions_topic})
     with Topics(options.kafka, Timing()) as topics:
-        facts = topics.describe(wanted)
+        facts = topics.describe(wanted, wait_s=VISIBLE_S)
     if options.decisions_topic not in facts:
         raise ConfigError(
             f"topic {options.decisions_topic} does not exist: there is no relay {options.relay!r} on these brokers; run "

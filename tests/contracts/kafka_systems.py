@@ -24,6 +24,7 @@ from relay.kafka.reading import BATCH_RECORDS, PartitionReader
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.record import LogPartition
 from relay.run import clock
+from tests.made_topics import make_topics
 from tests.routes import leave_group
 from tests.simulation.network import FINE, Fate, Weather
 from tests.simulation.producer import SimProducer
@@ -168,13 +169,7 @@ class RealKafka(KafkaSystem):
     def topic(self, partitions: int = 1, bytes_max: int = 1_000_000) -> str:
         name = f"contract-{uuid4().hex[:8]}"
         new = NewTopic(name, num_partitions=partitions, config={"max.message.bytes": str(bytes_max)})
-        self._admin.create_topics([new])[name].result(WAIT_S)
-
-        def is_led() -> bool:
-            found = self._admin.list_topics(name, timeout=5).topics[name].partitions
-            return len(found) == partitions and all(one.leader >= 0 for one in found.values())
-
-        until(is_led, f"leader of {name}")
+        make_topics(self._admin, new)
         return name
 
     def lose_answer(self, name: str) -> None:

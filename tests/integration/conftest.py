@@ -21,6 +21,7 @@ from relay.setup.migrate import migrate
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
 from tests.integration.handler_site import Books, Table
 from tests.integration.table_site import Database
+from tests.made_topics import make_topics
 from tests.own_services import ProxiedBroker, own_brokers
 
 MARKER_DEADLINE_S = 20.0
@@ -37,7 +38,7 @@ class Proxied:
         """Create a topic under a fresh name and return it."""
         fresh = f"{name}-{uuid4().hex[:8]}"
         admin = AdminClient({"bootstrap.servers": self.kafka})
-        admin.create_topics([NewTopic(fresh, num_partitions=partitions)])[fresh].result(30)
+        make_topics(admin, NewTopic(fresh, partitions))
         return fresh
 
     def wait_for_markers(self, topic: str, partitions: int = 1) -> None:

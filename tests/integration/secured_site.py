@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
 from relay.local.ports import free_ports
+from tests.made_topics import make_topics
 from tests.own_services import further_listener
 
 READ, WRITE, DESCRIBE, CREATE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE
@@ -60,8 +61,7 @@ class Secured:
 
     def topics(self, *names: str, partitions: int = 1) -> None:
         """Create topics."""
-        for created in self.admin.create_topics([NewTopic(name, partitions) for name in names]).values():
-            created.result(30)
+        make_topics(self.admin, *(NewTopic(name, partitions) for name in names))
 
     def user(self, name: str, allowed: Sequence[Right] = ()) -> None:
         """Let somebody in, with the name for a password, who may do what is given."""

@@ -19,6 +19,7 @@ from relay.local.services import LocalServices
 from relay.message.envelope import LOG_ONLY_HEADERS, ResourceName
 from relay.message.identity import capture_id
 from relay.run.restarts import ExitCode
+from tests.made_topics import make_topics
 from tests.raw_headers import append_raw
 from tests.routes import Route, TopicRoute, ce, ids, publish, read_all, wait_for
 
@@ -307,8 +308,7 @@ def test_a_broker_that_dies_and_comes_back_costs_nothing(tmp_path: Path) -> None
         admin = AdminClient({"bootstrap.servers": services.kafka})
         from confluent_kafka.admin import NewTopic  # noqa: PLC0415
 
-        for made in admin.create_topics([NewTopic("log", 2), NewTopic("out", 2)]).values():
-            made.result(30)
+        make_topics(admin, NewTopic("log", 2), NewTopic("out", 2))
         route.migrate()
         publish(services.kafka, "log", [(n % 2, ce(f"/{n % 2}", f"m-{n}"), b"v") for n in range(100_000)])
         worker = route.start()

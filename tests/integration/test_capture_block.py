@@ -23,6 +23,7 @@ from relay.capture.publisher import DefaultTiming
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
 from relay.resources.port import Resource
+from tests.made_topics import make_topics
 from tests.unit.interrupting import Interrupting
 
 
@@ -275,8 +276,7 @@ def test_a_log_that_takes_nothing_rolls_the_block_back(
     timing = DefaultTiming(append_timeout=1.0)
     kept = make_topic(partitions=1)
     topic = f"gone-{kept}"
-    kafka_admin.create_topics([NewTopic(topic, 1)])[topic].result(10)
-    until(lambda: topic in kafka_admin.list_topics(timeout=5).topics, "the topic")
+    make_topics(kafka_admin, NewTopic(topic, 1))
     with Capture(
         kafka={"bootstrap.servers": kafka}, resource=resource, source="/s", timing=timing
     ) as capture:

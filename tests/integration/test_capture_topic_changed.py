@@ -12,6 +12,7 @@ from relay import Capture
 from relay.capture.marking import Marking
 from relay.resources import open_resource
 from tests.conftest import MakeTopic
+from tests.made_topics import make_topics
 
 
 def test_a_capture_whose_partition_is_gone_is_not_marked_again_for_ever(
@@ -30,7 +31,7 @@ def test_a_capture_whose_partition_is_gone_is_not_marked_again_for_ever(
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.delete_topics([topic])[topic].result(30)
     until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic's end")
-    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
+    make_topics(admin, NewTopic(topic, 1))
 
     decisions = resource.decisions()
     with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s"):

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.config.loading import load
 from relay.local.kafka import SMALL, KafkaCluster
 from relay.local.services import LocalServices
+from tests.made_topics import make_topics
 from tests.routes import Route, ce, ids, publish, read_all, stand_at, wait_for
 
 LASTING = 'session_timeout = "30s"'
@@ -34,7 +35,7 @@ class CutBroker:
         self._admin = AdminClient({"bootstrap.servers": self.address})
 
     def make_topic(self, name: str) -> str:
-        self._admin.create_topics([NewTopic(name, 1)])[name].result(30)
+        make_topics(self._admin, NewTopic(name, 1))
         return name
 
     def cut(self, topic: str, offset: int) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.control import dead_letters
+from tests.made_topics import make_topics
 
 MANY = 100_001
 
@@ -49,7 +50,7 @@ class Letters:
 @pytest.fixture
 def letters(tmp_path: Path, kafka: str, kafka_admin: AdminClient) -> Iterator[Letters]:
     made = Letters(tmp_path, kafka)
-    kafka_admin.create_topics([NewTopic(made.topic, 1)])[made.topic].result(30)
+    make_topics(kafka_admin, NewTopic(made.topic, 1))
     yield made
     kafka_admin.delete_topics([made.topic])[made.topic].result(30)
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, encode_decision, named_unit
@@ -23,6 +24,7 @@ from relay.message.errors import CheckFailed, Stopped
 from relay.message.record import LogPartition
 from relay.run import crash, randomness
 from tests.conftest import MakeRoute, MakeTopic
+from tests.made_topics import make_topics
 from tests.routes import IN_ORDER, TopicRoute, ce, ids, publish, read_all, wait_for
 
 DECIDER = """
@@ -39,11 +41,9 @@ DecisionWriter({"bootstrap.servers": kafka}, Timing(), relay).decide(wanted)
 
 
 @pytest.fixture
-def relay_name(make_topic: MakeTopic, kafka_admin: object) -> str:
-    from confluent_kafka.admin import NewTopic  # noqa: PLC0415
-
+def relay_name(make_topic: MakeTopic, kafka_admin: AdminClient) -> str:
     name = f"r{uuid4().hex[:8]}"
-    kafka_admin.create_topics([NewTopic(f"{name}.decisions", 1)])[f"{name}.decisions"].result(30)  # type: ignore[attr-defined]
+    make_topics(kafka_admin, NewTopic(f"{name}.decisions", 1))
     return name
 
 

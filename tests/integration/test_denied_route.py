@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
 
 from relay.local.kafka import SMALL
 from relay.run.restarts import ExitCode
+from tests.made_topics import make_topics
 from tests.own_services import own_brokers
 from tests.routes import Route, ce, publish, read_all, wait_for
 
@@ -50,8 +51,7 @@ def rule(admin: AdminClient, topic: str, operation: AclOperation, permission: Ac
 
 def test_the_routes_beside_a_denied_one_go_on(kafka: str, tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
-    for created in admin.create_topics([NewTopic(name, 1) for name in TOPICS]).values():
-        created.result(30)
+    make_topics(admin, *(NewTopic(name, 1) for name in TOPICS))
     beside = '[routes.beside]\nfrom = ["log-beside"]\nto = { topic = "out-beside" }'
     route = Route(tmp_path, kafka, "log", '{ topic = "out" }', beside)
     route.migrate()
@@ -77,8 +77,7 @@ def test_the_routes_beside_a_denied_one_go_on(kafka: str, tmp_path: Path) -> Non
 def test_a_recovery_that_may_not_read_the_outputs_stops_with_the_right_that_is_missing(kafka: str, tmp_path: Path) -> None:
     """Taken for a broker that is away, it would be tried for ever."""
     admin = AdminClient({"bootstrap.servers": kafka})
-    for created in admin.create_topics([NewTopic(name, 1) for name in TOPICS[:2]]).values():
-        created.result(30)
+    make_topics(admin, *(NewTopic(name, 1) for name in TOPICS[:2]))
     route = Route(tmp_path, kafka, "log", '{ topic = "out" }')
     route.migrate()
     publish(kafka, "log", [(0, ce("/s", f"m-{n}"), b"v") for n in range(10)])

@@ -14,6 +14,7 @@ from relay.config.loading import load
 from relay.local.kafka import KafkaCluster
 from relay.message.errors import ConfigError
 from relay.run.crash import EXIT_STATUS, VARIABLE
+from tests.made_topics import make_topics
 from tests.routes import Route, ids, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -30,9 +31,7 @@ class Site:
         self.cluster = cluster
         self.kafka = cluster.bootstrap
         self.admin = AdminClient({"bootstrap.servers": self.kafka})
-        log, output = NewTopic("log", num_partitions=1), NewTopic("out", num_partitions=1, replica_assignment=[[3]])
-        for made in self.admin.create_topics([log, output]).values():
-            made.result(30)
+        make_topics(self.admin, NewTopic("log", 1), NewTopic("out", 1, replica_assignment=[[3]]))
         self.route = Route(directory, self.kafka, "log", '{ topic = "out" }')
         wait_for(self.is_migrated, what="topics that every broker knows")
 

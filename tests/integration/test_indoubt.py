@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from relay.cli.main import app
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, decode, encode
 from relay.run.restarts import ExitCode
+from tests.made_topics import make_topics
 from tests.routes import Route, TopicRoute, ce, delete_below, ids, publish, read_all, wait_for
 
 MakeRoute = Callable[..., TopicRoute]
@@ -116,7 +117,7 @@ def test_what_a_dead_worker_held_of_a_topic_that_its_route_reads_no_more_waits_f
     assert (code, found["items"], found["notes"]) == (0, [], [note])
     code, _, refusal = relay(route, "resolve", "capture:" + "a" * 32, "--abort", "--reason", "x")
     assert (code, "no worker shows a message that waits for it" in refusal) == (1, True)
-    kafka_admin.create_topics([NewTopic(route.log, 1)])[route.log].result(30)  # for whoever made it, to delete
+    make_topics(kafka_admin, NewTopic(route.log, 1))  # for whoever made it, to delete
 
 
 def unreadable(route: TopicRoute, admin: AdminClient, *, compacted: bool) -> None:

@@ -30,6 +30,7 @@ from relay.local.postgres import PostgresServer, StopMode
 from relay.local.process import RecordedProcess
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError
+from tests.made_topics import make_topics
 
 if not os.environ.get("CI"):
     try:
@@ -111,7 +112,7 @@ def test_killed_services_come_back_at_the_same_address_with_their_data(directory
     services = LocalServices.up(directory)
     assert services.postgres is not None
     admin = AdminClient({"bootstrap.servers": services.kafka})
-    admin.create_topics([NewTopic("kept", 1)])["kept"].result(30)
+    make_topics(admin, NewTopic("kept", 1))
     producer = Producer({"bootstrap.servers": services.kafka, "acks": "all"})
     producer.produce("kept", b"before the crash")
     assert producer.flush(30) == 0

@@ -17,6 +17,7 @@ from relay.kafka.values import GAP, LogValues
 from relay.queue.message import Place
 from relay.queue.port import StoreAway
 from tests.conftest import MakeTopic
+from tests.made_topics import make_topics
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_topic_that_was_made_anew_or_deleted_has_none_of_them(
 
     kafka_admin.delete_topics([topic])[topic].result(30)
     until(lambda: not values.read([place]))
-    kafka_admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    make_topics(kafka_admin, NewTopic(topic, 1))
     append(kafka, topic, [(0, b"new")])
     until(lambda: values.read([place]) == {place: b"new"})
 

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
@@ -28,7 +29,9 @@ from relay.queue.stores import sql_text
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
 from relay.resources.attempts import PostgresqlAttempts
+from relay.setup import migrate as migrating
 from relay.setup.migrate import _grant
+from tests.made_topics import make_topics
 
 MakeTopic = Callable[..., str]
 runner = CliRunner()
@@ -92,6 +95,23 @@ def test_topics_and_tables_are_created_once(
     assert (control.partitions, control.settings["message.timestamp.type"]) == (1, "LogAppendTime")
     with psycopg.connect(postgres) as connection:
         assert connection.execute("select count(*) from relay_resource").fetchone() == (1,)
+
+
+def test_a_log_topic_of_which_the_broker_has_yet_to_hear_is_waited_for(
+    kafka: str, kafka_admin: AdminClient, make_topic: MakeTopic, relay_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it a moment ago may have been told so by another broker."""
+    monkeypatch.setattr(migrating, "VISIBLE_S", 60.0)  # as long as a busy machine takes for it
+    log = f"late-{relay_name}"
+    route = f'[routes.r]\nfrom = ["{log}"]\nto = {{ topic = "{make_topic(1)}" }}\n'
+    later = threading.Timer(0.5, make_topics, (kafka_admin, NewTopic(log, 3)))
+    later.start()
+    try:
+        done = relay("migrate", write(tmp_path / "relay.toml", kafka, relay_name, route))
+    finally:
+        later.join()
+        kafka_admin.delete_topics([log])[log].result(30)
+    assert {one["topic"]: one["partitions"] for one in done["create"]}[f"{relay_name}.r.monitor"] == 3  # type: ignore[attr-defined]
 
 
 def test_partitions_added_to_the_log_are_added_to_the_monitor(

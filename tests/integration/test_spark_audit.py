@@ -23,6 +23,7 @@ from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_changed import delivered
 from tests.integration.test_verify_outcomes import death, die, order
 from tests.integration.test_verify_table import on_postgresql
+from tests.made_topics import make_topics
 from tests.routes import delete_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -334,7 +335,7 @@ def test_what_was_delivered_by_another_name_or_topic_is_expired_and_what_left_th
     site.stand_at(1)  # partition 1 was not delivered from, when retention took its first two messages
     delete_below(kafka_admin, site.log, 2, partition=1)
     former = f"{site.config.relay.name}.before.monitor"
-    kafka_admin.create_topics([NewTopic(former, 1)])[former].result(30)
+    make_topics(kafka_admin, NewTopic(former, 1))
     site.monitor = former
     site.record(*delivered("deleted", 1, 2))
     try:

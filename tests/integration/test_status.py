@@ -24,6 +24,7 @@ from relay.resources import open_resource
 from relay.run import clock
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
 from relay.setup.migrate import CONTROL_SETTINGS
+from tests.made_topics import make_topics
 from tests.routes import stand_at, wait_for
 
 MakeTopic = Callable[..., str]
@@ -109,7 +110,7 @@ def shop(tmp_path: Path, kafka: str, kafka_admin: AdminClient, make_topic: MakeT
 
 
 def make_named(admin: AdminClient, name: str, partitions: int) -> str:
-    admin.create_topics([NewTopic(name, partitions)])[name].result(30)
+    make_topics(admin, NewTopic(name, partitions))
     return name
 
 

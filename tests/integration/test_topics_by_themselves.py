@@ -13,6 +13,7 @@ from relay import Capture
 from relay.local.kafka import SMALL
 from relay.message.errors import CaptureError, ConfigError
 from relay.resources import open_resource
+from tests.made_topics import make_topics
 from tests.own_services import own_brokers
 from tests.routes import wait_for
 
@@ -29,7 +30,7 @@ def kafka() -> Iterator[str]:
 
 def test_a_capture_does_not_bring_a_deleted_topic_back(kafka: str, tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
-    admin.create_topics([NewTopic("orders", 3)])["orders"].result(30)
+    make_topics(admin, NewTopic("orders", 3))
     resource = open_resource("shop", f"sqlite:///{tmp_path}/shop.db", 0.2)
     resource.create_tables()
     with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s") as capture:

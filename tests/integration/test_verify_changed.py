@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.message.record import LogMessage
 from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, Entry, Seal, pages
 from tests.integration.audit_site import Site, digest, wrong
+from tests.made_topics import make_topics
 
 
 def delivered(topic: str, *numbers: int, outcome: int = DELIVERED) -> list[Entry]:
@@ -101,7 +102,7 @@ def test_what_a_route_delivered_under_its_former_name_is_no_phantom(
         site.write(site.output, number)
     site.stand_at(1, 0)
     former = f"{site.config.relay.name}.before.monitor"
-    kafka_admin.create_topics([NewTopic(former, 1)])[former].result(30)
+    make_topics(kafka_admin, NewTopic(former, 1))
     site.monitor = former
     site.record(*delivered("deleted", 1, 2))
     try:

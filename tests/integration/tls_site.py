@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
 from relay.local.ports import LOOPBACK, free_ports
+from tests.made_topics import make_topics
 from tests.own_services import further_listener
 
 
@@ -87,8 +88,7 @@ class Encrypted:
 
     def topics(self, *names: str) -> None:
         """Create topics."""
-        for created in self._admin.create_topics([NewTopic(name, 1) for name in names]).values():
-            created.result(30)
+        make_topics(self._admin, *(NewTopic(name, 1) for name in names))
 
     def restart_with(self, pair: Pair) -> None:
         """Give the broker another certificate."""

@@ -31,8 +31,8 @@ class SimTopics:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def describe(self, names: Iterable[str], *, settings: bool = True) -> dict[str, TopicFacts]:
-        """Return the facts of the topics that exist; with their settings it takes no time, which leaves runs as they were."""
+    def describe(self, names: Iterable[str], *, settings: bool = True, wait_s: float = 0.0) -> dict[str, TopicFacts]:
+        """Return the facts of the topics that exist, known at once everywhere; with their settings in no time, which leaves runs as they were."""
         world = self._cluster.world
         if world.current is not None and not settings:
             world.sleep(0.002)

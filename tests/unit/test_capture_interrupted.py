@@ -35,7 +35,7 @@ def capture(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
         connection.execute("create table orders (id integer primary key)")
     timing = DefaultTiming(append_timeout=0.5)
     made = Capture(kafka={"bootstrap.servers": "127.0.0.1:1"}, resource=resource, source="/s", timing=timing)
-    monkeypatch.setattr(made._appender, "topic", lambda name: TopicFacts(name, b"", 1, 1))
+    monkeypatch.setattr(made._appender, "topic", lambda name, _wait_s: TopicFacts(name, b"", 1, 1))
     monkeypatch.setattr(made._appender, "append", take)
     with made:
         yield made

@@ -31,7 +31,7 @@ class Publisher:
     def begin(self) -> tuple[Any, bytes, bytes]:
         return SimpleNamespace(rollback=lambda: None), bytes(16), b"n" * 16
 
-    def topic(self, name: str) -> TopicFacts:
+    def topic(self, name: str, wait_s: float = 0.0) -> TopicFacts:
         return TopicFacts(name, b"", 4, 1)
 
     def admit(self, found: Buffered, *_: object) -> int:

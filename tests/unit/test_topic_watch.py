@@ -42,6 +42,19 @@ def test_a_topic_of_the_route_that_is_another_one_stops_it_before_the_next_batch
         watch.check()
 
 
+def test_topics_that_the_broker_hears_of_late_are_waited_for() -> None:
+    cluster: Any = Cluster("ledger")
+
+    class Late(Cluster):
+        def describe(self, names: Iterable[str], *, wait_s: float = 0.0, **_: Any) -> dict[str, TopicFacts]:
+            names = list(names)
+            return Cluster.describe(self if wait_s and set(names) == {"orders", "monitor"} else cluster, names)
+
+    found = TopicWatch(Late("orders", "monitor", "ledger"), ["orders"], "monitor", "ledger").facts()  # type: ignore[arg-type]
+
+    assert sorted(found) == ["ledger", "monitor", "orders"]
+
+
 def test_a_monitor_that_was_made_anew_under_a_worker_needs_no_new_name() -> None:
     """Under a new name all that the log has would be delivered once more; the positions are as they were."""
     cluster: Any = Cluster("orders", "monitor", "ledger")

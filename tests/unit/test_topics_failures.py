@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -90,6 +93,52 @@ def test_what_a_signals_handler_raises_within_the_client_is_what_arrives(topics:
 
     with pytest.raises(type(raised)):
         topics.names()
+
+
+class Hearsay:
+    """A client whose broker hears of ``orders`` with the given question for the topic, and of its settings with the given one."""
+
+    def __init__(self, topic: int, settings: int = 1) -> None:
+        self._unheard = {"topic": topic, "settings": settings}
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+    def describe_topics(self, wanted: Any) -> dict[str, Future[Any]]:
+        assert wanted
+        return {"orders": self._answer("topic", SimpleNamespace(partitions=[], topic_id="A" * 22))}
+
+    def describe_configs(self, wanted: list[Any]) -> dict[Any, Future[Any]]:
+        return {one: self._answer("settings", {"cleanup.policy": SimpleNamespace(value="delete")}) for one in wanted}
+
+    def _answer(self, asked: str, answer: Any) -> Future[Any]:
+        self._unheard[asked] -= 1
+        if self._unheard[asked] > 0:
+            return answered(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        future: Future[Any] = Future()
+        future.set_result(answer)
+        return future
+
+
+@pytest.mark.parametrize(("topic", "settings"), [(3, 1), (1, 3), (2, 2)], ids=["the topic", "its settings", "both"])
+def test_a_topic_that_a_broker_has_not_heard_of_yet_is_asked_for_again(topics: Topics, topic: int, settings: int) -> None:
+    topics._admin = Hearsay(topic, settings)
+
+    assert topics.describe(["orders"], wait_s=30)["orders"].settings == {"cleanup.policy": "delete"}
+
+
+def test_whoever_does_not_wait_for_a_topic_is_told_at_once_that_it_is_missing(topics: Topics) -> None:
+    topics._admin = Hearsay(2)
+    assert topics.describe(["orders"]) == {}
+    topics._admin = Hearsay(1, 2)
+    assert topics.describe(["orders"]) == {}
+
+
+def test_a_topic_that_stays_missing_is_waited_for_no_longer_than_said(topics: Topics) -> None:
+    topics._admin = Hearsay(1_000_000)
+    begun = time.monotonic()
+    assert topics.describe(["orders"], wait_s=0.1) == {}
+    assert time.monotonic() - begun >= 0.1
 
 
 def test_a_port_that_closes_every_connection_is_there_and_wants_another_protocol() -> None:
