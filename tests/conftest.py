@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from relay.local.kafka import BRIEF, KafkaCluster
 from relay.local.ports import LOOPBACK, free_ports
 from relay.local.services import LocalServices
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.own_services import ProxiedBroker, or_skipped, own_proxied_broker
 from tests.routes import TopicRoute
 

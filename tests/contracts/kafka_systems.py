@@ -24,7 +24,7 @@ from relay.kafka.reading import BATCH_RECORDS, PartitionReader
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.record import LogPartition
 from relay.run import clock
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.routes import leave_group
 from tests.simulation.network import FINE, Fate, Weather
 from tests.simulation.producer import SimProducer

@@ -18,10 +18,10 @@ from relay.chaos.frame_proxy import FrameProxy
 from relay.config.loading import load
 from relay.local.kafka import SMALL, KafkaCluster
 from relay.setup.migrate import migrate
+from tests.cluster_changes import make_topics
 from tests.integration.audit_site import PARTITIONS, TOPIC_ROUTE, Site
 from tests.integration.handler_site import Books, Table
 from tests.integration.table_site import Database
-from tests.made_topics import make_topics
 from tests.own_services import ProxiedBroker, own_brokers
 
 MARKER_DEADLINE_S = 20.0

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
-    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -29,7 +29,7 @@ from confluent_kafka.admin import (
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
 from relay.local.ports import free_ports
-from tests.made_topics import make_topics
+from tests.cluster_changes import exactly, give_rights, has_right, make_topics, shown
 from tests.own_services import further_listener
 
 READ, WRITE, DESCRIBE, CREATE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE
@@ -69,20 +69,20 @@ class Secured:
         changed = self.admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, credential, password(name).encode())])
         for done in changed.values():
             done.result(30)
+        shown(lambda: self._lets_in(name), f"the password of {name}")
         self.grant(name, *allowed)
 
     def grant(self, user: str, *allowed: Right) -> None:
         """Give rights."""
-        for done in self.admin.create_acls([_binding(user, right) for right in allowed]).values() if allowed else ():
-            done.result(30)
+        give_rights(self.admin, [_binding(user, right) for right in allowed])
 
     def revoke(self, user: str, *denied: Right) -> None:
         """Take rights away."""
         for right in denied:
             rule = _binding(user, right)
-            given = (rule.restype, rule.name, rule.resource_pattern_type, rule.principal, rule.host, rule.operation)
-            for done in self.admin.delete_acls([AclBindingFilter(*given, rule.permission_type)]).values():
+            for done in self.admin.delete_acls([exactly(rule)]).values():
                 assert done.result(30), f"{user} did not have {right}"
+            shown(lambda rule=rule: not has_right(self.admin, rule), f"that {user} has {right} no more")
 
     @contextmanager
     def without(self, user: str, *denied: Right) -> Iterator[None]:
@@ -93,16 +93,25 @@ class Secured:
         finally:
             self.grant(user, *denied)
 
+    def _lets_in(self, user: str) -> bool:
+        try:
+            return bool(AdminClient(self.login(user)).list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
     def settings(self, user: str) -> str:
         """Return the lines of a section [kafka] for somebody."""
-        given = {
+        return "".join(f'"{key}" = "{value}"\n' for key, value in self.login(user).items())
+
+    def login(self, user: str) -> dict[str, str]:
+        """Return the client settings of somebody who has a password."""
+        return {
             "bootstrap.servers": self.listener,
             "security.protocol": "sasl_plaintext",
             "sasl.mechanism": "SCRAM-SHA-512",
             "sasl.username": user,
             "sasl.password": password(user),
         }
-        return "".join(f'"{key}" = "{value}"\n' for key, value in given.items())
 
     def bearer(self, tokens: Path) -> dict[str, str]:
         """Return the client settings of whoever has the token in that file."""

@@ -19,7 +19,7 @@ from relay.local.services import LocalServices
 from relay.message.envelope import LOG_ONLY_HEADERS, ResourceName
 from relay.message.identity import capture_id
 from relay.run.restarts import ExitCode
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.raw_headers import append_raw
 from tests.routes import Route, TopicRoute, ce, ids, publish, read_all, wait_for
 

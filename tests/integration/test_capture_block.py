@@ -23,7 +23,7 @@ from relay.capture.publisher import DefaultTiming
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
 from relay.resources.port import Resource
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.unit.interrupting import Interrupting
 
 

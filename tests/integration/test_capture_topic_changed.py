@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay import Capture
 from relay.capture.marking import Marking
 from relay.resources import open_resource
+from tests.cluster_changes import make_topics
 from tests.conftest import MakeTopic
-from tests.made_topics import make_topics
 
 
 def test_a_capture_whose_partition_is_gone_is_not_marked_again_for_ever(

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.config.loading import load
 from relay.local.kafka import SMALL, KafkaCluster
 from relay.local.services import LocalServices
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.routes import Route, ce, ids, publish, read_all, stand_at, wait_for
 
 LASTING = 'session_timeout = "30s"'

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.control import dead_letters
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 
 MANY = 100_001
 

@@ -23,8 +23,8 @@ from relay.message.envelope import CAPTURE, ID, RESOURCE, SOURCE, SPECVERSION, T
 from relay.message.errors import CheckFailed, Stopped
 from relay.message.record import LogPartition
 from relay.run import crash, randomness
+from tests.cluster_changes import make_topics
 from tests.conftest import MakeRoute, MakeTopic
-from tests.made_topics import make_topics
 from tests.routes import IN_ORDER, TopicRoute, ce, ids, publish, read_all, wait_for
 
 DECIDER = """

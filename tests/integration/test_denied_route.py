@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 
 from relay.local.kafka import SMALL
 from relay.run.restarts import ExitCode
-from tests.made_topics import make_topics
+from tests.cluster_changes import give_rights, make_topics
 from tests.own_services import own_brokers
 from tests.routes import Route, ce, publish, read_all, wait_for
 
@@ -45,8 +45,7 @@ def kafka() -> Iterator[str]:
 def rule(admin: AdminClient, topic: str, operation: AclOperation, permission: AclPermissionType) -> None:
     """Say who may do what with a topic; what no rule allows is denied once there is one."""
     said = AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, permission)
-    for done in admin.create_acls([said]).values():
-        done.result(30)
+    give_rights(admin, [said])
 
 
 def test_the_routes_beside_a_denied_one_go_on(kafka: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from relay.config.loading import load
 from relay.local.kafka import KafkaCluster
 from relay.message.errors import ConfigError
 from relay.run.crash import EXIT_STATUS, VARIABLE
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.routes import Route, ids, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -13,18 +13,14 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
-    ResourceType,
 )
 from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, decode, encode
 from relay.run.restarts import ExitCode
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics, set_topic
 from tests.routes import Route, TopicRoute, ce, delete_below, ids, publish, read_all, wait_for
 
 MakeRoute = Callable[..., TopicRoute]
@@ -135,9 +131,7 @@ def unreadable(route: TopicRoute, admin: AdminClient, *, compacted: bool) -> Non
     if not compacted:
         delete_below(admin, route.out, 1)
         return
-    policy = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
-    for altered in admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, route.out, incremental_configs=[policy])]).values():
-        altered.result(30)
+    set_topic(admin, route.out, "cleanup.policy", "compact")
 
 
 def proofs(route: TopicRoute) -> dict[int, str | None]:

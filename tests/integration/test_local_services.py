@@ -30,7 +30,7 @@ from relay.local.postgres import PostgresServer, StopMode
 from relay.local.process import RecordedProcess
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 
 if not os.environ.get("CI"):
     try:

@@ -16,8 +16,8 @@ from relay.kafka.topics import Topics
 from relay.kafka.values import GAP, LogValues
 from relay.queue.message import Place
 from relay.queue.port import StoreAway
+from tests.cluster_changes import make_topics
 from tests.conftest import MakeTopic
-from tests.made_topics import make_topics
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from relay.resources import open_resource
 from relay.resources.attempts import PostgresqlAttempts
 from relay.setup import migrate as migrating
 from relay.setup.migrate import _grant
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 
 MakeTopic = Callable[..., str]
 runner = CliRunner()

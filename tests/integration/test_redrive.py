@@ -12,11 +12,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.config.loading import load
+from tests.cluster_changes import set_topic
 from tests.routes import Route, TopicRoute, ce, delete_below, ids, publish, read_all, wait_for
 
 LARGE = Random(1).randbytes(3000)  # does not shrink when it is compressed
@@ -49,19 +50,13 @@ def verified(route: Route, **wanted: int) -> None:
     assert {name: report[name] for name in wanted} == wanted
 
 
-def take_records_up_to(admin: AdminClient, topic: str, size: int) -> None:
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    for done in admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])]).values():
-        done.result(30)
-
-
 @pytest.fixture
 def topic_route(
     tmp_path: Path, kafka: str, kafka_admin: AdminClient, make_topic: Callable[..., str]
 ) -> Iterator[TopicRoute]:
     route = TopicRoute(tmp_path, kafka, make_topic(2), make_topic(2), 2)
     route.migrate()
-    take_records_up_to(kafka_admin, route.out, 2000)
+    set_topic(kafka_admin, route.out, "max.message.bytes", 2000)
     publish(
         kafka, route.log, [(n % 2, ce(f"/s/{n % 2}", f"m-{n}"), LARGE if n in (4, 5, 8) else b"v") for n in range(20)]
     )
@@ -73,7 +68,7 @@ def topic_route(
 
 def test_a_redrive_delivers_what_the_destination_takes_by_now(topic_route: TopicRoute, kafka_admin: AdminClient) -> None:
     route = topic_route
-    take_records_up_to(kafka_admin, route.out, 1_000_000)
+    set_topic(kafka_admin, route.out, "max.message.bytes", 1_000_000)
 
     assert redrive(route)["waiting"] == 3
     assert route.finish() == 0, route.said()
@@ -93,7 +88,7 @@ def test_what_dies_again_is_a_dead_letter_again_and_may_be_redriven_again(
     first = redrive(route, wait="30")
     assert (first["delivered"], first["died"], first["waiting"]) == (0, 3, 0)
     assert [row["replay_count"] for row in dead(route)] == [1] * 3
-    take_records_up_to(kafka_admin, route.out, 1_000_000)
+    set_topic(kafka_admin, route.out, "max.message.bytes", 1_000_000)
     second = redrive(route, dead(route)[0]["digest"], wait="30")
     assert (second["delivered"], second["died"]) == (1, 0)
     worker.terminate()
@@ -107,7 +102,7 @@ def test_a_redrive_that_was_carried_out_is_not_carried_out_again(
     topic_route: TopicRoute, kafka_admin: AdminClient
 ) -> None:
     route = topic_route
-    take_records_up_to(kafka_admin, route.out, 1_000_000)
+    set_topic(kafka_admin, route.out, "max.message.bytes", 1_000_000)
     redrive(route)
     redrive(route)  # of the same dead letters, before a worker has read the first order
 
@@ -125,7 +120,7 @@ def test_killed_at_each_step_of_a_redrive_a_topic_gets_every_message_once(
     topic_route: TopicRoute, kafka_admin: AdminClient, point: str
 ) -> None:
     route = topic_route
-    take_records_up_to(kafka_admin, route.out, 1_000_000)
+    set_topic(kafka_admin, route.out, "max.message.bytes", 1_000_000)
     redrive(route)
 
     route.kill_at(f"{point}:2")  # the first is the claim
@@ -137,7 +132,7 @@ def test_killed_at_each_step_of_a_redrive_a_topic_gets_every_message_once(
 
 def test_what_has_left_the_log_is_refused_with_a_reason(topic_route: TopicRoute, kafka_admin: AdminClient) -> None:
     route = topic_route
-    take_records_up_to(kafka_admin, route.out, 1_000_000)
+    set_topic(kafka_admin, route.out, "max.message.bytes", 1_000_000)
     delete_below(kafka_admin, route.log, 4)  # partition 0: m-4 lies at 2, m-8 at 4
     worker = route.start()
 

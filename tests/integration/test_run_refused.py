@@ -6,28 +6,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.kafka.topics import BrokerFacts, Topics
 from relay.run import supervisor
 from relay.setup.check_topics import VERIFICATION
+from tests.cluster_changes import set_brokers
 from tests.routes import Route, TopicRoute
-
-
-def verify(admin: AdminClient, value: str) -> None:
-    entry = ConfigEntry(VERIFICATION, value, incremental_operation=AlterConfigOpType.SET)
-    for node in admin.list_topics(timeout=10).brokers:
-        resource = ConfigResource(ResourceType.BROKER, str(node), incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(10)
 
 
 @pytest.fixture
 def careless_broker(kafka_admin: AdminClient) -> Iterator[None]:
-    verify(kafka_admin, "false")
+    set_brokers(kafka_admin, VERIFICATION, "false")
     yield
-    verify(kafka_admin, "true")
+    set_brokers(kafka_admin, VERIFICATION, "true")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from relay.resources import open_resource
 from relay.run import clock
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
 from relay.setup.migrate import CONTROL_SETTINGS
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.routes import stand_at, wait_for
 
 MakeTopic = Callable[..., str]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
 
 from relay.run.restarts import ExitCode
+from tests.cluster_changes import set_topic
 from tests.routes import Route, ce, publish, read_all, wait_for
 
 PARTITIONS = 3
@@ -71,21 +72,15 @@ def test_a_row_that_breaks_a_constraint_is_a_dead_letter_and_the_rest_goes_on(ro
 def test_a_dead_letter_that_is_refused_stops_the_route_until_there_is_room(
     route: TableRoute, kafka_admin: AdminClient
 ) -> None:
-    def limit(topic: str, size: int) -> None:
-        entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-        for future in kafka_admin.incremental_alter_configs([resource]).values():
-            future.result(30)
-
     dead_letters = f"{route.name}.deadletter"
-    limit(dead_letters, 100_000)
+    set_topic(kafka_admin, dead_letters, "max.message.bytes", 100_000)
     noise = b"".join(n.to_bytes(4, "big") for n in range(75_000))  # compression must not make it small
     publish(route.kafka, route.log, [*messages(5), (0, ce("/bad", "big"), noise), *messages(5, 5)])
 
     assert route.start(until_idle_s=1.0).wait(30) == ExitCode.PERSON, route.said()
     assert f"a record for '{dead_letters}' is refused (MSG_SIZE_TOO_LARGE); raise its max.message.bytes" in route.said()
 
-    limit(dead_letters, 1_000_000)
+    set_topic(kafka_admin, dead_letters, "max.message.bytes", 1_000_000)
     assert route.finish() == 0, route.said()
     assert [dict(m.headers())["ce_id"] for m in read_all(route.kafka, dead_letters, 1)] == [b"big"]
     assert sorted(n for _, n in route.rows()) == list(range(10))

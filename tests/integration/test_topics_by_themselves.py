@@ -13,7 +13,7 @@ from relay import Capture
 from relay.local.kafka import SMALL
 from relay.message.errors import CaptureError, ConfigError
 from relay.resources import open_resource
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.own_services import own_brokers
 from tests.routes import wait_for
 

@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay.message.record import LogMessage
 from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, Entry, Seal, pages
+from tests.cluster_changes import make_topics
 from tests.integration.audit_site import Site, digest, wrong
-from tests.made_topics import make_topics
 
 
 def delivered(topic: str, *numbers: int, outcome: int = DELIVERED) -> list[Entry]:

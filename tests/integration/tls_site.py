@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
 from relay.local.ports import LOOPBACK, free_ports
-from tests.made_topics import make_topics
+from tests.cluster_changes import make_topics
 from tests.own_services import further_listener
 
 
