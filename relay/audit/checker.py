@@ -106,9 +106,12 @@ class CommitOrder:
         self._transaction = array("q", [-1]) * len(ledger)
 
     def note(self, digest: bytes, applied: int, transaction: int) -> None:
-        """Take one message's commit, -1 where its number is unknown; what was noted first stays."""
+        """Take one message's commit, -1 where its number is unknown; what was noted first stays.
+
+        Not of what lies in two partitions of the log: of which one the transaction was is unknown.
+        """
         row = self._ledger.index.get(digest)
-        if row is not None and self._applied[row] < 0:
+        if row is not None and self._applied[row] < 0 and row not in self._ledger.scattered:
             self._applied[row], self._transaction[row] = applied, transaction
 
     def rows(self) -> Iterator[tuple[int, int]]:
@@ -140,8 +143,8 @@ class CommitOrder:
 class Checker:
     """Holds effects against the ledger, one after the other, and concludes.
 
-    ``apart`` are the messages that stood outside of their lane's order: dead letters, redriven or not. ``memory`` says of
-    which effects without a message nothing can be said.
+    ``apart`` are the messages that stood outside of their lane's order: dead letters, redriven or not; so does what lies in
+    two partitions of the log. ``memory`` says of which effects without a message nothing can be said.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class Checker:
         self._ledger = ledger
         self._memory = memory or Memory()
         self._ordered = ordered
-        self._apart = {row for digest in apart if (row := ledger.index.get(digest)) is not None}
+        self._apart = {row for digest in apart if (row := ledger.index.get(digest)) is not None} | ledger.scattered
         self._times = bytearray(len(ledger))
         self._highest: list[dict[int, int]] = []
         self._homes = array("i", [-1]) * (max(ledger.lane, default=-1) + 1)
@@ -414,10 +417,10 @@ class Checker:
 
     def _note(self) -> None:
         ledger, notes = self._ledger, self.findings.notes
-        if ledger.scattered_count:
+        if ledger.astray_count:
             notes.append(
-                f"{ledger.scattered_count} repeats lie in another partition than their first (such as "
-                f"{ledger.scattered[0]}): a producer must send one id to one partition, or the route set dedup = "
+                f"{ledger.astray_count} repeats lie in another partition than their first (such as "
+                f"{ledger.astray[0]}): their order is not judged; a producer must send one id to one partition, or the route set dedup = "
                 '"route"'
             )
         if ledger.conflict_count:

@@ -1,8 +1,8 @@
 """The ledger: which messages the log holds, each once, and which of them their publisher took back.
 
 Built from the log alone. A message without a capture counts at once; one of a capture waits for its outcome.
-Records of one identity are one message, the first in its partition; memory is 170 to 210 bytes a message, and up to 100
-more where a table knows messages by something else. ``tests/unit/test_audit_memory.py`` holds it down.
+Records of one identity are one message, the first of the first partition; memory is 170 to 210 bytes a message, and up to
+100 more where a table knows messages by something else, or where one lies in two partitions. ``tests/unit/test_audit_memory.py`` holds it down.
 """
 
 from __future__ import annotations
@@ -71,8 +71,10 @@ class Ledger:
         self.repeats = 0
         self.conflicts: list[Place] = []
         self.conflict_count = 0
-        self.scattered: list[Place] = []
-        self.scattered_count = 0
+        self.scattered: set[int] = set()
+        """The messages in more than one partition: which of their records a delivery was of, and so their order, nothing tells."""
+        self.astray: list[Place] = []
+        self.astray_count = 0
         self._matching = matches
         self._shared: dict[bytes, int] = {}
         self._lanes: dict[tuple[int, bytes], int] = {}
@@ -153,17 +155,19 @@ class Ledger:
 
     def _repeat(self, row: int, fact: Fact) -> None:
         self.repeats += 1
+        here, first = (fact.partition, fact.offset), (self.partition[row], self.offset[row])
         if fact.content != self.content[row]:
             self.conflict_count += 1
-            self.conflicts.append(self.place_of(fact.partition, fact.offset))
+            self.conflicts.append(self.place_of(*max(here, first)))
             del self.conflicts[5:]
         if fact.partition != self.partition[row]:
-            self.scattered_count += 1
-            self.scattered.append(self.place_of(fact.partition, fact.offset))
-            del self.scattered[5:]
-        elif fact.offset < self.offset[row]:
-            # The earlier record waited for its capture's outcome: it is the first, hence the one delivered.
-            self.offset[row], self.content[row] = fact.offset, fact.content
+            self.scattered.add(row)
+            self.astray_count += 1
+            self.astray.append(self.place_of(*max(here, first)))
+            del self.astray[5:]
+        if here < first:
+            # It waited for its capture's outcome, or partitions are read side by side: chance must not choose.
+            (self.partition[row], self.offset[row]), self.content[row] = here, fact.content
             self.lane[row] = self._lane(fact.partition, fact.lane)
 
     def _lane(self, partition: int, lane: bytes) -> int:

@@ -59,7 +59,7 @@ _ODD: Final = {
     "conflict": ("have another content", "the first wins"),
     "elsewhere": (
         "lie in another partition than their first",
-        'a producer must send one id to one partition, or the route set dedup = "route"',
+        'their order is not judged; a producer must send one id to one partition, or the route set dedup = "route"',
     ),
 }
 Step = Callable[[str], None]

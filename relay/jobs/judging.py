@@ -238,11 +238,14 @@ def sharing(judged: DataFrame) -> DataFrame:
 
 
 def lapses(met: DataFrame) -> DataFrame:
-    """Return the messages whose first effect came after that of a later message of their lane, with the later offset."""
+    """Return the messages whose first effect came after that of a later message of their lane, with the later offset.
+
+    Not of what lies in two partitions of the log: which of its records an effect is of, nothing tells.
+    """
     from pyspark.sql import Window  # noqa: PLC0415 - see the package
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    delivered = met.where("log is not null and effects > 0 and not apart").select(
+    delivered = met.where("log is not null and effects > 0 and not apart and not scattered").select(
         sql.col("log.pos").alias("pos"),
         sql.col("log.at").alias("at"),
         sql.col("log.lane").alias("lane"),

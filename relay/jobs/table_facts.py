@@ -127,7 +127,7 @@ def lapses(met: DataFrame, committed: DataFrame) -> DataFrame:
 
     from relay.jobs.records import PLACE_SHIFT  # noqa: PLC0415 - beside Spark
 
-    log = met.where("log is not null and not apart").select("digest", "log.pos", "log.at", "log.lane")
+    log = met.where("log is not null and not apart and not scattered").select("digest", "log.pos", "log.at", "log.lane")
     known = log.join(committed, "digest").withColumn("home", sql.shiftright("pos", PLACE_SHIFT)).cache()
     spans = known.groupBy("home", "transaction").agg(
         sql.min("applied").alias("low"), sql.max("applied").alias("high")

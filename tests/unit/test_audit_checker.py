@@ -337,6 +337,39 @@ class TestRepeats:
 
         assert any("orders[1]@0" in note for note in audit(log, "a").notes)
 
+    @pytest.mark.parametrize("partitions", [[0, 1], [1, 0]], ids=["in order", "the last one first"])
+    def test_what_lies_in_two_partitions_is_judged_alike_whichever_of_them_is_read_first(self, partitions: list[int]) -> None:
+        written = {0: [fact("a", 0), fact("b", 1), fact("c", 2)], 1: [fact("c", 0, partition=1, content=8), fact("d", 1, partition=1)]}
+        log = Ledger([LOG, LogPartition("orders", 1)])
+        for partition in partitions:
+            for one in written[partition]:
+                log.add(one)
+
+        assert log.place(log.index[d("c")]) == Place("orders", 0, 2)
+        assert (log.conflicts, log.astray) == ([Place("orders", 1, 0)], [Place("orders", 1, 0)])
+        at = State({LOG: 3, log.partitions[1]: 2}, {}, set(), set(), {}, ())
+        assert wrong(audit(log, "c", "a", "b", "d", at=at)) == {}, "the first effect may be of the other partition's record"
+        assert wrong(audit(log, "c", "b", "a", "d", at=at)) == {"reordered": 1}
+
+    @pytest.mark.parametrize(
+        ("commits", "found"),
+        [([("c", 0, 0), ("a", 1, 1), ("b", 2, 2)], {}), ([("b", 0, 0), ("a", 1, 1), ("c", 2, 0)], {"reordered": 1})],
+        ids=["right", "wrong, as no transaction of the other partition hides"],
+    )
+    def test_a_table_may_have_committed_either_record_of_what_lies_in_two_partitions(
+        self, commits: list[tuple[str, int, int]], found: dict[str, int]
+    ) -> None:
+        log = Ledger([LOG, LogPartition("orders", 1)])
+        for one in (fact("c", 2), fact("a", 0), fact("b", 1), fact("c", 0, partition=1)):
+            log.add(one)
+        order = CommitOrder(log)
+        for name, applied, transaction in commits:
+            order.note(d(name), applied, transaction)
+        checker = Checker(log, ordered=True)
+        checker.recorded([d(name) for name in "abc"], "inbox")
+        checker.commits(order)
+        assert wrong(checker.conclude(state())) == found
+
 
 class TestTables:
     def table(self) -> Ledger:
