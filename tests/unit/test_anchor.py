@@ -9,11 +9,13 @@ import pytest
 
 from relay.delivery.anchor_rows import AnchorRows
 from relay.delivery.batch import Batch
+from relay.delivery.numbering import publisher
 from relay.delivery.position_note import PositionNote, anchors_of, read_note
-from relay.log.anchor import Anchor, NewEpoch, anchor_of
+from relay.log.anchor import Anchor, NewEpoch, Trail, anchor_of
 from relay.message.errors import InDoubt, Stopped
 from relay.message.identity import content_digest
-from relay.message.record import LogPartition
+from relay.message.record import LogMessage, LogPartition
+from relay.monitor.ranges import RangeEntry, RangeKey, encode_value
 from relay.run.anchorage import Anchorage
 from relay.run.starts import StartPolicy
 from relay.transfer.cursor import Claim, RangeRow
@@ -89,6 +91,30 @@ class TestOfIntake:
         assert made.new_epochs() == {}
 
 
+def handed_on(offset: int) -> LogMessage:
+    return LogMessage(*PLACE, offset, b"k", b"v", [], bytes(16), below(0).content, b"", None, 1000)
+
+
+class TestTrail:
+    def trail(self, read: int, *handed: int) -> Trail:
+        made = Trail()
+        made.read(Led(read, 0))
+        for offset in handed:
+            made.hand_on(handed_on(offset))
+        return made
+
+    def test_the_record_at_a_position_is_above_what_was_delivered_and_no_anchor_of_it(self) -> None:
+        assert self.trail(3, 1, 2).below(3) == below(3)
+        assert self.trail(3).below(3) is None
+
+    def test_what_is_handed_on_late_takes_the_place_of_nothing_higher(self) -> None:
+        trail = self.trail(9, 2, 4, 3)
+        assert trail.below(6) == below(5)
+        assert trail.below(10) == below(10)
+        trail.hand_on(handed_on(8))
+        assert trail.below(10) == below(10)
+
+
 class Log(MemoryReader):
     """A log from ``low`` on, whose records a leader wrote each."""
 
@@ -98,14 +124,19 @@ class Log(MemoryReader):
         self.records: list[Any] = list(records)
         self.reads = 0
 
+    @property
+    def end(self) -> int:
+        return self.records[-1].offset() + 1 if self.records else self.low
+
     def watermarks(self, partition: LogPartition) -> tuple[int, int]:
         assert partition == PLACE
-        return self.low, self.low + len(self.records)
+        return self.low, self.end
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
         self.reads += bool(ranges)
         for first, end in ranges.values():
             assert first >= self.low, "reading below the log's begin fails"
+            assert end <= self.end, "reading above its end does not return"
             yield [one for one in self.records if first <= one.offset() < end]
 
 
@@ -114,7 +145,7 @@ class TestAnchorage:
         log = Log(Led(0, 0), Led(1, 1, b"new"))
         assert not Anchorage(log).replaced({PLACE: below(1)})
         assert list(Anchorage(log).replaced({PLACE: below(2)})) == [PLACE]
-        assert not Anchorage(Log(Led(0, 0))).replaced({PLACE: below(2)}), "what is not there tells nothing"
+        assert not Anchorage(Log(Led(0, 0), Led(2, 0))).replaced({PLACE: below(2)}), "what is not there tells nothing"
 
     def test_the_same_words_at_another_time_are_another_record(self) -> None:
         assert list(Anchorage(Log(Led(0, 0))).replaced({PLACE: below(1)._replace(time_ms=999)})) == [PLACE]
@@ -147,7 +178,12 @@ class TestAnchorage:
 
     def test_what_retention_took_or_the_log_does_not_reach_is_not_asked_for(self) -> None:
         Anchorage(Log(low=5)).check({PLACE: NewEpoch(4, below(3))})
+        Anchorage(Log(Led(0, 4))).check({PLACE: NewEpoch(4, below(2))})
         Anchorage(Log(Led(0, 4))).check({PLACE: NewEpoch(4, below(3))})
+
+    def test_the_first_record_that_retention_left_is_looked_at(self) -> None:
+        with pytest.raises(InDoubt, match="another record at 5"):
+            Anchorage(Log(Led(5, 4, b"new"), low=5)).check({PLACE: NewEpoch(4, below(6))})
 
 
 class TestStarts:
@@ -200,6 +236,13 @@ class TestRows:
         found, left = self.claimed(other, row)
         assert found.stored == {PLACE: Anchor(9, content, 1 << 41)}
         assert left[PLACE].ranges == [other]
+
+    def test_ranges_of_a_publisher_without_resource_and_source_are_no_anchor(self) -> None:
+        key = RangeKey("orders", b"", b"")
+        state = encode_value(RangeEntry("w", bytes(16), 0, *key, [], [], [], [1, 2, 3], -1))
+        theirs = RangeRow(PLACE, publisher(key), state)
+        found, left = self.claimed(theirs)
+        assert (found.stored, left[PLACE].ranges) == ({}, [theirs])
 
     def test_only_what_has_changed_is_written(self) -> None:
         made, _ = self.claimed(*AnchorRows().rows({PLACE: below(9)}, "w"))
