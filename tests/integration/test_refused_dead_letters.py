@@ -9,7 +9,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from relay.config.loading import load
-from tests.integration.test_redrive import LARGE, TableRoute, dead, numbers, redrive, take_records_up_to
+from tests.cluster_changes import set_topic
+from tests.integration.test_redrive import LARGE, TableRoute, dead, numbers, redrive
 from tests.routes import ce, publish, wait_for
 
 
@@ -23,14 +24,14 @@ def test_a_dead_letter_that_was_refused_is_appended_once_it_is_taken(
     route.run("create table ledger (source text, id text, n integer not null)")
     route.migrate()
     letters = load(route.path).deadletter_topic
-    take_records_up_to(kafka_admin, letters, 2000)
+    set_topic(kafka_admin, letters, "max.message.bytes", 2000)
     publish(kafka, route.log, [(0, ce("/s/0", "m-0"), b'{"n": null, "pad": "%s"}' % LARGE.hex().encode())])
     if at_recovery:
         route.kill_at("table.committed:2")
     assert route.finish() not in (0, 137), route.said()
     assert "is refused" in route.said()
 
-    take_records_up_to(kafka_admin, letters, 1_000_000)
+    set_topic(kafka_admin, letters, "max.message.bytes", 1_000_000)
     assert route.finish() == 0, route.said()
 
     assert [row["message_id"] for row in dead(route)] == ["m-0"], "start again: it is appended then"
@@ -50,13 +51,13 @@ def test_a_record_that_takes_a_dead_letter_back_is_appended_once_it_is_taken(
     worker = route.start()
     wait_for(lambda: dead(route), what="the dead letter")
     route.run("drop table ledger", "create table ledger (source text, id text, n integer)")
-    take_records_up_to(kafka_admin, letters, 2000)
+    set_topic(kafka_admin, letters, "max.message.bytes", 2000)
     redrive(route)
     assert worker.wait(30) != 0, route.said()
     assert "is refused" in route.said()
     assert numbers(route) == [1]
 
-    take_records_up_to(kafka_admin, letters, 1_000_000)
+    set_topic(kafka_admin, letters, "max.message.bytes", 1_000_000)
     assert route.finish() == 0, route.said()
 
     assert numbers(route) == [1]

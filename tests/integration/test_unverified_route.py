@@ -14,21 +14,22 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from relay.chaos.frame_proxy import Request
+from relay.setup.check_topics import VERIFICATION
+from tests.cluster_changes import set_brokers
 from tests.contracts.kafka_contract import FENCED
 from tests.integration.conftest import Proxied
-from tests.integration.test_run_refused import verify
 from tests.integration.test_sealed_route import MOMENTS, Proxy, started
 
 
 @pytest.fixture
 def unverified(proxied: Proxied, tmp_path: Path) -> Iterator[Proxy]:
     admin = AdminClient({"bootstrap.servers": proxied.kafka})
-    verify(admin, "false")
+    set_brokers(admin, VERIFICATION, "false")
     made = Proxy(proxied, tmp_path, 1)
     made.route.say('partition_verification = "absent"')
     yield made
     made.route.stop()
-    verify(admin, "true")
+    set_brokers(admin, VERIFICATION, "true")
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
