@@ -56,9 +56,10 @@ Worker = Forked | subprocess.Popen[bytes]
 
 
 class Route:
-    """One relay with one route from a log topic of its own; ``module`` is what a worker process runs."""
+    """One relay with one route from a log topic of its own; ``module`` is what a worker process runs, of the route ``called`` so."""
 
     module = "relay.run.process"
+    called = "main"
 
     def __init__(self, directory: Path, kafka: str, log: str, to: str, extra: str = "", timing: str = FAST) -> None:
         self.kafka = kafka
@@ -96,7 +97,7 @@ to = {to}
 
     def start(self, number: int = 0, until_idle_s: float | None = None, **env: str) -> Worker:
         """Start a worker as a process of its own."""
-        words = [str(self.path), "--route", "main", "--worker", str(number)]
+        words = [str(self.path), "--route", self.called, "--worker", str(number)]
         if until_idle_s is not None:
             words += ["--until-idle", str(until_idle_s)]
         said, given = self.path.parent / f"{self.name}-{number}.log", {**os.environ, **env}

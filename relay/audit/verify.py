@@ -176,17 +176,14 @@ class _RouteAudit:
                     list(seen.outputs),
                     readers.outputs(batches, list(seen.outputs), identify, seen.foreign, seen.memory),
                 )
-                where = f"topic {to.topic}"
             elif isinstance(to, QueueDestination):
                 self._stored_effects(stores).queue(checker, ledger, seen, to)
-                where = f"queue {to.queue}"
             else:
                 self._stored_effects(stores).table(checker, ledger, seen, to)
-                where = f"table {to.table or '(own SQL)'} in {to.resource}"
             findings = self._conclude(checker, seen, stores.get(self._home))
         findings.notes += self._notes
         return RouteReport(
-            route.name, where, route.guarantee, findings, self._named(findings), clock.monotonic() - started,
+            route.name, to.place, route.guarantee, findings, self._named(findings), clock.monotonic() - started,
             allow_lag, ordered=route.order != "none",
         )  # fmt: skip
 

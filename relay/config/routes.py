@@ -123,6 +123,11 @@ class TopicDestination(_Section):
         """The word for statistics and reports."""
         return "topic"
 
+    @property
+    def place(self) -> str:
+        """Where messages go, in words."""
+        return f"topic {self.topic}"
+
 
 class TableDestination(_Section):
     """A table of a resource. ``table`` may be empty only where ``mode`` is ``sql``."""
@@ -140,6 +145,11 @@ class TableDestination(_Section):
         """The word for statistics and reports."""
         return "table"
 
+    @property
+    def place(self) -> str:
+        """Where messages go, in words."""
+        return f"table {self.table or '(own SQL)'} in {self.resource}"
+
 
 class QueueDestination(_Section):
     """A queue of this configuration; what a message asks of it stands in the message's headers."""
@@ -150,6 +160,11 @@ class QueueDestination(_Section):
     def kind(self) -> Literal["queue"]:
         """The word for statistics and reports."""
         return "queue"
+
+    @property
+    def place(self) -> str:
+        """Where messages go, in words."""
+        return f"queue {self.queue}"
 
     @property
     def schema_(self) -> None:
@@ -201,6 +216,11 @@ class RouteConfig(_Section):
     def guarantee(self) -> str:
         """The sentence that is printed wherever the route is shown (design section 6)."""
         return GUARANTEES[self.to.kind]
+
+    @property
+    def says_where_to_start(self) -> bool:
+        """Does the configuration name ``start``, be it the default?"""
+        return "start" in self.model_fields_set
 
     @property
     def identity_note(self) -> str | None:

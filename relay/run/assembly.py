@@ -26,7 +26,7 @@ from relay.kafka.decisions import DecisionLog
 from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import PartitionReader
 from relay.kafka.registry import Registry
-from relay.kafka.topics import VISIBLE_S, Topics, fitting_batches
+from relay.kafka.topics import VISIBLE_S, TopicFacts, Topics, fitting_batches
 from relay.kafka.transactions import TransactionalInstance
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.log.holds import HoldBudget
@@ -49,6 +49,7 @@ from relay.run.progress import Progress
 from relay.run.queue_cursor import cursor_limits, queue_cursor
 from relay.run.redriving import Redriving
 from relay.run.reloading import Reloading
+from relay.run.renamed import refuse_repeats
 from relay.run.resolving import Resolving
 from relay.run.restarts import Past
 from relay.run.starts import StartPolicy
@@ -142,18 +143,6 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     destination = _destination(config, route, ports, topics, worker_id, book, intake.derive)
     twins = Twins(control, worker_id)
     twins.announce()
-    policy = StartPolicy(
-        control,
-        route=route.name,
-        policy=route.start,
-        topics={name: facts[name].partitions for name in route.from_},
-        topic_ids={name: facts[name].topic_id for name in route.from_},
-        watermarks=scanner.watermarks,
-        may_pass=lambda place, first, low: book.pass_lost(route.name, place, first, low, count=low - first),
-        end_anew=scanner.end_anew,
-        undecided=lambda place, first, low: book.undecided(route.name, place, first, low),
-        replaced=anchorage.replaced,
-    )
     reloading = Reloading(
         lambda: ports.reader(committed=True),
         lambda place, first, following: book.pass_lost(route.name, place, first, following, count=0),
@@ -173,7 +162,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
             lambda: book.lost + reloading.lost,
             Unread(scanner.ends, group.stable_ends),
         ),
-        starts=policy.resolve,
+        starts=_starts(config, route, facts, control, book, scanner, anchorage).resolve,
         check_twin=twins.check,
         topic_ids=watch.ids,
         check_topics=watch.check,
@@ -182,6 +171,31 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
         bounds=Bounds(route.batch.messages, route.batch.bytes, route.batch.linger_s, route.inflight.messages),
     )
     return worker
+
+
+def _starts(
+    config: RelayConfig,
+    route: RouteConfig,
+    facts: Mapping[str, TopicFacts],
+    control: ControlTopic,
+    book: ControlBook,
+    scanner: PartitionReader,
+    anchorage: Anchorage,
+) -> StartPolicy:
+    return StartPolicy(
+        control,
+        route=route.name,
+        policy=route.start,
+        topics={name: facts[name].partitions for name in route.from_},
+        topic_ids={name: facts[name].topic_id for name in route.from_},
+        watermarks=scanner.watermarks,
+        may_pass=lambda place, first, low: book.pass_lost(route.name, place, first, low, count=low - first),
+        end_anew=scanner.end_anew,
+        undecided=lambda place, first, low: book.undecided(route.name, place, first, low),
+        replaced=anchorage.replaced,
+        place=route.to.place,
+        check_new=partial(refuse_repeats, control, route, config.routes),
+    )
 
 
 def _fitting(config: RelayConfig, route: RouteConfig, topics: Topics) -> dict[str, int]:

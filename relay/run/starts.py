@@ -58,6 +58,8 @@ class StartPolicy:
         end_anew: Callable[[LogPartition, int], int] = lambda _place, _offset: 0,
         undecided: Callable[[LogPartition, int, int], tuple[int, int] | None] = lambda _place, first, low: (first, low),
         replaced: Callable[[Mapping[LogPartition, Anchor]], Collection[LogPartition]] = lambda _: (),
+        place: str = "",
+        check_new: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self._register = register
         self._key = _key(route)
@@ -70,6 +72,8 @@ class StartPolicy:
         self._end_anew = end_anew
         self._undecided = undecided
         self._replaced = replaced
+        self._place = place
+        self._check_new = check_new
         self._recorded: dict[str, dict[str, int]] | None = None
 
     def resolve(
@@ -99,7 +103,10 @@ class StartPolicy:
         return begin_at
 
     def record(self) -> None:
-        """Record the first start, unless it was recorded before; call it before the first poll."""
+        """Record the first start, unless it was recorded before; call it before the first poll.
+
+        ``check_new`` may refuse it, as ``refuse_repeats`` does; ``place`` is recorded for it.
+        """
         found = self._register.first(self._key)
         if found is None:
             starts = {}
@@ -107,7 +114,8 @@ class StartPolicy:
                 marks = [self._watermarks(LogPartition(topic, p)) for p in range(count)]
                 offsets = [low if self._policy == "earliest" else high for low, high in marks]
                 starts[_topic_key(topic, self._topic_ids[topic])] = {str(p): o for p, o in enumerate(offsets)}
-            own = orjson.dumps({"policy": self._policy, "starts": starts})
+            self._check_new(starts)
+            own = orjson.dumps({"policy": self._policy, "starts": starts, "place": self._place})
             self._register.put(self._key, own, wait=True)
             crash_point("start.recorded")
             found = self._register.first(self._key)

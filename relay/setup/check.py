@@ -116,9 +116,8 @@ def _delivered_twice(config: RelayConfig) -> Iterator[str]:
 def _filled(route: RouteConfig) -> str:
     """Name the place to which each delivery adds something; rows that are replaced, and own statements, may be meant to meet."""
     to = route.to
-    if isinstance(to, TopicDestination):
-        return f"topic {to.topic}"
-    return f"table {to.table} in {to.resource}" if isinstance(to, TableDestination) and to.mode == "insert" else ""
+    adds = isinstance(to, TopicDestination) or (isinstance(to, TableDestination) and to.mode == "insert")
+    return to.place if adds else ""
 
 
 def judge_state(config: RelayConfig, findings: Findings) -> None:

@@ -36,6 +36,7 @@ state = "/nowhere/simulated"
 {resources}
 [routes.{ROUTE}]
 from = ["{LOG}"]
+start = "earliest"
 to = {{ {to} }}
 {extra}
 """

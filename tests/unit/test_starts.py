@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import orjson
@@ -69,6 +69,26 @@ class Overtaken(Shared):
     def compact(self) -> None:
         """Keep the last record of each key, as the broker does."""
         self.records = list(dict(self.records).items())
+
+
+def test_a_first_start_that_is_refused_is_not_recorded_and_a_recorded_one_is_not_asked_about() -> None:
+    def refuse(topics: Collection[str]) -> None:
+        assert list(topics) == [f"log/{ID.hex()}"]
+        raise Stopped("not so")
+
+    def made(check_new: Callable[[Collection[str]], None]) -> StartPolicy:
+        return StartPolicy(
+            register, route="main", policy="earliest", topics={"log": 1}, topic_ids={"log": ID},
+            watermarks=lambda _: (3, 10), place="topic out", check_new=check_new,
+        )  # fmt: skip
+
+    register = Shared()
+    with pytest.raises(Stopped, match="not so"):
+        made(refuse).resolve({place(0): None}, (), {})
+    assert register.records == []
+    assert made(lambda _: None).resolve({place(0): None}, (), {}) == {place(0): 3}
+    assert orjson.loads(register.records[0][1])["place"] == "topic out"
+    assert made(refuse).resolve({place(0): None}, (), {}) == {place(0): 3}
 
 
 def test_compaction_leaves_the_word_of_who_recorded_the_start_first() -> None:

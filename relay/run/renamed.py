@@ -1,0 +1,49 @@
+"""A route under a new name that would deliver once more what it delivered under its former one: refused unless that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from relay.config.routes import RouteConfig
+from relay.message.errors import Stopped
+
+PREFIX = b"start/"
+
+
+class Recorded(Protocol):
+    """What workers have recorded for all workers of the relay."""
+
+    def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
+        """Return every record whose key begins so."""
+
+
+def refuse_repeats(recorded: Recorded, route: RouteConfig, configured: Collection[str], topics: Collection[str]) -> None:
+    """Raise Stopped if a route that never ran reads what one that is not configured any more has led to the same place.
+
+    ``topics`` are the topics it reads, as first starts name them. Positions, and what is known of repeats, are kept under a
+    route's name, so all that the log has would come there a second time. Whoever means that says where the route starts.
+    """
+    if route.says_where_to_start:
+        return
+    for name, start in _first_starts(recorded):
+        again = sorted(key.split("/")[0] for key in start.get("starts", {}) if key in topics)
+        if again and name not in configured and start.get("place") == route.to.place:
+            raise Stopped(
+                f"route {route.name!r} has not run before, and route {name!r}, which is not configured any more, has led "
+                f"{', '.join(again)} to {route.to.place}: all that the log has would be delivered there once more. If it is that "
+                f'route, give it the name {name!r} back; if not, set start = "earliest" to deliver all, or start = "latest" for '
+                "what is written from now on"
+            )
+
+
+def _first_starts(recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, value in recorded.under([PREFIX]):
+        try:
+            start = orjson.loads(value or b"{}")
+        except orjson.JSONDecodeError:
+            continue  # no worker of this version wrote it, so it says of no place
+        if isinstance(start, dict):
+            yield key.removeprefix(PREFIX).decode(errors="replace"), start
