@@ -94,10 +94,11 @@ class StartPolicy:
             if offset is None:
                 begin_at[place] = self._unknown(place, place in ran_before)
                 continue
-            low, high = marks = self._watermarks(place)
+            low, _ = marks = self._watermarks(place)
             begin_at[place] = self._known(place, offset, marks)
             anchor = anchors.get(place)
-            if anchor is not None and low <= anchor.offset < min(offset, high):
+            # A known position lies at or below the end, perhaps one that was told later than these marks; so does its anchor.
+            if anchor is not None and low <= anchor.offset < offset:
                 there[place] = anchor
         self._check_same(there, begin_at)
         return begin_at

@@ -187,7 +187,9 @@ class TestAnchorage:
 
 
 class TestStarts:
-    def start(self, anchor: Anchor, position: int = 7, marks: tuple[int, int] = (2, 9)) -> list[Mapping[LogPartition, Anchor]]:
+    def start(
+        self, anchor: Anchor, position: int = 7, marks: tuple[int, int] = (2, 9), end: int = 0
+    ) -> list[Mapping[LogPartition, Anchor]]:
         asked: list[Mapping[LogPartition, Anchor]] = []
 
         def replaced(anchors: Mapping[LogPartition, Anchor]) -> list[LogPartition]:
@@ -196,7 +198,7 @@ class TestStarts:
 
         made = StartPolicy(
             Shared(), route="main", policy="earliest", topics={"orders": 1}, topic_ids={"orders": ID},
-            watermarks=lambda _: marks, replaced=replaced,
+            watermarks=lambda _: marks, end_anew=lambda _place, _least: end, replaced=replaced,
         )  # fmt: skip
         made.resolve({PLACE: position}, {PLACE}, {PLACE: anchor})
         return asked
@@ -208,6 +210,11 @@ class TestStarts:
     @pytest.mark.parametrize("at", [1, 7, 8], ids=["taken by retention", "put back by a person", "put back further"])
     def test_what_says_nothing_of_the_position_is_not_looked_for(self, at: int) -> None:
         assert self.start(Anchor(at, bytes(8), 1000)) == [{}]
+
+    def test_a_log_that_grows_while_it_is_asked_for_its_end_is_looked_at(self) -> None:
+        """It ended below the position, and beyond it when that was asked for once more."""
+        with pytest.raises(Stopped, match=r"stands at 7, and what it has read at 6 "):
+            self.start(below(7), marks=(2, 5), end=9)
 
     def test_what_lies_above_the_end_is_not_looked_for(self) -> None:
         assert self.start(Anchor(6, bytes(8), 1000), position=6, marks=(2, 6)) == [{}]
