@@ -9,8 +9,7 @@ import orjson
 
 from relay.config.routes import RouteConfig
 from relay.message.errors import Stopped
-
-PREFIX = b"start/"
+from relay.run.starts import STARTS
 
 
 class Recorded(Protocol):
@@ -40,10 +39,10 @@ def refuse_repeats(recorded: Recorded, route: RouteConfig, configured: Collectio
 
 
 def _first_starts(recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]]]:
-    for key, value in recorded.under([PREFIX]):
+    for key, value in recorded.under([STARTS]):
         try:
             start = orjson.loads(value or b"{}")
         except orjson.JSONDecodeError:
             continue  # no worker of this version wrote it, so it says of no place
         if isinstance(start, dict):
-            yield key.removeprefix(PREFIX).decode(errors="replace"), start
+            yield key.removeprefix(STARTS).decode(errors="replace"), start

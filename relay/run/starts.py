@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import orjson
 
@@ -11,6 +11,9 @@ from relay.log.anchor import Anchor
 from relay.message.errors import NAMESAKE_REMEDY, Stopped
 from relay.message.record import LogPartition
 from relay.run.crash import crash_point
+
+STARTS: Final = b"start/"
+"""What the keys of first starts begin with; the route's name follows."""
 
 
 class Register(Protocol):
@@ -31,7 +34,7 @@ def recorded_start(register: Register, route: str, partition: LogPartition, topi
 
 
 def _key(route: str) -> bytes:
-    return f"start/{route}".encode()
+    return STARTS + route.encode()
 
 
 def _topic_key(topic: str, topic_id: bytes) -> str:

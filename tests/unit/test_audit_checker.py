@@ -57,6 +57,17 @@ def audit(
     return checker.conclude(at or state(), {d(name) for name in expired})
 
 
+def committed(log: Ledger, commits: list[tuple[str, int, int]]) -> Findings:
+    """Judge a table whose inbox has all messages of the log, committed as (name, number, transaction) say."""
+    order = CommitOrder(log)
+    for name, applied, transaction in commits:
+        order.note(d(name), applied, transaction)
+    checker = Checker(log, ordered=True)
+    checker.recorded(list(log.index), "inbox")
+    checker.commits(order)
+    return checker.conclude(state())
+
+
 def wrong(findings: Findings) -> dict[str, int]:
     return {name: getattr(findings, name) for name in (*MUST_BE_ZERO, "unseen") if getattr(findings, name)}
 
@@ -362,13 +373,7 @@ class TestRepeats:
         log = Ledger([LOG, LogPartition("orders", 1)])
         for one in (fact("c", 2), fact("a", 0), fact("b", 1), fact("c", 0, partition=1)):
             log.add(one)
-        order = CommitOrder(log)
-        for name, applied, transaction in commits:
-            order.note(d(name), applied, transaction)
-        checker = Checker(log, ordered=True)
-        checker.recorded([d(name) for name in "abc"], "inbox")
-        checker.commits(order)
-        assert wrong(checker.conclude(state())) == found
+        assert wrong(committed(log, commits)) == found
 
 
 class TestTables:
@@ -467,14 +472,7 @@ class TestTables:
         log = Ledger([LOG])
         for name, offset in (("c", 2), ("d", 3), ("a", 0), ("b", 1)):  # captures were decided in another order
             log.add(fact(name, offset))
-        order = CommitOrder(log)
-        for name, applied, transaction in commits:
-            order.note(d(name), applied, transaction)
-        checker = Checker(log, ordered=True)
-        checker.recorded([d(name) for name in "abcd"], "inbox")
-        checker.commits(order)
-
-        assert wrong(checker.conclude(state())) == {}
+        assert wrong(committed(log, commits)) == {}
 
     def test_what_is_recorded_twice_is_one_effect_and_a_record_of_nothing_is_a_phantom(self) -> None:
         checker = Checker(ledger("a"), ordered=True)
