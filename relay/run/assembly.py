@@ -52,7 +52,7 @@ from relay.run.reloading import Reloading
 from relay.run.renamed import refuse_repeats
 from relay.run.resolving import Resolving
 from relay.run.restarts import Past
-from relay.run.starts import StartPolicy
+from relay.run.starts import STARTS, StartPolicy
 from relay.run.status_record import StatusRecord
 from relay.run.topic_watch import TopicWatch, described, keeps_all, kept
 from relay.run.twins import Twins
@@ -194,7 +194,7 @@ def _starts(
         undecided=lambda place, first, low: book.undecided(route.name, place, first, low),
         replaced=anchorage.replaced,
         place=route.to.place,
-        check_new=partial(refuse_repeats, control, route, config.routes),
+        check_new=lambda topics: refuse_repeats(control.under([STARTS]), route, config.routes, topics),
     )
 
 

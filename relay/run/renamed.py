@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import orjson
 
@@ -12,22 +12,18 @@ from relay.message.errors import Stopped
 from relay.run.starts import STARTS
 
 
-class Recorded(Protocol):
-    """What workers have recorded for all workers of the relay."""
-
-    def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
-        """Return every record whose key begins so."""
-
-
-def refuse_repeats(recorded: Recorded, route: RouteConfig, configured: Collection[str], topics: Collection[str]) -> None:
+def refuse_repeats(
+    recorded: Iterable[tuple[bytes, bytes | None]], route: RouteConfig, configured: Collection[str], topics: Collection[str]
+) -> None:
     """Raise Stopped if a route that never ran reads what one that is not configured any more has led to the same place.
 
-    ``topics`` are the topics it reads, as first starts name them. Positions, and what is known of repeats, are kept under a
-    route's name, so all that the log has would come there a second time. Whoever means that says where the route starts.
+    ``recorded`` are the control topic's records of first starts, with others or without; ``topics`` are those that the route
+    reads, as first starts name them. Positions, and what is known of repeats, are kept under a route's name, so all that the log
+    has would come there a second time. Whoever means that says where the route starts.
     """
     if route.says_where_to_start:
         return
-    for name, start in _first_starts(recorded):
+    for name, start in first_starts(recorded):
         again = sorted(key.split("/")[0] for key in start.get("starts", {}) if key in topics)
         if again and name not in configured and start.get("place") == route.to.place:
             raise Stopped(
@@ -38,8 +34,11 @@ def refuse_repeats(recorded: Recorded, route: RouteConfig, configured: Collectio
             )
 
 
-def _first_starts(recorded: Recorded) -> Iterator[tuple[str, dict[str, Any]]]:
-    for key, value in recorded.under([STARTS]):
+def first_starts(records: Iterable[tuple[bytes, bytes | None]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield route and content of each record of a first start; of two for one route the first counts."""
+    for key, value in records:
+        if not key.startswith(STARTS):
+            continue
         try:
             start = orjson.loads(value or b"{}")
         except orjson.JSONDecodeError:

@@ -29,7 +29,7 @@ class Register(Protocol):
 def recorded_start(register: Register, route: str, partition: LogPartition, topic_id: bytes) -> int | None:
     """Return where the route's first start set a partition; None if nothing is recorded of it."""
     found = orjson.loads(register.first(_key(route)) or b"{}").get("starts", {})
-    start: int | None = found.get(_topic_key(partition.topic, topic_id), {}).get(str(partition.partition))
+    start: int | None = found.get(topic_key(partition.topic, topic_id), {}).get(str(partition.partition))
     return start
 
 
@@ -37,7 +37,8 @@ def _key(route: str) -> bytes:
     return STARTS + route.encode()
 
 
-def _topic_key(topic: str, topic_id: bytes) -> str:
+def topic_key(topic: str, topic_id: bytes) -> str:
+    """Return what a first start calls a topic, of which there may be others of its name later."""
     return f"{topic}/{topic_id.hex()}"
 
 
@@ -117,7 +118,7 @@ class StartPolicy:
             for topic, count in self._topics.items():
                 marks = [self._watermarks(LogPartition(topic, p)) for p in range(count)]
                 offsets = [low if self._policy == "earliest" else high for low, high in marks]
-                starts[_topic_key(topic, self._topic_ids[topic])] = {str(p): o for p, o in enumerate(offsets)}
+                starts[topic_key(topic, self._topic_ids[topic])] = {str(p): o for p, o in enumerate(offsets)}
             self._check_new(starts)
             own = orjson.dumps({"policy": self._policy, "starts": starts, "place": self._place})
             self._register.put(self._key, own, wait=True)
@@ -133,15 +134,15 @@ class StartPolicy:
             self.record()
         assert self._recorded is not None
         low, high = self._watermarks(partition)
-        topic_key = _topic_key(partition.topic, self._topic_ids[partition.topic])
-        if topic_key not in self._recorded:
-            if any(key.split("/")[0] == partition.topic for key in self._recorded):
+        key = topic_key(partition.topic, self._topic_ids[partition.topic])
+        if key not in self._recorded:
+            if any(other.split("/")[0] == partition.topic for other in self._recorded):
                 raise Stopped(
                     f"topic {partition.topic!r} of route {self._route!r} was deleted and created again: its positions "
                     f"mean nothing now; {NAMESAKE_REMEDY}"
                 )
             return low
-        start = self._recorded[topic_key].get(str(partition.partition))
+        start = self._recorded[key].get(str(partition.partition))
         if start is None:
             return low
         if ran_before:

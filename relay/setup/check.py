@@ -13,11 +13,11 @@ from typing import Any
 from relay.config.faults import Fault
 from relay.config.loading import examine
 from relay.config.model import RelayConfig, RouteConfig, TableDestination, TopicDestination
-from relay.kafka.topics import VISIBLE_S, Topics
+from relay.kafka.topics import VISIBLE_S, TopicFacts, Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources.postgresql import PostgresqlResource
+from relay.setup.check_control import check_control
 from relay.setup.check_durability import INTERNAL, judge_durability
-from relay.setup.check_queues import check_queues
 from relay.setup.check_registry import check_registry
 from relay.setup.check_table import judge_own_tables, judge_table, judge_writable, look_at, postgres_notes
 from relay.setup.check_topics import Findings, judge_brokers, judge_topics, named_topics
@@ -71,11 +71,11 @@ def check(path: Path, *, connect: bool) -> CheckReport:
         report.findings.notes.extend(notes(config))
         if connect:
             judge_state(config, report.findings)
-            check_kafka(config, report.findings)
+            facts = check_kafka(config, report.findings)
             check_resources(config, report.findings)
             check_registry(config, report.findings)
             if not report.findings.unreachable:
-                check_queues(config, report.findings)
+                check_control(config, facts, report.findings)
     return report
 
 
@@ -133,8 +133,8 @@ def judge_state(config: RelayConfig, findings: Findings) -> None:
         )
 
 
-def check_kafka(config: RelayConfig, findings: Findings) -> None:
-    """Ask the cluster; what does not answer is a finding, not an error."""
+def check_kafka(config: RelayConfig, findings: Findings) -> dict[str, TopicFacts]:
+    """Ask the cluster, and return what it tells of topics; what does not answer is a finding, not an error."""
     try:
         with Topics(config.kafka, config.timing) as topics:
             brokers = topics.brokers()
@@ -143,13 +143,14 @@ def check_kafka(config: RelayConfig, findings: Findings) -> None:
                 facts |= topics.describe(INTERNAL)
     except Unreachable as error:
         findings.unreachable.append(str(error))
-        return
+        return {}
     except ConfigError as error:
         findings.fault("kafka", "", *_halves(error))
-        return
+        return {}
     judge_brokers(config, brokers, findings)
     judge_topics(config, facts, findings)
     judge_durability(config, facts, len(brokers), findings)
+    return facts
 
 
 def check_resources(config: RelayConfig, findings: Findings) -> None:

@@ -7,34 +7,12 @@ from pathlib import Path
 from relay.config.model import RelayConfig
 from relay.message.errors import ConfigError, Retriable, Stopped, Unreachable
 from relay.queue.desired import Desired, Step
-from relay.run.following import follow
 from relay.run.queues import address, open_queue
 from relay.setup.check_topics import Findings
-from relay.setup.required import require_topics
 
 
-def check_queues(config: RelayConfig, findings: Findings) -> None:
+def check_queues(config: RelayConfig, desired: Desired, findings: Findings) -> None:
     """Ask every store; what does not answer is a finding, not an error. Nothing is created."""
-    if not config.queues:
-        return
-    try:
-        require_topics(config, config.control_topic)
-    except ConfigError:
-        return  # before the first migration: the topic is missing, which is a fault of its own
-    except Unreachable as error:
-        findings.unreachable.append(f"queues: {error}")
-        return
-    follower = follow(config)
-    try:
-        desired = follower.now()
-    except ConfigError as denied:
-        findings.fault(f"topic {config.control_topic}", "", *str(denied).rsplit("; ", 1))
-        return
-    except Unreachable as error:
-        findings.unreachable.append(f"queues: {error}")
-        return
-    finally:
-        follower.close()
     for name in config.queues:
         _check(config, name, desired, findings)
 

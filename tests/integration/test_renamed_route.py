@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+from typer.testing import CliRunner
+
+from relay.cli.main import app
 from relay.run.restarts import ExitCode
 from tests.conftest import MakeRoute
 from tests.routes import TopicRoute, ce, ids, publish
@@ -14,6 +19,16 @@ def test_a_renamed_route_delivers_nothing_again_unasked(make_route: MakeRoute) -
     main = route.path.read_text()
 
     call(route, "other", main.replace("[routes.main]", "[routes.other]"))
+    assert faults(route) == [
+        {
+            "key": "routes.other",
+            "value": "",
+            "problem": f"route 'other' has not run before, and route 'main', which is not configured any more, has led {route.log} to "
+            f"topic {route.out}: all that the log has would be delivered there once more",
+            "remedy": "If it is that route, give it the name 'main' back; if not, set start = \"earliest\" to deliver all, or "
+            'start = "latest" for what is written from now on',
+        }
+    ]
     assert route.finish() == ExitCode.PERSON, route.said()
     assert f"'main', which is not configured any more, has led {route.log} to topic {route.out}" in route.said()
     assert len(route.outputs()) == 5
@@ -24,10 +39,19 @@ def test_a_renamed_route_delivers_nothing_again_unasked(make_route: MakeRoute) -
     assert ids(route.outputs()) == [f"m-{n}" for n in range(6)]
 
     call(route, "other", main.replace("[routes.main]", '[routes.other]\nstart = "earliest"'))
+    assert not faults(route)
     assert route.finish() == 0, route.said()
     assert ids(route.outputs()) == [f"m-{n}" for n in [*range(6), *range(6)]]
     call(route, "other", main.replace("[routes.main]", "[routes.other]"))
     assert route.finish() == 0, "what has run before is not asked again"
+
+
+def faults(route: TopicRoute) -> list[dict[str, str]]:
+    result = CliRunner().invoke(app, ["check", str(route.path), "--connect", "--json"])
+    report = json.loads(result.stdout)
+    assert (result.exit_code == 0) is report["ok"] is (not report["faults"])
+    found: list[dict[str, str]] = report["faults"]
+    return found
 
 
 def call(route: TopicRoute, name: str, configuration: str) -> None:

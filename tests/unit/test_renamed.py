@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -16,16 +15,11 @@ LOG = "orders/" + "31" * 16
 OUT = TopicDestination(topic="ledger")
 
 
-class Control:
-    def __init__(self, **starts: object) -> None:
-        self.records: list[tuple[bytes, bytes | None]] = [
-            (f"start/{name}".encode(), value if isinstance(value, bytes | None) else orjson.dumps(value)) for name, value in starts.items()
-        ]
+Records = list[tuple[bytes, bytes | None]]
 
-    def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
-        (prefix,) = prefixes
-        assert all(key.startswith(prefix) for key, _ in self.records)
-        return self.records
+
+def recorded(**starts: object) -> Records:
+    return [(f"start/{name}".encode(), value if isinstance(value, bytes | None) else orjson.dumps(value)) for name, value in starts.items()]
 
 
 def started(place: str = "topic ledger", log: str = LOG) -> dict[str, Any]:
@@ -36,16 +30,16 @@ def route(to: object = OUT, **more: str) -> RouteConfig:
     return RouteConfig.model_validate({"name": "new", "from": ["orders"], "to": to, **more})
 
 
-def refused(control: Control, one: RouteConfig | None = None, *configured: str) -> str | None:
+def refused(records: Records, one: RouteConfig | None = None, *configured: str) -> str | None:
     try:
-        refuse_repeats(control, one or route(), ["new", *configured], [LOG])
+        refuse_repeats(records, one or route(), ["new", *configured], [LOG])
     except Stopped as stopped:
         return str(stopped)
     return None
 
 
 def test_what_a_former_route_has_led_to_the_same_place_is_not_delivered_again_unasked() -> None:
-    said = refused(Control(old=started()))
+    said = refused(recorded(old=started()))
     assert said is not None
     assert "'new' has not run before" in said
     assert "'old', which is not configured any more, has led orders to topic ledger" in said
@@ -55,7 +49,7 @@ def test_what_a_former_route_has_led_to_the_same_place_is_not_delivered_again_un
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_who_says_where_to_start_means_it(start: str) -> None:
-    assert refused(Control(old=started()), route(start=start)) is None
+    assert refused(recorded(old=started()), route(start=start)) is None
 
 
 @pytest.mark.parametrize(
@@ -68,27 +62,28 @@ def test_who_says_where_to_start_means_it(start: str) -> None:
     ids=lambda to: to.place,
 )
 def test_it_holds_for_every_kind_of_place(to: TableDestination | QueueDestination) -> None:
-    assert refused(Control(old=started(to.place)), route(to)) is not None
-    assert refused(Control(old=started()), route(to)) is None
+    assert refused(recorded(old=started(to.place)), route(to)) is not None
+    assert refused(recorded(old=started()), route(to)) is None
 
 
 @pytest.mark.parametrize(
-    "control",
+    "records",
     [
-        Control(),
-        Control(old=started("topic archive")),
-        Control(old=started(log="returns/" + "31" * 16)),
-        Control(old=started(log="orders/" + "32" * 16)),  # deleted since, and created again
-        Control(old={"policy": "earliest", "starts": {LOG: {"0": 0}}}),  # of an earlier version
-        Control(old=b"broken", older=b"[]", oldest=None),
+        [],
+        [(b"progress/old", orjson.dumps(started()))],
+        recorded(old=started("topic archive")),
+        recorded(old=started(log="returns/" + "31" * 16)),
+        recorded(old=started(log="orders/" + "32" * 16)),  # deleted since, and created again
+        recorded(old={"policy": "earliest", "starts": {LOG: {"0": 0}}}),  # of an earlier version
+        recorded(old=b"broken", older=b"[]", oldest=None),
     ],
-    ids=["nothing", "another place", "another topic", "another of its name", "no place", "no record"],
+    ids=["nothing", "another kind of record", "another place", "another topic", "another of its name", "no place", "no record"],
 )
-def test_a_route_that_repeats_nothing_starts(control: Control) -> None:
-    assert refused(control) is None
+def test_a_route_that_repeats_nothing_starts(records: Records) -> None:
+    assert refused(records) is None
 
 
 def test_a_route_beside_one_that_is_configured_may_lead_to_its_place() -> None:
     """That is two routes, of which `relay check` says what it means."""
-    assert refused(Control(old=started()), None, "old") is None
-    assert refused(Control(old=started(), gone=started()), None, "old") is not None
+    assert refused(recorded(old=started()), None, "old") is None
+    assert refused(recorded(old=started(), gone=started()), None, "old") is not None
