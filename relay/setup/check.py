@@ -145,7 +145,7 @@ def check_kafka(config: RelayConfig, findings: Findings) -> dict[str, TopicFacts
         findings.unreachable.append(str(error))
         return {}
     except ConfigError as error:
-        findings.fault("kafka", "", *_halves(error))
+        findings.refused("kafka", error)
         return {}
     judge_brokers(config, brokers, findings)
     judge_topics(config, facts, findings)
@@ -170,12 +170,6 @@ def check_resources(config: RelayConfig, findings: Findings) -> None:
         except Unreachable as error:
             findings.unreachable.append(str(error))
         except RelayError as error:
-            findings.fault(f"resources.{name}", "", *_halves(error))
+            findings.refused(f"resources.{name}", error)
         else:
             findings.checked.append(f"resource {name}")
-
-
-def _halves(sentence: object) -> tuple[str, str]:
-    """Split a sentence into what is wrong and what to do."""
-    problem, _, remedy = str(sentence).rpartition("; ")
-    return (problem, remedy) if problem else (remedy, "see the sentence")

@@ -59,7 +59,7 @@ def _records(config: RelayConfig, findings: Findings) -> list[tuple[bytes, bytes
     try:
         return following.records()
     except ConfigError as denied:
-        findings.fault(f"topic {config.control_topic}", "", *str(denied).rsplit("; ", 1))
+        findings.refused(f"topic {config.control_topic}", denied)
     except Unreachable as error:
         findings.unreachable.append(f"queues and first starts: {error}")
     finally:

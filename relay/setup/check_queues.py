@@ -26,8 +26,7 @@ def _check(config: RelayConfig, name: str, desired: Desired, findings: Findings)
     try:
         open_queue(config, name, desired).close()
     except (ConfigError, Stopped) as other:  # another store, or its tables or the rights to them are missing
-        problem, _, remedy = str(other).rpartition("; ")
-        findings.fault(key, "", problem or remedy, remedy)
+        findings.refused(key, other)
         return
     except (Retriable, Unreachable) as away:
         findings.unreachable.append(f"queue {name}: {away}")

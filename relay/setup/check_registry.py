@@ -21,6 +21,6 @@ def check_registry(config: RelayConfig, findings: Findings) -> None:
     except Unreachable as away:
         findings.unreachable.append(str(away))
     except (ConfigError, Stopped) as wrong:
-        findings.fault("registry", config.registry.url, *str(wrong).rsplit("; ", 1))
+        findings.refused("registry", wrong, config.registry.url)
     else:
         findings.checked.append("schema registry")

@@ -33,6 +33,11 @@ class Findings:
         """Add a fault."""
         self.faults.append(Fault(key, value, problem, remedy))
 
+    def refused(self, key: str, error: Exception, value: str = "") -> None:
+        """Add what an error's sentence says: what is wrong and, behind its last semicolon, what to do."""
+        problem, _, remedy = str(error).rpartition("; ")
+        self.fault(key, value, *((problem, remedy) if problem else (remedy, "see the sentence")))
+
 
 def judge_brokers(config: RelayConfig, brokers: Sequence[BrokerFacts], findings: Findings) -> None:
     """Every broker must verify that a transaction still owns the partition it writes (design section 6)."""

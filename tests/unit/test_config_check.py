@@ -342,3 +342,13 @@ def test_settings_that_the_kafka_client_refuses_together_are_faults() -> None:
     ]
     (fault,) = read(tomllib.loads(few), Path("/nowhere/relay.toml"), {})[1]
     assert (fault.key, fault.value) == ('kafka."fetch.max.bytes"', "'65536'")
+
+
+def test_what_a_sentence_says_behind_its_last_semicolon_is_the_remedy() -> None:
+    findings = Findings()
+    findings.refused("one", ConfigError("it is gone; so is the other; make both"))
+    findings.refused("two", ConfigError("it is gone"), "gone")
+    assert [(fault.key, fault.value, fault.problem, fault.remedy) for fault in findings.faults] == [
+        ("one", "", "it is gone; so is the other", "make both"),
+        ("two", "gone", "it is gone", "see the sentence"),
+    ]
