@@ -12,11 +12,12 @@ from typing import Any, Self
 from relay.config.model import RelayConfig
 from relay.control.queue_views import queue_row
 from relay.kafka.control import ControlTopic
+from relay.kafka.following import Following
 from relay.message.errors import ConfigError
 from relay.queue.desired import Audit, Desired, Kind, Move, Subject, Wanted, Wish
 from relay.queue.port import QueueStore
 from relay.run import clock, randomness
-from relay.run.following import DesiredFollower, control_topic, follow
+from relay.run.following import DesiredFollower, control_records, control_topic, follow
 from relay.run.queues import open_queue, queue_of
 from relay.setup.required import require_topics
 
@@ -33,6 +34,8 @@ class QueueDesk:
         self.who = who
         self._stack = ExitStack()
         self._follower: DesiredFollower | None = None
+        self._whole: Following | None = None
+        self._latest = Desired()
         self._control: ControlTopic | None = None
         self._stores: dict[str, QueueStore] = {}
 
@@ -48,6 +51,15 @@ class QueueDesk:
     def desired(self) -> Desired:
         """What is wanted now, by the control topic."""
         return self.reach().now()
+
+    def latest(self) -> Desired:
+        """What is wanted by all that is written now: `desired` is behind for a moment, and in a process that stood still for longer."""
+        if self._whole is None:
+            self._whole = control_records(self.config)
+            self._stack.callback(self._whole.close)
+        for key, value in self._whole.to_end():
+            self._latest.add(key, value)
+        return self._latest
 
     def reach(self) -> DesiredFollower:
         """Let the brokers answer; raises Unreachable, and ConfigError if the topic is missing."""

@@ -40,38 +40,67 @@ def move_queue(desk: QueueDesk, name: str, target: str, *, wait_s: float, tell: 
     source = open_at(desk.config, queue, queue.store)
     new = open_at(desk.config, queue, target)
     try:
-        count = _move(desk, name, target, source, new, wait_s=wait_s, tell=tell)
+        run = _Run(desk, name, source.uuid, target, begun)
+        count = _move(run, source, new, wait_s=wait_s, tell=tell)
     finally:
         source.close()
         new.close()
     return {"queue": name, "to": target, "messages": count, "moved": True}
 
 
-def _move(
-    desk: QueueDesk, name: str, target: str, source: QueueStore, new: QueueStore, *, wait_s: float, tell: Callable[[str], None]
-) -> int:
-    def record(step: Step) -> None:
-        configured = desk.config.queues[name].store
-        desk.moved(Move(name, source.uuid, configured, target, step, desk.who, clock.wall_ms()))
+class _Run:
+    """One run of the command; ``last`` is the last word that it knows of the move.
+
+    It goes on while that is the last one. A run that stood still may wake up behind another one that has finished, and would
+    put the new store, which is the queue by then, back to what the old one had.
+    """
+
+    def __init__(self, desk: QueueDesk, name: str, uuid: str, target: str, last: Move | None) -> None:
+        self.desk = desk
+        self.name = name
+        self.target = target
+        self.last = last
+        self._uuid = uuid
+
+    def record(self, step: Step) -> None:
+        """Write down how far the move has come."""
+        self.check()
+        configured = self.desk.config.queues[self.name].store
+        at = clock.wall_ms() if self.last is None else max(clock.wall_ms(), self.last.at + 1)  # no two words are alike
+        self.last = Move(self.name, self._uuid, configured, self.target, step, self.desk.who, at)
+        self.desk.moved(self.last)
         crash_point(f"move.{step.value.lower()}")
 
-    begun = desk.desired.moves.get(name)
+    def check(self) -> None:
+        """Raise CheckFailed if another run has said anything since."""
+        found = self.desk.latest().moves.get(self.name)
+        if found != self.last:
+            by = "somebody" if found is None else found.who
+            raise CheckFailed(
+                f"queue {self.name!r} is being moved, or was moved, by another run of this command ({by}), which came later; this one "
+                "has stopped: run it again if that one ended before it was done"
+            )
+
+
+def _move(run: _Run, source: QueueStore, new: QueueStore, *, wait_s: float, tell: Callable[[str], None]) -> int:
     count = 0
-    if begun is None or begun.step is not Step.RETIRING:
-        record(Step.COPYING)
+    if run.last is None or run.last.step is not Step.RETIRING:
+        run.record(Step.COPYING)
         tell("copying what is over, while the queue goes on")
-        count = moving.copy_ended(source, new, lambda _: None)
-        record(Step.RETIRING)
+        count = moving.copy_ended(source, new, lambda _: None, run.check)
+    run.record(Step.RETIRING)
     tell("waiting for the workers to give back what they have")
     _wait_for_workers(source, wait_s)
     tell("copying the rest")
-    done = moving.cut_over(source, new, lambda _: None)
-    copy_cursors(desk.config, name, target)
+    done = moving.cut_over(source, new, lambda _: None, run.check)
+    run.check()
+    copy_cursors(run.desk.config, run.name, run.target)
     crash_point("move.cursors")
     different = next(moving.differences(source, new), None)
+    run.check()  # behind another run, what the new store has by now differs
     if different is not None:
-        raise CheckFailed(f"queue {name!r}: {different}; the old store is retired, so run the command again")
-    record(Step.MOVED)
+        raise CheckFailed(f"queue {run.name!r}: {different}; the old store is retired, so run the command again")
+    run.record(Step.MOVED)
     return count + done.messages
 
 

@@ -38,17 +38,17 @@ class Following:
         Raises Unreachable then only, and ConfigError if the topic may not be read.
         """
         if not self._begun:
-            return self._first()
+            return self.to_end()
         return self._consume(0)
 
-    def close(self) -> None:
-        """Leave."""
-        self._consumer.close()
+    def to_end(self) -> list[tuple[bytes, bytes | None]]:
+        """Return all that was written since the last call, or at all, up to the end that the brokers tell now.
 
-    def _first(self) -> list[tuple[bytes, bytes | None]]:
+        Raises Unreachable, and ConfigError if the topic may not be read.
+        """
         low, high = self._watermarks()
-        self._consumer.assign([TopicPartition(self._topic, 0, low)])
-        self._next = low
+        self._next = max(self._next, low)
+        self._consumer.assign([TopicPartition(self._topic, 0, self._next)])
         found: list[tuple[bytes, bytes | None]] = []
         limit = clock.monotonic() + self._deadline_s
         while self._next < high:
@@ -59,6 +59,10 @@ class Following:
                 raise Unreachable(f"{self._topic} cannot be read to its end within {self._deadline_s:g} s; try again")
         self._begun = True
         return found
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
 
     def _watermarks(self) -> tuple[int, int]:
         limit = clock.monotonic() + self._deadline_s

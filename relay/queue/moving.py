@@ -1,7 +1,8 @@
 """Moving a queue to another store while it is in use: what is over is copied first, the rest after the old store is retired.
 
 Every step may be done again. Until the old store is retired it is the queue; afterwards it refuses every write, so that
-what is copied then is the last word. Source: document 003, [22] and [24].
+what is copied then is the last word. ``check`` is asked before each write, and raises once another run has taken the move over:
+the new store may be the queue by then. Source: document 003, [22] and [24].
 """
 
 from __future__ import annotations
@@ -28,42 +29,52 @@ class Copied:
     outcomes: int = 0
 
 
-def copy_ended(source: QueueStore, target: QueueStore, progress: Callable[[int], None]) -> int:
+def copy_ended(
+    source: QueueStore, target: QueueStore, progress: Callable[[int], None], check: Callable[[], object] = bool
+) -> int:
     """Copy what is over, while the queue goes on; return how many messages."""
     count = 0
     for page in _pages(source, Filter()):
         wanted = [view.handle for view in page if view.state in _OVER]
         there = _by_handle(target, wanted)
-        count += _adopt(source, target, [handle for handle in wanted if handle not in there])
+        count += _adopt(source, target, [handle for handle in wanted if handle not in there], check)
         progress(count)
         crash_point("move.page")
     return count
 
 
-def cut_over(source: QueueStore, target: QueueStore, progress: Callable[[int], None]) -> Copied:
+def cut_over(
+    source: QueueStore, target: QueueStore, progress: Callable[[int], None], check: Callable[[], object] = bool
+) -> Copied:
     """Retire the old store and copy what the new one lacks or has otherwise; the caller has stopped the workers."""
+    check()
     source.retire()
     crash_point("move.retired")
+    check()
     # It refuses writes if the queue lay there before, and has what was waiting then.
     target.reinstate()
-    done = Copied(removed=_clear(source, target))
+    done = Copied(removed=_clear(source, target, check))
+    check()
     target.adopt([], uuid=source.uuid)
     for outcomes in _outcomes(source):
+        check()
         target.adopt([], uuid=source.uuid, outcomes=outcomes)
         done.outcomes += len(outcomes)
     known = {holder.id for holder in target.holders()}
     for holder in source.holders():
         if holder.id not in known:
+            check()
             target.enter(holder)
     there: set[int] = set()
     for page in _pages(source, Filter()):
         there.update(view.handle for view in page)
         copies = _by_handle(target, [view.handle for view in page])
         stale = [view.handle for view in page if copies.get(view.handle) != view]
-        done.messages += _adopt(source, target, stale)
+        done.messages += _adopt(source, target, stale, check)
         progress(done.messages)
         crash_point("move.page")
     gone = [view.handle for page in _pages(target, Filter()) for view in page if view.handle not in there]
+    check()
     done.removed += target.trim(gone) if gone else 0
     crash_point("move.copied")
     return done
@@ -83,7 +94,7 @@ def differences(source: QueueStore, target: QueueStore) -> Iterator[str]:
             yield f"{mine.get(state, 0)} messages are {state.name} in the old store, {theirs.get(state, 0)} in the new one"
 
 
-def _clear(source: QueueStore, target: QueueStore) -> int:
+def _clear(source: QueueStore, target: QueueStore, check: Callable[[], object]) -> int:
     """End in the new store what waits there and no more in the old one; return how many messages have left that.
 
     Only a store in which the queue lay before has any. Each could have the name of a message that waits now.
@@ -94,9 +105,10 @@ def _clear(source: QueueStore, target: QueueStore) -> int:
             there = _by_handle(source, [view.handle for view in page])
             left = [_ended(view) for view in page if view.handle not in there]
             if left:
+                check()
                 target.adopt(left, uuid=source.uuid)
                 count += target.trim([view.handle for view in left])
-            _adopt(source, target, [handle for handle, view in there.items() if view.state in _OVER])
+            _adopt(source, target, [handle for handle, view in there.items() if view.state in _OVER], check)
     return count
 
 
@@ -106,9 +118,10 @@ def _ended(view: MessageView) -> MessageView:
     return replace(view, state=PublisherState.UNAVAILABLE, subscribers=over)
 
 
-def _adopt(source: QueueStore, target: QueueStore, handles: list[int]) -> int:
+def _adopt(source: QueueStore, target: QueueStore, handles: list[int], check: Callable[[], object]) -> int:
     found = source.views(handles) if handles else []
     if found:
+        check()
         target.adopt(found, uuid=source.uuid)
     return len(found)
 

@@ -60,6 +60,9 @@ class Desk:
     def store(self, where: str | None = None) -> QueueStore:
         return open_at(self.config, self.queue, where or self.queue.store)
 
+    def latest(self) -> Desired:
+        return self.desired
+
     def moved(self, move: Move) -> None:
         self.desired.add(*move.encode())
         self.steps.append(move.step)
@@ -178,7 +181,38 @@ def test_a_move_that_was_retiring_when_it_ended_lets_nobody_take_a_message_again
     desk.was(Step.RETIRING, desk.queue.store, desk.at("new.db"))
 
     assert desk.move("sqlite:///new.db")["messages"] == 6
-    assert desk.steps == [Step.MOVED]
+    assert desk.steps == [Step.RETIRING, Step.MOVED]
+
+
+@pytest.mark.parametrize("step", ["move.copying", "move.page", "move.retiring", "move.retired", "move.copied", "move.cursors"])
+def test_a_run_that_stood_still_while_another_one_finished_changes_nothing_any_more(
+    desk: Desk, time: Clock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """What was done in the new store since would be given to the subscribers once more."""
+    there = desk.at("new.db")
+    again: list[str] = []
+
+    def stands_still(name: str) -> None:
+        if name != step or again:
+            return
+        again.append(name)
+        desk.move("sqlite:///new.db")
+        with closing(desk.store(there)) as new, closing(sqlite3.connect(desk.folder / "new.db", isolation_level=None)) as file:
+            new.enter(Holder(b"another worker--", "clerk", 0, None))
+            taken = new.take("clerk", b"another worker--", 10, 10)
+            assert len(taken) == 3
+            assert all(new.finish("clerk", [one.ticket for one in taken], 11))
+            file.execute("update relay_position set position = 18")
+
+    for module in (queue_moving, moving):
+        monkeypatch.setattr(module, "crash_point", stands_still)
+    with pytest.raises(CheckFailed, match=r"by another run of this command \(ann\)"):
+        desk.move("sqlite:///new.db")
+
+    assert desk.desired.moves["credit"].step is Step.MOVED
+    with closing(desk.store(there)) as new, closing(sqlite3.connect(desk.folder / "new.db")) as file:
+        assert new.take("clerk", b"another worker--", 10, 12) == []
+        assert file.execute("select position from relay_position").fetchall() == [(18,)]
 
 
 def test_stores_that_differ_in_the_end_leave_the_queue_stopped(desk: Desk, time: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
