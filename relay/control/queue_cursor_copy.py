@@ -19,6 +19,9 @@ _TABLES: Final = {
     "relay_inbox": ("relay", "route", "digest", "content", "topic_id", "partition", "log_offset", "outcome", "applied"),
     "relay_range": ("relay", "route", "topic_id", "partition", "publisher", "state"),
 }
+_NUMBER: Final = "applied"
+_IN_ORDER: Final = " order by applied, topic_id, partition, log_offset"
+"""Inbox rows in the order in which their transactions committed; within one, each publisher's in that of the log."""
 ROWS: Final = 10_000
 _LOCK_TIMEOUT_S: Final = 15.0
 
@@ -46,22 +49,32 @@ def copy_cursors(config: RelayConfig, queue: str, target: str) -> int:
 def _into_sqlite(connection: sqlite3.Connection, relay: str, routes: Sequence[str], old: str) -> int:
     count = 0
     connection.execute("begin immediate")
+    number = _numbered(connection, _last_applied(old))
     for table, columns in _TABLES.items():
         names, places = ", ".join(columns), ", ".join("?" * len(columns))
         for route in routes:
             connection.execute(f"delete from {table} where relay = ? and route = ?", (relay, route))  # noqa: S608
         for row in _rows(old, table, columns, relay, routes):
+            if columns[-1] == _NUMBER:
+                number += 1
+                row = (*row[:-1], number)
             connection.execute(f"insert into {table} ({names}) values ({places})", row)  # noqa: S608
             count += 1
-    # Numbers given later are above those that the monitor's entries name.
-    last = _last_applied(old)
+    connection.execute("commit")
+    return count
+
+
+def _numbered(connection: sqlite3.Connection, last: int) -> int:
+    """Return the number above which a file's inbox rows are numbered from now on: above those that the monitor's entries name, too.
+
+    Here each row has one of its own, also beside other routes'; in PostgreSQL those of a transaction share one.
+    """
     connection.execute(
         "insert into sqlite_sequence (name, seq) select 'relay_inbox', 0"
         " where not exists (select 1 from sqlite_sequence where name = 'relay_inbox')"
     )
-    connection.execute("update sqlite_sequence set seq = max(seq, ?) where name = 'relay_inbox'", (last,))
-    connection.execute("commit")
-    return count
+    row = connection.execute("update sqlite_sequence set seq = max(seq, ?) where name = 'relay_inbox' returning seq", (last,)).fetchone()
+    return int(row[0])
 
 
 def _into_postgresql(connection: psycopg.Connection[Any], relay: str, routes: Sequence[str], old: str) -> int:
@@ -88,15 +101,16 @@ def _into_postgresql(connection: psycopg.Connection[Any], relay: str, routes: Se
 
 
 def _rows(url: str, table: str, columns: Sequence[str], relay: str, routes: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    order = _IN_ORDER if columns[-1] == _NUMBER else ""
     for route in routes:
         if url.startswith("sqlite:"):
             with closing(_sqlite(url)) as source:
-                query = f"select {', '.join(columns)} from {table} where relay = ? and route = ?"  # noqa: S608
+                query = f"select {', '.join(columns)} from {table} where relay = ? and route = ?{order}"  # noqa: S608
                 yield from _all(source.execute(query, (relay, route)))
         else:
             with psycopg.connect(url) as postgres, postgres.cursor() as cursor:
-                chosen = sql.SQL("select {} from {} where relay = %s and route = %s").format(
-                    sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(table)
+                chosen = sql.SQL("select {} from {} where relay = %s and route = %s{}").format(
+                    sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(table), sql.SQL(order)
                 )
                 yield from _all(cursor.execute(chosen, (relay, route)))
 

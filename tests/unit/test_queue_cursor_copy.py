@@ -1,0 +1,41 @@
+"""What a moved queue's routes remember goes along into a database that has inbox rows of others, under numbers of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from relay.control.queue_cursor_copy import copy_cursors
+from relay.setup.queue_tables import create_tables
+from tests.unit.test_queue_move_command import Desk
+
+_PUT = (
+    "insert into relay_inbox (relay, route, digest, content, topic_id, partition, log_offset, outcome, applied)"
+    " values ('shop', ?, ?, ?, ?, 0, ?, 0, ?)"
+)
+
+
+def put(file: sqlite3.Connection, route: str, offset: int, applied: int) -> None:
+    file.execute(_PUT, (route, bytes([offset]) * 16, bytes(8), bytes(16), offset, applied))
+
+
+def test_a_file_in_which_other_routes_have_rows_takes_them_in_their_order(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    create_tables(desk.config, desk.queue, desk.at("new.db"))
+    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as old:
+        for offset, applied in ((21, 3), (20, 2), (22, 5)):
+            put(old, "main", offset, applied)
+    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as new:
+        for offset, applied in ((1, 1), (2, 2), (3, 9)):
+            put(new, "another", offset, applied)
+
+    for _ in range(2):
+        assert copy_cursors(desk.config, "credit", desk.at("new.db")) == 1 + 3
+
+    with closing(sqlite3.connect(tmp_path / "new.db")) as new:
+        rows = new.execute("select route, log_offset, applied from relay_inbox order by applied").fetchall()
+        (last,) = new.execute("select seq from sqlite_sequence where name = 'relay_inbox'").fetchone()
+    assert rows[:3] == [("another", 1, 1), ("another", 2, 2), ("another", 3, 9)]
+    assert [row[:2] for row in rows[3:]] == [("main", 20), ("main", 21), ("main", 22)]
+    assert last == rows[-1][2], "numbers given later are above"
