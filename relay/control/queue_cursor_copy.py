@@ -11,8 +11,10 @@ import psycopg
 from psycopg import sql
 
 from relay.config.model import QueueDestination, RelayConfig
+from relay.message.errors import ConfigError
 from relay.resources.sqlite import SqliteResource
 from relay.run.queues import address_of
+from relay.setup.check_table import away
 
 _TABLES: Final = {
     "relay_position": ("relay", "route", "topic_id", "topic", "partition", "position", "epoch", "worker"),
@@ -24,6 +26,30 @@ _IN_ORDER: Final = " order by applied, topic_id, partition, log_offset"
 """Inbox rows in the order in which their transactions committed; within one, each publisher's in that of the log."""
 ROWS: Final = 10_000
 _LOCK_TIMEOUT_S: Final = 15.0
+_MAY_NUMBER: Final = """
+select to_regclass('relay_inbox') is not null and to_regclass('relay_position') is not null and to_regclass('relay_range') is not null,
+    coalesce(has_sequence_privilege(s, 'usage') and has_sequence_privilege(s, 'update'), false), current_user
+from (select case when to_regclass('relay_inbox') is not null then pg_get_serial_sequence('relay_inbox', 'applied') end) as t (s)
+"""
+
+
+def check_cursors(config: RelayConfig, queue: str, target: str) -> None:
+    """Raise ConfigError where cursors cannot be copied: found out behind the old store's retirement, it would keep the queue stopped."""
+    for url in _addresses(config, queue, target) if _routes(config, queue) else ():
+        if url.startswith("sqlite:"):
+            continue
+        try:
+            with psycopg.connect(url) as connection:
+                is_there, may, role = connection.execute(_MAY_NUMBER).fetchall()[0]
+        except psycopg.OperationalError as error:
+            raise away(f"queue {queue}", url, error) from None
+        if not is_there:
+            raise ConfigError(f"queue {queue!r}: a database of it lacks tables in which routes keep their positions; run `relay migrate`")
+        if not may:
+            raise ConfigError(
+                f"queue {queue!r}: {role} may not number the inbox rows of its routes; run `relay migrate` where `migrate_url` is set, or "
+                f"have the owner say: grant usage, update on sequence relay_inbox_applied_seq to {role}"
+            )
 
 
 def copy_cursors(config: RelayConfig, queue: str, target: str) -> int:
@@ -32,18 +58,26 @@ def copy_cursors(config: RelayConfig, queue: str, target: str) -> int:
     The old store is retired by now: a late batch without messages may still move a position there, which only makes
     its messages come once more, known by then.
     """
-    routes = [
-        route.name for route in config.routes.values() if isinstance(route.to, QueueDestination) and route.to.queue == queue
-    ]
+    routes = _routes(config, queue)
     if not routes:
         return 0
-    given = config.queues[queue]
-    old, new = (address_of(config, given, store).removeprefix("log+") for store in (given.store, target))
+    old, new = _addresses(config, queue, target)
     if new.startswith("sqlite:"):
         with closing(_sqlite(new)) as connection:
             return _into_sqlite(connection, config.relay.name, routes, old)
     with psycopg.connect(new) as postgres:
         return _into_postgresql(postgres, config.relay.name, routes, old)
+
+
+def _routes(config: RelayConfig, queue: str) -> list[str]:
+    return [route.name for route in config.routes.values() if isinstance(route.to, QueueDestination) and route.to.queue == queue]
+
+
+def _addresses(config: RelayConfig, queue: str, target: str) -> tuple[str, str]:
+    """Return where the queue's index lies, and where it goes."""
+    given = config.queues[queue]
+    old, new = (address_of(config, given, store).removeprefix("log+") for store in (given.store, target))
+    return old, new
 
 
 def _into_sqlite(connection: sqlite3.Connection, relay: str, routes: Sequence[str], old: str) -> int:
@@ -54,10 +88,11 @@ def _into_sqlite(connection: sqlite3.Connection, relay: str, routes: Sequence[st
         names, places = ", ".join(columns), ", ".join("?" * len(columns))
         for route in routes:
             connection.execute(f"delete from {table} where relay = ? and route = ?", (relay, route))  # noqa: S608
-        for row in _rows(old, table, columns, relay, routes):
+        for found in _rows(old, table, columns, relay, routes):
+            row = found
             if columns[-1] == _NUMBER:
                 number += 1
-                row = (*row[:-1], number)
+                row = (*found[:-1], number)
             connection.execute(f"insert into {table} ({names}) values ({places})", row)  # noqa: S608
             count += 1
     connection.execute("commit")

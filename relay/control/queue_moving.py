@@ -8,7 +8,7 @@ from typing import Any, Final
 from relay.config.faults import Wrong
 from relay.config.model import QueueDestination, RelayConfig
 from relay.config.queues import QueueConfig, in_folder, store_rule
-from relay.control.queue_cursor_copy import copy_cursors
+from relay.control.queue_cursor_copy import check_cursors, copy_cursors
 from relay.control.queue_desk import QueueDesk
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue import moving
@@ -37,6 +37,7 @@ def move_queue(desk: QueueDesk, name: str, target: str, *, wait_s: float, tell: 
         return {"queue": name, "to": target, "messages": 0, "moved": False}
     _check(desk, name, target, begun)
     create_tables(desk.config, queue, target)
+    check_cursors(desk.config, name, target)
     source = open_at(desk.config, queue, queue.store)
     new = open_at(desk.config, queue, target)
     try:

@@ -18,8 +18,9 @@ from relay.setup.check_table import away
 
 _OWN: Final = """
 select c.oid::regclass::text, c.relkind = 'S' from pg_class c
-where c.relname like 'relay\\_queue%%' and c.relkind in ('r', 'S') and pg_table_is_visible(c.oid)
+where (c.relname like 'relay\\_queue%%' or c.relname = 'relay_inbox_applied_seq') and c.relkind in ('r', 'S') and pg_table_is_visible(c.oid)
 """
+"""The numbers of inbox rows as well: a queue that moves takes along those of the routes into it."""
 
 
 def statements_of(config: RelayConfig, queue: QueueConfig) -> list[str]:
