@@ -55,7 +55,7 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 class Effect(Protocol):
-    """One mode of writing. ``finish`` runs in any thread; ``apply`` and ``is_current`` raise psycopg's errors."""
+    """One mode of writing. ``finish`` runs in any thread; ``apply``, also of no row, and ``is_current`` raise psycopg's errors."""
 
     def finish(self, columns: list[list[Any]]) -> list[Any]:
         """Return the rows of a run of mapped columns in the form that ``apply`` takes."""
@@ -160,6 +160,8 @@ class Copy(_Columns):
 
     def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
         """Send all lines as one piece."""
+        if not rows:
+            return
         with connection.cursor() as cursor, cursor.copy(self._statement) as copy:
             copy.write(("\n".join(rows) + "\n").encode())
 
@@ -205,6 +207,8 @@ class Unnested(_Columns):
 
     def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
         """Write all rows in one statement."""
+        if not rows:
+            return
         if self._key:
             # Removed and added again, a key stands where its last row stood.
             last: dict[tuple[Any, ...], Any] = {}
@@ -255,6 +259,8 @@ class OwnStatement:
 
     def apply(self, connection: Connection, rows: Sequence[Any]) -> None:
         """Run the statement for every row; psycopg pipelines them."""
+        if not rows:
+            return
         with connection.cursor() as cursor:
             cursor.executemany(self._statement, rows)
 

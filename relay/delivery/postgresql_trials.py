@@ -85,6 +85,7 @@ class Trials:
     def write(self, connection: Connection, by: Effect, rows: Sequence[Any]) -> None:
         """Write the rows of a batch that is expected to go through; RowFault if a row may be at fault."""
         if not rows:
+            by.apply(connection, rows)  # a queue may have something to do all the same
             return
         try:
             self._pieces.write(connection, by, rows)
@@ -99,6 +100,8 @@ class Trials:
 
         What is ``redriven`` has been dead: refused in whatever words it stays so, and stops nobody.
         """
+        if not tried:
+            by.apply(connection, ())
         connection.execute("set constraints all immediate")
         connection.execute("savepoint relay_batch")
 

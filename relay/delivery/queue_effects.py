@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,28 +21,28 @@ from relay.run import clock
 class HeldPublishers:
     """Publishers whose messages are put and not revealed, by the word of a person ([41] to [43]).
 
-    ``resumed`` have messages to reveal before anything new of them is put; the number tells one resumption from the
-    next. ``written`` are those that the transaction under way has revealed.
+    ``resumed`` may have messages to reveal before anything new of them is put; the number tells one resumption from the
+    next. So may those of which a process that has just started hears that they were resumed once: the one before it may
+    have put some without having heard of it, and behind whoever revealed what was kept by then.
     """
 
     held: frozenset[str] = frozenset()
     resumed: dict[str, int] = field(default_factory=dict)
-    written: dict[str, int] = field(default_factory=dict)
+    _running: frozenset[str] = frozenset()
     _count: int = 0
 
-    def now(self, held: frozenset[str]) -> None:
-        """Go by who is held from now on."""
-        for publisher in self.held - held:
+    def now(self, held: frozenset[str], running: frozenset[str]) -> None:
+        """Go from now on by who is held, and who was resumed."""
+        for publisher in sorted((self.held - held) | (running - self._running)):
             self._count += 1
             self.resumed[publisher] = self._count
-        self.held = held
+        self.held, self._running = held, running
 
-    def committed(self) -> None:
-        """What was written is durable: it need not be revealed again."""
-        for publisher, number in self.written.items():
+    def revealed(self, before: Mapping[str, int]) -> None:
+        """What those had who were resumed at that time is revealed for good."""
+        for publisher, number in before.items():
             if self.resumed.get(publisher) == number:
                 del self.resumed[publisher]
-        self.written = {}
 
 
 class QueueEffect:
@@ -66,13 +66,16 @@ class QueueEffect:
         return columns
 
     def apply(self, connection: Any, rows: Sequence[Putting]) -> None:  # noqa: ARG002 - bound when it was made
-        """Put messages in their order; RowFault if the queue refuses one, StoreFull if it has no room now."""
+        """Put messages in their order; RowFault if the queue refuses one, StoreFull if it has no room now.
+
+        What those who were resumed have left is revealed before, also where nothing comes.
+        """
         now = clock.wall_ms()
-        audience = self._balanced()
-        resumed = dict(self._publishers.resumed)
-        for publisher in resumed:
+        for publisher in list(self._publishers.resumed):
             reveal_kept(self._store, publisher, now)
-        self._publishers.written = resumed
+        if not rows:
+            return
+        audience = self._balanced()
         ready = [_timed(row, now, self._queue.ttl_ms, audience) for row in rows]
         try:
             if self._publishers.held:

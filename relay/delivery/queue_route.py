@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relay.delivery.queue_effects import HeldPublishers
 from relay.delivery.table_route import Shipment, TableDelivery
 from relay.message.errors import RelayError
 from relay.queue.desired import Desired
-from relay.transfer.cursor import Verdict
+from relay.transfer.cursor import DELIVERED, Verdict
 
 
 class QueueDelivery(TableDelivery):
@@ -29,6 +30,7 @@ class QueueDelivery(TableDelivery):
         self._store = store
         self._desired = desired
         self._publishers = publishers
+        self._resumed: deque[Mapping[str, int]] = deque()
 
     def settled(self) -> bool:
         """Take answers; is there room for another batch, and may it be put?"""
@@ -38,9 +40,21 @@ class QueueDelivery(TableDelivery):
             raise RelayError(
                 f"queue {self._queue!r} has moved to another store; a new process goes on there, from the copied position"
             )
-        self._publishers.now(desired.held_publishers(self._queue))
+        self._publishers.now(desired.held_publishers(self._queue), desired.resumed_publishers(self._queue))
         return room and desired.may_put(self._queue)
 
+    def abandon(self) -> None:
+        """Let go of what is under way."""
+        super().abandon()
+        self._resumed.clear()
+
+    def _ship(self, shipment: Shipment) -> None:
+        self._resumed.append(dict(self._publishers.resumed))
+        super()._ship(shipment)
+
     def _accept(self, shipment: Shipment, verdicts: Sequence[Verdict]) -> None:
+        """Whoever was resumed before this was sent has been revealed with it, unless it had nothing but what the queue refused."""
         super()._accept(shipment, verdicts)
-        self._publishers.committed()
+        before = self._resumed.popleft()
+        if not shipment.messages or any(verdict.outcome == DELIVERED for verdict in verdicts):
+            self._publishers.revealed(before)

@@ -149,6 +149,10 @@ class Desired:
             if subject.kind is Kind.PUBLISHER and subject.queue == queue and wish.wanted is Wanted.PAUSE
         )
 
+    def resumed_publishers(self, queue: str) -> frozenset[str]:
+        """Return the publishers of which a person has said that they go on."""
+        return frozenset(wish.subject.name for wish in self.of(Kind.PUBLISHER, queue) if wish.wanted is Wanted.RUN)
+
     def wanted(self, subject: Subject) -> Wanted:
         """Return what is wanted of a subject; RUN where nobody said anything."""
         wish = self.wishes.get(subject)

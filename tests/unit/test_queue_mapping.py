@@ -129,16 +129,25 @@ def test_balancing_goes_on_above_its_threshold_and_off_below_the_lower_one() -> 
 
 def test_a_resumed_publisher_is_revealed_until_that_is_durable() -> None:
     publishers = HeldPublishers()
-    publishers.now(frozenset({"a", "b"}))
-    publishers.now(frozenset({"b"}))
-    publishers.written = dict(publishers.resumed)
-    publishers.now(frozenset({"a", "b"}))
-    publishers.now(frozenset())
-    publishers.committed()
+    publishers.now(frozenset({"a", "b"}), frozenset())
+    publishers.now(frozenset({"b"}), frozenset({"a"}))
+    before = dict(publishers.resumed)
+    publishers.now(frozenset({"a", "b"}), frozenset())
+    publishers.now(frozenset(), frozenset({"a", "b"}))
+    publishers.revealed(before)
 
     assert set(publishers.resumed) == {"a", "b"}, "it was held once more since that transaction"
 
-    publishers.written = dict(publishers.resumed)
-    publishers.committed()
+    publishers.revealed(dict(publishers.resumed))
 
     assert publishers.resumed == {}
+    publishers.now(frozenset(), frozenset({"a", "b"}))
+    assert publishers.resumed == {}
+
+
+def test_a_process_that_starts_reveals_of_whom_it_hears_that_they_were_resumed_once() -> None:
+    """The one before it may have put some of theirs, without having heard of it, behind the command that revealed what was kept."""
+    publishers = HeldPublishers()
+    publishers.now(frozenset({"held"}), frozenset({"a"}))
+
+    assert set(publishers.resumed) == {"a"}

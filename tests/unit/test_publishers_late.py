@@ -1,0 +1,119 @@
+"""What a worker has put of a publisher before it heard that this one was resumed is revealed, whatever comes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from relay.delivery import table_route
+from relay.delivery.batch import Batch, Counts
+from relay.delivery.queue_effects import HeldPublishers, QueueEffect
+from relay.delivery.queue_mapping import Putting
+from relay.delivery.queue_route import QueueDelivery
+from relay.delivery.table_route import Shipment
+from relay.message.record import LogMessage
+from relay.queue.desired import Desired, Kind, Subject, Wanted, Wish
+from relay.queue.message import NewMessage
+from relay.queue.modes import Balance
+from relay.queue.port import QueueStore
+from relay.queue.states import PublisherState
+from relay.transfer.cursor import DELIVERED, Verdict
+from tests.contracts.queue_book import QueueBook
+from tests.contracts.queue_media import NOW, settings
+
+SOURCE = "/checkout"
+
+
+def effect(store: QueueStore, publishers: HeldPublishers) -> QueueEffect:
+    return QueueEffect(None, lambda _: store, store.settings, Balance(None), publishers)
+
+
+def states(store: QueueStore) -> list[PublisherState]:
+    return [view.state for view in store.views([1, 2, 3])]
+
+
+def test_nothing_need_come_for_it() -> None:
+    store, publishers = QueueBook(settings()), HeldPublishers()
+    store.put([NewMessage(SOURCE, "kept", b"v")], NOW, reveal=False)
+    publishers.now(frozenset(), frozenset({SOURCE}))
+
+    effect(store, publishers).apply(None, [])
+
+    assert states(store) == [PublisherState.REVEALED]
+
+
+def test_it_comes_before_what_is_put_then() -> None:
+    store, publishers = QueueBook(settings()), HeldPublishers()
+    store.put([NewMessage(SOURCE, "kept", b"v")], NOW, reveal=False)
+    publishers.now(frozenset(), frozenset({SOURCE}))
+
+    effect(store, publishers).apply(None, [Putting(NewMessage(SOURCE, "next", b"v"), None)])
+
+    assert states(store) == [PublisherState.REVEALED] * 2
+
+
+class Sending:
+    def __init__(self) -> None:
+        self.ready: list[list[Verdict]] = []
+
+    def send(self, positions: object, prepared: object) -> None:
+        pass
+
+    def answers(self) -> list[list[Verdict]]:
+        taken, self.ready = self.ready, []
+        return taken
+
+
+def delivery(desired: Desired, publishers: HeldPublishers, monkeypatch: pytest.MonkeyPatch) -> tuple[QueueDelivery, Sending]:
+    sending = Sending()
+    made = QueueDelivery(
+        None, None, sending, lambda: None, queue="credit", store="here", desired=lambda: desired, publishers=publishers,
+        route="r", target="t", group_id="g", worker_id="w", monitor_topic="m", deadletter_topic="d", deadletter_partitions=1,
+        keep_inbox_s=None,
+    )  # fmt: skip
+    monkeypatch.setattr(table_route.TableDelivery, "_accept", lambda *_: None)
+    return made, sending
+
+
+def sent(messages: Sequence[Any] = ()) -> Shipment:
+    return Shipment(Batch(0, [], {}, {}, {}, b""), list[LogMessage](messages), None, Counts())
+
+
+def test_only_a_transaction_that_was_begun_since_has_revealed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two batches under way the first may have committed before this was heard of, and the second may be taken back yet."""
+    desired, publishers = Desired(), HeldPublishers()
+    made, sending = delivery(desired, publishers, monkeypatch)
+    made._ship(sent(["first"]))
+    made._ship(sent(["second"]))
+    desired.add(*Wish(Subject(Kind.PUBLISHER, "credit", SOURCE), Wanted.RUN, "eve", "", 1).encode())
+    made.settled()
+    made._ship(sent(["third"]))
+
+    for verdict in (Verdict(DELIVERED, 1), Verdict(DELIVERED, 2)):
+        sending.ready = [[verdict]]
+        made.settled()
+        assert set(publishers.resumed) == {SOURCE}
+    sending.ready = [[Verdict(DELIVERED, 3)]]
+    made.settled()
+
+    assert publishers.resumed == {}
+
+
+def test_a_batch_of_which_nothing_was_put_has_revealed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it revealed went with the row that was refused."""
+    desired, publishers = Desired(), HeldPublishers()
+    made, sending = delivery(desired, publishers, monkeypatch)
+    desired.add(*Wish(Subject(Kind.PUBLISHER, "credit", SOURCE), Wanted.RUN, "eve", "", 1).encode())
+    made.settled()
+    made._ship(sent(["refused"]))
+    sending.ready = [[Verdict(table_route.DEAD, 1)]]
+    made.settled()
+    assert set(publishers.resumed) == {SOURCE}
+
+    made._ship(sent())
+    sending.ready = [[]]
+    made.settled()
+
+    assert publishers.resumed == {}
