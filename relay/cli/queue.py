@@ -27,7 +27,7 @@ from relay.config.quantities import spoken
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_moving import move_queue
 from relay.control.queue_purging import purge
-from relay.control.queue_views import settings_row, wish_row, with_workers
+from relay.control.queue_views import settings_row, unusable, wish_row, with_workers
 from relay.message.errors import ConfigError, RelayError
 from relay.queue.desired import Kind, Wanted
 from relay.queue.settings import QueueSettings
@@ -35,7 +35,7 @@ from relay.queue.states import PublisherState
 from relay.run import clock
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
-_COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "workers")
+_COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "unusable", "workers")
 
 
 @app.command("list")
@@ -177,7 +177,7 @@ def _lines(row: dict[str, Any]) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
     for one in row["subscribers"]:
         name = one["subscriber"] + ("" if one["wanted"] == Wanted.RUN.value else f" ({one['wanted'].lower()})")
-        lines.append((*head, name, one["states"].get("AVAILABLE", 0), with_workers(one), one["workers"]))
+        lines.append((*head, name, one["states"].get("AVAILABLE", 0), with_workers(one), unusable(one), one["workers"]))
         head = ("", "", "", "")
     return lines
 

@@ -12,7 +12,7 @@ from relay.cli.report import ConfigArgument, JsonOption, print_json, print_table
 from relay.cli.wishing import record
 from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
-from relay.control.queue_views import queue_row
+from relay.control.queue_views import queue_row, unusable
 from relay.queue.desired import Kind, Wanted
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -31,13 +31,14 @@ def list_command(config: ConfigArgument, *, queue: QueueOption = None, as_json: 
         print_json({"subscribers": rows})
         return
     print_table(
-        ("queue", "subscriber", "wanted", "workers", "states"),
+        ("queue", "subscriber", "wanted", "workers", "unusable", "states"),
         [
             (
                 row["queue"],
                 row["subscriber"],
                 row["wanted"].lower(),
                 row["workers"],
+                unusable(row),
                 ", ".join(f"{count} {state}" for state, count in row["states"].items() if count),
             )
             for row in rows

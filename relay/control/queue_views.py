@@ -19,9 +19,13 @@ _TAKEN: Final = ("GET", "FETCHED", "IN_PROCESS")
 
 
 def queue_row(store: QueueStore, place: str, desired: Desired) -> dict[str, Any]:
-    """Return one queue: where it lies, what is wanted of it, how many messages are where. Exact but for JOURNALLED."""
+    """Return one queue: where it lies, what is wanted of it, how many messages are where. Exact but for JOURNALLED.
+
+    ``unusable`` of a subscriber are those of its JOURNALLED that it could not handle; None where the store does not count them.
+    """
     name = store.settings.name
     publisher_states, waiting = store.counts()
+    refused = store.unusable()
     move = desired.moves.get(name)
     return {
         "queue": name,
@@ -36,6 +40,7 @@ def queue_row(store: QueueStore, place: str, desired: Desired) -> dict[str, Any]
                 "subscriber": one.subscriber,
                 "wanted": desired.wanted(Subject(Kind.SUBSCRIBER, name, one.subscriber)).value,
                 "states": {state.name: count for state, count in one.counts.items()},
+                "unusable": None if refused is None else refused.get(one.subscriber, 0),
                 "workers": sum(holder.subscriber == one.subscriber for holder in store.holders()),
             }
             for one in waiting
@@ -46,6 +51,11 @@ def queue_row(store: QueueStore, place: str, desired: Desired) -> dict[str, Any]
 def with_workers(subscriber: Mapping[str, Any]) -> int:
     """Return how many messages workers have, of a subscriber in a `queue_row`."""
     return sum(subscriber["states"].get(state, 0) for state in _TAKEN)
+
+
+def unusable(subscriber: Mapping[str, Any]) -> object:
+    """Return how many messages a subscriber in a `queue_row` could not handle, as people see it."""
+    return "?" if subscriber["unusable"] is None else subscriber["unusable"]
 
 
 def settings_row(settings: QueueSettings) -> dict[str, Any]:

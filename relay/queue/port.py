@@ -252,6 +252,9 @@ class QueueStore(Protocol):
         A subscriber that is configured no more is among them while messages wait for it, or are with its workers.
         """
 
+    def unusable(self) -> dict[str, int] | None:
+        """Return how many messages each subscriber found UNUSABLE, but for those given again since; None where all would be read for it."""
+
     def waiting(self) -> int:
         """Return how many messages are PUT or REVEALED: what the bound and load balancing go by; cheap."""
 

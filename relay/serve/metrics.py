@@ -143,6 +143,9 @@ def _queues(queues: QueueRows) -> Iterator[Metric]:
     of_subscriber = GaugeMetricFamily(
         "relay_queue_subscriber_messages", "Messages by their state for a subscriber.", labels=["queue", "subscriber", "state"]
     )
+    unusable = GaugeMetricFamily(
+        "relay_queue_unusable", "Messages that a subscriber found UNUSABLE, until they are redriven.", labels=["queue", "subscriber"]
+    )
     workers = GaugeMetricFamily("relay_queue_workers", "Workers of a subscriber.", labels=["queue", "subscriber"])
     for name, row in queues.items():
         up.add_metric([name], row is not None)
@@ -153,6 +156,8 @@ def _queues(queues: QueueRows) -> Iterator[Metric]:
             states.add_metric([name, state], count)
         for one in row["subscribers"]:
             workers.add_metric([name, one["subscriber"]], one["workers"])
+            if one["unusable"] is not None:
+                unusable.add_metric([name, one["subscriber"]], one["unusable"])
             for state, count in one["states"].items():
                 of_subscriber.add_metric([name, one["subscriber"], state], count)
-    yield from (up, waiting, states, of_subscriber, workers)
+    yield from (up, waiting, states, of_subscriber, unusable, workers)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from relay.control.queue_views import with_workers
+from relay.control.queue_views import unusable, with_workers
 from relay.control.status import PartitionView, RouteView
 from relay.run.logging import text
 from relay.serve.watching import QueueRows, Sight
@@ -26,7 +26,7 @@ th { font-weight: 600; opacity: .7 } th.n, td.n { text-align: right; font-varian
 """
 _WORKERS: Final = ("worker", "state", "host", "process", "restarts", "lag", "last error")
 _PARTITIONS: Final = ("partition", "owner", "position", "end", "lag", "held", "in doubt")
-_QUEUES: Final = ("queue", "waiting", "subscriber", "available", "with workers", "workers")
+_QUEUES: Final = ("queue", "waiting", "subscriber", "available", "with workers", "unusable", "workers")
 
 
 def page(relay: str, sight: Sight | None, problem: str | None, age_s: float) -> str:
@@ -91,7 +91,8 @@ def _queue_rows(queues: QueueRows) -> Iterator[tuple[object, ...]]:
             yield name, "its store does not answer"
             continue
         for one in row["subscribers"]:
-            yield name, row["waiting"], one["subscriber"], one["states"].get("AVAILABLE", 0), with_workers(one), one["workers"]
+            counts = one["states"].get("AVAILABLE", 0), with_workers(one), unusable(one)
+            yield name, row["waiting"], one["subscriber"], *counts, one["workers"]
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

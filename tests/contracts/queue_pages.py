@@ -70,6 +70,10 @@ class BookPages:
             for subscriber, rows in ((name, found[name]) for name in (*subscribers, *gone))
         ]
 
+    def unusable(self) -> dict[str, int] | None:
+        found = [row.subscriber for entry in self._entries.values() for row in entry.rows if S.UNUSABLE in row.times]
+        return {subscriber: found.count(subscriber) for subscriber in found}
+
     def waiting(self) -> int:
         return sum(entry.state in LIVE for entry in self._entries.values())
 

@@ -377,8 +377,11 @@ class TestRepublish:
         assert cycle(store, "bob") == ["a"]
         assert state(store, handle) is P.JOURNALLED
         assert [view.handle for view in store.find(Filter(unusable=True, publisher="shop"))] == [handle]
+        # Files have no count of it: they would have to be read.
+        assert store.unusable() == (None if medium.name == "files" else {"ann": 1})
 
         assert store.republish(handle, "ann", LATER) is True
+        assert not store.unusable()
         view = store.view(handle)
         assert view is not None
         assert (view.state, view.journalled_at) == (P.REVEALED, None)

@@ -54,6 +54,19 @@ def test_a_row_counts_messages_and_workers_of_each_subscriber() -> None:
     assert queue_row(busy(), "", desired)["move"] == {"to": "b", "step": "COPYING", "by": "eve"}
 
 
+def test_a_row_counts_what_each_subscriber_found_unusable_until_it_is_given_again() -> None:
+    store = busy()
+    (taken,) = store.take("clerk", b"two", 1, 1)
+    assert store.refuse("clerk", [(taken.ticket, "cannot be read")], 1) == [True]
+
+    def unusable() -> dict[str, object]:
+        return {one["subscriber"]: one["unusable"] for one in queue_row(store, "", told())["subscribers"]}
+
+    assert unusable() == {"clerk": 1, "auditor": 0}
+    assert store.republish(taken.ticket.handle, "clerk", 2)
+    assert unusable() == {"clerk": 0, "auditor": 0}
+
+
 def test_publishers_are_counted_over_as_many_messages_as_was_asked_for_and_whether_those_were_all_is_said() -> None:
     store, desired = busy(), told(Wish(TILL, Wanted.PAUSE, "eve", "stocktaking", 1))
 

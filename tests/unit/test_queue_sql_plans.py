@@ -52,6 +52,10 @@ def test_what_workers_have_is_read_by_the_index_that_has_nothing_else(name: str)
     assert any("relay_queue_delivery_busy" in step for step in plan(STATEMENTS[name]))
 
 
+def test_what_subscribers_found_unusable_is_counted_by_the_index_that_has_nothing_else() -> None:
+    assert any("relay_queue_delivery_unusable" in step for step in plan(STATEMENTS["COUNT_UNUSABLE"]))
+
+
 @pytest.mark.parametrize("name", ["RANKS", "READY_PAGE", "READY_ALONE", "READY_LEVEL", "COUNT_WAITING"])
 def test_what_waits_is_read_by_the_index_that_has_nothing_else(name: str) -> None:
     assert any("relay_queue_delivery_ready" in step for step in plan(STATEMENTS[name]))

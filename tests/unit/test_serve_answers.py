@@ -39,7 +39,7 @@ TOKEN = "0123456789abcdef"
 QUEUE = {
     "waiting": 3,
     "messages": {"REVEALED": 3, "JOURNALLED": 9},
-    "subscribers": [{"subscriber": "ann", "workers": 1, "states": {"AVAILABLE": 2, "IN_PROCESS": 1}}],
+    "subscribers": [{"subscriber": "ann", "workers": 1, "unusable": 4, "states": {"AVAILABLE": 2, "IN_PROCESS": 1}}],
 }
 
 
@@ -98,6 +98,7 @@ def test_metrics_tell_what_is_known_and_leave_out_what_is_not() -> None:
     assert found["relay_queue_up", "mail"] == 0
     assert found["relay_queue_waiting", "credit"] == found["relay_queue_messages", "credit", "REVEALED"] == 3
     assert found["relay_queue_workers", "credit", "ann"] == 1
+    assert found["relay_queue_unusable", "credit", "ann"] == 4
     assert (found["relay_transactions_total", "main", "shop.main.a.0"], found["relay_resent_total", "main", "shop.main.a.0"]) == (0, 0)
     assert found["relay_sight_age_seconds",] == 2.5
 

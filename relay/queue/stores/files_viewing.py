@@ -96,6 +96,10 @@ class Viewing(FilesBase):
             for subscriber, counted in ((name, rows[name]) for name in (*members, *gone))
         ]
 
+    def unusable(self) -> dict[str, int] | None:
+        """Return None: what has ended lies in files without a count of this."""
+        return None
+
     # The journal --------------------------------------------------------------------------------------------------
 
     def journalled(self, now: int, limit: int) -> list[MessageView]:

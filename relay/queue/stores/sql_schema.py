@@ -148,6 +148,8 @@ _TABLES: Final = (
     where phase > 0 and phase < 6""",
     """create index if not exists relay_queue_delivery_expiry on relay_queue_delivery (queue, expires_at)
     where expires_at is not null and phase < 4""",
+    """create index if not exists relay_queue_delivery_unusable on relay_queue_delivery (queue, sub)
+    where unusable_at is not null""",
     """create table if not exists relay_queue_holder (
     queue integer not null,
     id {bytes} not null,

@@ -378,6 +378,8 @@ COUNT_HIDDEN: Final = """select sub, count(*) from relay_queue_delivery
 where queue = :queue and phase > 0 and phase < 6 and phase in (1, 2, 3) and sub in {subs} group by sub"""
 COUNT_TAKEN: Final = """select sub, state, count(*) from relay_queue_delivery
 where queue = :queue and phase > 0 and phase < 6 and phase = 4 group by sub, state"""
+COUNT_UNUSABLE: Final = """select sub, count(*) from relay_queue_delivery
+where queue = :queue and unusable_at is not null group by sub"""
 
 # The journal --------------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,11 @@ class Viewing(SqlBase):
             by_state[SubscriberState.JOURNALLED] = waiting + over - sum(by_state.values())
         return states, [Waiting(name, found[self._subscribers[name]]) for name in names]
 
+    def unusable(self) -> dict[str, int] | None:
+        """Return how many messages each subscriber found UNUSABLE."""
+        found: dict[int, int] = dict(self._run(sql.COUNT_UNUSABLE))
+        return {name: found[number] for name, number in self._subscribers.items() if number in found}
+
     # The journal --------------------------------------------------------------------------------------------------
 
     def journalled(self, now: int, limit: int) -> list[MessageView]:
