@@ -11,6 +11,7 @@ import typer
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table
 from relay.config.loading import load
 from relay.config.model import RelayConfig
+from relay.config.quantities import ago
 from relay.control.status import PartitionView, RouteView, WorkerView, document, exit_code
 from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable
@@ -89,14 +90,15 @@ def _print_route(route: RouteView) -> None:
 
 
 def _worker_row(route: RouteView, worker: WorkerView) -> tuple[object, ...]:
-    heard = f"{worker.age_ms / 1000:.0f} s ago"
     error = text(worker.last_error, 80) if worker.last_error else ""
+    if error and worker.last_error_age_ms is not None:
+        error = f"{ago(worker.last_error_age_ms)}: {error}"
     return (
         _short(route, worker.worker),
         worker.state.value,
         worker.pid,
         text(worker.host),
-        heard,
+        ago(worker.age_ms),
         worker.restarts,
         worker.lag,
         error,
@@ -111,7 +113,7 @@ def _partition_row(route: RouteView, partition: PartitionView, now_ms: int) -> t
         "-" if partition.position is None else partition.position,
         partition.end,
         "?" if partition.lag is None else partition.lag,
-        "-" if moved is None else f"{max(0, now_ms - moved) / 1000:.0f} s ago",
+        "-" if moved is None else ago(now_ms - moved),
         partition.held,
         partition.in_doubt,
     )

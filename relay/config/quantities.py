@@ -51,6 +51,15 @@ def spoken(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
+def ago(age_ms: float) -> str:
+    """Return how long ago something was, in the unit in which a person has not to reckon."""
+    age_s = max(0.0, age_ms / 1000)
+    for unit, length_s, below_s in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+        if age_s < below_s:
+            return f"{age_s / length_s:.0f} {unit} ago"
+    return f"{age_s / 86_400:.0f} d ago"
+
+
 def size(value: Any) -> int:
     """Return bytes of a number or of a text such as ``16MiB``."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST:

@@ -97,6 +97,7 @@ class WorkerView:
     partitions: int
     truncated: bool
     last_error: str | None
+    last_error_age_ms: int | None = None
     restarts: int = 0
     fails_again: str | None = None
     """A sentence, if its processes fail again and again."""
@@ -307,6 +308,7 @@ def _worker(record: StatusRecord, state: State, why: str | None, now_ms: int) ->
         partitions=len(record.partitions),
         truncated=record.truncated,
         last_error=record.last_error,
+        last_error_age_ms=None if record.last_error_at is None else max(0, now_ms + record.ahead_ms - record.last_error_at),
         restarts=record.restarts,
         fails_again=fails_again,
         fails_often=fails_again is not None and record.restarts_lately >= FAILS_OFTEN,

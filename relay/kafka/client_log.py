@@ -15,6 +15,8 @@ from relay.run.seldom import Repeats
 _WARNING: Final = 4
 """syslog's number, as librdkafka's are."""
 _LINE: Final = re.compile(r"%([0-7])\|[0-9.]+\|([A-Z0-9_]+)\|[^|]*\| (?:\[thrd:[^\]]*\]: )?(.*)")
+_FENCED: Final = re.compile(r"fenced by a newer instance|with an old epoch")
+"""Another worker has taken over, as it is to when workers come or go; librdkafka calls that fatal."""
 _log: Final = logging.getLogger("relay.kafka")
 
 
@@ -28,7 +30,10 @@ class ClientLine(NamedTuple):
 def client_line(line: str) -> ClientLine | None:
     """Return what a line of a worker says if one of its Kafka clients has written it."""
     found = _LINE.fullmatch(line)
-    return None if found is None else ClientLine("warning" if int(found[1]) <= _WARNING else "info", f"{found[2]}: {found[3]}")
+    if found is None:
+        return None
+    is_warning = int(found[1]) <= _WARNING and not _FENCED.search(found[3])
+    return ClientLine("warning" if is_warning else "info", f"{found[2]}: {found[3]}")
 
 
 class ClientLog:

@@ -107,6 +107,11 @@ def is_locked_out(error: KafkaError) -> bool:
     return error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 
 
+def is_taken_over(error: KafkaError) -> bool:
+    """Did another client with this one's transactional id, or one that recovers what it left, put an end to it?"""
+    return error.code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+
+
 def is_denied(error: KafkaError) -> bool:
     """Does the broker refuse the right, the credential or the request itself?"""
     return error.code() in _STOP

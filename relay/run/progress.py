@@ -43,6 +43,7 @@ class Progress:
         self._positions: dict[LogPartition, int] = {}
         self._partition_moved: dict[LogPartition, int] = {}
         self._last_error: str | None = None
+        self._last_error_at: int | None = None
         self._failing_since: int | None = None
         self._last: tuple[Intake, Destination] | None = None
         self._dead_seen: dict[str, int] = {}
@@ -79,8 +80,8 @@ class Progress:
 
     def failed(self, why: str) -> None:
         """Note the last failure, for people."""
-        self._last_error = why[:500]
-        self._failing_since = self._failing_since or clock.wall_ms()
+        self._last_error, self._last_error_at = why[:500], clock.wall_ms()
+        self._failing_since = self._failing_since or self._last_error_at
 
     def caught_up(self, partition: LogPartition, end: int) -> None:
         """Note that the reader has seen the end of a partition."""
@@ -166,6 +167,7 @@ class Progress:
             },
             "causes": dict(counts.causes),
             "last_error": self._last_error,
+            "last_error_at": self._last_error_at,
             "failing_since": self._failing_since,
         }
 

@@ -111,6 +111,7 @@ class StatusRecord(_Value):
     counts: Counts = Field(default_factory=Counts)
     causes: dict[str, int] = Field(default_factory=dict)
     last_error: Text | None = None
+    last_error_at: int | None = None
     failing_since: int | None = None
     restarts: int = 0
     restarts_lately: int = 0

@@ -16,7 +16,7 @@ from relay.delivery.batch import Batch
 from relay.delivery.destination import Destination
 from relay.delivery.ports import Starts
 from relay.delivery.position_note import hint_note
-from relay.kafka.failures import DENIED_REMEDY, is_denied, kafka_error, sentence
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_taken_over, kafka_error, sentence
 from relay.kafka.group import GroupConsumer
 from relay.kafka.group_events import GroupEvents, said_of_membership
 from relay.log.anchor import NewEpoch
@@ -374,11 +374,12 @@ class RouteWorker:
                 self._progress.failed(said)
                 log.warning("not in the group", reason=said)
 
-    def _recover_next(self, why: RelayError) -> None:
+    def _recover_next(self, why: RelayError, *, is_usual: bool = False) -> None:
         """Forget what is under way; the next turn recovers. Before it, unassign and poll, so that a member that was
         kicked out learns it."""
         step = min(self._failures, len(RECOVERY_BACKOFF_S) - 1)
-        log.warning("recovering", reason=str(why), kind=type(why).__name__, failures=self._failures)
+        tell = log.info if is_usual else log.warning
+        tell("recovering", reason=str(why), kind=type(why).__name__, failures=self._failures)
         self._progress.failed(str(why))
         self._failures += 1
         self._running = {}
@@ -420,7 +421,10 @@ class RouteWorker:
             raise failure
         if is_denied(error):
             raise Stopped(f"Kafka refuses: {sentence(failure)}; {DENIED_REMEDY}") from failure
-        self._recover_next(InDoubt(sentence(failure)))
+        said = sentence(failure)
+        if is_taken_over(error):
+            said = f"another worker has taken over, as when workers come or go: {said}"
+        self._recover_next(InDoubt(said), is_usual=is_taken_over(error))
 
     def _is_idle(self, seconds: float) -> bool:
         now = clock.monotonic()

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
 
+from relay.config.quantities import ago
 from relay.control.queue_views import unusable, with_workers
-from relay.control.status import PartitionView, RouteView
+from relay.control.status import PartitionView, RouteView, WorkerView
 from relay.run.logging import text
 from relay.serve.watching import QueueRows, Sight
 
@@ -67,7 +68,7 @@ def _route(route: RouteView) -> Iterator[str]:
     if route.workers:
         yield _table(
             _WORKERS,
-            ((one.worker, one.state.value, one.host, one.pid, one.restarts, one.lag, one.last_error or "") for one in route.workers),
+            ((one.worker, one.state.value, one.host, one.pid, one.restarts, one.lag, _last_error(one)) for one in route.workers),
         )
     places = sorted(route.partitions, key=lambda one: (-(one.held + one.in_doubt), -(one.lag or 0)))
     if places:
@@ -77,6 +78,11 @@ def _route(route: RouteView) -> Iterator[str]:
     for one in places:
         if one.stuck:
             yield f'<p class="bad">{escape(one.topic)}[{one.partition}] is stuck: {_line(one.stuck)}</p>'
+
+
+def _last_error(one: WorkerView) -> str:
+    when = "" if one.last_error_age_ms is None else f"{ago(one.last_error_age_ms)}: "
+    return f"{when}{one.last_error}" if one.last_error else ""
 
 
 def _partition_row(one: PartitionView) -> tuple[object, ...]:

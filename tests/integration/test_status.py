@@ -354,7 +354,7 @@ def test_a_broken_record_is_noted_and_hides_nothing(shop: Shop) -> None:
 def test_a_person_gets_tables(shop: Shop) -> None:
     shop.configure()
     shop.commit(*ENDS)
-    shop.says(0, shop.at(0, 7), shop.at(1, 4), last_error="[red]no[/red] \x1b[31m")
+    shop.says(0, shop.at(0, 7), shop.at(1, 4), last_error="[red]no[/red] \x1b[31m", last_error_at=clock.wall_ms() - 7_200_000)
 
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", str(shop.path)])
 
@@ -364,7 +364,7 @@ def test_a_person_gets_tables(shop: Shop) -> None:
         "guarantee: exactly once",
         f"{shop.log}[0]",
         "dead letters: none",
-        "[red]no[/red]",
+        "2 h ago: [red]no[/red]",
     ):
         assert shown in result.stdout
     assert "\x1b" not in result.stdout

@@ -21,6 +21,7 @@ from relay.cli import report, serve, status
 from relay.cli.main import COMMANDS
 from relay.cli.main import app as relay
 from relay.config.loading import load
+from relay.config.quantities import ago
 from relay.kafka.topics import Topics
 from relay.local.services import LocalServices
 from relay.message.errors import Unreachable
@@ -379,3 +380,11 @@ def test_an_output_that_cannot_be_written_is_a_sentence(words: str, command: str
         )
 
     assert (done.returncode, done.stderr) == (1, f"{command}: No space left on device: what it wrote is not whole\n")
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "words"),
+    [(-5, "0 s ago"), (119_400, "119 s ago"), (284_000, "5 min ago"), (7_200_000, "2 h ago"), (200 * 3_600_000, "8 d ago")],
+)
+def test_how_long_ago_is_told_in_a_unit_that_is_read_at_once(age_ms: int, words: str) -> None:
+    assert ago(age_ms) == words

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from relay.capture.publisher import DefaultTiming
 from relay.kafka.appender import Appender
-from relay.kafka.client_log import ClientLog
+from relay.kafka.client_log import ClientLog, client_line
 from relay.message.errors import Unreachable
 from relay.run import clock
 from relay.run.supervisor import Supervisor
@@ -72,3 +72,18 @@ def test_a_workers_clients_are_heard_as_warnings_and_the_same_sentence_once_a_mi
         ("warning", "kafka client", "FAIL: 127.0.0.1:1/bootstrap: Connect failed (after 7ms)"),
     ]
     assert worker.last_line.startswith("FAIL: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        ("%1|1.2|TXNERR|p#1| [thrd:main]: Fatal transaction error: This instance has been fenced by a newer instance (_FENCED)", "info"),
+        ("%3|1.2|ADDPARTS|p#1| [thrd:main]: Failed: Broker: Producer attempted an operation with an old epoch", "info"),
+        ("%1|1.2|TXNERR|p#1| [thrd:main]: Fatal transaction error: Broker: Transactional Id authorization failed", "warning"),
+    ],
+)
+def test_a_client_that_was_fenced_is_no_warning_since_another_has_taken_over(said: str, level: str) -> None:
+    line = client_line(said)
+
+    assert line is not None
+    assert line.level == level

@@ -57,6 +57,15 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     return Said(monkeypatch)
 
 
+def test_the_last_error_is_told_with_its_time(said: Said) -> None:
+    assert said.beat(at=1).last_error_at is None
+    said.progress.failed("the database does not answer")
+    at, said.now = round(said.now * 1000), said.now + HOUR_S
+    said.progress.took_over(said.now)
+
+    assert (said.beat(at=1).last_error, said.records[-1].last_error_at) == ("the database does not answer", at)
+
+
 def test_the_first_message_after_a_quiet_hour_is_no_stall(said: Said) -> None:
     said.intake.start({PLACE: 7}, {"orders": b"i" * 16})
     said.progress.took_over(said.now)

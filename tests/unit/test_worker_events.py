@@ -6,7 +6,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
+from structlog.testing import capture_logs
 
 from relay.delivery.table_route import ASKED_AGAIN_S
 from relay.log.holds import HoldBudget
@@ -281,3 +282,27 @@ def test_topics_of_a_route_that_do_not_come_together_are_not_delivered_from() ->
     parts.group.assigned.append(LogPartition("returns", 0))
     made._take_over()
     parts.destination.recover.assert_called_once()
+
+
+@pytest.mark.parametrize("code", [KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH])
+def test_who_was_fenced_says_that_another_has_taken_over_and_warns_nobody(code: int) -> None:
+    made, parts = worker()
+    made.stop()
+
+    with capture_logs() as logs:
+        made._sort_out(KafkaException(KafkaError(code)))
+
+    (said,) = [one for one in logs if one["event"] == "recovering"]
+    assert said["log_level"] == "info"
+    assert said["reason"].startswith("another worker has taken over, as when workers come or go: ")
+    parts.progress.failed.assert_called_once_with(said["reason"])
+
+
+def test_what_is_no_fence_is_a_warning() -> None:
+    made, _ = worker()
+    made.stop()
+
+    with capture_logs() as logs:
+        made._sort_out(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+
+    assert [one["log_level"] for one in logs if one["event"] == "recovering"] == ["warning"]
