@@ -178,7 +178,7 @@ def _lines(row: dict[str, Any]) -> list[tuple[object, ...]]:
     for one in row["subscribers"]:
         name = one["subscriber"] + ("" if one["wanted"] == Wanted.RUN.value else f" ({one['wanted'].lower()})")
         lines.append((*head, name, one["states"].get("AVAILABLE", 0), with_workers(one), unusable(one), one["workers"]))
-        head = ("", "", "", "")
+        head = (row["queue"], "", "", "")
     return lines
 
 

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from inspect import getdoc
+from itertools import repeat, zip_longest
 from typing import Annotated, Any, Final
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -59,14 +61,46 @@ def _harmless(text: str) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; cells are shown as they are, never read as markup, and whole: folded, or in a pipe on one line."""
-    table = Table(*(Column(name, overflow="fold") for name in columns))
-    for row in rows:
-        table.add_row(*("" if cell is None else escape(_harmless(str(cell))) for cell in row))
+    """Print a table; cells are shown as they are, never read as markup, and whole: folded between words, or in a pipe on one line.
+
+    Where a window is too narrow for that, each cell that is not empty has a line: nobody copies a digest out of pieces.
+    """
+    cells = [["" if cell is None else _harmless(str(cell)) for cell in row] for row in rows]
     console = Console(emoji=False)
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH, emoji=False)
+    widths = _widths([columns, *cells], console.width)
+    if cells and widths is None:
+        _print_records(columns, cells)
+        return
+    table = Table(*(Column(name, overflow="fold", width=width) for name, width in zip(columns, widths or repeat(None), strict=False)))
+    for row in cells:
+        table.add_row(*map(escape, row))
     console.print(table)
+
+
+def _widths(rows: Sequence[Sequence[str]], window: int) -> list[int] | None:
+    """Return how wide each column is to be, or None if words would have to be broken for the window."""
+    columns = list(zip_longest(*rows, fillvalue=""))
+    least = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in columns]
+    whole = [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    spare = window - sum(least) - 3 * len(columns) - 1  # each column has two blanks and a border
+    if spare < 0:
+        return None
+    widths = list(least)
+    for number in sorted(range(len(columns)), key=lambda number: whole[number] - least[number]):
+        given = min(spare, whole[number] - least[number])
+        widths[number], spare = widths[number] + given, spare - given
+    return widths
+
+
+def _print_records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    width = max(map(len, columns)) + 1
+    for row in rows:
+        for name, cell in zip(columns, row, strict=False):
+            if cell:
+                print_line(f"{name + ':' * bool(name):{width}} {cell}")
+        print_line()
 
 
 def when(value: object) -> object:

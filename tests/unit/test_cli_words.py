@@ -388,3 +388,33 @@ def test_an_output_that_cannot_be_written_is_a_sentence(words: str, command: str
 )
 def test_how_long_ago_is_told_in_a_unit_that_is_read_at_once(age_ms: int, words: str) -> None:
     assert ago(age_ms) == words
+
+
+DIGEST = "87f2d34e5b9b9bb940622f24607ac56f"
+
+
+@pytest.mark.parametrize("columns", ["80", "60", "30"])
+def test_a_table_whose_words_the_window_would_break_shows_its_rows_one_below_the_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(report.Console, "is_terminal", True)
+
+    report.print_table(("digest", "route", "last error", "id"), [(DIGEST, "to-table", "[red]no", DIGEST[::-1] + "-1"), ("x", None, "", "")])
+
+    assert capsys.readouterr().out == (
+        f"digest:     {DIGEST}\nroute:      to-table\nlast error: [red]no\nid:         {DIGEST[::-1]}-1\n\n"
+        "digest:     x\n\n"
+    )
+
+
+def test_a_table_breaks_between_words_where_that_is_enough(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(report.Console, "is_terminal", True)
+
+    report.print_table(("digest", "cause"), [(DIGEST, "one word, and another, and many more of them")])
+
+    out = capsys.readouterr().out
+    assert DIGEST in out
+    assert "another," in out
+    assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines())) <= 60
