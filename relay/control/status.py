@@ -328,8 +328,9 @@ def _route_state(
     if not living:
         if not workers:
             return State.STOPPED, "no worker has reported; start them with `relay run`"
-        worst = next((worker for worker in workers if worker.state is State.GONE), workers[0])
-        return worst.state, f"no worker lives: {worst.worker} is {worst.state.value}"
+        # Who left last knows best: others may have been stopped for good, or with a former name.
+        worst = min(workers, key=lambda worker: (worker.state is not State.GONE, worker.age_ms))
+        return worst.state, f"no worker lives: {worst.worker} is {worst.state.value}" + (f": {worst.why}" if worst.why else "")
     for state in (State.STUCK, State.STALLED, State.RECOVERING, State.DRAINING):
         found = next((worker for worker in living if worker.state is state), None)
         if found is not None:

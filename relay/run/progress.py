@@ -53,6 +53,8 @@ class Progress:
         """Note what the worker does now: recovering, running, stuck, draining or stopped."""
         self._state = name
         self._beat_at = 0.0
+        if name == "draining":
+            self._last_error = self._last_error_at = self._failing_since = None  # it would seem to be why the worker stopped
         if name in ("recovering", "stuck", "draining", "stopped") and self._last is not None:
             self._write(self._record(*self._last), name == "stopped")
 

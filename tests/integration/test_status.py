@@ -321,7 +321,7 @@ def test_a_worker_that_stopped_long_ago_still_says_why(
     with StatusReader(load(shop.path)) as reader:
         (route,) = reader.read()
 
-    assert (route.why or "").endswith("is stopped")
+    assert (route.why or "").endswith("is stopped: the topic was created again")
     assert [worker.why for worker in route.workers] == ["the topic was created again"]
     assert any("not all of it was read" in note for note in reader.notes) == (earlier == 3)
 

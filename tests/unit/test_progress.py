@@ -66,6 +66,16 @@ def test_the_last_error_is_told_with_its_time(said: Said) -> None:
     assert (said.beat(at=1).last_error, said.records[-1].last_error_at) == ("the database does not answer", at)
 
 
+def test_who_drains_has_no_error_left_that_would_seem_to_be_why_it_stopped(said: Said) -> None:
+    said.progress.failed("the database does not answer")
+    assert said.beat(at=1).last_error is not None
+
+    said.progress.state("draining")
+    said.progress.state("stopped")
+
+    assert [(one.state, one.last_error) for one in said.records[-2:]] == [("draining", None), ("stopped", None)]
+
+
 def test_the_first_message_after_a_quiet_hour_is_no_stall(said: Said) -> None:
     said.intake.start({PLACE: 7}, {"orders": b"i" * 16})
     said.progress.took_over(said.now)

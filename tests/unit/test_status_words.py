@@ -319,3 +319,14 @@ def test_a_workers_age_goes_by_the_brokers_clock_where_the_broker_tells(hours: i
     assert judge_worker(untold, NOW)[0] is (State.IDLE if hours > 0 else State.GONE)
     assert shown(heard, ends={0: 10}, committed={0: 10}).partitions[0].last_progress_at == NOW - 1000
     assert decode(encode(heard)) == untold, "how far it is ahead is not written down"
+
+
+def test_a_route_without_a_living_worker_says_why_the_one_stopped_that_was_heard_last() -> None:
+    left = record(worker="shop.r.a.0", state="stopped", at=NOW - 60_000)
+    why = "shop.r.monitor has 4 partitions for 6 of the log: run `relay migrate`"
+    stopped = record(worker="shop.r.b.0", state="stopped", at=NOW - 2000, last_error=why)
+
+    assert shown(left, stopped).why == f"no worker lives: shop.r.b.0 is stopped: {why}"
+    assert shown(left).why == "no worker lives: shop.r.a.0 is stopped"
+    gone = record(worker="shop.r.c.0", at=NOW - 90_000)
+    assert shown(left, stopped, gone).why == "no worker lives: shop.r.c.0 is gone: it said nothing for 90 s"
