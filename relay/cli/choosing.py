@@ -29,7 +29,7 @@ StateOption = Annotated[
 ]
 SubscriberOption = Annotated[str | None, typer.Option("--subscriber", metavar="NAME", help="Only for this subscriber, or member of a pool.")]
 SubscriberStateOption = Annotated[
-    str | None, typer.Option("--is", metavar="STATE", help="That subscriber's state, such as AVAILABLE.")
+    str | None, typer.Option("--is", metavar="STATE", help="That subscriber's state: AVAILABLE, GET, FETCHED, IN_PROCESS or JOURNALLED.")
 ]
 UnusableOption = Annotated[bool, typer.Option("--unusable", help="Only what a subscriber found unusable.")]
 PublisherOption = Annotated[str | None, typer.Option("--publisher", metavar="SOURCE", help="Only what this publisher put.")]
@@ -80,6 +80,10 @@ def moment(given: str | None, option: str) -> int | None:
     return int(found.timestamp() * 1000)
 
 
+_PASSED: Final = (SubscriberState.DONE, SubscriberState.UNUSABLE, SubscriberState.EXPIRED)
+"""No message stays in these: the same write makes it JOURNALLED."""
+
+
 def filter_of(
     *,
     state: str | None = None,
@@ -93,10 +97,16 @@ def filter_of(
     """Return the filter that options describe."""
     if subscriber_state is not None and subscriber is None:
         raise ConfigError("--is needs --subscriber: say whose state is meant")
+    meant = None if subscriber_state is None else _state(SubscriberState, subscriber_state, "--is")
+    if meant in _PASSED:
+        raise ConfigError(
+            f"--is {subscriber_state}: what is over for a subscriber is JOURNALLED at once; `relay message show` tells how it ended, "
+            "and --unusable finds what it could not handle"
+        )
     return Filter(
         state=None if state is None else _state(PublisherState, state, "--state"),
         subscriber=subscriber,
-        subscriber_state=None if subscriber_state is None else _state(SubscriberState, subscriber_state, "--is"),
+        subscriber_state=meant,
         unusable=unusable,
         publisher=publisher,
         since=moment(since, "--since"),

@@ -31,7 +31,7 @@ from relay.message.errors import CheckFailed, ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 MORE: Final = "note: there are more dead letters than are shown at a time; redrive these first, or choose with --route"
-_COLUMNS: Final = ("digest", "route", "code", "topic", "partition", "offset", "source", "message_id")
+_COLUMNS: Final = ("digest", "route", "code", "last_failed_at", "topic", "partition", "offset", "source", "message_id")
 
 
 @app.command("list")
@@ -50,8 +50,12 @@ def list_command(
     if as_json:
         print_json({"dead_letters": rows, "causes": causes, "complete": complete})
         return
+    if not rows:
+        print_line("no dead letter")
+        return
     print_table(_COLUMNS, [[row[name] for name in _COLUMNS] for row in rows])
-    print_line(", ".join(f"{count} {cause}" for cause, count in causes.most_common()) or "no dead letter")
+    commonest = ", ".join(f"{cause} ({count})" for cause, count in causes.most_common())
+    print_line(f"{len(rows)} dead letter{'s' * (len(rows) != 1)}: {commonest}")
     if not complete:
         print_line(MORE, style="yellow")
 

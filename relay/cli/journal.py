@@ -48,6 +48,9 @@ def list_command(
     if as_json:
         print_json({"queue": queue, "archived": archived, "messages": rows, "next": following})
         return
+    if not rows:
+        print_line(f"nothing is {'archived' if archived else 'journalled'}")
+        return
     columns = ("handle", "publisher", "id", "state", "journalled_at")
     print_table(columns, [[*(row[name] for name in columns[:-1]), when(row[columns[-1]])] for row in rows])
     if following is not None:

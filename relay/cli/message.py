@@ -84,6 +84,9 @@ def list_command(
     if as_json:
         print_json({"queue": queue, "messages": rows, "next": views[-1].handle if len(views) == limit else None})
         return
+    if not rows:
+        print_line("no such message")
+        return
     print_table(("handle", "publisher", "id", "state", "subscribers"), [_line(row) for row in rows])
     if len(views) == limit:
         print_line(f"more: --after {views[-1].handle}")

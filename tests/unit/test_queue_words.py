@@ -8,13 +8,14 @@ from typing import Any, Self
 import pytest
 
 from relay.cli import message, queue
-from relay.cli.choosing import retained
+from relay.cli.choosing import filter_of, retained
 from relay.cli.report import when
 from relay.delivery.queue_mapping import _expiry
 from relay.message.envelope import EXPIRY_TIME
+from relay.message.errors import ConfigError
 from relay.queue.message import Audience, Group
 from relay.queue.settings import Balancing, QueueSettings, Retention
-from relay.queue.states import PublisherState
+from relay.queue.states import PublisherState, SubscriberState
 
 AUDIENCE = Audience((Group("approval", ("approval",)), Group("clerks", ("ann", "bob"))), in_order=True)
 ROW: dict[str, Any] = {
@@ -90,3 +91,11 @@ def test_a_message_is_shown_with_times_for_people(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == (
         "queue: credit\nhandle: 1\nput_at: 2026-11-23T08:36:32.025+00:00\n  2026-11-23T08:36:32.025+00:00  publisher: PUT\n"
     )
+
+
+@pytest.mark.parametrize("name", ["DONE", "unusable", "EXPIRED"])
+def test_a_state_in_which_no_message_stays_is_refused_and_what_finds_it_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--is {name}: .* JOURNALLED .*`relay message show`.*--unusable"):
+        filter_of(subscriber="ann", subscriber_state=name)
+
+    assert filter_of(subscriber="ann", subscriber_state="journalled").subscriber_state is SubscriberState.JOURNALLED
