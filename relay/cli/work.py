@@ -22,6 +22,7 @@ from relay.run.logging import setup
 from relay.run.queues import queue_of
 from relay.run.status_record import handlers_of
 from relay.run.supervisor import Command, Supervisor
+from relay.setup.required import look_for_control
 from relay.work.loading import load_handler
 
 PROCESSES_MAX: Final = 64
@@ -78,6 +79,7 @@ def work_command(
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         load_handler(application, queue)
     setup(as_json=True if as_json else None)
+    look_for_control(loaded)
     words = [*handed.words, "--queue", queue, "--subscriber", subscriber, "--concurrency", str(concurrency)]
     words += ["--deadline", f"{deadline:g}", "--drain", f"{drain:g}"]
     words += [] if until_idle is None else ["--until-idle", f"{until_idle:g}"]

@@ -16,13 +16,22 @@ log = structlog.get_logger("relay.setup")
 BROKERS_S: Final = 5.0
 
 
-def require_topics(config: RelayConfig, *names: str) -> None:
+def require_topics(config: RelayConfig, *names: str, timeout_s: float | None = None) -> None:
     """Return if all of these topics of the relay exist; raises ConfigError, Unreachable, both with the remedy."""
-    with Topics(config.kafka, config.timing) as topics:
+    limits = () if timeout_s is None else (timeout_s,)
+    with Topics(config.kafka, config.timing, *limits) as topics:
         found = topics.describe(names, settings=False, wait_s=VISIBLE_S)
     missing = sorted(set(names) - found.keys())
     if missing:
         raise ConfigError(f"topic {', '.join(missing)}: it does not exist; run `relay migrate {shlex.quote(str(config.path))}`")
+
+
+def look_for_control(config: RelayConfig) -> None:
+    """Tell of brokers that are away, or have no control topic: processes of handlers wait for either, and say so late."""
+    try:
+        require_topics(config, config.control_topic, timeout_s=BROKERS_S)
+    except RelayError as away:
+        log.warning("control topic not seen", reason=str(away))
 
 
 def require_verification(config: RelayConfig) -> None:
