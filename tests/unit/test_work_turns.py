@@ -17,6 +17,7 @@ from relay.queue.states import SubscriberState
 from relay.run import schedule
 from relay.work import worker as loop
 from relay.work.backoff import Backoff
+from relay.work.coroutines import AwaitedRunner
 from relay.work.dispatch import UNEXPLAINED_MAX, Ended, Outcome, Work
 from relay.work.hands import all_ended
 from relay.work.mark import Mark, dead_mark
@@ -166,8 +167,19 @@ def test_a_queue_that_goes_on_elsewhere_ends_the_process(tmp_path: Path) -> None
         site.worker(succeeds).run(IDLE_S)
 
 
-def test_a_suspect_runs_by_itself_and_is_named_as_long_as_it_runs(tmp_path: Path) -> None:
-    site = Site(tmp_path, 1)
+class Awaited(AwaitedRunner):
+    """Runs works on the event loop, as what it is given says."""
+
+    def __init__(self, run: Callable[[Work], Sequence[Ended]]) -> None:
+        self._given = run
+
+    async def __call__(self, work: Work) -> Sequence[Ended]:
+        return self._given(work)
+
+
+@pytest.mark.parametrize("made", [lambda run: run, Awaited], ids=["thread", "event loop"])
+def test_a_suspect_runs_by_itself_and_is_named_as_long_as_it_runs(made: Callable[[Any], Any], tmp_path: Path) -> None:
+    site = Site(tmp_path, 2)
     dead = Holder(b"a dead worker---", "ann", 0, None)
     site.store.enter(dead)
     for _ in range(UNEXPLAINED_MAX):  # it was given back by recovery
@@ -180,8 +192,8 @@ def test_a_suspect_runs_by_itself_and_is_named_as_long_as_it_runs(tmp_path: Path
         named.extend(path.read_text() for path in tmp_path.iterdir())
         return all_ended(work, Outcome.DONE)
 
-    worker = site.worker(looks)
-    assert worker.run(IDLE_S).done == 1
+    worker = site.worker(made(looks))
+    assert worker.run(IDLE_S).done == 2
 
-    assert named == [f"{site.done[0].handle} {site.done[0].attempt}"]
+    assert named == [f"{site.done[0].handle} {site.done[0].attempt}", ""]
     assert dead_mark(tmp_path, HOLDER.id) is None
