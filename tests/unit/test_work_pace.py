@@ -180,6 +180,7 @@ def test_it_holds_no_more_than_its_window_and_takes_again_before_that_is_empty(t
     again = threading.Event()
     takes: list[int] = []
     held: list[int] = []
+    ended: list[int] = []
 
     def some_wait(work: Work) -> Sequence[Ended]:
         if work.messages[0].ticket.handle in (1, 2):
@@ -193,12 +194,13 @@ def test_it_holds_no_more_than_its_window_and_takes_again_before_that_is_empty(t
             again.set()
 
     worker = site.worker(some_wait, Limits(concurrency=4))
-    worker._window = SimpleNamespace(size=8, note=lambda *_: None)  # type: ignore[assignment]
+    worker._window = SimpleNamespace(size=8, note=lambda count, _: ended.append(count))  # type: ignore[assignment]
     spied(worker, "take", notes)
 
     assert worker.run(IDLE_S).done == 20
     assert max(held) == 8
     assert again.is_set()
+    assert sum(ended) == 20, "each counts once for how fast they end"
 
 
 def test_it_takes_nothing_of_a_lane_of_which_enough_waits_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
