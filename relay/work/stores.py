@@ -28,8 +28,6 @@ class Stores(Mapping[str, QueueStore]):
 
     def __getitem__(self, name: str) -> QueueStore:
         """Return a queue; KeyError if it is not configured."""
-        if name not in self.locks:
-            raise KeyError(name)
         opened = self._opened.get(name)
         if opened is not None:
             return opened
