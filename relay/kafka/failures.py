@@ -108,7 +108,7 @@ def is_locked_out(error: KafkaError) -> bool:
 
 
 def is_taken_over(error: KafkaError) -> bool:
-    """Did another client with this one's transactional id, or one that recovers what it left, put an end to it?"""
+    """Did another client of the same transactional id, or a timeout of its transaction, end this one? Brokers answer both alike."""
     return error.code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 
 

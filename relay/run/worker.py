@@ -378,7 +378,7 @@ class RouteWorker:
         """Forget what is under way; the next turn recovers. Before it, unassign and poll, so that a member that was
         kicked out learns it."""
         step = min(self._failures, len(RECOVERY_BACKOFF_S) - 1)
-        tell = log.info if is_usual else log.warning
+        tell = log.info if is_usual and not self._failures else log.warning
         tell("recovering", reason=str(why), kind=type(why).__name__, failures=self._failures)
         self._progress.failed(str(why))
         self._failures += 1
@@ -423,7 +423,7 @@ class RouteWorker:
             raise Stopped(f"Kafka refuses: {sentence(failure)}; {DENIED_REMEDY}") from failure
         said = sentence(failure)
         if is_taken_over(error):
-            said = f"another worker has taken over, as when workers come or go: {said}"
+            said = f"another worker has taken over, or the brokers ended a transaction that took too long: {said}"
         self._recover_next(InDoubt(said), is_usual=is_taken_over(error))
 
     def _is_idle(self, seconds: float) -> bool:

@@ -294,8 +294,19 @@ def test_who_was_fenced_says_that_another_has_taken_over_and_warns_nobody(code: 
 
     (said,) = [one for one in logs if one["event"] == "recovering"]
     assert said["log_level"] == "info"
-    assert said["reason"].startswith("another worker has taken over, as when workers come or go: ")
+    assert said["reason"].startswith("another worker has taken over, or the brokers ended a transaction that took too long: ")
     parts.progress.failed.assert_called_once_with(said["reason"])
+
+
+def test_who_is_fenced_again_and_again_warns() -> None:
+    made, _ = worker()
+    made.stop()
+
+    with capture_logs() as logs:
+        made._sort_out(KafkaException(KafkaError(KafkaError._FENCED)))
+        made._sort_out(KafkaException(KafkaError(KafkaError._FENCED)))
+
+    assert [one["log_level"] for one in logs if one["event"] == "recovering"] == ["info", "warning"]
 
 
 def test_what_is_no_fence_is_a_warning() -> None:
