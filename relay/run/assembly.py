@@ -194,7 +194,7 @@ def _starts(
         undecided=lambda place, first, low: book.undecided(route.name, place, first, low),
         replaced=anchorage.replaced,
         place=route.to.place,
-        check_new=lambda topics: refuse_repeats(control.under([STARTS]), route, config.routes, topics),
+        check_new=lambda topics: refuse_repeats(lambda: control.under([STARTS]), route, config.routes, topics),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -13,17 +13,17 @@ from relay.run.starts import STARTS
 
 
 def refuse_repeats(
-    recorded: Iterable[tuple[bytes, bytes | None]], route: RouteConfig, configured: Collection[str], topics: Collection[str]
+    recorded: Callable[[], Iterable[tuple[bytes, bytes | None]]], route: RouteConfig, configured: Collection[str], topics: Collection[str]
 ) -> None:
     """Raise Stopped if a route that never ran reads what one that is not configured any more has led to the same place.
 
-    ``recorded`` are the control topic's records of first starts, with others or without; ``topics`` are those that the route
-    reads, as first starts name them. Positions, and what is known of repeats, are kept under a route's name, so all that the log
+    ``recorded`` returns the control topic's records of first starts, with others or without, and is called where they are needed;
+    ``topics`` are those that the route reads, as first starts name them. Positions, and what is known of repeats, are kept under a route's name, so all that the log
     has would come there a second time. Whoever means that says where the route starts.
     """
     if route.says_where_to_start:
         return
-    for name, start in first_starts(recorded):
+    for name, start in first_starts(recorded()):
         again = sorted(key.split("/")[0] for key in start.get("starts", {}) if key in topics)
         if again and name not in configured and start.get("place") == route.to.place:
             raise Stopped(

@@ -48,7 +48,7 @@ def judge_first_starts(config: RelayConfig, records: Records, facts: Mapping[str
             continue
         topics = [topic_key(topic, facts[topic].topic_id) for topic in route.from_ if topic in facts]
         try:
-            refuse_repeats(records, route, config.routes, topics)
+            refuse_repeats(lambda: records, route, config.routes, topics)
         except Stopped as refused:
             problem, _, remedy = str(refused).partition(". ")
             findings.fault(f"routes.{route.name}", "", problem, remedy)

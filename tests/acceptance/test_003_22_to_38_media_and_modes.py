@@ -60,8 +60,10 @@ def test_23_messages_are_tracked_in_one_way_whatever_holds_them(on: Open) -> Non
         queue = on(medium, "0", ("1", "2"))
         (handle,) = queue.put("a")
         queue.cycle("0")
-        row = queue_row(queue.store, "somewhere", Desired())
-        rows.append(({**row, "uuid": ""}, message_row("iq", queue.view(handle))))
+        row = {**queue_row(queue.store, "somewhere", Desired()), "uuid": ""}
+        for subscriber in row["subscribers"]:
+            assert subscriber.pop("unusable") == (None if medium == "files" else 0)  # files show it of each message, and do not count it
+        rows.append((row, message_row("iq", queue.view(handle))))
 
     assert rows[0] == rows[1] == rows[2]
 

@@ -32,7 +32,7 @@ def route(to: object = OUT, **more: str) -> RouteConfig:
 
 def refused(records: Records, one: RouteConfig | None = None, *configured: str) -> str | None:
     try:
-        refuse_repeats(records, one or route(), ["new", *configured], [LOG])
+        refuse_repeats(lambda: records, one or route(), ["new", *configured], [LOG])
     except Stopped as stopped:
         return str(stopped)
     return None
