@@ -15,6 +15,7 @@ from relay.audit.ledger import Outcome
 from relay.audit.stored_ids import AsStored, as_postgresql_stores, as_sqlite_stores
 from relay.config.model import ResourceConfig
 from relay.message.errors import ConfigError, Unreachable
+from relay.resources.postgresql import remedy
 
 ROWS: Final = 10_000
 CONNECT_TIMEOUT_S: Final = 5
@@ -249,6 +250,5 @@ def _wrong(name: str, error: Exception) -> ConfigError:
 
 def _away(name: str, error: Exception) -> Unreachable:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return Unreachable(
-        f"resource {name}: the database does not answer ({reason}); start it, or correct its url"
-    )
+    helps = remedy(error) if isinstance(error, psycopg.Error) else "correct its url, or try again"
+    return Unreachable(f"resource {name}: the database does not answer ({reason}); {helps}")

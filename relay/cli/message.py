@@ -364,7 +364,7 @@ def _print_refused(handles: list[int]) -> None:
 
 def _named(handles: Sequence[int]) -> str:
     shown = " ".join(str(handle) for handle in handles[:20])
-    return f"handles {shown}" + (f" and {len(handles) - 20} more" if len(handles) > 20 else "")
+    return f"handle{'s' * (len(handles) != 1)} {shown}" + (f" and {len(handles) - 20} more" if len(handles) > 20 else "")
 
 
 def _line(row: dict[str, Any]) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.report import print_line
+from relay.cli.report import print_table
 from relay.local import spark as local
 
 app = typer.Typer(add_completion=False)
@@ -27,7 +27,7 @@ def spark_command(
 ) -> None:
     """Run a Spark job; what follows NAME is the job's own (try: relay spark flights --help)."""
     if name is None:
-        print_line("\n".join(local.jobs()))
+        print_table(("job", "purpose"), local.purposes().items())
         return
     job = local.submission(name, context.args, lambda line: typer.echo(line, err=True))
     raise typer.Exit(local.run(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import subprocess
@@ -45,6 +46,12 @@ def jobs() -> dict[str, Path]:
     inside = package / "spark_jobs"
     folder = inside if inside.is_dir() else package.parent / "spark"
     return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
+
+
+def purposes() -> dict[str, str]:
+    """Return what each job is for, in a line."""
+    documents = {name: ast.get_docstring(ast.parse(path.read_text())) or "" for name, path in jobs().items()}
+    return {name: document.partition("\n")[0] for name, document in documents.items()}
 
 
 def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: None) -> Submission:

@@ -418,3 +418,10 @@ def test_a_table_breaks_between_words_where_that_is_enough(capsys: pytest.Captur
     assert DIGEST in out
     assert "another," in out
     assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines())) <= 60
+
+
+def test_each_spark_job_is_listed_with_what_it_is_for() -> None:
+    said = CliRunner().invoke(relay, ["spark"]).output
+
+    for job, purpose in (("archive", "to Parquet"), ("audit", "at any scale"), ("capture", "each row exactly once"), ("flights", "New York")):
+        assert any(job in line and purpose in line for line in said.splitlines()), said

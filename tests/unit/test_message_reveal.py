@@ -41,7 +41,7 @@ def test_a_child_of_an_undecided_attempt_is_refused_with_a_sentence(store: Queue
 
     assert said.exit_code == 1
     assert "reveal: 1 of 3" in said.stdout
-    assert f"handles {made}: made by an attempt that is not decided yet" in said.stdout
-    assert f"not in a state for it: handles {made + 1};" in said.stdout
+    assert f"handle {made}: made by an attempt that is not decided yet" in said.stdout
+    assert f"not in a state for it: handle {made + 1};" in said.stdout
     again = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert (again["refused"], again["undecided"]) == ([plain, made, made + 1], [made])
