@@ -138,8 +138,8 @@ class QueueStore(Protocol):
     def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
         """UNUSABLE or JOURNALLED -> AVAILABLE for this subscriber; the publisher's state goes JOURNALLED -> REVEALED.
 
-        False if it is neither, or was DONE and not ``even_done`` (an operator's word: a new effect); if the publisher's state
-        is neither REVEALED nor JOURNALLED; if the publisher has put a message with this id anew. The subscriber's times,
+        False if it is neither, or was DONE, also by another member of its pool, and not ``even_done`` (an operator's word: a
+        new effect); if the publisher's state is neither REVEALED nor JOURNALLED; if the publisher has put a message with this id anew. The subscriber's times,
         failures, cause and ``again_at`` start anew, its attempts go on counting; it is blocked while a member of its pool
         has the message.
         """

@@ -46,11 +46,15 @@ def chosen(store: QueueStore, wanted: Filter, limit: int | None = None) -> Itera
 
 
 def unusable_for(view: MessageView, subscriber: str | None) -> list[tuple[str, str | None]]:
-    """Return the subscribers (with their causes) for whom a message came to its end UNUSABLE; given again, it has no such time."""
+    """Return the subscribers (with their causes) for whom a message came to its end UNUSABLE; given again, it has no such time.
+
+    Without those of a pool of which another member is DONE with it: for them it is over.
+    """
+    done = {one.group for one in view.subscribers if one.times.done is not None}
     return [
         (one.subscriber, one.cause)
         for one in view.subscribers
-        if one.times.unusable is not None and subscriber in (None, one.subscriber)
+        if one.times.unusable is not None and one.group not in done and subscriber in (None, one.subscriber)
     ]
 
 

@@ -156,7 +156,7 @@ class QueueBook(BookPages):
         row = entry.row(subscriber) if entry else None
         if entry is None or row is None or row.state is not S.JOURNALLED:
             return False
-        if S.DONE in row.times and not even_done:
+        if any(S.DONE in mate.times for mate in entry.rows if mate.group == row.group) and not even_done:
             return False
         if entry.state is P.JOURNALLED and (
             entry.new.parents or self._live(entry.new.publisher, entry.new.id) is None

@@ -475,7 +475,7 @@ class TestPools:
         store.refuse("ann", [(ticket, "no")], NOW)
         assert cycle(store, "bob") == ["a"]
 
-        assert store.republish(handle, "ann", LATER) is True
+        assert store.republish(handle, "ann", LATER, even_done=True) is True
         assert states(store, handle) == {"ann": S.AVAILABLE, "bob": S.JOURNALLED, "cid": S.JOURNALLED}
         assert take(store, "cid") == []
         assert cycle(store, "ann") == ["a"]

@@ -82,6 +82,22 @@ def test_a_done_subscriber_is_never_redriven() -> None:
     assert unusable_for(view, "clerk") == []
 
 
+def test_what_another_member_of_its_pool_is_done_with_is_not_redriven() -> None:
+    store = QueueBook(QueueSettings("credit", Audience((Group("clerks", ("ann", "bob")),))))
+    for name in ("ann", "bob"):
+        store.enter(Holder(name.encode(), name, 0, None))
+    store.put([NewMessage("/till", "m", b"v")], NOW)
+    store.refuse("ann", [(one.ticket, "unreadable") for one in store.take("ann", b"ann", 1, NOW)], NOW)
+    assert run(store, Filter(unusable=True), dry_run=True) == ([], 0)
+    (view,) = chosen(store, Filter(unusable=True))
+    assert unusable_for(view, None) == [("ann", "unreadable")]
+
+    store.finish("bob", [one.ticket for one in store.take("bob", b"bob", 1, NOW)], NOW)
+    (view,) = chosen(store, Filter(unusable=True))
+    assert unusable_for(view, None) == []
+    assert run(store, Filter(unusable=True)) == ([], 0)
+
+
 def test_a_limit_bounds_what_is_chosen() -> None:
     assert [view.handle for view in chosen(refused(5), Filter(), limit=3)] == [1, 2, 3]
 

@@ -181,7 +181,8 @@ class Publishing(FilesBase):
         delivery = message.delivery(subscriber)
         if delivery is None or delivery.state is not SubscriberState.JOURNALLED:
             return False
-        if delivery.times[SubscriberState.DONE - 1] != NEVER and not even_done:
+        mates = (mate for mate in message.deliveries if mate.group == delivery.group)
+        if any(mate.times[SubscriberState.DONE - 1] != NEVER for mate in mates) and not even_done:
             return False
         if message.state is PublisherState.JOURNALLED:
             return message.child or self._index.first(message.publisher, message.id) is None

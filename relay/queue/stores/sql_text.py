@@ -203,7 +203,10 @@ FIND_EXPIRED: Final = """select d.handle, d.sub from relay_queue_delivery d
 join relay_queue_open o on o.handle = d.handle and o.queue = d.queue and o.state = $P_REVEALED
 where d.queue = :queue and d.phase < 4 and d.expires_at is not null and d.expires_at <= :now and d.state = 0
 order by d.handle, d.pos limit :limit"""
-FIND_DELIVERY: Final = """select d.sub, d.state, d.done_at, m.state, m.publisher, case when m.parents is null then m.id end from relay_queue_message m
+# Who is DONE with it in its pool is so for all of the pool.
+FIND_DELIVERY: Final = """select d.sub, d.state, (
+    select max(t.done_at) from relay_queue_delivery t where t.handle = d.handle and t.queue = d.queue and t.grp = d.grp
+), m.state, m.publisher, case when m.parents is null then m.id end from relay_queue_message m
 join relay_queue_delivery d on d.handle = m.handle and d.queue = m.queue and d.sub = :sub
 where m.queue = :queue and m.handle = :handle"""
 REOPEN: Final = """insert into relay_queue_open (handle, queue, state, publisher, id)
