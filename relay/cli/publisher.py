@@ -71,7 +71,7 @@ def pause_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep what a publisher puts from now on unrevealed (PUT): nobody sees it before the publisher is resumed."""
+    """Keep what a publisher puts from now on, or has delayed, unrevealed (PUT): nobody sees it before the publisher is resumed."""
     _record(config, source, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 

@@ -120,8 +120,11 @@ class QueueStore(Protocol):
         beside the order. Raises Refused for a subscriber the queue does not know.
         """
 
-    def reveal_due(self, now: int, limit: int) -> int:
-        """Reveal up to ``limit`` messages whose delay is over and that wait for no attempt; return how many."""
+    def reveal_due(self, now: int, limit: int, *, held: Collection[str] = ()) -> int:
+        """Reveal up to ``limit`` messages whose delay is over and that wait for no attempt; return how many.
+
+        None of the publishers ``held``: what they have delayed waits for their word as well.
+        """
 
     def accept(self, handles: Sequence[int], now: int) -> list[bool]:
         """Forget the attempt of children, since it is committed: REVEALED at once, or when their delay is over."""

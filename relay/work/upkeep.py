@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore, ValuesAway
 from relay.queue.recovery import SILENT, Recovery
+from relay.queue.withholding import reveal_kept
 from relay.run import clock, randomness
 from relay.run.seldom import Repeats
 from relay.work.backoff import Backoff
@@ -64,6 +66,7 @@ class Upkeep:
     ``queues`` and ``deciding`` are what recovery may reach; ``lent`` hands out a deciding resource while it is used.
     ``prepared`` opens the further databases of this worker's handler, each by its name, for as long as ``lent`` lasts;
     ``unnamed`` does so for the other databases of the configuration, where an earlier application may have prepared something.
+    ``held`` tells the publishers of whom nothing is to be revealed.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Upkeep:
         backoff: Backoff,
         prepared: Mapping[str, OpenPrepared] | None = None,
         unnamed: Mapping[str, OpenPrepared] | None = None,
+        held: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._queue = queue
         self._queues = queues
@@ -92,6 +96,8 @@ class Upkeep:
         self._prepared_at = 0.0
         self._unnamed = unnamed or {}
         self._unnamed_at = dict.fromkeys(self._unnamed, 0.0)
+        self._held = held
+        self._held_before: frozenset[str] = frozenset()
         self._children_after = 0
         self._beat_at = 0.0
         self._look_at = 0.0
@@ -110,7 +116,7 @@ class Upkeep:
         if now >= self._look_at:
             self._look_at = now + self._look_s
             wall = clock.wall_ms()
-            self._all_due(self._store.reveal_due, wall)
+            self._reveal_due(wall)
             self._all_due(self._store.expire, wall)
             self.recover(now)
         if self._prepared and now >= self._prepared_at:
@@ -118,6 +124,14 @@ class Upkeep:
             for resource, opened in self._prepared.items():
                 self._finish_prepared(resource, opened)
         self._finish_unnamed(now)
+
+    def _reveal_due(self, wall: int) -> None:
+        """Reveal what was delayed, but for held publishers; of one that goes on, what waits for a word comes before it."""
+        held = self._held()
+        for publisher in sorted(self._held_before - held):
+            reveal_kept(self._store, publisher, wall)
+        self._held_before = held
+        self._all_due(partial(self._store.reveal_due, held=held), wall)
 
     def _all_due(self, some: Callable[[int, int], int], wall: int) -> None:
         """Let what is due come, in small steps, until none is left or the worker's own messages have waited long enough."""

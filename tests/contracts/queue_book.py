@@ -116,9 +116,11 @@ class QueueBook(BookPages):
         return bool(hidden)
 
     @writes
-    def reveal_due(self, now: int, limit: int) -> int:
+    def reveal_due(self, now: int, limit: int, *, held: Collection[str] = ()) -> int:
         waiting = [
-            entry for entry in self._entries.values() if entry.state is P.PUT and entry.attempt is None
+            entry
+            for entry in self._entries.values()
+            if entry.state is P.PUT and entry.attempt is None and entry.new.publisher not in held
         ]
         due = [entry for entry in waiting if entry.reveal_at is not None and entry.reveal_at <= now]
         return sum(self._show(entry, None, now) for entry in due[:limit])

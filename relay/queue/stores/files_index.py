@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 
 from relay.queue.message import Ticket
@@ -124,9 +124,9 @@ class Index:
         """Return up to ``limit`` REVEALED messages past their time that somebody has not taken."""
         return self._reached(self._expiring, now, limit, _may_expire)
 
-    def due(self, now: int, limit: int) -> list[Kept]:
+    def due(self, now: int, limit: int, held: Collection[str]) -> list[Kept]:
         """Return up to ``limit`` messages whose delay is over and that wait for no attempt, the earliest first."""
-        return self._reached(self._delayed, now, limit, _may_show)
+        return self._reached(self._delayed, now, limit, lambda message: message.publisher not in held and _may_show(message))
 
     def _reached(
         self, times: list[tuple[int, int]], now: int, limit: int, wanted: Callable[[Kept], bool]

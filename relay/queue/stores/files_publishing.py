@@ -92,10 +92,10 @@ class Publishing(FilesBase):
 
         return self._each(handles, LIVE, show)
 
-    def reveal_due(self, now: int, limit: int) -> int:
+    def reveal_due(self, now: int, limit: int, *, held: Collection[str] = ()) -> int:
         """Reveal messages whose delay is over; see the port."""
         with self._writing():
-            due = self._index.due(now, limit)
+            due = self._index.due(now, limit, held)
             for message in due:
                 self._touch(message).show(message.turn(), now)
                 self._changed(message)

@@ -108,9 +108,9 @@ class Publishing(SqlBase):
         return shown
 
     @unit
-    def reveal_due(self, now: int, limit: int) -> int:
+    def reveal_due(self, now: int, limit: int, *, held: Collection[str] = ()) -> int:
         """Reveal what was delayed."""
-        due = [row[0] for row in self._run(sql.FIND_DUE, now=now, limit=limit)]
+        due = [row[0] for row in self._run(sql.FIND_DUE, now=now, limit=limit, held=sorted(held))]
         found = self._lock_open(due)
         # Another writer may have been here since they were found.
         still = {h: row for h, row in found.items() if row[1] == PublisherState.PUT and row[2] is None}

@@ -30,7 +30,7 @@ _MAY: Final = {
 _LIST: Final = re.compile(r"in \{(\w+)\}")
 _NO_LIST: Final = re.compile(r"not in \{(\w+)\}")
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
-TEXT_LISTS: Final = frozenset({"ids"})
+TEXT_LISTS: Final = frozenset({"ids", "held"})
 """Lists of text; the others are of integers."""
 
 
@@ -54,11 +54,14 @@ def sqlite_text(text: str, *, together: bool = False) -> str:
 def postgresql_text(text: str) -> bytes:
     """Return a statement as psycopg reads it: lists arrive as array literals."""
 
+    def of(found: re.Match[str]) -> str:
+        return f"(%({found[1]})s::{'text' if found[1] in TEXT_LISTS else 'bigint'}[])"
+
     def any_of(found: re.Match[str]) -> str:
-        return f"= any(%({found[1]})s::{'text' if found[1] in TEXT_LISTS else 'bigint'}[])"
+        return f"= any{of(found)}"
 
     def none_of(found: re.Match[str]) -> str:
-        return f"<> all(%({found[1]})s::bigint[])"
+        return f"<> all{of(found)}"
 
     listed = _LIST.sub(any_of, _NO_LIST.sub(none_of, _numbered(text))).replace("<lock>", "for update")
     listed = listed.replace("<share>", "for share").replace("<among>", "")
@@ -180,6 +183,7 @@ REPHASE: Final = """update relay_queue_delivery as d set
 where queue = :queue and handle in {handles}"""
 FIND_DUE: Final = """select handle from relay_queue_open
 where queue = :queue and state = $P_PUT and attempt is null and reveal_at is not null and reveal_at <= :now
+    and publisher not in {held}
 order by handle limit :limit"""
 FORGET_OPEN: Final = "update relay_queue_open set attempt = null where queue = :queue and handle in {handles}"
 FORGET_MESSAGE: Final = "update relay_queue_message set attempt = null where queue = :queue and handle in {handles}"
