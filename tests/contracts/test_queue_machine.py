@@ -22,7 +22,7 @@ from relay.queue.message import Audience, MessageView, NewMessage, Taken, Ticket
 from relay.queue.port import Child, Filter, Holder, QueueStore
 from relay.queue.receipt import EDITED
 from relay.queue.settings import Retention
-from relay.queue.states import SubscriberState
+from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import files_base
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import MEDIA, NOW, PARENT, Medium, medium_of, settings, subscribers
@@ -34,6 +34,7 @@ AUDIENCES = (
     subscribers(("ann", "bob"), "cid"),
     subscribers("ann", ("bob", "cid"), in_order=True),
 )
+RETENTIONS = (Retention(age_ms=20), Retention(age_ms=20, count=3), Retention(bytes=40), Retention())
 SHRINK = os.environ.get("RELAY_TEST_SHRINK") == "1"
 HOURS_MS = 10_000_000
 """Beyond `QueueSettings.wait_max_ms`."""
@@ -47,8 +48,8 @@ _which = st.lists(st.integers(0, 11), min_size=1, max_size=3, unique=True)
 _name = st.sampled_from(NAMES)
 _ticket = st.integers(0, 5)
 _new = st.builds(
-    lambda id_, lane, priority, ttl, delay, child: NewMessage(
-        publisher="shop",
+    lambda id_, publisher, lane, priority, ttl, delay, child: NewMessage(
+        publisher=publisher,
         id=id_,
         value=id_.encode() * 3,
         key=lane,
@@ -61,6 +62,7 @@ _new = st.builds(
         attempt="t" if child else None,
     ),
     id_=st.sampled_from("abcdef"),
+    publisher=st.sampled_from(["shop", "shop", "till"]),
     lane=st.sampled_from([None, b"l", b"l", b"m"]),
     priority=st.sampled_from([0, 0, 0, 3, 9]),
     ttl=st.sampled_from([None, None, 5, 40]),
@@ -116,14 +118,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     media: tuple[Medium, ...] = ()
 
-    @initialize(audience=st.sampled_from(AUDIENCES), tight=st.booleans())
-    def open(self, audience: Audience, tight: bool) -> None:
+    @initialize(audience=st.sampled_from(AUDIENCES), tight=st.booleans(), retain=st.sampled_from(RETENTIONS))
+    def open(self, audience: Audience, tight: bool, retain: Retention) -> None:
         self.now = NOW
         self.settings = replace(
             settings(),
             audience=audience,
             waiting_max=6 if tight else 1000,
-            retain=Retention(age_ms=20),
+            retain=retain,
             ttl_ms=300,
         )
         self.book = Subject("book", QueueBook(self.settings))
@@ -199,6 +201,10 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(what=st.sampled_from(["expire", "reveal_due"]))
     def time_tells(self, what: str) -> None:
         self.same(lambda it: getattr(it.store, what)(self.now, 1000))
+
+    @rule(held=st.sampled_from([(), ("shop",), ("till",), ("shop", "till")]))
+    def time_tells_but_for_held_publishers(self, held: tuple[str, ...]) -> None:
+        self.same(lambda it: it.store.reveal_due(self.now, 1000, held=held))
 
     @rule(which=_which, name=_name, even_done=st.booleans())
     def republish(self, which: list[int], name: str, even_done: bool) -> None:
@@ -282,6 +288,31 @@ class QueueMachine(RuleBasedStateMachine):
             lambda it: [[one.counts.get(state, 0) for state in UNFINISHED] for one in it.store.counts()[1]]
         )
 
+    @rule(
+        state=st.none() | st.sampled_from(PublisherState),
+        name=st.none() | _name,
+        substate=st.none() | st.sampled_from(SubscriberState),
+        unusable=st.booleans(),
+        publisher=st.sampled_from([None, "shop", "till"]),
+        since=st.sampled_from([None, 0, 20]),
+        until=st.sampled_from([None, 0, 20]),
+        after=st.integers(0, 4),
+    )
+    def look_for_some(
+        self,
+        state: PublisherState | None,
+        name: str | None,
+        substate: SubscriberState | None,
+        unusable: bool,
+        publisher: str | None,
+        since: int | None,
+        until: int | None,
+        after: int,
+    ) -> None:
+        times = [None if time is None else NOW + time for time in (since, until)]
+        wanted = Filter(state, name, substate, unusable, publisher, *times)
+        self.same(lambda it: it.store.find(wanted, after=it.handles[after] if after < len(it.handles) else 0, limit=3))
+
     @rule(which=_which)
     def trim(self, which: list[int]) -> None:
         self.same(lambda it: it.store.trim(it.some(which)))
@@ -297,6 +328,15 @@ class QueueMachine(RuleBasedStateMachine):
                 raise Undo
 
         self.same(undone)
+
+    @rule(audience=st.sampled_from(AUDIENCES))
+    def open_with_other_subscribers(self, audience: Audience) -> None:
+        before = self.known()
+        self.settings = self.book.store.settings = replace(self.settings, audience=audience)
+        self.open_again()
+        for name in sorted(set(self.known()) - set(before)):
+            for holder in HOLDERS[name]:
+                self.enter_one(Holder(holder, name, 0, None))
 
     @rule()
     def open_again(self) -> None:
