@@ -206,7 +206,8 @@ class QueueStore(Protocol):
     def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
         """AVAILABLE -> EXPIRED -> JOURNALLED of REVEALED messages at a publisher's or subscriber's word ([53]); None: for all.
 
-        True where a delivery expired. Raises Refused for an unknown subscriber.
+        True where a delivery expired. Raises Refused for a subscriber that neither the queue knows nor any of these that is
+        PUT or REVEALED: one that is configured no more would keep them REVEALED, and its pool's lanes shut, for ever.
         """
 
     # Holders and recovery -----------------------------------------------------------------------------------------

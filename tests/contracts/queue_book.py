@@ -357,7 +357,9 @@ class QueueBook(BookPages):
 
     @writes
     def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
-        check_subscribers(self.settings, [] if subscriber is None else [subscriber])
+        named = [self._entries[handle] for handle in handles if handle in self._entries]
+        if subscriber is not None and not any(entry.state in LIVE and entry.row(subscriber) for entry in named):
+            check_subscribers(self.settings, [subscriber])
 
         def expire(entry: Entry) -> bool:
             rows = [row for row in entry.rows if subscriber in (None, row.subscriber)]

@@ -136,7 +136,11 @@ class Publishing(FilesBase):
 
     def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
         """AVAILABLE -> EXPIRED -> JOURNALLED at somebody's word; see the port."""
-        check_subscribers(self.settings, [] if subscriber is None else [subscriber])
+        if subscriber is not None and not any(
+            message is not None and message.state in LIVE and message.delivery(subscriber) is not None
+            for message in self._messages(handles)
+        ):
+            check_subscribers(self.settings, [subscriber])
 
         def expire(message: Kept) -> bool:
             meant = [one for one in message.deliveries if subscriber in (None, one.subscriber)]

@@ -157,8 +157,10 @@ class Subscribing(SqlBase):
     @unit
     def expire_now(self, handles: Sequence[int], now: int, subscriber: str | None = None) -> list[bool]:
         """End what nobody has taken, at a person's word."""
-        check_subscribers(self.settings, [] if subscriber is None else [subscriber])
         locked = self._lock_open(handles)
+        if subscriber is not None and self.settings.group_of(subscriber) is None:
+            meant = self._run(sql.HOLDS, sub=self._subscribers.get(subscriber), handles=sorted(locked))
+            check_subscribers(self.settings, [] if meant else [subscriber])
         revealed = [handle for handle, row in sorted(locked.items()) if row[1] == PublisherState.REVEALED]
         if subscriber is None:
             rows = self._run(sql.EXPIRE_ALL, handles=revealed, now=now)
