@@ -33,6 +33,11 @@ class Unit(NamedTuple):
     name: str
     ordinal: int = 0
 
+    @property
+    def is_named(self) -> bool:
+        """Has its user named it, so that it is no batch of the query which may have the same name?"""
+        return self.name == self.writer
+
     def resource(self, run: str) -> ResourceName:
         """Return what the messages of one run of this unit name as their resource."""
         return ResourceName(PREFIX + self.name, run)

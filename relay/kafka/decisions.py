@@ -117,7 +117,7 @@ class DecisionWriter:
             instance.init()
             crash_point("decide.fenced")
             previous, known = self._known(wanted)
-            stands = standing(known, wanted.unit, wanted.run)
+            stands = _standing(known, wanted)
             if stands is not None:
                 return stands
             written = replace(wanted, previous=previous, at=clock.wall_ms())
@@ -139,11 +139,11 @@ class DecisionWriter:
         """Return the decision that stands, without fencing anybody: a hint, since one may be under way.
 
         Raises Unreachable if the brokers do not answer after some tries: a partition that was just made, or whose
-        leader has just changed, has none for a moment.
+        leader has just changed, has none for a moment. ConfigError as ``decide``, so that no row is written in vain.
         """
         for attempt in range(TRIES):
             try:
-                return standing(self._known(wanted)[1], wanted.unit, wanted.run)
+                return _standing(self._known(wanted)[1], wanted)
             except Unreachable:
                 # Retry: nothing but reading.
                 if attempt == TRIES - 1:
@@ -152,7 +152,10 @@ class DecisionWriter:
         raise AssertionError("returned or raised above")
 
     def _known(self, wanted: UnitDecision) -> tuple[int, list[UnitDecision]]:
-        """Return the offset of the writer's latest decision, and its decisions from this unit's ordinal on."""
+        """Return the offset of the writer's latest decision, and its decisions back to one behind which none is of this unit.
+
+        That is the commit of an earlier batch. A run of one may be closed at any time, and a named write may have the query's name.
+        """
         over = {"log_level": 0, "fetch.wait.max.ms": _END_WAIT_MS}
         given = settings.consumer(self._kafka, self._timing, writer_id(self._relay, "reader"), **over)
 
@@ -167,20 +170,22 @@ class DecisionWriter:
             latest = self._latest(committed, low, high, wanted.unit.writer)
             offset, found = NO_PREVIOUS if latest is None else latest[0], []
             while latest is not None:
-                decision = latest[1]
+                at, decision = latest
                 if isinstance(decision, Unread):
                     self._pass(decision, wanted)
-                    break
+                    latest = self._latest(committed, low, at, wanted.unit.writer)
+                    continue
                 found.append(decision)
-                if decision.unit.ordinal < wanted.unit.ordinal or decision.previous < low:
+                ends = decision.committed and not decision.unit.is_named and decision.unit.ordinal < wanted.unit.ordinal
+                if ends or decision.previous < low:
                     break
                 latest = next(iter(self._read(committed, decision.previous, decision.previous + 1)), None)
             return offset, found
 
     def _pass(self, unread: Unread, wanted: UnitDecision) -> None:
-        """Raise Stopped unless what another version wrote is of an earlier unit: nothing of the wanted one lies below it."""
+        """Raise Stopped unless what another version wrote is of an earlier batch, or of the write that has the query's name."""
         unit = unit_of_writer(unread.unit, wanted.unit.writer)
-        if unit is None or unit.ordinal >= wanted.unit.ordinal:
+        if unit is None or unit.name == wanted.unit.name or (not unit.is_named and unit.ordinal >= wanted.unit.ordinal):
             raise unread.why
 
     def _latest(
@@ -203,6 +208,23 @@ class DecisionWriter:
             for record in records
             if (decision := _decoded(record)) is not None
         ]
+
+
+def _standing(known: list[UnitDecision], wanted: UnitDecision) -> UnitDecision | None:
+    """Return the decision that stands; ConfigError for a batch that is not decided, and comes behind a later one that is.
+
+    Batches that came in any order would be looked for in vain, and decided twice.
+    """
+    stands = standing(known, wanted.unit, wanted.run)
+    if stands is None and wanted.committed and not wanted.unit.is_named:
+        later = [one.unit.ordinal for one in known if one.committed and one.unit.ordinal > wanted.unit.ordinal]
+        if later:
+            query, number = wanted.unit.writer, wanted.unit.ordinal
+            raise ConfigError(
+                f"batch {number} of {query} comes behind batch {max(later)}, which is decided: a query's batches are decided in their "
+                "order; bring its checkpoint back, or give it another name"
+            )
+    return stands
 
 
 def _is_of(decision: UnitDecision | Unread, writer: str) -> bool:
