@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.archived import ArchivedUpTo, decode
-from relay.jobs.following import Following, exists, qualified, rename, taken
+from relay.jobs.archived import KEY_PREFIX, ArchivedUpTo, decode, made_again
+from relay.jobs.following import Following, exists, keep, kept, qualified, rename, taken
 from relay.jobs.records import Broker, java_settings
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ANSWER_S = 15.0
+_TOPICS = "relay-topics.json"
 PERIODS = {"hour": ("topic", "date", "hour"), "day": ("topic", "date")}
 
 
@@ -68,13 +69,14 @@ def _run(options: Namespace) -> int:
     for topic in topics:
         broker.partitions(topic)
     checkpoint = checkpoint_of(spark, options.to, config.relay.state / "spark", options.checkpoint)
+    ids = _same_topics(config, spark, topics, checkpoint)
     following = Following("archive", checkpoint=checkpoint, trigger_s=options.follow, anew="--to")
     records = _records(spark, java, topics)
     writer = (
         records.writeStream.format("parquet").option("path", options.to).partitionBy(*PERIODS[options.by])
     )
     following.write(writer)
-    trimmable = {} if options.keep else _tell(config, topics, taken(spark, checkpoint))
+    trimmable = {} if options.keep else _tell(config, ids, taken(spark, checkpoint))
     report = {"to": options.to, "records": following.rows, "trimmable": trimmable}
     said = f"{following.rows:,} records of {', '.join(topics)} were archived in {options.to}"
     session.say(orjson.dumps(report).decode() if options.json else said)
@@ -122,30 +124,75 @@ def _records(spark: SparkSession, java: dict[str, str], topics: list[str]) -> Da
     )  # fmt: skip
 
 
-def _tell(
-    config: RelayConfig, topics: list[str], ends: dict[str, dict[str, int]]
-) -> dict[str, dict[str, int]]:
-    """Write into the control topic up to where each topic is archived; the files are in place by now."""
+def _same_topics(config: RelayConfig, spark: SparkSession, topics: list[str], checkpoint: Path) -> dict[str, bytes]:
+    """Return the topics' ids, and keep them with the progress; ConfigError if that is of another topic of one's name.
+
+    Spark would go on at the other one's offsets, and pass over what lies below them.
+    """
+    ids = _topic_ids(config, topics)
+    path = checkpoint / _TOPICS
+    begun = orjson.loads(kept(spark, path) or b"{}")
+    reached = taken(spark, checkpoint)
+    _refuse_another(made_again(ids, begun, reached, () if begun or not reached else _told(config)))
+    if not ids.keys() <= begun.keys():
+        keep(spark, path, orjson.dumps(begun | {topic: one.hex() for topic, one in ids.items()}))
+    return ids
+
+
+def _topic_ids(config: RelayConfig, topics: Iterable[str]) -> dict[str, bytes]:
     with Topics(config.kafka, config.timing) as known:
-        facts = known.describe([*topics, config.control_topic], settings=False)
-    if config.control_topic not in facts:
+        return {name: facts.topic_id for name, facts in known.describe(list(topics), settings=False).items()}
+
+
+def _refuse_another(topic: str | None) -> None:
+    if topic is not None:
+        raise ConfigError(
+            f"topic {topic} was deleted and created again since it was archived: what this one has below the offsets of that one would be "
+            "passed over, and called archived; begin anew with another --to"
+        )
+
+
+def _control(config: RelayConfig) -> ControlTopic:
+    if not _topic_ids(config, [config.control_topic]):
         raise ConfigError(
             f"topic {config.control_topic} does not exist: run `relay migrate`, then this job again"
         )
-    control = ControlTopic(
+    return ControlTopic(
         settings.consumer(config.kafka, config.timing, f"{config.relay.name}.archive"),
         settings.producer(config.kafka, config.timing),
         config.control_topic,
         clock.monotonic,
         ANSWER_S,
     )
+
+
+def _told(config: RelayConfig) -> list[ArchivedUpTo]:
+    if not _topic_ids(config, [config.control_topic]):
+        return []
+    control = _control(config)
+    try:
+        return [found for key, value in control.under([KEY_PREFIX]) if (found := decode(key, value))]
+    finally:
+        control.close()
+
+
+def _tell(
+    config: RelayConfig, ids: Mapping[str, bytes], ends: Mapping[str, Mapping[int, int]]
+) -> dict[str, dict[str, int]]:
+    """Write into the control topic up to where each topic is archived; the files are in place by now.
+
+    ``ids`` are those of the topics that were read: a record under another one's id would have that trimmed unread.
+    """
+    now = _topic_ids(config, ids)
+    _refuse_another(next((topic for topic, one in ids.items() if now.get(topic) != one), None))
+    control = _control(config)
     told: dict[str, dict[str, int]] = {}
     try:
-        before = {
-            found.key: found for key, value in control.under([b"archived/"]) if (found := decode(key, value))
-        }
+        before = {found.key: found for key, value in control.under([KEY_PREFIX]) if (found := decode(key, value))}
         for topic, positions in ends.items():
-            first = ArchivedUpTo(topic, facts[topic].topic_id)
+            if topic not in ids:
+                continue  # archived by an earlier run with this progress, and not by this one
+            first = ArchivedUpTo(topic, ids[topic])
             reached = before.get(first.key, first).advanced_by(
                 {int(p): offset for p, offset in positions.items()}
             )

@@ -7,7 +7,7 @@ too, which no topic has, so that it is let go by the queue's own retention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,3 +51,21 @@ def decode(key: bytes, value: bytes | None) -> ArchivedUpTo | None:
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def made_again(
+    now: Mapping[str, bytes], begun: Mapping[str, str], taken: Collection[str], told: Iterable[ArchivedUpTo]
+) -> str | None:
+    """Return a topic that is another one of its name than the archive's progress is of; None if all are the same.
+
+    ``begun`` are the topic ids, in hex, that the progress began with. Where they were not kept, of the topics that were ``taken`` from
+    the records tell that were ``told`` before.
+    """
+    known: dict[str, set[str]] = {}
+    for one in told:
+        known.setdefault(one.topic, set()).add(one.topic_id.hex())
+    for topic, topic_id in now.items():
+        before = {begun[topic]} if topic in begun else known.get(topic, set()) if topic in taken else set()
+        if before and topic_id.hex() not in before:
+            return topic
+    return None

@@ -147,6 +147,24 @@ def rename(spark: SparkSession, path: Path, to: Path) -> None:
         raise Unreachable(f"{path} cannot be renamed to {to}: do so by hand, then run the job again")
 
 
+def keep(spark: SparkSession, path: Path, content: bytes) -> None:
+    """Write a small file whole or not at all, in the place of one that there is. Raises Unreachable."""
+    system, written = _located(spark, f"{path}.new")
+    stream = system.create(written, True)
+    try:
+        stream.write(bytearray(content))
+    finally:
+        stream.close()
+    system.delete(_located(spark, path)[1], False)
+    rename(spark, Path(f"{path}.new"), path)
+
+
+def kept(spark: SparkSession, path: Path) -> bytes:
+    """Return what was written there, nothing where nothing was, or where its writer was killed between two steps."""
+    lines = spark.read.text(str(path)).collect() if exists(spark, path) else []
+    return "\n".join(line.value for line in lines).encode()
+
+
 def _located(spark: SparkSession, path: Path | str) -> tuple[Any, Any]:
     java: Any = spark
     found = java._jvm.org.apache.hadoop.fs.Path(str(path))  # noqa: SLF001 - the only way to Spark's file systems

@@ -6,12 +6,13 @@ import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from relay.audit.verify import COUNTS, MORE_COUNTS
-from relay.jobs.archived import ArchivedUpTo, decode
+from relay.config.model import RelayConfig
+from relay.jobs.archived import ArchivedUpTo, decode, made_again
 from relay.jobs.following import Following
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
@@ -57,6 +58,49 @@ def test_what_is_archived_never_goes_back() -> None:
 
     assert later.positions == {0: 10, 1: 5, 2: 1}
     assert decode(later.key, later.encode()) == later
+
+
+def test_progress_of_another_topic_of_the_name_is_none_of_this_ones() -> None:
+    now, told = {"orders": b"\x02"}, [ArchivedUpTo("orders", b"\x01"), ArchivedUpTo("bills", b"\x02")]
+
+    assert made_again(now, {"orders": "01"}, [], []) == "orders"
+    assert made_again(now, {"orders": "02"}, ["orders"], told) is None
+    assert made_again(now, {}, ["orders"], told) == "orders", "an earlier version kept no ids beside its progress"
+    assert made_again(now, {}, ["orders"], [*told, ArchivedUpTo("orders", b"\x02")]) is None
+    assert made_again(now, {}, [], told) is None, "a new archive begins at the beginning"
+    assert made_again(now, {"bills": "01"}, ["bills"], []) is None
+
+
+class Control:
+    """The control topic as the archive uses it."""
+
+    def __init__(self) -> None:
+        self.put_under: list[bytes] = []
+
+    def under(self, _prefixes: list[bytes]) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def put(self, key: bytes, _value: bytes, *, wait: bool) -> None:
+        assert wait
+        self.put_under.append(key)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("now", [b"\x02", None])
+def test_of_a_topic_that_was_made_again_meanwhile_nothing_is_called_archived(monkeypatch: pytest.MonkeyPatch, now: bytes | None) -> None:
+    control, config = Control(), cast("RelayConfig", None)
+    ids = {"orders": now} if now else {}
+    monkeypatch.setattr(archive, "_control", lambda _config: control)
+    monkeypatch.setattr(archive, "_topic_ids", lambda _config, _topics: ids)
+
+    with pytest.raises(ConfigError, match=r"topic orders was deleted and created again .* another --to"):
+        archive._tell(config, {"orders": b"\x01"}, {"orders": {0: 1500}})
+    assert control.put_under == []
+
+    ids["orders"] = b"\x01"
+    assert archive._tell(config, {"orders": b"\x01"}, {"orders": {0: 1500}}) == {"orders": {"0": 1500}}
+    assert control.put_under == [b"archived/orders/01"]
 
 
 @pytest.mark.parametrize(
