@@ -22,7 +22,7 @@ from relay.run import randomness
 from relay.run.crash import crash_point
 from relay.spark.columns import header_column, named, utc_text
 from relay.spark.deciding import UnitDecider
-from relay.spark.options import WriteOptions, check_kafka, check_topics
+from relay.spark.options import WriteOptions, check_kafka, check_sink, check_topics
 from relay.spark.writing import QUERY_ID
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def capture_batch(
     CaptureError, InDoubt, Unreachable.
     """
     check_kafka(kafka)
+    check_sink(sink or {})
     options = WriteOptions(relay, dict(kafka), topic, source=source, type=type)
     query = query or df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     if not query:

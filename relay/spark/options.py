@@ -87,6 +87,15 @@ def check_kafka(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> N
         raise ConfigError(f"kafka.{refusal.key}{value}: {refusal.problem}; {refusal.remedy}")
 
 
+def check_sink(sink: Mapping[str, str]) -> None:
+    """Raise ConfigError for a setting of Spark's sink by which rows that it has reported may be lost, or change places."""
+    needed = {"kafka.acks": ("all", "-1"), "kafka.enable.idempotence": ("true",)}
+    for name, value in sink.items():
+        allowed = needed.get(name.lower())
+        if allowed is not None and str(value).lower() not in allowed:
+            raise ConfigError(f"sink {name} = {value}: rows that count could be lost, or change places; leave it out")
+
+
 def check_topics(options: WriteOptions, names: Iterable[str]) -> dict[str, int]:
     """Return the partition count of each topic; ConfigError for one that is absent or compacted, Unreachable."""
     wanted = sorted({*names, options.decisions_topic})

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from relay.capture.message import partition_of
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
-from relay.spark.options import WriteOptions, read_options
+from relay.spark.options import WriteOptions, check_sink, read_options
 from relay.spark.rows import Labels, RowEncoder, check_schema
 
 OPTIONS = WriteOptions("shop", {"bootstrap.servers": "127.0.0.1:1"}, topic="orders")
@@ -125,6 +125,14 @@ def test_without_option_and_column_there_is_no_topic() -> None:
 def test_an_option_that_cannot_be_is_a_sentence(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read_options(given)
+
+
+@pytest.mark.parametrize(("name", "value"), [("kafka.acks", "1"), ("Kafka.Acks", "0"), ("kafka.enable.idempotence", "false")])
+def test_a_sink_that_would_lose_or_reorder_rows_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"sink {name} = {value}: "):
+        check_sink({name: value})
+
+    check_sink({"kafka.acks": "-1", "kafka.enable.idempotence": "TRUE", "kafka.linger.ms": "50"})
 
 
 def test_a_setting_of_another_client_is_named_without_its_value() -> None:
