@@ -110,7 +110,7 @@ def _chart(title: str, starts: Sequence[int | str], top: float, drawn: list[str]
 
 def _route(name: str, route: dict[str, Any]) -> str:
     windows = route["windows"]
-    starts = [int(datetime.fromisoformat(window["start"]).timestamp()) for window in windows]
+    starts = [_start(window["start"]) for window in windows]
     wrong = [kind for kind in MUST_BE_ZERO if route[kind]]
     faults = [sum(window[kind] for kind in MUST_BE_ZERO) for window in windows]
     charts = [
@@ -159,6 +159,11 @@ def _counts(route: dict[str, Any]) -> str:
 
 def _y(value: float, top: float) -> float:
     return 12 + (HEIGHT - BOTTOM - 12) * (1 - value / top)
+
+
+def _start(text: str) -> int | str:
+    """Return a window's start in seconds; one that no calendar has stays text."""
+    return text if text.startswith("@") else int(datetime.fromisoformat(text).timestamp())
 
 
 def _when(start_s: int | str) -> str:

@@ -32,7 +32,7 @@ class Window:
     def document(self) -> dict[str, Any]:
         """Return the window for programs."""
         delays = self.delays_ms or (None, None)
-        named = {"start": datetime.fromtimestamp(self.start_s, UTC).isoformat(), "seconds": self.width_s}
+        named = {"start": _text(self.start_s), "seconds": self.width_s}
         return {**named, **self.counts, "delay_ms_p50": delays[0], "delay_ms_p99": delays[1]}
 
 
@@ -62,6 +62,14 @@ class Windows:
 
     def __iter__(self) -> Any:
         return iter(sorted(self.by_start.values(), key=lambda window: window.start_s))
+
+
+def _text(start_s: int) -> str:
+    """Return a time as text; one that no calendar has, since a producer says what it likes, by its number."""
+    try:
+        return datetime.fromtimestamp(start_s, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return f"@{start_s}"
 
 
 def spread(judged: DataFrame, width_s: int | None) -> Windows:

@@ -16,6 +16,7 @@ from relay.jobs.archived import ArchivedUpTo, decode, made_again
 from relay.jobs.following import Following
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
+from relay.jobs.windows import Window
 from relay.message.errors import ConfigError
 from spark import archive, audit, capture, correlate, flights
 
@@ -144,6 +145,15 @@ def test_the_page_shows_faults_and_loads_nothing() -> None:
     assert "&lt;script&gt;" in text
     assert re.findall(r"(?:src|href)=", text) == []
     assert "wrong" in text
+
+
+@pytest.mark.parametrize("start_s", [1_700_000_000_000_000, -1_700_000_000_000_000])
+def test_a_window_of_a_time_that_no_calendar_has_is_shown_by_its_number(start_s: int) -> None:
+    shown = Window(start_s, 60, {}).document()
+
+    assert shown["start"] == f"@{start_s}", "a producer that takes microseconds for milliseconds must not end the audit"
+    told = route(captured=1)
+    assert f"@{start_s}" in page("Audit", {"main": {**told, "windows": [{**told["windows"][0], **shown}]}})
 
 
 def test_a_chart_without_values_is_still_a_chart() -> None:
