@@ -338,4 +338,4 @@ def _capture(headers: Mapping[str, bytes]) -> bytes | None:
         capture = bytes.fromhex(headers[CAPTURE].decode("ascii"))
     except (ValueError, AttributeError):
         return None
-    return capture if len(capture) == _CAPTURE_BYTES else None
+    return capture if len(headers[CAPTURE]) == 2 * len(capture) == 2 * _CAPTURE_BYTES else None  # fromhex passes over blanks

@@ -108,11 +108,12 @@ def ended_by(
 def named_capture(headers: Iterable[tuple[str, bytes]]) -> tuple[bytes | None, ResourceName | None]:
     """Return the capture and the resource that a record names; (None, None) for a plain one or one that is malformed."""
     fields = dict(headers)
+    raw = fields.get(envelope.CAPTURE) or b""
     try:
-        capture = bytes.fromhex((fields.get(envelope.CAPTURE) or b"").decode("ascii"))
+        capture = bytes.fromhex(raw.decode("ascii"))
     except ValueError:
         return None, None
-    if len(capture) != DIGEST_BYTES:
+    if not len(raw) == 2 * len(capture) == 2 * DIGEST_BYTES:  # fromhex passes over blanks
         return None, None  # no capture has such a name, so none would ever end
     return capture, ResourceName.decode(fields.get(envelope.RESOURCE) or b"")
 

@@ -43,6 +43,17 @@ def test_a_captured_message_of_the_markers_type_is_a_message_that_must_take_effe
     assert len(ledger) == 2
 
 
+@pytest.mark.parametrize("raw", [b"00 " * 16, b"00" * 16 + b"\n", b"00" * 17, b"no hex"])
+def test_a_message_of_what_can_be_no_capture_waits_for_none(raw: bytes) -> None:
+    ledger = Ledger([PLACE])
+    route: Any = SimpleNamespace(name="main", to=None, order="publisher", identity=["cloudevents", "position"])
+    records = [(0, 0, record(b"42", b"{}", [(ID, b"a"), (CAPTURE, raw), (RESOURCE, SHOP.encode())]))]
+
+    readers.fill(ledger, [records], route, readers.Identity(route, {"orders": b"i" * 16}), None)
+
+    assert (len(ledger), ledger.open_captures()) == (1, {}), "workers make a dead letter of it"
+
+
 def test_what_an_output_holds_is_told_apart_wherever_key_and_value_meet() -> None:
     alike = [(b"a", b"bc"), (b"ab", b"c"), (None, b"abc"), (b"", b"abc"), (b"abc", b""), (b"abc", None), (None, None), (None, b"")]
 

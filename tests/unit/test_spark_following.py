@@ -44,7 +44,7 @@ def test_it_ends_before_the_first_undecided_message_and_goes_on_with_its_marker(
     assert (before, between, prefix.position()) == (1, 1, 5)
 
 
-@pytest.mark.parametrize("raw", [b"ab", b"00" * 17, b"", b"no hex"])
+@pytest.mark.parametrize("raw", [b"ab", b"00" * 17, b"", b"no hex", b"00 " * 16, b"00" * 16 + b"\n"])
 def test_a_message_of_what_can_be_no_capture_holds_nothing(raw: bytes) -> None:
     prefix = Prefix(0)
     prefix.take(0, None, b"a", [(ID, b"1"), (CAPTURE, raw), (RESOURCE, SHOP.encode())])
