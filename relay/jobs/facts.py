@@ -87,7 +87,8 @@ def log_facts(records: DataFrame, partitions: Sequence[LogPartition], rules: Rul
     source = sql.coalesce(_filled(header[SOURCE]), topic)
     lane = {"publisher": source, "key": sql.coalesce("key", sql.lit(b""))}.get(rules.order, sql.lit(b""))
     capture = header[CAPTURE].cast("string")
-    of_marker = (header[TYPE].cast("string") == OUTCOME_TYPE) & (capture == sql.lower(sql.hex("key")))
+    of_capture = (capture == sql.lower(sql.hex("key"))) & (sql.length("key") == identity.DIGEST_BYTES)
+    of_marker = (header[TYPE].cast("string") == OUTCOME_TYPE) & of_capture
     marker = sql.coalesce(of_marker, sql.lit(False))  # the type alone says nothing: see capture/outcomes
     marker_value = sql.when(marker, sql.col("value"))
     chosen = records.select(
@@ -218,7 +219,9 @@ def by_broker() -> Column:
 def _headers() -> Column:
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    return sql.map_from_entries("headers")
+    # The JVM puts this character for what is not UTF-8; of such a record's headers the other clients can read none.
+    unread = sql.exists("headers", lambda header: header["key"].contains("\N{REPLACEMENT CHARACTER}"))
+    return sql.map_from_entries(sql.when(~unread, sql.col("headers")))
 
 
 def _filled(column: Column) -> Column:

@@ -198,7 +198,7 @@ def judge(
         sql.when(sql.col("undecided").isNotNull(), "undecided")
         .when(sql.col("aborted").isNotNull(), "phantom_aborted")
         .when(~sql.col("former"), "of_others")
-        .when(_is_expired(standing.lows) | sql.coalesce("former", sql.lit(False)), "expired")
+        .when((is_delivered & _is_expired(standing.lows)) | sql.coalesce("former", sql.lit(False)), "expired")
         .when(sql.col("entry").isNull() & _is_forgotten(standing), "forgotten")
         .otherwise("phantom")
     )

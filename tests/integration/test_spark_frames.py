@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from relay.jobs import facts, judging
+from relay.jobs.facts import Rules
 from relay.local.spark import submission
+from relay.message import identity
 from relay.message.errors import ConfigError
+from relay.message.record import LogPartition
+from relay.monitor.entries import DEAD, DELIVERED
 from relay.spark.columns import utc_text
 from spark.archive import checkpoint_of
 from spark.correlate import _parts
@@ -138,3 +143,38 @@ def test_parents_that_have_no_id_or_source_are_called_by_their_places_and_topic(
     assert [(row.source_0, row.id_0) for row in found] == [
         ("/a", "log/0/0"), ("log", "log/0/1"), ("log", "7"), ("log", "log/0/3"),
     ], "and what has no key has nothing to be joined by"  # fmt: skip
+
+
+def records(spark: Any, topic: str, *given: tuple[bytes | None, bytes, list[tuple[str, bytes]]]) -> Any:
+    """Return records of one partition as Spark's Kafka source gives them."""
+    rows = [(topic, 0, offset, datetime(2026, 1, 1, tzinfo=UTC), *one) for offset, one in enumerate(given)]
+    kind = "array<struct<key:string,value:binary>>"
+    return spark.createDataFrame(rows, f"topic string, partition int, offset long, timestamp timestamp, key binary, value binary, headers {kind}")
+
+
+def test_the_audit_takes_for_messages_what_workers_take_for_messages(spark: Any) -> None:
+    """A message of the markers' type with a short key, and one that has a header whose name is not UTF-8: dead letters both."""
+    place, rules = LogPartition("orders", 0), Rules(("cloudevents", "position"), "publisher", {"orders": b"i" * 16})
+    short = [("ce_id", b"a"), ("ce_type", b"relay.outcome"), ("ce_relaycapture", b"abc".hex().encode())]
+    unread = [("caf\ufffd", b"x"), ("ce_id", b"b"), ("ce_source", b"/s"), ("ce_relaycapture", b"00" * 16)]
+    frame = records(spark, "orders", (b"abc", b"{}", short), (None, b"{}", unread))
+
+    found = facts.log_facts(frame, [place], rules).orderBy("pos").collect()
+
+    assert [(row.kind, row.capture) for row in found] == [(facts.MESSAGE, None)] * 2
+    assert bytes(found[1].digest) == identity.position_digest(b"i" * 16, 0, 1), "so its dead letter is called"
+
+
+def test_an_effect_of_what_died_before_it_left_the_log_is_a_phantom(spark: Any) -> None:
+    place = LogPartition("orders", 0)
+    effects = spark.createDataFrame([(b"dead", 1), (b"done", 2)], "digest binary, pos long")
+    entry = "replay short, entry_order long, outcome short, log_topic string, log_partition int, log_offset long, at long, home int"
+    entered = spark.createDataFrame(
+        [(name, (0, 1, outcome, "orders", 0, 5, -1, 0, None)) for name, outcome in ((b"dead", DEAD), (b"done", DELIVERED))],
+        f"digest binary, entry struct<{entry.replace(' ', ':').replace(',:', ',')},transaction:string>",
+    )
+    standing = judging.Standing([place], {place: 9}, {place: 9})
+
+    judged = judging.judge(judging.meet([judging.sided(effects, judging.EFFECT)]), entered, standing).collect()
+
+    assert {bytes(row.digest): row.verdict for row in judged} == {b"dead": "phantom", b"done": "expired"}
