@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -109,6 +109,7 @@ class RouteAudit:
         route, to = self._route, self._route.to
         if isinstance(to, TableDestination):
             table_facts.check(route, to)
+            self._rules = replace(self._rules, as_stored=table_facts.as_stored(self._config, to))
             where = f"table {to.table} in {to.resource}"
         elif isinstance(to, TopicDestination):
             where = f"topic {to.topic}"
@@ -127,6 +128,7 @@ class RouteAudit:
             self._sources.spark.conf.set("spark.sql.shuffle.partitions", str(tasks or self._tasks()))
             self._step("log")
             self._kept_log = self._kept(log, stack)
+            self._refuse_respelled()
             sides = self._decided(CaptureOutcomes(self._config, resolutions, stack))
             met = self._kept(judging.meet([*sides, judging.sided(effects, judging.EFFECT), dead]), stack)
             self._step("meeting of log and destination")
@@ -232,6 +234,17 @@ class RouteAudit:
                 ranges[partition] = (min(start, ranges[partition][1]), ranges[partition][1])
         partitions = list(ranges)
         return facts.log_facts(self._read(ranges), partitions, self._rules), lows, partitions
+
+    def _refuse_respelled(self) -> None:
+        """Raise ConfigError where a table's rows do not have the ids as their messages have them."""
+        if self._rules.as_stored is None:
+            return
+        first = self._kept_log.where(f"respelled and kind = {facts.MESSAGE}").select("pos").head(1)
+        if first:
+            raise ConfigError(
+                f"routes.{self._route.name}: the table's column of ids spells that of {self._place(first[0].pos, self._partitions)} otherwise "
+                "than the log (a uuid in capitals, a number with zeros), and this job cannot tell such rows apart: use `relay verify`"
+            )
 
     def _decided(self, asked: CaptureOutcomes) -> list[DataFrame]:
         """Divide the messages by how their captures ended; each part is one side of the meeting."""

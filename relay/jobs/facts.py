@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from relay.audit.stored_ids import AsStored
 from relay.jobs.records import OFFSETS, PLACE_SHIFT, place
 from relay.message import identity
 from relay.message.envelope import (
@@ -48,7 +49,7 @@ _BROKERS_TIME: Final = 1
 """Kafka's number for a time that the broker gave."""
 _RULED: Final = "ruled_"
 FACTS: Final = (
-    "pos long, at timestamp, content long, lane long, shared long, capture binary, resource binary, digest binary, kind byte"
+    "pos long, at timestamp, content long, lane long, shared long, capture binary, resource binary, digest binary, kind byte, respelled boolean"
 )
 EFFECTS: Final = "pos long, at timestamp, content long, digest binary"
 PAGE_ROWS: Final = (
@@ -66,6 +67,8 @@ class Rules:
     identity: tuple[str, ...]
     order: str
     topic_ids: Mapping[str, bytes]
+    as_stored: AsStored | None = None
+    """How an id reads in the table, where that is not as it was written."""
 
     @property
     def headers(self) -> tuple[str, ...]:
@@ -297,12 +300,21 @@ def _facts_of(
             if batch.column("marker").true_count:
                 captures, kinds = _outcomes(batch)
             kept = [batch.column(name) for name in ("pos", "at", "content", "lane", "shared")]
+            respelled = pyarrow.array(_respelled(batch, rules.as_stored), pyarrow.bool_())
             yield pyarrow.RecordBatch.from_arrays(
-                [*kept, captures, batch.column("resource"), pyarrow.array(digests, pyarrow.binary()), kinds],
-                ["pos", "at", "content", "lane", "shared", "capture", "resource", "digest", "kind"],
+                [*kept, captures, batch.column("resource"), pyarrow.array(digests, pyarrow.binary()), kinds, respelled],
+                ["pos", "at", "content", "lane", "shared", "capture", "resource", "digest", "kind", "respelled"],
             )
 
     return facts
+
+
+def _respelled(batch: pyarrow.RecordBatch, as_stored: AsStored | None) -> list[bool]:
+    """Return of which rows a table has the id in another spelling, so that its name is not the log's."""
+    if as_stored is None:
+        return [False] * batch.num_rows
+    texts = ((raw or b"").decode("utf-8", "replace") for raw in batch.column("id").to_pylist())
+    return [bool(text) and as_stored(text) != text for text in texts]
 
 
 def _outcomes(batch: pyarrow.RecordBatch) -> tuple[pyarrow.Array, pyarrow.Array]:

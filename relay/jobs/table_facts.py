@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import tables
+from relay.audit.stored_ids import AsStored
 from relay.config.model import RelayConfig, RouteConfig, TableDestination
 from relay.message import identity
 from relay.message.envelope import ID, SOURCE
@@ -33,6 +34,15 @@ def check(route: RouteConfig, to: TableDestination) -> None:
             f"routes.{route.name}: this job tells a table's rows apart by columns from ce:id and ce:source, and an upsert "
             "by the id as its key; map them, or use `relay verify`"
         )
+
+
+def as_stored(config: RelayConfig, to: TableDestination) -> AsStored | None:
+    """Return how an id reads once the table has it, None if as it was written."""
+    store = tables.open_store(to.resource, config.resources[to.resource])
+    try:
+        return store.as_stored(to.table, next(column for column, source in to.columns.items() if source == "ce:id"))
+    finally:
+        store.close()
 
 
 def effects(spark: SparkSession, config: RelayConfig, route: RouteConfig, to: TableDestination) -> DataFrame:
