@@ -108,6 +108,14 @@ class Evidence:
         """Return all of which an entry counts."""
         return {digest for digest, _ in self._counting(None)}
 
+    def redriven(self) -> set[bytes]:
+        """Return of which a redrive was entered: their dead letters, and what took those back, may be gone by now."""
+        return {
+            page.digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+            for page in self._pages if page.replays and self._counts(page)
+            for row, replay in enumerate(page.replays) if replay
+        }  # fmt: skip
+
     def oldest(self, monitor_partition: int) -> int:
         """Return when the broker took the first record that is left of a monitor partition; UNKNOWN_AGE if nothing tells."""
         return self._oldest.get(monitor_partition, UNKNOWN_AGE)

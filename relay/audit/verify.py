@@ -168,7 +168,8 @@ class _RouteAudit:
             seen.memory = self._memory(seen, stores)
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
             letters = seen.deaths.letters
-            checker = Checker(ledger, ordered=route.order != "none", apart=letters.standing | letters.redriven, memory=seen.memory)
+            apart = letters.standing | letters.redriven | seen.later.redriven()
+            checker = Checker(ledger, ordered=route.order != "none", apart=apart, memory=seen.memory)
             if isinstance(to, TopicDestination):
                 identify = self._identity()
                 batches = self._scan.read(seen.outputs, self._progress(f"output {to.topic}", seen.outputs))

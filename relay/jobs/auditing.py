@@ -207,14 +207,17 @@ class RouteAudit:
         return {LogPartition(names[one], number): at for (one, number), at in kept.items() if one in names}
 
     def _late(self, met: DataFrame, monitor: Monitor, to: TopicDestination | TableDestination) -> DataFrame:
-        """Return the messages that took effect after a later one of their lane."""
-        if isinstance(to, TopicDestination):
-            return judging.lapses(met)
+        """Return the messages that took effect after a later one of their lane, and that nothing says were redriven."""
         pages = None
         if monitor.ranges:
             pages = facts.page_rows(self._read(monitor.ranges), list(monitor.ranges), monitor.ends)
-        committed = table_facts.commits(self._sources.spark, self._config, self._route, to, pages)
-        return table_facts.lapses(met, committed)
+        if isinstance(to, TopicDestination):
+            late = judging.lapses(met)
+        else:
+            late = table_facts.lapses(met, table_facts.commits(self._sources.spark, self._config, self._route, to, pages))
+        if pages is None or self._route.order == "none" or late.cache().isEmpty():
+            return late
+        return judging.not_redriven(late, pages)
 
     def _log_ranges(self) -> dict[LogPartition, Range]:
         found: dict[LogPartition, Range] = {}

@@ -246,6 +246,7 @@ def lapses(met: DataFrame) -> DataFrame:
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     delivered = met.where("log is not null and effects > 0 and not apart and not scattered").select(
+        "digest",
         sql.col("log.pos").alias("pos"),
         sql.col("log.at").alias("at"),
         sql.col("log.lane").alias("lane"),
@@ -257,6 +258,11 @@ def lapses(met: DataFrame) -> DataFrame:
     )
     ordered = delivered.withColumn("after", sql.max("pos").over(before))
     return ordered.where(sql.col("pos") < sql.col("after"))
+
+
+def not_redriven(late: DataFrame, pages: DataFrame) -> DataFrame:
+    """Leave out what the monitor says was redriven: its dead letter, and what took that back, may be gone by now."""
+    return late.join(pages.where("replay > 0").select("digest").distinct(), "digest", "left_anti")
 
 
 def wandering_lanes(met: DataFrame) -> int:

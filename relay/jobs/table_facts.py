@@ -151,7 +151,7 @@ def lapses(met: DataFrame, committed: DataFrame) -> DataFrame:
     return (
         turns.withColumn("after", sql.max("pos").over(earlier))
         .where("pos < after")
-        .select("pos", "at", "after")
+        .select("digest", "pos", "at", "after")
     )
 
 

@@ -178,3 +178,14 @@ def test_an_effect_of_what_died_before_it_left_the_log_is_a_phantom(spark: Any) 
     judged = judging.judge(judging.meet([judging.sided(effects, judging.EFFECT)]), entered, standing).collect()
 
     assert {bytes(row.digest): row.verdict for row in judged} == {b"dead": "phantom", b"done": "expired"}
+
+
+def test_what_the_monitor_says_was_redriven_is_not_late(spark: Any) -> None:
+    log = spark.createDataFrame([(b"a", 0, 7, 1), (b"b", 1, 7, 1), (b"c", 2, 7, 1)], "digest binary, pos long, content long, lane long")
+    effects = spark.createDataFrame([(b"c", 0), (b"a", 1), (b"b", 2)], "digest binary, pos long")
+    pages = spark.createDataFrame([(b"a", 0), (b"a", 1), (b"b", 0)], "digest binary, replay int")
+
+    late = judging.lapses(judging.meet([judging.sided(log, judging.CAPTURED), judging.sided(effects, judging.EFFECT)]))
+
+    assert sorted(bytes(row.digest) for row in late.collect()) == [b"a", b"b"]
+    assert [bytes(row.digest) for row in judging.not_redriven(late, pages).collect()] == [b"b"]

@@ -476,3 +476,20 @@ def test_an_output_whose_number_is_none_tells_no_age() -> None:
         assert memory.lacks(digest("1"), ledger.Place(*place, 0))
     memory.take(place, dict(marks(INSTANCE, 2)))
     assert not memory.lacks(digest("1"), ledger.Place(*place, 0))
+
+
+@pytest.mark.parametrize("low", [0, 2])
+def test_what_was_redriven_is_not_reordered_whatever_is_left_of_its_letters(make: Make, low: int) -> None:
+    place = make(TO_TOPIC)
+    late, other = place.write("a"), place.write("b")
+    place.enter(late, outcome=DEAD)
+    place.letter(late)
+    place.output("b", INSTANCE, 1)
+    place.enter(other, first=1)
+    place.output("a", INSTANCE, 2)
+    place.record(Page("w", INSTANCE, 2, Proof.PROVEN, None, LOG, 0, late, bytes(8), [0], b"\0", b"\1"))
+    place.letter(late, "redriven", 1)
+    place.stand_at(2)
+    place.cluster.low[place.config.deadletter_topic] = low
+
+    assert wrong(place.audit()) == {}

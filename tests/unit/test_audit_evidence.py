@@ -140,3 +140,10 @@ def test_a_death_has_the_begin_of_its_own_transaction_in_its_own_partition() -> 
 def test_places_of_the_log_are_those_of_the_pages() -> None:
     assert evidence(begin(1), page("a")).partitions == {LogPartition("orders", 0)}
     assert evidence(begin(1), page("a", instance=TWO)).instances == {ONE, TWO}
+
+
+def test_what_was_redriven_is_known_by_the_entries_that_count() -> None:
+    proven, open_one = page("a", proof=Proof.PROVEN, replay=1), page("b", instance=TWO, n=1, replay=1)
+
+    assert evidence(proven, page("c", proof=Proof.PROVEN), begin(1, instance=TWO), open_one).redriven() == {d("a")}
+    assert evidence(begin(1, instance=TWO), open_one, Seal("w", TWO, 1)).redriven() == {d("b")}
