@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pyspark.sql import functions as sql
 
-from relay.capture.decisions import Attempt, batch_unit
+from relay.capture.decisions import Attempt, UnitDecision, batch_unit
 from relay.jobs.records import java_settings
 from relay.message.errors import ConfigError
 from relay.message.identity import NONCE_BYTES
@@ -48,6 +48,8 @@ def capture_batch(
 ) -> bool:
     """Write ``df`` as the capture of (query, batch); return False if that was done before, and then nothing is written.
 
+    ConfigError if that was into another topic: whoever writes into several gives each a query's name of its own.
+
     Columns: value, and optionally key, headers, partition, id, source, type, subject, time. ``kafka`` has librdkafka's names, as
     in the relay's configuration; ``sink`` further options of Spark's Kafka sink (``kafka.*`` with the JVM's names).
     Without a column id the session needs a checkpoint directory. Raises ConfigError before any row is written,
@@ -66,7 +68,8 @@ def capture_batch(
     _check(df)
     run = str(UUID(bytes=randomness.uuid_bytes()))
     decider = UnitDecider(options, unit, run)
-    if decider.is_committed():
+    if (done := decider.committed()) is not None:
+        refuse_another_topic(done, topic)
         return False
     nonce = randomness.random_bytes(NONCE_BYTES)
     attempt = Attempt(nonce, 0, tuple(LogPartition(topic, number) for number in range(partitions)))
@@ -84,7 +87,19 @@ def capture_batch(
         # Abort: nothing is decided yet, so the rows of this run may not count; the query's next start runs it again.
         decider.abort([attempt])
         raise
-    return decider.commit([attempt]).run == run
+    stands = decider.commit([attempt])
+    refuse_another_topic(stands, topic)
+    return stands.run == run
+
+
+def refuse_another_topic(done: UnitDecision, topic: str) -> None:
+    """Raise ConfigError if the batch was captured into another topic: it is not done, and taken for done its rows were lost."""
+    topics = sorted({place.topic for attempt in done.attempts for place in attempt.places})
+    if topics and topic not in topics:
+        raise ConfigError(
+            f"batch {done.unit.ordinal} of {done.unit.writer} was captured into {', '.join(topics)}, and would be passed over for {topic}: "
+            "a batch is one capture; give query= a name for each topic"
+        )
 
 
 def _check(df: DataFrame) -> None:

@@ -32,10 +32,10 @@ class UnitDecider:
         self._decisions.connect(unit.writer)
         self._markers = BulkAppender(options.kafka, Timing(), options.timeout_s)
 
-    def is_committed(self) -> bool:
-        """Is the unit committed, as far as one can tell without fencing anybody? Raises Unreachable, InDoubt."""
+    def committed(self) -> UnitDecision | None:
+        """Return the unit's commit, as far as one can tell without fencing anybody. Raises Unreachable, InDoubt."""
         stands = self._decisions.known(UnitDecision(self._unit, self._run, committed=True))
-        return stands is not None and stands.committed
+        return stands if stands is not None and stands.committed else None
 
     def commit(self, attempts: Sequence[Attempt]) -> UnitDecision:
         """Decide that these attempts count, unless the unit is decided; return the decision that stands.

@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from relay.capture.decisions import Attempt, UnitDecision, batch_unit
 from relay.capture.message import partition_of
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
+from relay.spark.batches import refuse_another_topic
 from relay.spark.options import WriteOptions, check_sink, read_options
 from relay.spark.rows import Labels, RowEncoder, check_schema
 
@@ -133,6 +135,15 @@ def test_a_sink_that_would_lose_or_reorder_rows_is_refused(name: str, value: str
         check_sink({name: value})
 
     check_sink({"kafka.acks": "-1", "kafka.enable.idempotence": "TRUE", "kafka.linger.ms": "50"})
+
+
+def test_a_batch_that_went_into_another_topic_is_not_taken_for_done() -> None:
+    places = (LogPartition("orders", 0), LogPartition("orders", 1))
+    done = UnitDecision(batch_unit("q", 3), "run", True, (Attempt(b"n" * 16, 0, places),))
+
+    refuse_another_topic(done, "orders")
+    with pytest.raises(ConfigError, match=r"batch 3 of q was captured into orders, and would be passed over for bills: .* query="):
+        refuse_another_topic(done, "bills")
 
 
 def test_a_setting_of_another_client_is_named_without_its_value() -> None:
