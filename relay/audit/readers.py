@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 from zlib import crc32
 
 import orjson
@@ -28,6 +28,7 @@ from relay.message.envelope import (
     RESOURCE,
     RESOURCE_BYTES_MAX,
     SOURCE,
+    capture_of,
 )
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition, headers_if_any, lane_name, of_other_version
@@ -40,7 +41,6 @@ Batches = Iterable[list[Scanned]]
 Match = Callable[[Mapping[str, bytes], bytes], bytes | None]
 """(headers, topic) -> what a destination knows the message by, None if nothing."""
 
-_CAPTURE_BYTES: Final = 16
 
 
 class Identity:
@@ -116,7 +116,7 @@ def fill(
                 match(headers, topic) if match else None,
                 id_match(headers.get(ID)) if shares else None,
             )
-            capture = _capture(headers) if CAPTURE in headers else None
+            capture = capture_of(headers[CAPTURE]) if CAPTURE in headers else None
             if capture is None:
                 add(fact)
             else:
@@ -330,12 +330,3 @@ def _mark(ledger: Ledger, key: bytes | None, value: bytes | None) -> None:
         ledger.marker(capture, Outcome.ABORTED)
     elif record["nonce"] and identity.capture_id(record["nonce"]) == capture:
         ledger.marker(capture, Outcome.COMMITTED)
-
-
-def _capture(headers: Mapping[str, bytes]) -> bytes | None:
-    """Return the capture id; None for a header that is none, whose message cannot be held for anything."""
-    try:
-        capture = bytes.fromhex(headers[CAPTURE].decode("ascii"))
-    except (ValueError, AttributeError):
-        return None
-    return capture if len(headers[CAPTURE]) == 2 * len(capture) == 2 * _CAPTURE_BYTES else None  # fromhex passes over blanks

@@ -24,12 +24,14 @@ from relay.log.holds import (
 )
 from relay.message.envelope import (
     CAPTURE,
+    CAPTURE_HEX_CHARS,
     HEADERS_MAX,
     LOG_ONLY_HEADERS,
     RESOURCE,
     SOURCE,
     Headers,
     ResourceName,
+    capture_of,
     outgoing,
 )
 from relay.message.errors import MessageRejected
@@ -38,7 +40,6 @@ from relay.message.limits import raise_limit
 from relay.message.record import LogMessage, LogPartition, Record, headers_of
 
 log = structlog.get_logger("relay.intake")
-CAPTURE_HEX_CHARS: Final = 32
 _new = tuple.__new__  # a NamedTuple's own constructor is a Python function: twice the time
 
 
@@ -331,11 +332,7 @@ def _resource(message: LogMessage) -> ResourceName | None:
 
 def _capture(raw: bytes | None) -> tuple[bytes | None, MessageRejected | None]:
     """Read the capture header; a header's value may also be null."""
-    raw = raw or b""
-    try:
-        capture = bytes.fromhex(raw.decode("ascii"))
-    except ValueError:
-        capture = b""
-    if len(raw) != CAPTURE_HEX_CHARS or len(capture) != CAPTURE_HEX_CHARS // 2:
+    capture = capture_of(raw)
+    if capture is None:
         return None, MessageRejected("decode", "capture", f"the header {CAPTURE} is not {CAPTURE_HEX_CHARS} hex characters")
     return capture, None

@@ -28,6 +28,8 @@ PRIORITY: Final = "ce_relaypriority"
 PARENTS: Final = "ce_relayparents"
 MODE: Final = "ce_relaymode"
 AUDIENCE: Final = "ce_relayaudience"
+CAPTURE_HEX_CHARS: Final = 32
+"""What a capture's name has in ``CAPTURE``."""
 DELAY: Final = "ce_relaydelay"
 
 HEADERS_MAX: Final = 256
@@ -58,6 +60,18 @@ CAPTURE_HEADERS: Final = frozenset({CAPTURE, RESOURCE})
 OUTPUT_HEADERS: Final = frozenset({OUT_INSTANCE, OUT_N, OUT_DIGEST})
 LOG_ONLY_HEADERS: Final = CAPTURE_HEADERS | OUTPUT_HEADERS
 """Never copied out of the log: a second relay would look for a decision, a settlement believe a stranger."""
+
+
+def capture_of(raw: bytes | None) -> bytes | None:
+    """Return the capture that the header ``CAPTURE`` names; None unless it has 32 hex characters: a header may be null, too."""
+    if raw is None or len(raw) != CAPTURE_HEX_CHARS:
+        return None
+    try:
+        capture = bytes.fromhex(raw.decode("ascii"))
+    except ValueError:
+        return None
+    return capture if len(capture) == CAPTURE_HEX_CHARS // 2 else None  # fromhex passes over blanks
+
 
 
 def outgoing(headers: Iterable[tuple[str, bytes]]) -> Headers:

@@ -19,7 +19,6 @@ from relay.kafka.reading import PartitionReader
 from relay.message import envelope
 from relay.message.envelope import Headers, ResourceName, outgoing
 from relay.message.errors import ConfigError
-from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition, headers_if_any
 from relay.run import clock
 from relay.spark.options import WriteOptions, check_topics
@@ -108,12 +107,8 @@ def ended_by(
 def named_capture(headers: Iterable[tuple[str, bytes]]) -> tuple[bytes | None, ResourceName | None]:
     """Return the capture and the resource that a record names; (None, None) for a plain one or one that is malformed."""
     fields = dict(headers)
-    raw = fields.get(envelope.CAPTURE) or b""
-    try:
-        capture = bytes.fromhex(raw.decode("ascii"))
-    except ValueError:
-        return None, None
-    if not len(raw) == 2 * len(capture) == 2 * DIGEST_BYTES:  # fromhex passes over blanks
+    capture = envelope.capture_of(fields.get(envelope.CAPTURE))
+    if capture is None:
         return None, None  # no capture has such a name, so none would ever end
     return capture, ResourceName.decode(fields.get(envelope.RESOURCE) or b"")
 

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import psycopg
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from relay.chaos.frame_proxy import FrameProxy
 from relay.config.loading import load
@@ -126,3 +129,21 @@ def database(postgres: str) -> Iterator[Database]:
     made = Database(postgres)
     yield made
     made.close()
+
+
+@pytest.fixture
+def worker_role(postgres: str) -> Iterator[str]:
+    """A role without any right, and its URL for this test's database."""
+    role = f"w_{secrets.token_hex(4)}"
+    with psycopg.connect(postgres, autocommit=True) as admin:
+        admin.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
+        yield role
+        admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(role)))
+        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
+def url_of(postgres: str, role: str) -> str:
+    """The same database for another role; its host may be a socket's folder."""
+    facts = conninfo_to_dict(postgres)
+    place = {key: str(facts[key]) for key in ("host", "port") if facts.get(key)}
+    return f"postgresql://{role}:w@/{facts['dbname']}?{urlencode(place)}"

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlencode
 
 import psycopg
 import pytest
@@ -32,6 +31,7 @@ from relay.resources.attempts import PostgresqlAttempts
 from relay.setup import migrate as migrating
 from relay.setup.migrate import _grant
 from tests.cluster_changes import make_topics
+from tests.integration.conftest import url_of
 
 MakeTopic = Callable[..., str]
 runner = CliRunner()
@@ -159,24 +159,6 @@ def test_a_copy_of_a_database_gets_an_identity_of_its_own(
 
     assert first != second
     assert second == third
-
-
-@pytest.fixture
-def worker_role(postgres: str) -> Iterator[str]:
-    """A role without any right, and its URL for this test's database."""
-    role = f"w_{secrets.token_hex(4)}"
-    with psycopg.connect(postgres, autocommit=True) as admin:
-        admin.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
-        yield role
-        admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(role)))
-        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
-
-
-def url_of(postgres: str, role: str) -> str:
-    """The same database for another role; its host may be a socket's folder."""
-    facts = conninfo_to_dict(postgres)
-    place = {key: str(facts[key]) for key in ("host", "port") if facts.get(key)}
-    return f"postgresql://{role}:w@/{facts['dbname']}?{urlencode(place)}"
 
 
 def test_the_worker_may_use_the_tables_and_not_change_them(

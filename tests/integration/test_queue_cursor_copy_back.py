@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlencode
 
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
 from relay.config.loading import load
 from relay.config.model import RelayConfig, ResourceConfig
@@ -22,6 +18,7 @@ from relay.resources import open_resource
 from relay.run.queues import queue_of
 from relay.setup.migrate import _grant
 from relay.setup.queue_tables import create_tables
+from tests.integration.conftest import url_of
 
 
 def written(folder: Path, postgres: str, store: str, more: str = "") -> RelayConfig:
@@ -54,19 +51,8 @@ def test_rows_of_one_transaction_get_numbers_of_their_own(tmp_path: Path, postgr
         assert new.execute("select log_offset from relay_inbox order by applied").fetchall() == [(10,), (11,), (12,), (13,)]
 
 
-@pytest.fixture
-def worker(postgres: str) -> Iterator[str]:
-    """A role without any right."""
-    role = f"w_{secrets.token_hex(4)}"
-    with psycopg.connect(postgres, autocommit=True) as admin:
-        admin.execute(sql.SQL("create role {} login password 'w'").format(sql.Identifier(role)))
-        yield role
-        admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(role)))
-        admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
-
-
-def test_a_worker_with_no_more_rights_than_it_is_granted_moves_there_and_back(tmp_path: Path, postgres: str, worker: str) -> None:
-    url = _url(postgres, worker)
+def test_a_worker_with_no_more_rights_than_it_is_granted_moves_there_and_back(tmp_path: Path, postgres: str, worker_role: str) -> None:
+    url = url_of(postgres, worker_role)
     resource = {"url": url, "migrate_url": postgres}
     _grant("shop", _created(ResourceConfig.model_validate(resource)))
     for here, there in (("shop", f"sqlite:///{tmp_path}/file.db"), (f"sqlite:///{tmp_path}/file.db", "shop")):
@@ -77,25 +63,19 @@ def test_a_worker_with_no_more_rights_than_it_is_granted_moves_there_and_back(tm
         assert copy_cursors(config, "credit", there) == 0
 
 
-def test_what_keeps_cursors_from_being_copied_is_said_before_anything_is_done(tmp_path: Path, postgres: str, worker: str) -> None:
+def test_what_keeps_cursors_from_being_copied_is_said_before_anything_is_done(tmp_path: Path, postgres: str, worker_role: str) -> None:
     target = f"sqlite:///{tmp_path}/file.db"
-    config = written(tmp_path, _url(postgres, worker), "shop")
+    config = written(tmp_path, url_of(postgres, worker_role), "shop")
     with pytest.raises(ConfigError, match=r"lacks tables .*; run `relay migrate`"):
         check_cursors(config, "credit", target)
 
     open_resource("shop", postgres).create_tables()
-    with pytest.raises(ConfigError, match=f"grant usage, update on sequence relay_inbox_applied_seq to {worker}"):
+    with pytest.raises(ConfigError, match=f"grant usage, update on sequence relay_inbox_applied_seq to {worker_role}"):
         check_cursors(config, "credit", target)
 
     with psycopg.connect(postgres) as admin:
-        admin.execute(sql.SQL("grant usage, update on sequence relay_inbox_applied_seq to {}").format(sql.Identifier(worker)))
+        admin.execute(sql.SQL("grant usage, update on sequence relay_inbox_applied_seq to {}").format(sql.Identifier(worker_role)))
     check_cursors(config, "credit", target)
-
-
-def _url(postgres: str, role: str) -> str:
-    facts = conninfo_to_dict(postgres)
-    place = {key: str(facts[key]) for key in ("host", "port") if facts.get(key)}
-    return f"postgresql://{role}:w@/{facts['dbname']}?{urlencode(place)}"
 
 
 def _created(resource: ResourceConfig) -> ResourceConfig:
