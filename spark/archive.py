@@ -153,10 +153,6 @@ def _refuse_another(topic: str | None) -> None:
 
 
 def _control(config: RelayConfig) -> ControlTopic:
-    if not _topic_ids(config, [config.control_topic]):
-        raise ConfigError(
-            f"topic {config.control_topic} does not exist: run `relay migrate`, then this job again"
-        )
     return ControlTopic(
         settings.consumer(config.kafka, config.timing, f"{config.relay.name}.archive"),
         settings.producer(config.kafka, config.timing),
@@ -183,8 +179,12 @@ def _tell(
 
     ``ids`` are those of the topics that were read: a record under another one's id would have that trimmed unread.
     """
-    now = _topic_ids(config, ids)
+    now = _topic_ids(config, [*ids, config.control_topic])
     _refuse_another(next((topic for topic, one in ids.items() if now.get(topic) != one), None))
+    if config.control_topic not in now:
+        raise ConfigError(
+            f"topic {config.control_topic} does not exist: run `relay migrate`, then this job again"
+        )
     control = _control(config)
     told: dict[str, dict[str, int]] = {}
     try:

@@ -90,8 +90,8 @@ class Control:
 
 @pytest.mark.parametrize("now", [b"\x02", None])
 def test_of_a_topic_that_was_made_again_meanwhile_nothing_is_called_archived(monkeypatch: pytest.MonkeyPatch, now: bytes | None) -> None:
-    control, config = Control(), cast("RelayConfig", None)
-    ids = {"orders": now} if now else {}
+    control, config = Control(), cast("RelayConfig", SimpleNamespace(control_topic="shop.control"))
+    ids = {"shop.control": b"\x03"} | ({"orders": now} if now else {})
     monkeypatch.setattr(archive, "_control", lambda _config: control)
     monkeypatch.setattr(archive, "_topic_ids", lambda _config, _topics: ids)
 
