@@ -32,6 +32,7 @@ from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.position_note import Stored, anchors_of, committed_by, is_hint, read_note
 from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
 from relay.delivery.sightings import Watch
+from relay.delivery.stamped_outputs import what_shows
 from relay.delivery.told import Persons
 from relay.delivery.unshown import (
     Again,
@@ -45,10 +46,9 @@ from relay.delivery.unshown import (
     unshown,
     vanished,
 )
-from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import NAMESAKE_REMEDY, Fenced, Retriable, Stopped, TwinDetected, Unreachable
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
-from relay.message.record import LogMessage, LogPartition, Record, headers_if_any
+from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, Begin, Page, Proof, SettleSeal
 from relay.monitor.index import DedupIndex
 from relay.monitor.recovery import settle
@@ -155,10 +155,7 @@ class TopicRecovery:
             monitors = {LogPartition(self._monitor, number): high for number, (_, high) in highs.items()}
             self._hanging.end(scanner, reader, views, {**floors, **monitors}, stored_by)
             fold_committed(reader, self._monitor, views, highs)
-            # Committed records only: a first claim that aborted left its begin here and stored no position. Where
-            # retention has taken records, theirs were the traces: positions expire sooner than a log that is kept.
-            # Where nobody has done more than claim, a broker may have left the claim's position out.
-            traces = {v.partition for v in views if v.evidence.has_delivered or len(v.index) or highs[v.partition][0] > 0}
+            traces = _partitions_with_traces(views, highs)
             ran_before = {p for p in assigned if p.partition in traces}
             # A topic that joined later is in no record of the first start: what the monitor has forgotten would be new.
             known = {LogPartition(topic, v.partition) for v in views if highs[v.partition][0] > 0 for topic in v.index.topics}
@@ -181,14 +178,7 @@ class TopicRecovery:
         except Exception:
             producer.discard()
             raise
-        for view in views:
-            view.own_begin = producer.begin_offset(view.partition)
-            if view.own_begin is not None:
-                view.scan_from = view.own_begin
-            view.written_to = max(view.written_to, producer.written_to(view.partition))
-        for partition, page in (*again.dead_pages, *again.pages):
-            view = next(v for v in views if v.partition == partition)
-            view.evidence.on_void(page) if page.proof is Proof.VOID else view.evidence.on_rows(page)
+        _enter_claim(views, producer, again)
         told = self._persons.said_it_happened(begin_at)
         return Recovered(producer, begin_at, self._in_doubt(views, begin_at), len(done.seals), told)
 
@@ -295,7 +285,7 @@ class TopicRecovery:
                     torn.append(Torn(view, begin, view.evidence.pending(*key)))
                 else:
                     done.seals.append((view.partition, SettleSeal(self._worker, begin.instance, begin.n)))
-        shown = _shown(scanner, reader, {(one.begin.instance, one.begin.n): one.begin for one in torn}, self._today)
+        shown = what_shows(scanner, reader, {(one.begin.instance, one.begin.n): one.begin for one in torn}, self._today)
         for view, begin, entered, unseen in torn:
             key = (begin.instance, begin.n)
             told, letters = why_untold(reader, begin, entered, self._kept) or shown[key], set[bytes]()
@@ -379,6 +369,29 @@ class TopicRecovery:
         return ends
 
 
+def _partitions_with_traces(views: list[MonitorView], highs: Mapping[int, tuple[int, int]]) -> set[int]:
+    """Partitions whose committed records, or their absence, say that somebody delivered from here.
+
+    A first claim that aborted left its begin and stored no position. Where retention has taken records, theirs were
+    the traces: positions expire sooner than a log that is kept. Where nobody has done more than claim, a broker may have left
+    the claim's position out.
+    """
+    return {v.partition for v in views if v.evidence.has_delivered or len(v.index) or highs[v.partition][0] > 0}
+
+
+def _enter_claim(views: list[MonitorView], producer: SealedProducer, again: Again) -> None:
+    """The claim committed: what it wrote counts as read."""
+    for view in views:
+        view.own_begin = producer.begin_offset(view.partition)
+        if view.own_begin is not None:
+            view.scan_from = view.own_begin
+        view.written_to = max(view.written_to, producer.written_to(view.partition))
+    by_partition = {view.partition: view for view in views}
+    for partition, page in (*again.dead_pages, *again.pages):
+        evidence = by_partition[partition].evidence
+        evidence.on_void(page) if page.proof is Proof.VOID else evidence.on_rows(page)
+
+
 def _next_replays(index: DedupIndex, digests: list[bytes]) -> bytes:
     """An output of a message that is dead, or its dead letter, is a redrive's: the one after those that are known."""
     stands = index.standings(digests)
@@ -398,72 +411,6 @@ def _below(pages: Sequence[Page], positions: Mapping[LogPartition, int]) -> set[
         for i, offset in enumerate(page.offsets)
         if offset < positions.get(LogPartition(page.topic, page.partition), 0)
     }
-
-
-Stamped = dict[tuple[bytes | None, bytes | None], bytearray]
-"""Digests by the transaction that the records' own headers name."""
-
-
-class Visible(NamedTuple):
-    """Digests of what a transaction shows to a read_committed reader: of outputs, and of dead letters."""
-
-    outputs: bytes
-    letters: bytes
-
-
-def _shown(scanner: Reader, reader: Reader, begins: Mapping[tuple[bytes, int], Begin], today: Outputs) -> dict[tuple[bytes, int], Visible | str]:
-    """Return what each transaction shows, or why nobody can tell: where it wrote may have lost that, or be another topic by now.
-
-    Every output partition is read once, however many transactions are looked for in it, and up to its high watermark:
-    the last stable offset may lie below the outputs while somebody else's transaction is open there.
-    """
-    shown: dict[tuple[bytes, int], Visible | str] = {}
-    outputs: Stamped = {}
-    letters: Stamped = {}
-    spans: dict[LogPartition, tuple[int, int]] = {}
-    for key, begin in begins.items():
-        own: dict[LogPartition, tuple[int, int]] = {}
-        for output in begin.outputs:
-            partition = LogPartition(output.topic, output.partition)
-            is_there = today.has(partition, scanner)
-            low, high = scanner.watermarks(partition) if is_there else (0, 0)
-            if not is_there or low > output.offset or today.is_another(partition, begin):
-                is_now = "is another one by now, or no more" if low <= output.offset else f"starts at {low}, above {output.offset}"
-                shown[key] = (
-                    f"{partition.topic}[{partition.partition}] {is_now}: whether "
-                    f"transaction {begin.n} of {begin.transactional_id} left records there can no longer be told"
-                )
-                break
-            own[partition] = (output.offset, high)
-        else:
-            outputs[_stamp(begin)], letters[_stamp(begin)] = bytearray(), bytearray()
-            for partition, (first, high) in own.items():
-                before = spans.get(partition, (first, high))
-                spans[partition] = (min(first, before[0]), max(high, before[1]))
-    for found, of_letters in ((outputs, False), (letters, True)):
-        for records in reader.read({place: span for place, span in spans.items() if (place in today.deads) is of_letters}):
-            for record in records:
-                gather_stamped(record, found)
-    stamps = {key: _stamp(begin) for key, begin in begins.items() if key not in shown}
-    return shown | {key: Visible(bytes(outputs[stamp]), bytes(letters[stamp])) for key, stamp in stamps.items()}
-
-
-def _stamp(begin: Begin) -> tuple[bytes, bytes]:
-    return begin.instance.hex().encode(), b"%d" % begin.n
-
-
-def gather_stamped(record: Record, found: Stamped) -> None:
-    """Note an output's digest under the transaction that it is of; nothing for whatever else may lie in the topic."""
-    headers = dict(headers_if_any(record))
-    into = found.get((headers.get(OUT_INSTANCE), headers.get(OUT_N)))
-    if into is None:
-        return
-    try:
-        digest = bytes.fromhex((headers.get(OUT_DIGEST) or b"").decode())
-    except ValueError:
-        return  # a stranger's: no digest
-    if len(digest) == DIGEST_BYTES:
-        into += digest
 
 
 def _start(

@@ -353,8 +353,8 @@ def no_index_added() -> list[Change]:
 
 def outputs_to_stable_end() -> list[Change]:
     """The outputs of a torn transaction are looked for up to the last stable offset only."""
-    shown = topic_recovery._shown
-    return [(topic_recovery, "_shown", lambda _, reader, begins, today: shown(reader, reader, begins, today))]
+    shown = topic_recovery.what_shows
+    return [(topic_recovery, "what_shows", lambda _, reader, begins, today: shown(reader, reader, begins, today))]
 
 
 def recoveries_in_step() -> list[Change]:

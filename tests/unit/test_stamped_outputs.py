@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from relay.delivery.topic_recovery import _shown, gather_stamped
+from relay.delivery.stamped_outputs import gather_stamped, what_shows
 from relay.delivery.unshown import Outputs
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, OutputStart
@@ -69,7 +69,7 @@ def test_the_outputs_of_many_torn_transactions_are_read_once() -> None:
     out, dead = LogPartition("out", 0), LogPartition("dead", 0)
     reader = CountingReader({out: [output(2), output(1), output(2), output(5)], dead: [output(3)]})
 
-    shown = _shown(reader, reader, begins, Outputs([out, dead], {dead}, b""))
+    shown = what_shows(reader, reader, begins, Outputs([out, dead], {dead}, b""))
 
     assert reader.spans == [{out: (15, 90)}, {dead: (40, 90)}]
     one, two, three, four = (shown[key] for key in begins)
