@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import fastavro
 import orjson
+from fastavro.validation import validate
 
 from relay.message import avro_bounds
 from relay.message.errors import CaptureError, ConfigError, MessageRejected
@@ -109,15 +110,10 @@ class AvroEncoder:
 
     def encode(self, data: Any) -> bytes:
         """Return the value; CaptureError if the data does not fit the schema."""
-        buffer = io.BytesIO()
-        buffer.write(self._frame)
         try:
-            fastavro.schemaless_writer(buffer, self._schema, data, strict=True)
-        except Exception as error:  # noqa: BLE001 - whatever data of a wrong shape leads the writer to; none was appended
-            raise CaptureError(
-                f"data does not fit its Avro schema ({type(error).__name__}); give every field of the schema and no other"
-            ) from None
-        return buffer.getvalue()
+            return self._frame + write_record(data, self._schema)
+        except ValueError as error:
+            raise CaptureError(f"{error}; give every field of the schema, in its type, and no other") from None
 
 
 def parsed_schema(schema: Path | Mapping[str, Any]) -> tuple[Any, str]:
@@ -160,6 +156,19 @@ def _key_in_header(raw: bytes) -> SchemaKey:
     raise MessageRejected(
         "decode", "bad_frame", f"the header {SCHEMA_HEADER} holds neither a schema's id nor its GUID"
     )
+
+
+def write_record(data: Any, schema: Any) -> bytes:
+    """Return data as a bare value; ValueError, which does not show it, unless it has the schema's fields and types."""
+    buffer = io.BytesIO()
+    try:
+        # The writer itself cuts the fraction off a number, and makes numbers of truths, truths of texts and of nothing.
+        validate(data, schema, strict=True)
+        fastavro.schemaless_writer(buffer, schema, data, strict=True)
+    except Exception as error:  # noqa: BLE001 - whatever data of a wrong shape leads either to
+        raise_limit(error)
+        raise ValueError(f"data does not fit its Avro schema ({type(error).__name__})") from None
+    return buffer.getvalue()
 
 
 def read_record(value: bytes, start: int, written: Any, wanted: Any) -> Any:

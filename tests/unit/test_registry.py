@@ -292,6 +292,18 @@ class TestWriting:
             AvroEncoder(parsed_schema(ORDER)[0], 1).encode(data)
         assert "canary" not in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("kind", "value"),
+        [
+            ("long", 19.99), ("long", True), ("int", 2**31), ("double", "1.5"), ("boolean", "false"), ("boolean", None), ("null", 5),
+            ({"type": "array", "items": "long"}, [1.5]), ({"type": "map", "values": "boolean"}, {"a": 0}),
+        ],
+    )  # fmt: skip
+    def test_data_of_another_type_is_refused_and_not_published_as_something_else(self, kind: Any, value: Any) -> None:
+        schema = {"type": "record", "name": "Order", "fields": [{"name": "total", "type": kind}]}
+        with pytest.raises(CaptureError, match="does not fit"):
+            AvroEncoder(parsed_schema(schema)[0]).encode({"total": value})
+
 
 class TestWithConfluentsOwn:
     """Confluent's serializers, as their users run them, and ours read each other."""
