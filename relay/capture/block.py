@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, overload
 
 import orjson
 
@@ -24,13 +24,16 @@ from relay.capture.upkeep import Decided
 from relay.message import envelope
 from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import GivenHeaders
-from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt
+from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, ConfigError, Unreachable
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
 from relay.run import clock
 from relay.run.crash import crash_point
 
 if TYPE_CHECKING:
     from relay.capture.publisher import Capture
+
+_SAYS_NO_EFFECT: Final = (CaptureError, ConfigError, Unreachable)
+"""Whoever is told one of these may run the block again."""
 
 
 class _Phase(Enum):
@@ -135,7 +138,7 @@ class CaptureBlock:
         return self
 
     def _leave(
-        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if not self._publisher.is_here:
             # A fork that left the block would end the transaction of its parent, which goes on with it.
@@ -144,14 +147,14 @@ class CaptureBlock:
             return
         try:
             if kind is not None:
-                self._roll_back()
+                self._fail(error)
             elif self._phase is _Phase.FAILED:
                 self._refuse_to_decide()
             else:
                 self._end()
-        except BaseException:
+        except BaseException as failure:
             # Abort, unless COMMIT was sent: then the block is over already, and this does nothing.
-            self._roll_back()
+            self._fail(failure)
             raise
         finally:
             self._phase = _Phase.ENDED
@@ -304,6 +307,7 @@ class CaptureBlock:
             # The row tells: a block that sent COMMIT itself before its failure has committed it.
             self._session.rollback()
             found = self._outcome()
+            self._phase = _Phase.FAILED  # what is raised now is known to be true
             if found is None:
                 raise CaptureInDoubt(
                     f"capture {self._name}: the connection was lost and the decision cannot be read now; nothing was "
@@ -385,20 +389,43 @@ class CaptureBlock:
                 self._publisher.doubt(self._capture, self._nonce, self._placed)
         return found
 
-    def _roll_back(self) -> None:
+    def _fail(self, error: BaseException | None) -> None:
+        """Roll back; CaptureInDoubt if the error says that the block took no effect, and that is not so, or not known."""
         if self._phase is not _Phase.OPEN:
             return
+        if not isinstance(error, _SAYS_NO_EFFECT):
+            self._roll_back()
+            return
+        if self._roll_back(is_asked=True):
+            return
+        found = self._publisher.find_out(self._capture)
+        if found is None:
+            raise CaptureInDoubt(
+                f"capture {self._name}: the block failed ({error}), and whether its own statements have committed anything cannot "
+                "be read now; relay_capture will tell, and what was published follows it"
+            ) from error
+        if found not in (Decided.ABORTED, Decided.FENCED):
+            raise CaptureInDoubt(
+                f"capture {self._name}: the block's statements ended the database transaction themselves before it failed "
+                f"({error}); what they committed stays, and what is in the log follows it"
+            ) from error
+
+    def _roll_back(self, *, is_asked: bool = False) -> bool:
+        """Roll back a block that is open; is it surely undone? Without messages in the log only ``is_asked`` wants to know."""
+        if self._phase is not _Phase.OPEN:
+            return False
         self._phase = _Phase.FAILED
         is_undone = False
         try:
             self._session.rollback()
-            is_undone = not self._placed or self._session.is_undone(self._capture)
+            is_undone = not (self._placed or is_asked) or self._session.is_undone(self._capture)
         finally:
             if is_undone:
                 self._mark_aborted()
             else:
                 # In doubt for the log, though COMMIT was not sent: a block that sent its own has committed the row.
                 self._publisher.doubt(self._capture, self._nonce, self._placed)
+        return is_undone
 
     def _mark_aborted(self) -> None:
         if self._placed:

@@ -20,7 +20,14 @@ from relay.capture.upkeep import Decided
 from relay.kafka.appender import Receipt, Record
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import SEQUENCE, ResourceName
-from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, ConfigError
+from relay.message.errors import (
+    CaptureError,
+    CaptureFenced,
+    CaptureInDoubt,
+    ConfigError,
+    RelayError,
+    Unreachable,
+)
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, RowLocked
 from relay.resources.turns import Turn
 from tests.unit.test_capture_publish import Publisher
@@ -217,16 +224,43 @@ def test_a_block_is_entered_once() -> None:
         block.__enter__()
 
 
-@pytest.mark.parametrize(("is_sure", "told"), [(True, [ABORTED]), (False, [DOUBTED])])
-def test_what_the_log_did_not_take_is_rolled_back_and_never_committed(*, is_sure: bool, told: list[tuple[str, bytes | None]]) -> None:
+@pytest.mark.parametrize(
+    ("is_sure", "row", "raised", "told"),
+    [
+        (True, None, CaptureError, [ABORTED]),
+        (False, Decided.ABORTED, CaptureError, [DOUBTED]),
+        (False, Decided.FENCED, CaptureError, [DOUBTED]),
+        (False, Decided.COMMITTED_EARLY, CaptureInDoubt, [DOUBTED]),
+        (False, None, CaptureInDoubt, [DOUBTED]),
+        (False, KeyboardInterrupt(), KeyboardInterrupt, [DOUBTED]),
+    ],
+)
+def test_what_the_log_did_not_take_is_rolled_back_and_never_committed(
+    *, is_sure: bool, row: Decided | BaseException | None, raised: type[BaseException], told: list[tuple[str, bytes | None]]
+) -> None:
     session = Session(None, is_sure=is_sure)
-    publisher = Deciding(session, None)
+    publisher = Deciding(session, row)
     publisher.refusal = CaptureError("the log did not take the messages")
 
-    with pytest.raises(CaptureError, match="did not take"):
+    with pytest.raises(raised) as caught:
         ended(session, publisher)
 
+    assert raised is not CaptureError or caught.value is publisher.refusal
     assert (session.rolled_back, session.decided, publisher.told) == (1, [], told)
+
+
+@pytest.mark.parametrize("said", [CaptureError("too large"), ConfigError("no such topic"), Unreachable("no broker answers")])
+@pytest.mark.parametrize("row", [Decided.ABORTED, Decided.COMMITTED_EARLY])
+def test_a_block_that_has_committed_by_itself_is_not_told_that_it_took_no_effect(said: RelayError, row: Decided) -> None:
+    session = Session(None, is_sure=row is Decided.ABORTED)
+
+    with pytest.raises(type(said) if row is Decided.ABORTED else CaptureInDoubt), CaptureBlock(Deciding(session, row)):  # type: ignore[arg-type]
+        raise said
+
+
+def test_what_an_application_raises_leaves_its_block_as_it_is() -> None:
+    with pytest.raises(ValueError, match="its own"), CaptureBlock(Deciding(Session(None, is_sure=False), Decided.COMMITTED_EARLY)):  # type: ignore[arg-type]
+        raise ValueError("its own")
 
 
 def test_each_message_has_the_next_number_of_its_partition_and_the_capture_names_the_run_that_it_took() -> None:
