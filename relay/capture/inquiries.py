@@ -6,7 +6,7 @@ The answer is what any resolver would write, and may be given any number of time
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from relay.capture.outcomes import resolved_marker
@@ -24,6 +24,8 @@ TURN_S: Final = 5.0
 """How long a turn lasts at most, but for the question under way: each held row costs the wait for its lock."""
 WAITING_MAX: Final = 10_000
 """Inquiries kept at once; those beyond are asked again by their relay."""
+PLACES_MAX: Final = 10_000
+"""Partitions kept for one capture: each worker that waits for it asks for its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Answering:
             inquiry = decode_inquiry(key, value)
             # A copy of the database beside its original has another uuid: only the original answers.
             if inquiry is not None and inquiry.resource.uuid == self._resource.uuid and len(self._waiting) < WAITING_MAX:
-                self._waiting[inquiry.capture] = inquiry
+                self._waiting[inquiry.capture] = _together(self._waiting.get(inquiry.capture), inquiry)
         if not self._waiting:
             return
         connection = decisions()
@@ -157,5 +159,11 @@ class Answering:
             return 0 <= place.partition < self._appender.topic(place.topic).partitions
         except ConfigError:
             return False  # Stop asking for it: no log topic of that name takes markers.
+
+
+def _together(known: Inquiry | None, asked: Inquiry) -> Inquiry:
+    """Return an inquiry for what both name: workers find a capture overdue in the same moment, each in its own partitions."""
+    places = list(dict.fromkeys([*(known.places if known is not None else ()), *asked.places]))
+    return replace(asked, places=places) if len(places) <= PLACES_MAX else asked
 
 

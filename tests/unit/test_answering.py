@@ -99,6 +99,19 @@ def test_a_partition_that_cannot_be_is_passed_over(topic: Topic, log: Log, answe
     assert [record.partition for record in log.records] == [0]
 
 
+def test_each_who_asks_about_a_capture_is_answered_where_it_reads(
+    topic: Topic, log: Log, answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.asked = [ask(1, LogPartition("orders", 1)), ask(1, LogPartition("orders", 0)), ask(1, LogPartition("orders", 1))]
+    answering.turn(table)
+    assert sorted(record.partition for record in log.records) == [0, 1]
+
+    monkeypatch.setattr(inquiries, "PLACES_MAX", 1)
+    topic.asked = [ask(2, LogPartition("orders", 1)), ask(2, LogPartition("orders", 0))]
+    answering.turn(table)
+    assert [record.partition for record in log.records[2:]] == [0]
+
+
 class Held:
     """Decision rows of which some are held by open blocks: a question about one of those waits a second."""
 
