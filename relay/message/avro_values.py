@@ -9,7 +9,8 @@ Source: Confluent's wire format; since Confluent Platform 8 its clients may put 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -159,7 +160,9 @@ def _key_in_header(raw: bytes) -> SchemaKey:
 
 
 def write_record(data: Any, schema: Any) -> bytes:
-    """Return data as a bare value; ValueError, which does not show it, unless it has the schema's fields and types."""
+    """Return data as a bare value; ValueError, which does not show it, unless it has the schema's fields and types, and its numbers
+    keep what they are: a double has no form for all whole numbers.
+    """
     buffer = io.BytesIO()
     try:
         # The writer itself cuts the fraction off a number, and makes numbers of truths, truths of texts and of nothing.
@@ -168,7 +171,27 @@ def write_record(data: Any, schema: Any) -> bytes:
     except Exception as error:  # noqa: BLE001 - whatever data of a wrong shape leads either to
         raise_limit(error)
         raise ValueError(f"data does not fit its Avro schema ({type(error).__name__})") from None
-    return buffer.getvalue()
+    value = buffer.getvalue()
+    try:
+        found = fastavro.schemaless_reader(io.BytesIO(value), schema, None)
+    except Exception as error:  # noqa: BLE001 - a logical type may have values that Python has no form for
+        raise_limit(error)
+        return value
+    if not _is_kept(data, found):
+        raise ValueError("data does not fit its Avro schema (a number that a float or double does not hold)")
+    return value
+
+
+def _is_kept(given: Any, found: Any) -> bool:
+    """Is what was read the number that was given? One that is no whole number is rounded, as its type says, but not to an infinity."""
+    if isinstance(given, tuple) and not isinstance(found, list):
+        given = given[1]  # of a union: the branch's name and the value
+    if isinstance(found, float):
+        return found == given if isinstance(given, int) else not isinstance(given, float) or isfinite(found) or not isfinite(given)
+    # An application's own logical type may stand for anything.
+    if isinstance(found, dict) and isinstance(given, Mapping):
+        return all(_is_kept(given.get(name), one) for name, one in found.items())
+    return not (isinstance(found, list) and isinstance(given, Sequence)) or all(map(_is_kept, given, found))
 
 
 def read_record(value: bytes, start: int, written: Any, wanted: Any) -> Any:

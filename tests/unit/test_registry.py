@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import pytest
@@ -30,7 +31,7 @@ from cryptography.x509.oid import NameOID
 
 from relay.config.registry import RegistryConfig
 from relay.kafka.registry import Registry
-from relay.message.avro_values import AvroDecoder, AvroEncoder, frame, parsed_schema
+from relay.message.avro_values import AvroDecoder, AvroEncoder, frame, parsed_schema, read_record
 from relay.message.errors import CaptureError, ConfigError, MessageRejected, Stopped, Unreachable
 from relay.message.identity import digest, rules
 from relay.run import clock
@@ -297,12 +298,32 @@ class TestWriting:
         [
             ("long", 19.99), ("long", True), ("int", 2**31), ("double", "1.5"), ("boolean", "false"), ("boolean", None), ("null", 5),
             ({"type": "array", "items": "long"}, [1.5]), ({"type": "map", "values": "boolean"}, {"a": 0}),
+            ("float", 1e39), ("double", 2**53 + 1), (["null", "double"], ("double", 2**53 + 1)), ({"type": "map", "values": "double"}, {"a": 2**53 + 1}),
+            ({"type": "array", "items": ["null", "double"]}, [None, -(2**53) - 1]),
         ],
     )  # fmt: skip
     def test_data_of_another_type_is_refused_and_not_published_as_something_else(self, kind: Any, value: Any) -> None:
         schema = {"type": "record", "name": "Order", "fields": [{"name": "total", "type": kind}]}
         with pytest.raises(CaptureError, match="does not fit"):
             AvroEncoder(parsed_schema(schema)[0]).encode({"total": value})
+
+    @pytest.mark.parametrize(
+        ("kind", "value", "read"),
+        [
+            ("double", 7, 7.0), ("double", 2**53, 2.0**53), ("double", float("inf"), float("inf")), ("float", 0.5, 0.5),
+            ({"type": "array", "items": "double"}, (1, 2.5), [1.0, 2.5]),
+            (["null", {"type": "record", "name": "A", "fields": [{"name": "a", "type": "double"}]}], ("A", {"a": 3}), {"a": 3.0}),
+            ({"type": "string", "logicalType": "uuid"}, UUID(int=7), UUID(int=7)),
+            ({"type": "long", "logicalType": "timestamp-millis"}, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)),
+        ],
+    )  # fmt: skip
+    def test_data_that_its_type_has_a_form_for_is_written(self, kind: Any, value: Any, read: Any) -> None:
+        schema = parsed_schema({"type": "record", "name": "Order", "fields": [{"name": "total", "type": kind}]})[0]
+        assert read_record(AvroEncoder(schema).encode({"total": value}), 0, schema, None) == {"total": read}
+
+    @pytest.mark.parametrize(("kind", "value"), [("float", 0.1), ({"type": "long", "logicalType": "timestamp-micros"}, 2**62)])
+    def test_nor_is_refused_what_a_type_rounds_or_only_python_cannot_read(self, kind: Any, value: Any) -> None:
+        AvroEncoder(parsed_schema({"type": "record", "name": "Order", "fields": [{"name": "total", "type": kind}]})[0]).encode({"total": value})
 
 
 class TestWithConfluentsOwn:

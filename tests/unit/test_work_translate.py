@@ -114,7 +114,8 @@ def test_a_number_that_json_would_alter_is_refused(number: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(1.5, "long"), (True, "long"), ("1", "double"), (1, "boolean"), ("x", "bytes")]
+    ("value", "kind"),
+    [(1.5, "long"), (True, "long"), ("1", "double"), (1, "boolean"), ("x", "bytes"), (2**53 + 1, "double"), (1e39, "float")],
 )
 def test_a_value_of_another_kind_is_not_made_to_fit_a_schema(value: object, kind: str) -> None:
     with pytest.raises(ValueError, match="does not fit"):
