@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -80,6 +81,21 @@ def test_another_id_under_a_closed_number_is_put_aside_for_a_person() -> None:
     assert out(kafka, "dead") == ["other"]
     counts = process.delivery.counts
     assert (counts.conflicts, counts.duplicates, counts.causes) == (1, 0, {"number_conflict": 1})
+
+
+def test_a_redrive_delivers_what_was_put_aside_for_its_number() -> None:
+    kafka = MemoryKafka()
+    process = TopicProcess(kafka)
+    put_aside = captured(2, name="other", offset=3)
+    process.delivery.submit(batch([captured(n) for n in (1, 2, 3)], 3))
+    process.delivery.submit(batch([put_aside], 4, first=3))
+
+    process.delivery.submit(replace(batch([put_aside], 4, first=4, numbered=False), replays={put_aside.digest: 1}))
+    again = TopicProcess(kafka)
+    again.delivery.submit(batch([put_aside, captured(4, offset=4)], 5, first=4))
+
+    assert out(kafka) == ["i1-0-1", "i1-0-2", "i1-0-3", "other", "i1-0-4"]
+    assert (again.delivery.counts.duplicates, again.delivery.counts.conflicts) == (1, 0)
 
 
 def test_two_ids_under_one_number_in_one_batch_are_a_conflict_too() -> None:

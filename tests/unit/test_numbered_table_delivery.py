@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,9 @@ class MemorySending:
         while self._cursor.trim(partition, below):
             pass
 
+    def forget_trims(self) -> None:
+        pass
+
 
 class TableProcess:
     """A worker's process on a table route in an SQLite file."""
@@ -141,6 +145,20 @@ def test_a_table_route_puts_another_id_under_a_closed_number_aside(database: Pat
     assert ledger(database) == ["i1-0-1", "i1-0-2"]
     assert out(kafka, "dead") == ["other"]
     assert process.delivery.counts.conflicts == 1
+
+
+def test_a_table_route_delivers_it_once_it_is_redriven(database: Path) -> None:
+    process = TableProcess(MemoryKafka(), database)
+    put_aside = captured(1, name="other", offset=1)
+    process.submit([captured(1)], 1)
+    process.submit([put_aside], 2, first=1)
+
+    process.delivery.submit(replace(batch([put_aside], 2, first=2, numbered=False), replays={put_aside.digest: 1}))
+    process.delivery.settled()
+    process.submit([put_aside, captured(2, offset=2)], 3, first=2)
+
+    assert ledger(database) == ["i1-0-1", "other", "i1-0-2"]
+    assert (process.delivery.counts.duplicates, process.delivery.counts.conflicts) == (1, 1)
 
 
 def test_a_conflict_with_a_batch_under_way_is_one_and_a_repeat_of_it_is_none(database: Path) -> None:
