@@ -105,8 +105,8 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
     control = facts.get(config.control_topic)
     if control is None:
         findings.fault(f"topic {config.control_topic}", "", "does not exist", MIGRATE)
-    elif "compact" not in control.settings.get("cleanup.policy", ""):
-        _policy_fault(control, "it must be compact, or the recorded starts are lost", findings)
+    elif control.settings.get("cleanup.policy", "") != "compact":
+        _policy_fault(control, "it must be compact alone, or the recorded starts are lost", findings)
     inquiries = facts.get(config.inquiries_topic)
     if inquiries is None:
         findings.fault(f"topic {config.inquiries_topic}", "", "does not exist", MIGRATE)

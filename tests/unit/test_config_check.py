@@ -115,6 +115,7 @@ def test_it_is_said_whose_word_is_taken_for_aborts() -> None:
         ({"shop__deadletter": None}, "topic shop.deadletter"),
         ({"shop__control": None}, "topic shop.control"),
         ({"shop__control": topic("shop.control")}, "topic shop.control cleanup.policy"),
+        ({"shop__control": topic("shop.control", cleanup_policy="compact,delete")}, "topic shop.control cleanup.policy"),
         (
             {"shop__deadletter": topic("shop.deadletter", cleanup_policy="compact")},
             "topic shop.deadletter cleanup.policy",
