@@ -297,9 +297,10 @@ class InDoubtReader:
         facts = self._topics.describe([place.topic], settings=False)
         if place.topic not in facts:
             return None
-        monitor = LogPartition(self.config.monitor_topic(route), place.partition)
-        if any(_begins(self._stable, monitor, self._stable.watermarks(monitor))):
-            return None
+        if isinstance(self.config.routes[route].to, TopicDestination):  # no other route begins anything there
+            monitor = LogPartition(self.config.monitor_topic(route), place.partition)
+            if any(_begins(self._stable, monitor, self._stable.watermarks(monitor))):
+                return None
         return recorded_start(control_topic(self.config), route, place, facts[place.topic].topic_id)
 
     def _item(self, subject: Subject, route: str, why: str, **more: Any) -> Item:
