@@ -53,8 +53,8 @@ class Findings:
     repeats: int = 0
     told: int = 0
     forgotten: int = 0
-    is_recorded_only: bool = False
-    """Could the effects not be looked at, so that only what was recorded of them is counted?"""
+    recorded: int = 0
+    """Of the delivered, those whose effects could not be looked at: what was recorded of them is counted."""
     offenders: list[Offender] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -218,10 +218,10 @@ class Checker:
 
     def recorded(self, digests: Iterable[bytes], where: str) -> None:
         """Take what inbox and monitor say was delivered as the effects, where the effects cannot be looked at."""
-        self.findings.is_recorded_only = True
         for digest in digests:
             row = self._ledger.index.get(digest)
             if row is not None:
+                self.findings.recorded += not self._times[row]
                 self._times[row] = 1
             elif digest not in self.unknown:
                 self.stranger(digest, where)
