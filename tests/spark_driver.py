@@ -133,7 +133,7 @@ def nameless(spark: Any, arguments: dict[str, Any]) -> None:
 
 
 def joined(_: Any, arguments: dict[str, Any]) -> None:
-    """Tell the ids of joined messages, made of rows of the parents' (source, id) of three topics."""
+    """Tell the ids and headers of joined messages, made of rows of the parents' (source, id) of three topics."""
     from argparse import Namespace  # noqa: PLC0415
 
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -144,7 +144,8 @@ def joined(_: Any, arguments: dict[str, Any]) -> None:
     columns = ", ".join([*names, *(f"value_{n} string" for n in range(3)), "on_0 string", "time_0 string"])
     rows = [(*row, None, None, None, "k", "t") for row in arguments["parents"]]
     frame = SparkSession.active().createDataFrame(rows, columns)
-    tell(ids=[row.id for row in _messages(frame, Namespace(topic=["a", "b", "c"]), 1).collect()])
+    made = _messages(frame, Namespace(topic=["a", "b", "c"]), 1).collect()
+    tell(ids=[row.id for row in made], parents=[{one.key: json.loads(one.value) for one in row.headers} for row in made])
 
 
 def called(_: Any, arguments: dict[str, Any]) -> None:

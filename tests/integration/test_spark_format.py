@@ -255,12 +255,12 @@ def test_joined_messages_of_different_parents_have_different_ids(drive: Drive) -
         ("/a", "1", "/w", "7+8", None, None),
         ("/a", "1", "/w", "7", "/w", "8"),
     ]
-    ((first, again),) = (
-        [fact["ids"][: len(parents)], fact["ids"][len(parents) :]] for fact in drive("joined", parents=parents * 2).facts()
-    )
+    (told,) = drive("joined", parents=parents * 2).facts()
+    first, again = told["ids"][: len(parents)], told["ids"][len(parents) :]
 
     assert len(set(first)) == len(parents)
     assert first == again, "what is joined again is known again"
+    assert told["parents"][0] == {"ce_relayparents": [{"source": "/a", "id": "1"}, {"source": "/w", "id": "7"}]}, "and none for a gap"
 
 
 def test_the_capture_job_calls_different_rows_differently_and_a_nameless_one_nothing(drive: Drive) -> None:
