@@ -37,7 +37,8 @@ class QueueDesk:
         self._whole: Following | None = None
         self._latest = Desired()
         self._control: ControlTopic | None = None
-        self._stores: dict[str, QueueStore] = {}
+        self._stores: dict[str, tuple[str, QueueStore]] = {}
+        """By the queue's name: where it lay when it was opened, and its store."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,18 +91,28 @@ class QueueDesk:
             raise ConfigError(f"--subscriber {subscriber}: queue {queue!r} has no such subscriber; it has {known}")
 
     def store(self, queue: str) -> QueueStore:
-        """Open a queue where it lies now; closed with the desk."""
-        queue_of(self.config, queue)
-        if queue not in self._stores:
-            store = open_queue(self.config, queue, self.desired)
-            self._stack.callback(store.close)
-            self._stores[queue] = store
-        return self._stores[queue]
+        """Return a queue's store where it lies now, which a move changes under a desk that stays open; closed with the desk."""
+        return self._placed(queue)[1]
 
     def row(self, queue: str) -> dict[str, Any]:
         """Return what `relay queue list` tells of a queue; opens it if need be."""
-        store = self.store(queue)
-        return queue_row(store, self.desired.store_of(queue, self.config.queues[queue].store), self.desired)
+        lies, store = self._placed(queue)
+        return queue_row(store, lies, self.desired)
+
+    def _placed(self, queue: str) -> tuple[str, QueueStore]:
+        """Return where a queue lies now, as the configuration writes it, and its store there."""
+        configured = queue_of(self.config, queue).store
+        lies = self.desired.store_of(queue, configured)
+        if queue in self._stores and self._stores[queue][0] != lies:
+            self._close(queue)
+        if queue not in self._stores:
+            self._stores[queue] = lies, open_queue(self.config, queue, self.desired)
+            self._stack.callback(self._close, queue)
+        return self._stores[queue]
+
+    def _close(self, queue: str) -> None:
+        if queue in self._stores:
+            self._stores.pop(queue)[1].close()
 
     def wish(self, kind: Kind, queue: str, name: str, wanted: Wanted, reason: str) -> Wish:
         """Write down what is wanted; it is obeyed within a second wherever the relay runs, and after restarts."""
