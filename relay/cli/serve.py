@@ -6,6 +6,7 @@ import signal
 import socket
 import ssl
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final
 
 import typer
@@ -50,14 +51,18 @@ def serve_command(
     listening = _listen(host, port)
     watching = Watching(lambda: RelayEyes(loaded))
     door = Door(token, (*LOOPBACK_NAMES, host) if is_loopback(host) else None)
-    # The server ends by itself, then lets the signal go on to whoever had it before.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    # It may come before the server listens to signals; one that has ended the server is let go on to here.
+    signal.signal(signal.SIGTERM, _end)
     try:
         _say(listening, host, has_tls=tls is not None, as_json=as_json)
         serve(application(loaded.relay.name, __version__, watching, door), listening, tls)
     finally:
         watching.close()
         listening.close()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
 
 def _check_host(config: RelayConfig, host: str, token: str | None, *, has_tls: bool) -> None:

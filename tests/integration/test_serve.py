@@ -113,6 +113,14 @@ def test_brokers_that_are_away_make_it_unready_and_not_dead(tmp_path: Path, serv
     assert value(served.get("metrics")[1], "relay_sight_ready") == 0
 
 
+def test_a_signal_in_the_moment_in_which_it_says_where_it_listens_ends_it(tmp_path: Path, serve: Callable[..., Served]) -> None:
+    served = serve(Route(tmp_path, "127.0.0.1:1", "log", '{ topic = "out" }').path)
+
+    served.process.send_signal(signal.SIGTERM)
+
+    assert served.process.wait(20) == 0
+
+
 def test_a_database_that_is_away_is_told_and_keeps_nobody_from_scraping(
     make_route: Callable[..., TopicRoute], serve: Callable[..., Served]
 ) -> None:
