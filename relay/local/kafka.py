@@ -169,9 +169,8 @@ class KafkaCluster:
     def wait_until_ready(self) -> None:
         """Return when the metadata of each listener names every broker; CheckFailed when a broker ends before."""
         for broker in self.plan.brokers:
-            wait_for_brokers(
-                broker.listener, len(self.plan.brokers), START_TIMEOUT_S, self._check_alive(broker.node_id)
-            )
+            check, cluster_id = self._check_alive(broker.node_id), self.plan.cluster_id
+            wait_for_brokers(broker.listener, len(self.plan.brokers), START_TIMEOUT_S, check, cluster_id=cluster_id)
 
     def stop(self) -> int:
         """Stop every broker cleanly (SIGTERM, then SIGKILL after a grace); the data stays. Returns how many ran."""

@@ -83,7 +83,7 @@ class LocalServices:
         cluster = KafkaCluster.find(self.directory / "kafka")
         planned = cluster.plan.brokers if cluster else ()
         processes = {b.node_id: cluster.process(b.node_id) for b in planned} if cluster else {}
-        named = brokers_named(self.kafka) if any(processes.values()) else 0
+        named = brokers_named(self.kafka, cluster_id=cluster.plan.cluster_id) if cluster and any(processes.values()) else 0
         report: dict[str, Any] = {
             "kafka": {
                 "version": cluster.plan.version if cluster else None,

@@ -192,6 +192,16 @@ def test_taken_port_is_named(directory: Path) -> None:
             LocalServices.up(directory, kafka_port=port, postgres=False)
 
 
+def test_another_clusters_broker_that_came_first_is_not_taken_for_ours(
+    kafka: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As of two that start at once, both of which find the port free.
+    monkeypatch.setattr("relay.local.kafka.is_free", lambda _: True)
+
+    with pytest.raises(CheckFailed, match=r"Broker 1 ended while starting"):
+        LocalServices.up(directory, kafka_port=int(kafka.rpartition(":")[2]), postgres=False)
+
+
 @pytest.mark.slow
 def test_broker_that_ends_while_starting_shows_the_end_of_its_log(directory: Path) -> None:
     services = LocalServices.up(directory, postgres=False)
