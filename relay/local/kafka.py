@@ -227,13 +227,7 @@ class KafkaCluster:
             f"-Djava.io.tmpdir={home / 'tmp'}",
         ]
         command += ["-cp", classpath(jars), "kafka.Kafka", str(home / "server.properties")]
-        with (home / "broker.log").open("ab") as log:
-            # Its own session: neither the end of the starter nor a Ctrl-C in its terminal reaches the broker.
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, start_new_session=True
-            )
-        RecordedProcess.of(child.pid).keep(home / "process.json")
-        child.returncode = 0  # its end is observed through the record, also by other processes
+        RecordedProcess.start(command, home / "process.json", home / "broker.log", home)
 
 
 def check_name(directory: Path) -> None:

@@ -160,18 +160,8 @@ class PostgresServer:
         command = [str(programs / "postgres"), "-D", str(self._data), "-p", str(port)]
         for name, value in self.settings.items():
             command += ["-c", f"{name}={value}"]
-        with self._log.open("ab") as log:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,
-                **account.process_arguments(),
-            )
-        RecordedProcess.of(child.pid).keep(self.directory / "process.json")
-        child.returncode = 0  # its end is observed through the record, also by other processes
+        record = self.directory / "process.json"
+        RecordedProcess.start(command, record, self._log, Path("/"), **account.process_arguments())
 
     def _silence(self) -> str | None:
         """Return why it does not answer, in the driver's last words; None if it does."""

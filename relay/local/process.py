@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,24 @@ class RecordedProcess:
         """Return what is kept at ``path``; None if nothing is, or a crash of the machine left it without content."""
         kept = read_kept(path)
         return None if kept is None else cls(**kept)
+
+    @classmethod
+    def start(cls, command: Sequence[str], record: Path, log: Path, cwd: Path, **arguments: Any) -> None:
+        """Start a process that outlives us, and keep its record; one that could not be recorded is ended, for nobody would find it.
+
+        It has a session of its own: neither our end nor a Ctrl-C in our terminal reaches it. ``arguments`` are more of ``subprocess``.
+        """
+        with log.open("ab") as out:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd, start_new_session=True, **arguments
+            )
+        try:
+            cls.of(child.pid).keep(record)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        child.returncode = 0  # its end is observed through the record, also by other processes
 
     def keep(self, path: Path) -> None:
         """Keep the record at ``path``."""

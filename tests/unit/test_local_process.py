@@ -83,3 +83,13 @@ def test_a_process_whose_main_thread_has_ended_lives_as_long_as_another_holds_it
     finally:
         child.kill()
         child.wait(10)
+
+
+def test_a_process_of_which_no_record_can_be_kept_is_ended(tmp_path: Path) -> None:
+    before = children(os.getpid())
+    (tmp_path / "process.new").mkdir()  # where the record is written first
+
+    with pytest.raises(OSError, match="directory"):
+        RecordedProcess.start(["sleep", "60"], tmp_path / "process.json", tmp_path / "log", tmp_path)
+
+    assert children(os.getpid()) == before
