@@ -19,7 +19,11 @@ _READ_BYTES: Final = 1 << 20
 
 
 class Part:
-    """A running process in a session of its own, so that a terminal's Ctrl-C reaches it only through the demo."""
+    """A running process in a group of its own, so that a terminal's Ctrl-C reaches it only through the demo.
+
+    It stays in our session: of a group with a stopped process, which cannot notice that we are gone, the system ends (SIGHUP) or
+    wakes (SIGCONT) all once nobody outside of it in its session is a parent of any.
+    """
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str], pass_fds: Sequence[int] = ()
@@ -36,7 +40,7 @@ class Part:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **env},
-                start_new_session=True,
+                process_group=0,
                 pass_fds=tuple(pass_fds),
             )
 
@@ -71,7 +75,7 @@ class Part:
         return CheckFailed(f"{sentence}\nThe end of the log of {self.name}:\n{tail(self.log, TAIL_LINES)}")
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the whole session: Spark is a shell's grandchild."""
+        """Signal the whole group: Spark is a shell's grandchild."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

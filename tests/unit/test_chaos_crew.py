@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,25 @@ import pytest
 
 from relay.chaos.crew import Command, Crew
 from relay.chaos.history import FILE, History, read
+from relay.local.process import RecordedProcess
 from relay.run.lifeline import parent_end
 
 DEADLINE_S = 20.0
+FREEZING = """
+import sys, time
+from pathlib import Path
+from relay.chaos.crew import Crew
+from relay.chaos.history import History
+from relay.run.lifeline import parent_end
+place = Path(sys.argv[1])
+crew = Crew("worker", lambda name: place / name, History(place / "history"), parent_end())
+worker = "import os, time; from relay.run import lifeline; lifeline.watch(lambda: os._exit(1)); print('watches', flush=True); time.sleep(60)"
+crew.add("r.0", lambda _: [sys.executable, "-c", worker])
+while b"watches" not in (place / "r.0").read_bytes():
+    time.sleep(0.02)
+print(crew.freeze("r.0"), flush=True)
+time.sleep(60)
+"""
 
 
 def wait_for(crew: Crew, done: Callable[[], bool]) -> None:
@@ -83,6 +100,21 @@ def test_a_frozen_one_does_not_count_as_running_and_ends_when_told(crew: Crew, t
     assert crew.is_empty
     with pytest.raises(ProcessLookupError):
         os.kill(started(tmp_path)[0], signal.SIG_DFL)
+
+
+def test_a_frozen_one_does_not_outlive_a_run_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FREEZING, str(tmp_path)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], start_new_session=True)
+    assert run.stdout is not None
+    frozen = RecordedProcess.of(int(run.stdout.readline()))
+    try:
+        run.kill()
+        run.wait()
+
+        assert frozen.wait_for_end(DEADLINE_S)
+    finally:
+        frozen.kill()
+        run.stdout.close()
 
 
 def test_one_is_refused_every_write_until_it_is_allowed_again(crew: Crew, tmp_path: Path) -> None:
