@@ -113,11 +113,19 @@ def mount(directory: Path, places: Mapping[str, tuple[Path, int]]) -> Disks:
         for name, (place, size) in places.items():
             found[name] = Disk.mounted(directory / IMAGES / f"{name}.ext4", place, size)
     except NotPermitted as reason:
-        Disks(found, "").close()
-        shutil.rmtree(directory / IMAGES, ignore_errors=True)
+        _forget(directory, found)
         stands = "a full disk of a worker is a limit on its files' size, brokers and database keep their room"
         return Disks({}, f"disks: {stands}, since bounded file systems are not permitted here ({reason})")
+    except BaseException:
+        # Stop: nobody else knows yet what is mounted.
+        _forget(directory, found)
+        raise
     return Disks(found, f"disks: file systems of a fixed size (ext4 in {IMAGES}/, mounted until the end)")
+
+
+def _forget(directory: Path, found: dict[str, Disk]) -> None:
+    Disks(found, "").close()
+    shutil.rmtree(directory / IMAGES, ignore_errors=True)
 
 
 def _run(program: str, *arguments: str) -> None:

@@ -117,8 +117,9 @@ def build(directory: Path, brokers: int, tell: Tell) -> Stage:
     """Start the services in an empty directory and create what is needed there."""
     listen, advertise = consecutive_ports(2, brokers)
     disks = mount(directory, _places(directory, brokers))
-    proxies = [FrameProxy(f"{LOOPBACK}:{listen + n}", advertise + n) for n in range(brokers)]
+    proxies: list[FrameProxy] = []
     try:
+        proxies += (FrameProxy(f"{LOOPBACK}:{listen + n}", advertise + n) for n in range(brokers))
         tell(disks.told)
         services = LocalServices.up(
             directory, listen, f"{LOOPBACK}:{advertise}", brokers, settings=SMALL, tell=tell
@@ -172,14 +173,15 @@ def _places(directory: Path, brokers: int) -> dict[str, tuple[Path, int]]:
 
 
 def shut(directory: Path, proxies: list[FrameProxy], disks: Disks) -> None:
-    """Stop what runs in a directory."""
-    services = LocalServices.find(directory)
-    if services is not None:
-        services.down()
-    for proxy in proxies:
-        proxy.failures.clear()  # the result tells of them; here they would hide why everything ends
-        proxy.close()
-    disks.close()
+    """Stop what runs in a directory; what one of them raises, or a second Ctrl-C, keeps none of the others."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(disks.close)
+        for proxy in proxies:
+            stack.callback(proxy.close)
+            stack.callback(proxy.failures.clear)  # the result tells of them; here they would hide why everything ends
+        services = LocalServices.find(directory)
+        if services is not None:
+            services.down()
 
 
 def consecutive_ports(runs: int, length: int) -> list[int]:
