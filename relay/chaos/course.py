@@ -9,7 +9,6 @@ from typing import Final
 from relay.chaos.faults import Deed, Missed
 from relay.chaos.history import History
 from relay.chaos.nemesis import NATURES, Fault, Kind
-from relay.message.errors import RelayError
 from relay.run import clock, schedule
 
 LOOK_S: Final = 0.1
@@ -70,7 +69,7 @@ class Course:
         except Missed as missed:
             self.missed += 1
             self._history.tell("fault", phase="missed", target="", how=str(missed), **told)
-        except (RelayError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, a run in which it was swallowed would be called clean
             # Stop counting on this run: something of the stage, not of the relay, does not come back.
             self.complaints.append(f"{kind} ({', '.join(target)}) could not be undone: {error}")
             self._history.tell("fault", phase="failed", target=", ".join(target), how=str(error), **told)

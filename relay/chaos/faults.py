@@ -320,18 +320,19 @@ class StageFaults:
         """SIGKILL a backend: the server ends all sessions and recovers."""
         with _turn(self._database):
             pid, name = self._session(fault.pick)
-            begin(name)
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                return "it had just ended"
+                raise Missed(f"{name} has just ended") from None
+            begin(name)
         return ""
 
     def _end_backend(self, fault: Fault, begin: Begin) -> str:
         with _turn(self._database):
             pid, name = self._session(fault.pick)
+            if self._ask("select pg_terminate_backend(%s)", (pid,)) != [(True,)]:
+                raise Missed(f"{name} has just ended")
             begin(name)
-            self._ask("select pg_terminate_backend(%s)", (pid,))
         return ""
 
     def _restart_database(self, fault: Fault, begin: Begin, *, crash: bool) -> str:

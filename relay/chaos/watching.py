@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple
 from relay.capture.outcomes import is_marker
 from relay.config.model import RelayConfig
 from relay.kafka import settings
+from relay.kafka.reading import PartitionReader
 from relay.kafka.tail import tail
 from relay.message.envelope import ID, SOURCE
-from relay.message.errors import RelayError
+from relay.message.errors import RelayError, Stuck
 from relay.message.record import LogPartition
 from relay.run import clock, schedule
 
@@ -24,6 +25,7 @@ ABORTED: Final = b'"fate":"abort"'
 """Stands in the value of every message whose transaction its publisher means to abort."""
 EXAMPLES_MAX: Final = 20
 QUIET_S: Final = 2.0
+LOOK_S: Final = 10.0
 
 MessageId = tuple[bytes, bytes]
 """Source and id."""
@@ -156,17 +158,35 @@ class Watch:
     def end(self, ends: Mapping[LogPartition, int], timeout_s: float) -> list[LogPartition]:
         """Read up to the ends, then stop; return the partitions whose end was not reached.
 
-        Behind the last record there may be only markers, which no reader is shown: silence counts as the end then.
+        Behind the last record there may be only markers, which no reader is shown: after a silence another one looks for records.
         """
         limit = clock.monotonic() + timeout_s
         while clock.monotonic() < limit:
-            behind = [place for place, end in ends.items() if self._reached.get(place, 0) < end]
+            behind = self._behind(ends)
             if not behind or (self._thread.is_alive() and clock.monotonic() - self._moved_at > QUIET_S):
                 break
             clock.sleep(0.1)
         alive = self._thread.is_alive()
         self.stop()
-        return [] if alive else list(ends)
+        return self._missed(self._behind(ends)) if alive else list(ends)
+
+    def _behind(self, ends: Mapping[LogPartition, int]) -> dict[LogPartition, tuple[int, int]]:
+        """Return from where to where it has seen no record."""
+        reached = {place: self._reached.get(place, 0) for place in ends}
+        return {place: (reached[place], end) for place, end in ends.items() if reached[place] < end}
+
+    def _missed(self, behind: Mapping[LogPartition, tuple[int, int]]) -> list[LogPartition]:
+        """Return where another reader finds records."""
+        found = set()
+        with PartitionReader(self._settings, committed=True, clock=clock.monotonic, deadline_s=LOOK_S) as reader:
+            try:
+                for records in reader.read(behind):
+                    found |= {LogPartition(record.topic(), record.partition()) for record in records}
+            except Stuck:
+                pass  # Go on: what somebody's open transaction hides is for no reader to see.
+            except RelayError as error:
+                self._note(f"whether the reader has come to its end cannot be told: {error}")
+        return sorted(found)
 
     def stop(self) -> None:
         """Stop reading."""

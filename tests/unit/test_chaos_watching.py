@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
 from relay.audit.checker import Findings
 from relay.audit.verify import RouteReport
+from relay.chaos import watching
 from relay.chaos.result import audit_complaints, compare, reader_complaints
 from relay.chaos.watching import Anomaly, Checks, Seen, Watched
+from relay.message.errors import Stuck
 from relay.message.record import LogPartition
 
 LOG, OUT = LogPartition("log", 0), LogPartition("out", 0)
@@ -123,3 +129,54 @@ def test_the_database_is_held_against_a_destination() -> None:
         "r: 1 messages not committed in the database and arrived (such as a/2)",
         "r: 1 messages arrived more than once (such as a/1)",
     ]
+
+
+class Kafka:
+    """A reader that stands still, or never comes to its end, and what another one finds behind it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left: list[Any], *, moves: bool) -> None:
+        self.left, self._moves, self._next = left, moves, 0
+        monkeypatch.setattr(watching, "tail", lambda *_: self.tail())
+        monkeypatch.setattr(watching, "PartitionReader", self)
+        monkeypatch.setattr(watching, "QUIET_S", 0.2)
+        monkeypatch.setattr(watching.settings, "consumer", lambda *_, **__: {})
+
+    def tail(self) -> Iterator[list[Any]]:
+        while True:
+            time.sleep(0.01)
+            self._next += 1
+            yield [record(self._next)] if self._moves else []
+
+    def __call__(self, *_: object, **__: object) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, ranges: dict[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
+        assert list(ranges) == [OUT]
+        yield self.left
+        if not self.left:
+            raise Stuck("an open transaction")
+
+
+def record(offset: int) -> Any:
+    return SimpleNamespace(
+        topic=lambda: OUT.topic, partition=lambda: OUT.partition, offset=lambda: offset, headers=list, key=lambda: b"k"
+    )
+
+
+@pytest.mark.parametrize(("moves", "left", "missed"), [(False, [], []), (False, [record(7)], [OUT]), (True, [record(7)], [OUT])])
+def test_a_reader_that_did_not_come_to_the_end_says_so_and_one_that_only_lacks_markers_does_not(
+    moves: bool, left: list[Any], missed: list[LogPartition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Kafka(monkeypatch, left, moves=moves)
+    config: Any = SimpleNamespace(relay=SimpleNamespace(name="chaos"), kafka={}, timing=None)
+    complaints: list[str] = []
+    watch = watching.Watch(config, {OUT: 0}, Checks(()), complaints.append)
+
+    assert watch.end({OUT: 100_000}, 0.6) == missed
+    assert complaints == []
