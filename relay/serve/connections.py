@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
-from collections import OrderedDict
+import socket
+from collections import deque
 from typing import Any
 
 import structlog
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from relay.message.limits import limit_met
 from relay.run import clock
@@ -17,27 +17,29 @@ from relay.run.seldom import Repeats
 log = structlog.get_logger("relay.serve")
 
 
-def bounded(most: int) -> type[H11Protocol]:
-    """Return the protocol of connections of which ``most`` are open at once: a further one takes the oldest one's place.
+class BoundedListener(socket.socket):
+    """A listening socket of whose connections ``most`` are open at once: a further one takes the oldest one's place.
 
-    A connection that asks for nothing has no end of its own, and to refuse those that come would let whoever holds that
-    many keep probes out. An answer takes milliseconds, so the oldest is hardly ever one that still waits for its own.
+    A connection that asks for nothing, or begins no TLS, has no end of its own, and to refuse those that come would let
+    whoever holds that many keep probes out. An answer takes milliseconds, so the oldest is hardly ever one that still waits
+    for its own.
     """
-    open_ones: OrderedDict[H11Protocol, asyncio.BaseTransport] = OrderedDict()
 
-    class Bounded(H11Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)  # type: ignore[arg-type]
-            open_ones[self] = transport
-            if len(open_ones) > most:
-                _, oldest = open_ones.popitem(last=False)
-                oldest.abort()  # type: ignore[attr-defined]
+    def __init__(self, listening: socket.socket, most: int) -> None:
+        """Take over a socket that listens."""
+        super().__init__(listening.family, listening.type, listening.proto, listening.detach())
+        self._most = most
+        self._accepted: deque[socket.socket] = deque()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            open_ones.pop(self, None)
-            super().connection_lost(exc)
-
-    return Bounded
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, and end the oldest one if there are too many."""
+        accepted, address = super().accept()
+        self._accepted = deque(one for one in self._accepted if one.fileno() >= 0)
+        self._accepted.append(accepted)
+        if len(self._accepted) > self._most:
+            with contextlib.suppress(OSError):  # its peer has left already
+                self._accepted.popleft().shutdown(socket.SHUT_RDWR)  # the server, whose it is, closes it
+        return accepted, address
 
 
 class _Lines(logging.Handler):

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.control.status import document
-from relay.serve.connections import bounded, tell_of_the_server
+from relay.serve.connections import BoundedListener, tell_of_the_server
 from relay.serve.metrics import metrics
 from relay.serve.page import page
 from relay.serve.watching import Watching
@@ -152,11 +152,11 @@ def serve(application: Starlette, listening: socket.socket, tls: tuple[str, str]
         access_log=False,
         server_header=False,
         lifespan="off",
-        http=bounded(CONNECTIONS_AT_ONCE),
+        http="h11",
         backlog=2 * CONNECTIONS_AT_ONCE,
         ssl_certfile=certificate,
         ssl_keyfile=key,
         timeout_graceful_shutdown=2,
         ws="none",
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(config).run(sockets=[BoundedListener(listening, CONNECTIONS_AT_ONCE)])

@@ -6,20 +6,23 @@ import json
 import os
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from relay.serve.http import CONNECTIONS_AT_ONCE
+from tests.integration.tls_site import Authority
 
 SERVER = """
-import socket
+import socket, sys
 from relay.run.logging import setup
 from relay.serve.http import Door, application, serve
 from relay.serve.watching import Watching
@@ -27,7 +30,7 @@ from tests.unit.test_serve_answers import TOKEN, Looking, sight
 setup(as_json=True)
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
-serve(application("shop", "1", Watching(Looking(sight)), Door(TOKEN, None)), listening, None)
+serve(application("shop", "1", Watching(Looking(sight)), Door(TOKEN, None)), listening, tuple(sys.argv[1:]) or None)
 """
 
 
@@ -37,27 +40,44 @@ class Served(NamedTuple):
     port: int
     said: Path
     pid: int
+    trust: ssl.SSLContext | None = None
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), 5)
 
     def live(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/livez", timeout=5) as answer:
+        scheme = "http" if self.trust is None else "https"
+        with urllib.request.urlopen(f"{scheme}://127.0.0.1:{self.port}/livez", timeout=5, context=self.trust) as answer:
             return str(answer.read().decode())
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    said = tmp_path / "stderr"
+def highest(pid: int) -> int:
+    """Return the highest number of a process's files."""
+    return max(int(number) for number in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - numbers
+
+
+@contextmanager
+def serving(folder: Path, authority: Authority | None = None) -> Iterator[Served]:
+    said = folder / "stderr"
+    pair = [] if authority is None else [folder / name for name in ("certificate", "key")]
+    for file, held in zip(pair, authority.issue("served") if authority else (), strict=True):
+        file.write_bytes(held)
     with said.open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=log, cwd=Path(__file__).parents[2])
+        process = subprocess.Popen([sys.executable, "-c", SERVER, *pair], stdout=subprocess.PIPE, stderr=log, cwd=Path(__file__).parents[2])
     assert process.stdout is not None
     try:
-        yield Served(int(process.stdout.readline() or 0), said, process.pid)
+        trust = None if authority is None else ssl.create_default_context(cafile=authority.place)
+        yield Served(int(process.stdout.readline() or 0), said, process.pid, trust)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /livez HTTP/1.1\r\nhost: a\r\nx: ", b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\nx"])
@@ -71,6 +91,22 @@ def test_connections_that_ask_for_nothing_keep_no_probe_out(served: Served, begu
 
     for one in idle:
         one.close()
+
+
+def test_connections_that_begin_no_tls_count_like_others(tmp_path: Path) -> None:
+    """They were not counted at all, and have a minute to begin it: who held a thousand left no file for a probe, or for the look at brokers."""
+    with serving(tmp_path, Authority("here", tmp_path)) as served:
+        assert served.live() == "alive\n"
+        limits = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (highest(served.pid) + 3 * CONNECTIONS_AT_ONCE, limits[1]))
+        idle = [served.connect() for _ in range(5 * CONNECTIONS_AT_ONCE)]
+        time.sleep(0.5)
+
+        assert [served.live() for _ in range(3)] == ["alive\n"] * 3
+        assert served.said.read_text() == ""
+
+        for one in idle:
+            one.close()
 
 
 def test_requests_that_are_none_fill_no_log_and_each_line_is_json(served: Served) -> None:
@@ -88,8 +124,7 @@ def test_where_no_file_is_left_for_a_connection_it_is_said_once_and_answered_lat
     """The event loop said it two thousand times a second, with a traceback each."""
     assert served.live() == "alive\n"
     before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
-    highest = max(int(number) for number in os.listdir(f"/proc/{served.pid}/fd"))  # noqa: PTH208 - numbers
-    resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+    resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (highest(served.pid) + 1, before[1]))
     one = served.connect()
     time.sleep(2.5)
     one.close()
