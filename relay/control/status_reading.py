@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from relay.config.model import RelayConfig
+from relay.config.model import RelayConfig, ResourceConfig
 from relay.config.routes import QueueDestination, RouteConfig, TopicDestination
 from relay.control.dead_letters import letter_number, tells_more
 from relay.control.positions import stored_positions
@@ -162,6 +162,8 @@ class StatusReader:
         self.notes: list[str] = []
         self.unseen: Unreachable | None = None
         """Which database was away: what is read without it may lack what needs somebody."""
+        self._away: dict[str, Unreachable] = {}
+        """By its address each database that was away at this reading: it is waited for once, not for each route."""
 
     def __enter__(self) -> Self:
         return self
@@ -181,6 +183,7 @@ class StatusReader:
         config = self._config
         self.notes = []
         self.unseen = None
+        self._away = {}
         logs = config.log_topics
         found = self._topics.describe({*logs, config.control_topic, config.deadletter_topic}, settings=False)
         for name in (config.control_topic, config.deadletter_topic):
@@ -302,9 +305,21 @@ class StatusReader:
                 name, resource = f"queue {route.to.queue}", database_of(config, route.to.queue)
             else:
                 name, resource = route.to.resource, config.resources[route.to.resource]
-            return stored_positions(name, resource, config.relay.name, route.name, topic_ids)
+            return self._stored(name, resource, route.name, topic_ids)
         except (Unreachable, ConfigError) as error:
             if isinstance(error, Unreachable):
                 self.unseen = error
             self.notes.append(f"route {route.name}: positions are those its workers told last; {error}")
             return None
+
+    def _stored(
+        self, name: str, resource: ResourceConfig, route: str, topic_ids: Mapping[str, bytes]
+    ) -> dict[LogPartition, int]:
+        place = resource.url.get_secret_value()
+        if place in self._away:
+            raise self._away[place]
+        try:
+            return stored_positions(name, resource, self._config.relay.name, route, topic_ids)
+        except Unreachable as away:
+            self._away[place] = away
+            raise
