@@ -83,15 +83,15 @@ class _Guard:
 
 def _knows(authorization: str, token: str) -> bool:
     """Is it ``Bearer TOKEN``, or for browsers ``Basic`` with the token as the password?"""
-    scheme, _, given = authorization.partition(" ")
-    if scheme.lower() == "basic":
+    scheme, _, given = authorization.encode("latin-1").partition(b" ")  # the bytes that came
+    if scheme.lower() == b"basic":
         try:
-            given = b64decode(given, validate=True).decode().partition(":")[2]
-        except ValueError:  # neither Base64 nor UTF-8
+            given = b64decode(given, validate=True).partition(b":")[2]
+        except ValueError:  # no Base64
             return False
-    elif scheme.lower() != "bearer":
+    elif scheme.lower() != b"bearer":
         return False
-    return hmac.compare_digest(given.encode(), token.encode())
+    return hmac.compare_digest(given, token.encode())
 
 
 def application(relay: str, version: str, watching: Watching, door: Door) -> Starlette:

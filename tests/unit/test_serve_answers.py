@@ -294,6 +294,14 @@ def test_with_the_token_everything_is_told(watching: Watching, authorization: st
         assert headers["cache-control"] == "no-store"
 
 
+def test_a_token_beyond_ascii_is_known(watching: Watching) -> None:
+    token = "über-sechzehn-Zeichen"
+    app = application("shop", "1", watching, Door(token, None))
+
+    for authorization in (f"Bearer {token}", f"Basic {b64encode(f'ann:{token}'.encode()).decode()}"):
+        assert ask(app, "/metrics", host="shop.example", authorization=authorization)[0] == 200, authorization
+
+
 def test_probes_need_no_token_and_tell_no_more_than_a_word(watching: Watching) -> None:
     app = application("shop", "1", watching, Door(TOKEN, None))
 
