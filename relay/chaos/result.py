@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from relay.audit.verify import RouteReport
 from relay.chaos.watching import MessageId, Watched
+from relay.control.status import RouteView
+from relay.message.record import LogPartition
 
 CLEAN: Final = "clean"
 EXAMPLES_MAX: Final = 3
@@ -77,6 +79,24 @@ def audit_complaints(reports: list[RouteReport]) -> list[str]:
     found = [report.sentence for report in reports if not report.ok]
     counts = {report.route: report.findings.dead_letters for report in reports}
     return found + [f"{route}: {count} dead letters" for route, count in counts.items() if count]
+
+
+def not_passed(
+    routes: Iterable[RouteView], stood: Mapping[LogPartition, int], seconds: float, latest: Container[str] = ()
+) -> list[str]:
+    """Return what the workers have not passed in so many seconds of what stood in the logs. No I/O.
+
+    Of a route that starts at the ``latest`` nothing is stored where nothing has come since.
+    """
+    found = []
+    for route in routes:
+        for one in route.partitions:
+            end = stood.get(LogPartition(one.topic, one.partition), 0)
+            if (one.position is not None or route.name not in latest) and (one.position or 0) < end:
+                at = "not known" if one.position is None else one.position
+                place = f"{one.topic}[{one.partition}]"
+                found.append(f"{route.name}: {place} ended at {end} when all was healed, and {seconds:g} s later the position is {at}")
+    return found
 
 
 def compare(route: str, noted: set[MessageId], arrived: Mapping[MessageId, int], sources: set[bytes]) -> list[str]:

@@ -20,11 +20,12 @@ from relay.chaos.disks import Disk
 from relay.chaos.faults import Deed, StageFaults, WorkerFaults
 from relay.chaos.history import History
 from relay.chaos.nemesis import ALL, SAFE, Kind, plan
-from relay.chaos.result import Result, audit_complaints, compare, reader_complaints
+from relay.chaos.result import Result, audit_complaints, compare, not_passed, reader_complaints
 from relay.chaos.sights import Sights
 from relay.chaos.stage import CAPTURED, LEDGER, PLAIN, SHOWN, STATE_DISK, TO_TABLE, TO_TOPIC, Stage, build
 from relay.chaos.watching import Checks, MessageId, Watch
 from relay.config.model import RelayConfig, TopicDestination
+from relay.control.status_reading import StatusReader
 from relay.kafka.topics import Topics
 from relay.message.errors import CheckFailed, RelayError
 from relay.message.record import LogPartition
@@ -163,8 +164,12 @@ class _Run:
         return course
 
     def rest(self, *, may_lag: bool = False) -> None:
-        """Drain the workers, and let a last crew run until there is nothing left to do."""
+        """Drain the workers, and let a last crew run until there is nothing left to do.
+
+        With ``may_lag`` publishers may go on for ever, and what stood in the logs by now must be passed.
+        """
         self._workers.end()
+        stood = self.ends(self.config.log_topics) if may_lag else {}
         for route in self.config.routes:
             for number in range(self._order.workers):
                 self._workers.add(f"{route}.{number}", self._worker(route, number, IDLE_S))
@@ -173,11 +178,21 @@ class _Run:
             self._workers.tend()
             if clock.monotonic() > limit:
                 names = ", ".join(self._workers.running())
-                if not may_lag:
+                if may_lag:
+                    self._complaints += self._not_passed(stood)
+                else:
                     self._complaints.append(f"these did not come to rest within {REST_S:g} s: {names}")
                 self._workers.end()
                 return
             clock.sleep(0.1)
+
+    def _not_passed(self, stood: dict[LogPartition, int]) -> list[str]:
+        latest = {name for name, route in self.config.routes.items() if route.start == "latest"}
+        try:
+            with StatusReader(self.config) as reader:
+                return not_passed(reader.read(), stood, REST_S, latest)
+        except RelayError as error:
+            return [f"whether the workers have passed what stood in the logs cannot be told: {error}"]
 
     def result(self, course: Course, sources: Crew | None, *, allow_lag: bool = False) -> Result:
         """Let the reader come to its end, then audit."""
