@@ -152,6 +152,7 @@ def serve(application: Starlette, listening: socket.socket, tls: tuple[str, str]
         access_log=False,
         server_header=False,
         lifespan="off",
+        loop="asyncio",  # uvloop accepts behind the back of a socket that counts
         http="h11",
         backlog=2 * CONNECTIONS_AT_ONCE,
         ssl_certfile=certificate,
