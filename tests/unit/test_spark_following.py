@@ -13,6 +13,7 @@ from relay.capture.outcomes import encode_marker, marker_headers
 from relay.message.envelope import CAPTURE, ID, RESOURCE, TYPE, Headers, ResourceName
 from relay.message.errors import ConfigError
 from relay.message.identity import capture_id
+from relay.message.record import LogPartition
 from relay.spark import following
 from relay.spark.following import CommittedReader, Prefix, Span, ended_by
 from relay.spark.options import WriteOptions
@@ -42,6 +43,17 @@ def test_it_ends_before_the_first_undecided_message_and_goes_on_with_its_marker(
     prefix.take(4, *marker(NONCE, NONCE))
 
     assert (before, between, prefix.position()) == (1, 1, 5)
+
+
+def test_of_outcomes_without_messages_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "OUTCOMES_REMEMBERED", 2)
+    prefix, nonces = Prefix(0), [b"1" * 16, b"2" * 16, b"3" * 16]
+    for offset, nonce in enumerate(nonces):
+        prefix.take(offset, *marker(nonce, nonce))
+
+    for offset, (nonce, position) in enumerate(zip(reversed(nonces), (4, 5, 5), strict=True), 3):
+        prefix.take(offset, None, b"repeat", captured(nonce))
+        assert prefix.position() == position
 
 
 @pytest.mark.parametrize("raw", [b"ab", b"00" * 17, b"", b"no hex", b"00 " * 16, b"00" * 16 + b"\n"])
@@ -164,6 +176,45 @@ def test_a_task_keeps_no_more_of_the_log_than_waits_for_an_outcome(monkeypatch: 
     ]  # fmt: skip
 
 
+def test_a_message_whose_marker_lies_before_the_task_keeps_nothing_back_that_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a capture was called aborted, and a message of it arrives after that."""
+    late = [Record(8, None, b"late", captured(OTHER)), Record(9, None, b"behind it", []), Record(10, None, b"last", [])]
+    log = Log([late])
+    monkeypatch.setattr(following, "decision_log", lambda *_: log)
+    monkeypatch.setattr(following, "_reader", lambda *_, **__: log)
+
+    rows = CommittedReader(WriteOptions("r", {}, topic="log")).read(Span(0, 8, 11, 11))
+
+    assert [value for batch in rows for value in batch.column("value").to_pylist()] == [b"behind it", b"last"]
+
+
+def test_a_stream_goes_on_where_it_had_read_to_and_takes_partitions_that_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(Log):
+        """A log of partitions of which each read is noted; above its last record lie ends of Kafka transactions only."""
+
+        def __init__(self) -> None:
+            self.ends, self.records, self.asked = [(0, 4)], [unit, waits], list[dict[int, tuple[int, int]]]()
+
+        def watermarks(self, place: LogPartition) -> tuple[int, int]:
+            return self.ends[place.partition]
+
+        def read(self, ranges: Any) -> Iterator[list[Any]]:
+            self.asked.append({place.partition: edges for place, edges in ranges.items()})
+            yield self.records
+
+    unit, waits = Record(0, None, b"of a unit", captured(NONCE, UNIT.resource("run"))), Record(1, None, b"waits", captured(OTHER))
+    log = Growing()
+    monkeypatch.setattr(following, "decision_log", lambda *_: log)
+    monkeypatch.setattr(following, "_reader", lambda *_, **__: log)
+    monkeypatch.setattr(following, "check_topics", lambda *_: {"log": len(log.ends)})
+    reader = CommittedReader(WriteOptions("r", {}, topic="log"))
+
+    assert reader.latestOffset() == {"0": [1, 4]}
+    log.ends, log.records = [(0, 6), (3, 3)], [Record(4, *marker(OTHER, OTHER))]
+    assert reader.latestOffset() == {"0": [6, 6], "1": [3, 3]}
+    assert log.asked == [{0: (0, 4)}, {0: (4, 6), 1: (3, 3)}]
+
+
 def test_a_checkpoint_below_the_logs_beginning_is_a_sentence_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     class Trimmed:
         def watermarks(self, _: object) -> tuple[int, int]:
@@ -173,6 +224,7 @@ def test_a_checkpoint_below_the_logs_beginning_is_a_sentence_with_the_option(mon
     reader = CommittedReader(WriteOptions("r", {}, topic="log"))
 
     assert reader.partitions({"0": [7, 9]}, {"0": [12, 12]}) == [Span(0, 7, 12, 12)]
+    assert reader.partitions({"0": [12, 12]}, {"0": [12, 14]}) == [], "nothing more is decided"
     with pytest.raises(ConfigError, match=r'option\("checkpointLocation", .*\): .* offset 5 of log\[0\], .* begins at 7'):
         reader.partitions({"0": [5, 9]}, {"0": [12, 12]})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from relay.capture.decisions import Attempt, UnitDecision, batch_unit
 from relay.capture.message import partition_of
+from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.spark.batches import refuse_another_topic
@@ -62,13 +64,14 @@ def test_columns_decide_before_options_and_a_gap_falls_back() -> None:
 
 def test_a_rows_own_headers_cannot_steer_the_relay() -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    rows = [[("ce_relaycapture", b"f"), ("ce_id", b"own"), ("traceparent", b"t")], None]
+    rows = [[("ce_relaycapture", b"f"), (OUT_DIGEST, b"f"), (OUT_INSTANCE, b"f"), ("ce_id", b"own"), ("traceparent", b"t")], None]
     headers = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in rows], kind)
 
     _, records = encoded({"value": ["x", "y"], "headers": headers})
     _, firm = encoded({"value": ["x", "y"], "headers": headers, "id": ["1", "2"]})
 
     assert dict(records[0][4])["ce_relaycapture"] == LABELS.capture.hex().encode()
+    assert not {OUT_DIGEST, OUT_INSTANCE} & dict(records[0][4]).keys(), "a settlement would take it for a relay's output"
     assert dict(records[0][4])["ce_id"] == b"own"
     assert dict(records[0][4])["traceparent"] == b"t"
     assert dict(firm[0][4])["ce_id"] == b"1"
@@ -144,6 +147,7 @@ def test_a_batch_that_went_into_another_topic_is_not_taken_for_done() -> None:
     refuse_another_topic(done, "orders")
     with pytest.raises(ConfigError, match=r"batch 3 of q was captured into orders, and would be passed over for bills: .* query="):
         refuse_another_topic(done, "bills")
+    refuse_another_topic(replace(done, attempts=(Attempt(b"n" * 16, 0, ()),)), "bills")
 
 
 def test_a_setting_of_another_client_is_named_without_its_value() -> None:
