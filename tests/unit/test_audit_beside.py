@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.audit import ledger
+from relay.audit import ledger, neighbours
 from relay.audit.captures import Asked, ended, sorted_out
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Outcome
@@ -88,6 +88,25 @@ def test_rows_are_not_called_phantoms_where_the_log_that_would_tell_is_not_there
     assert any("1 ids in ledger are of no message of this route" in note for note in report.findings.notes)
     place.cluster.logs[MORE] = []
     assert wrong(place.audit()) == {"phantoms": 1}
+    place.write("older", topic=MORE)
+    place.write("theirs", topic=MORE)
+    place.row("nobody's")
+    assert wrong(place.audit()) == {"phantoms": 1}
+    place.cluster.low[MORE] = 1
+    assert wrong(place.audit()) == {}, "it may have been of what has left that log"
+
+
+def test_only_monitors_of_routes_that_are_gone_are_asked_what_these_delivered(make: Make) -> None:
+    place = make(TO_TOPIC)
+    place.cluster.logs |= {"shop.before.monitor": [], "bank.before.monitor": [], "shop.journal": [], "shop.decisions": []}
+
+    assert neighbours.former_monitors(place.config, place.cluster) == ["shop.before.monitor"]  # type: ignore[arg-type]
+
+
+def test_routes_into_topics_share_no_table_and_no_queue(make: Make) -> None:
+    config = make(TO_TOPIC, more=beside('to = { topic = "elsewhere" }')).config
+
+    assert neighbours.neighbours(config, config.routes["main"]) == []
 
 
 @pytest.mark.parametrize(

@@ -260,12 +260,17 @@ def test_rows_from_before_anything_that_log_and_monitor_remember_are_no_phantoms
     assert (report.findings.expired, report.findings.forgotten) == (1, 3), "b; a and the two without an id"
 
 
-def test_rows_that_another_route_tells_of_are_its_own_however_old(make: Make) -> None:
+@pytest.mark.parametrize("word", ["inbox", "monitor"])
+def test_rows_that_another_route_tells_of_are_its_own_however_old(make: Make, word: str) -> None:
     place = make(BY_SOURCE, more=f'[routes.other]\nfrom = ["{MORE}"]\n{BY_SOURCE}\n')
     place.cluster.logs |= {MORE: [], place.config.monitor_topic("other"): []}
     place.enter(place.write("a"))
     place.enter(place.write("b"), first=1)
-    place.enter(place.write("theirs", topic=MORE), topic=MORE, route="other")
+    theirs = place.write("theirs", topic=MORE)
+    if word == "inbox":
+        place.inbox(theirs, 0, topic=MORE, route="other")
+    else:
+        place.enter(theirs, topic=MORE, route="other")
     for name in ("a", "b", "theirs"):
         place.row(name)
     place.cluster.low.update({LOG: 1, place.monitor: 1})
