@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from relay.config.loading import load
 from relay.control.queue_cursor_copy import copy_cursors
 from relay.setup.queue_tables import create_tables
 from tests.unit.test_queue_move_command import Desk
@@ -39,3 +40,22 @@ def test_a_file_in_which_other_routes_have_rows_takes_them_in_their_order(tmp_pa
     assert rows[:3] == [("another", 1, 1), ("another", 2, 2), ("another", 3, 9)]
     assert [row[:2] for row in rows[3:]] == [("main", 20), ("main", 21), ("main", 22)]
     assert last == rows[-1][2], "numbers given later are above"
+
+
+def test_a_route_into_another_queue_keeps_what_it_has_in_the_new_store(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    create_tables(desk.config, desk.queue, desk.at("new.db"))
+    path = tmp_path / "relay.toml"
+    path.write_text(
+        path.read_text() + '[queues.debit]\nstore = "sqlite:///new.db"\nsubscribers = { clerk = {} }\n'
+        '[routes.another]\nfrom = ["bills"]\nto = { queue = "debit" }\n'
+    )
+    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as old:
+        put(old, "another", 1, 1)
+    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as new:
+        put(new, "another", 7, 1)
+
+        assert copy_cursors(load(path), "credit", desk.at("new.db")) == 1, "main's position"
+
+        assert new.execute("select route, log_offset from relay_inbox").fetchall() == [("another", 7)]
+        assert new.execute("select route, position from relay_position").fetchall() == [("main", 17)]
