@@ -73,13 +73,13 @@ class Site:
         self.other = other
         self.store.enter(OWN)
         self.store.enter(other)
-        self.shop = Shop()
+        self.shop, self.is_configured = Shop(), True
         self.upkeep = Upkeep(
             "sales", {"sales": self.store}, self.deciding, OWN, self.marks, LEASE_S, Backoff(10.0, 10.0), **over
         )
 
     def deciding(self, _: ExitStack) -> Mapping[str, Outcomes]:
-        return {"resource:shop": self.shop}
+        return {"resource:shop": self.shop} if self.is_configured else {}
 
     def taken(self, count: int) -> list[Taken]:
         """Messages of one lane that the other worker has."""
@@ -259,8 +259,11 @@ def test_what_a_dead_worker_of_this_host_had_goes_back_at_once_and_its_mark_goes
     assert not list(site.marks.iterdir())
 
 
-def test_a_mark_stays_while_something_is_left_to_recover(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_a_mark_stays_while_something_is_left_to_recover(tmp_path: Path, *, is_configured: bool) -> None:
+    """What decides does not answer, or the configuration names it no more."""
     site = Site(tmp_path, ELSEWHERE)
+    site.is_configured = is_configured
     (taken,) = site.taken(1)
     site.dies(taken.ticket)
     site.shop.is_away = True

@@ -115,6 +115,24 @@ def test_a_batch_of_which_another_worker_has_one_message_by_now_leaves_nothing_o
     assert shown(site.far) == 0
 
 
+@pytest.mark.timeout(30)  # a connection that is not free again is waited for
+def test_what_a_handler_did_before_it_raised_is_taken_back_and_its_connection_is_free_again(tmp_path: Path) -> None:
+    site, given_up = Site(tmp_path, has_database=True), list[str]()
+
+    class Used(Further):
+        def give_up(self) -> None:
+            given_up.append("used")
+
+    def fails() -> None:
+        raise ValueError
+
+    assert site.end(fails, lambda _: Used()) == {Outcome.SPLIT}
+    assert (site.effects(), shown(site.far), given_up) == (0, 0, ["used"])
+    assert site.end(lambda: None) == {Outcome.WRITTEN}
+    assert site.effects() == 1
+    site.close()
+
+
 def test_children_elsewhere_show_with_the_decision_and_wait_for_no_recovery(site: Site) -> None:
     assert site.end(lambda: None) == {Outcome.WRITTEN}
     assert shown(site.far) == 2
@@ -151,6 +169,7 @@ def test_what_a_batch_left_in_a_store_that_went_away_is_shown_by_its_outcome(sit
     assert shown(site.far) == 2
 
 
+@pytest.mark.timeout(30)  # the one connection is waited for where a question has kept it
 @pytest.mark.parametrize("error", [EffectsInDoubt, CommitTooLong])
 @pytest.mark.parametrize("is_durable", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
@@ -171,6 +190,14 @@ def test_a_commit_without_an_answer_is_what_the_handlers_database_says_of_each_a
             desk.rollback()
             raise failures.pop(0)
 
+    settle, refusals = desk.outcomes.settle, [DatabaseAway("the file is held")]
+
+    def asked(attempt: str, *, committed: bool, now: int) -> bool:
+        if refusals and not committed:
+            raise refusals.pop()
+        return settle(attempt, committed=committed, now=now)
+
+    monkeypatch.setattr(desk.outcomes, "settle", asked)
     desk.commit = lost  # type: ignore[method-assign]
     place = Place("q", "s", "resource:shop", site.stores, {name: schedule.lock() for name in site.stores})
 
@@ -183,7 +210,7 @@ def test_a_commit_without_an_answer_is_what_the_handlers_database_says_of_each_a
 
     undone = Outcome.BACK if error is EffectsInDoubt else Outcome.FAILED if count == 1 else Outcome.APART
     assert [end.outcome for end in ends] == [Outcome.DONE if is_durable else undone] * count
-    assert site.effects() == is_durable
+    assert (site.effects(), refusals) == (is_durable, [])
     for taken in site.taken[:count]:
         attempts = desk.outcomes
         desk.begin()
