@@ -187,6 +187,7 @@ def test_its_changes_build_an_equal_index(opened: DedupIndex) -> None:
 def test_topic_numbers_that_contradict_are_refused() -> None:
     index = memory_index(0)
     index.add_page(page([1]))
+    index.add_page(page([2]))
 
     assert not index.adopt(["payments"])
     assert index.adopt(["orders", "payments"])

@@ -127,9 +127,11 @@ def test_the_resource_is_asked_only_after_the_scan_to_the_high_watermark() -> No
     assert not h.wants_watermark(2.9)
     assert h.wants_watermark(3.0)
 
-    h.take(message(1, b"/q", B), SHOP, 2.5)  # not overdue: its own scan comes later
     h.scan_to(5, 3.0)
     assert not h.wants_watermark(3.0), "it is asked for once"
+    h.take(message(1, b"/q", B), SHOP, 2.5)  # not overdue: its own scan comes later
+    h.scan_to(6, 3.0)
+    assert not h.wants_watermark(3.0)
     assert h.due(3.0) == []
 
     h.read_to = 5

@@ -268,6 +268,14 @@ def wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
+def test_what_never_sent_anything_is_ended_at_once() -> None:
+    sending, began = sending_to(Noting()), time.monotonic()
+    sending.wait(0.05)
+
+    assert time.monotonic() - began >= 0.05, "it does not spin until there is an answer"
+    assert sending.close()
+
+
 def test_a_batch_without_an_answer_is_sent_again_as_it_was_until_there_is_one() -> None:
     cursor = Noting(InDoubt("lost"), Retriable("deadlock"), Unreachable("away"))
     sending = sending_to(cursor)
