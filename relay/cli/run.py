@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from relay.cli.bounds import AT_WORK_S, seconds
 from relay.cli.report import ConfigArgument
 from relay.config.loading import load, text_of
-from relay.config.model import RelayConfig, RelaySection, TopicDestination
+from relay.config.model import RelayConfig, RelaySection
 from relay.message.errors import ConfigError
 from relay.run.handed import Handed
 from relay.run.logging import setup
 from relay.run.supervisor import Command, Supervisor
-from relay.setup.required import require_verification
+from relay.setup.required import require_at_start
 
 WORKERS_MAX: Final = 64
 
@@ -59,8 +59,7 @@ def run_command(
         found = loaded.routes[name]
         note = {"identity": found.identity_note} if found.identity_note else {}
         structlog.get_logger().info("route", route=name, guarantee=found.guarantee, workers=workers, **note)
-    if any(isinstance(loaded.routes[name].to, TopicDestination) for name in routes):
-        require_verification(loaded)
+    require_at_start(loaded, routes)
     handed = Handed(text)
     command = worker_command(Path(config), until_idle, instance, handed.words)
     raise typer.Exit(Supervisor(routes, workers, command, fds=[handed.fd]).run())

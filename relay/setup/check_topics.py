@@ -189,12 +189,17 @@ def _judge_monitor(
         findings.fault(f"topic {name} partitions", str(monitor.partitions), problem, MIGRATE)
     if set(monitor.settings.get("cleanup.policy", "").replace(" ", "").split(",")) != {"compact", "delete"}:
         _policy_fault(monitor, "it must be compact,delete", findings)
+    judge_evidence(config, monitor, logs, findings)
+
+
+def judge_evidence(config: RelayConfig, monitor: TopicFacts, logs: Sequence[TopicFacts], findings: Findings) -> None:
+    """Judge whether a route's monitor keeps what tells repeats for as long as they may come."""
     retention = numeric_setting(monitor.settings, "retention.ms", _FOREVER)
     if retention != _FOREVER and retention < config.timing.dedup_horizon * 1000:
         problem = f"shorter than timing.dedup_horizon ({_days(config.timing.dedup_horizon * 1000)})"
-        findings.fault(f"topic {name} retention.ms", str(retention), problem, MIGRATE)
+        findings.fault(f"topic {monitor.name} retention.ms", str(retention), problem, MIGRATE)
     for log in logs:
-        _judge_retention(name, retention, log, findings)
+        _judge_retention(monitor.name, retention, log, findings)
 
 
 def _judge_retention(name: str, retention: int, log: TopicFacts, findings: Findings) -> None:

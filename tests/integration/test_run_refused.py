@@ -1,16 +1,19 @@
-"""`relay run` on brokers that cannot keep the promise of a topic route: it says so and starts nothing."""
+"""`relay run` on brokers or topics that cannot keep the promise of a route: it says so and starts nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
+from relay.capture.publisher import DefaultTiming
 from relay.cli.main import app
 from relay.kafka.topics import BrokerFacts, Topics
+from relay.message.errors import ConfigError
 from relay.run import supervisor
 from relay.setup.check_topics import VERIFICATION
 from tests.cluster_changes import set_brokers
@@ -82,6 +85,37 @@ def test_what_cannot_be_seen_is_warned_of_unless_somebody_vouches_for_it(
 
     assert (code, len(started)) == (0, 1)
     assert (VERIFICATION in said) is not assured
+
+
+def test_a_monitor_that_forgets_before_its_log_is_refused(
+    make_route: Callable[..., TopicRoute], kafka: str, started: list[object]
+) -> None:
+    """What the log still has could be read again, and would be delivered again as something new (design section 13)."""
+    route = make_route()
+    with Topics({"bootstrap.servers": kafka}, DefaultTiming()) as topics:
+        topics.alter(route.log, {"retention.ms": str(30 * 86_400_000)})
+
+    code, said = run(route)
+
+    assert (code, started) == (2, [])
+    assert f"{route.log} may keep messages for 37d" in said
+    assert "set timing.monitor_retention to at least 37d and run `relay migrate`" in said
+
+
+def test_retentions_that_may_not_be_seen_are_left_to_the_check(
+    make_route: Callable[..., TopicRoute], monkeypatch: pytest.MonkeyPatch, started: list[object]
+) -> None:
+    route = make_route()
+
+    def refused(*_: object) -> NoReturn:
+        raise ConfigError("DescribeConfigs is not granted")
+
+    monkeypatch.setattr(Topics, "describe", refused)
+
+    code, said = run(route)
+
+    assert (code, len(started)) == (0, 1)
+    assert "how long evidence is kept is left to `relay check --connect`" in said
 
 
 def test_brokers_that_are_away_are_left_to_the_workers(tmp_path: Path, started: list[object]) -> None:

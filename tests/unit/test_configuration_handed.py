@@ -63,7 +63,7 @@ def test_an_edited_file_waits_for_the_next_start(words: list[str], path: Path, m
     monkeypatch.chdir(path.parent)
     for command in (run, work):
         monkeypatch.setattr(command, "Supervisor", Editing)
-    monkeypatch.setattr(run, "require_verification", lambda _: None)
+    monkeypatch.setattr(run, "require_at_start", lambda *_: None)
     monkeypatch.setattr(work, "look_for_control", lambda _: None)
 
     done = CliRunner().invoke(app, [*words, str(path)])
