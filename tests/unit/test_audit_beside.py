@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.audit import ledger, neighbours
+from relay.audit import neighbours
 from relay.audit.captures import Asked, ended, sorted_out
-from relay.audit.evidence import Evidence
 from relay.audit.ledger import Outcome
-from relay.audit.memory import Memory, is_whole, recent
 from relay.audit.route_topics import ranges_since
 from relay.audit.tables import open_store
 from relay.kafka.topics import TopicFacts
-from relay.message.envelope import OUT_N
 from relay.message.identity import capture_id, cloudevents
 from relay.message.record import LogPartition
 from relay.monitor import redrive
@@ -34,7 +31,7 @@ from relay.monitor.resolution import (
 )
 from tests.integration.audit_site import wrong
 from tests.routes import ce
-from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Make, Place, marks, places
+from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Make, Place, places
 
 TO_TOPIC = 'to = { topic = "out" }'
 INSTANCE = b"i" * 16
@@ -468,33 +465,6 @@ def test_of_a_topic_read_once_only_what_came_since_is_read_again(make: Make) -> 
     assert ranges_since(cluster, facts, {}) == {place: (0, 9)}  # type: ignore[arg-type]
     cluster.low[LOG] = 7
     assert ranges_since(cluster, facts, {place: (0, 5)}) == {place: (7, 9)}, "retention took the rest"  # type: ignore[arg-type]
-
-
-def test_a_log_or_a_monitor_is_whole_only_if_each_of_its_partitions_is() -> None:
-    one, two, monitor = LogPartition(LOG, 0), LogPartition(MORE, 0), LogPartition("monitor", 0)
-
-    assert not is_whole({one: 0, two: 1}, {}, {monitor: (1, 2)})
-    assert not is_whole({one: 1}, {}, {monitor: (0, 2), monitor._replace(partition=1): (1, 2)})
-    assert is_whole({one: 0, two: 1}, {two: 1}, {monitor: (1, 2)})
-    assert is_whole({one: 0, two: 1}, {}, {monitor: (0, 2)})
-
-
-def test_what_is_remembered_is_younger_than_all_that_any_part_of_the_monitor_has_lost() -> None:
-    evidence, parts = Evidence(), [LogPartition("monitor", number) for number in range(3)]
-    for partition, (n, at) in enumerate(((1, 100), (2, 200), (3, 300))):
-        evidence.take(partition, Page("w", INSTANCE, n, Proof.PROVEN, None, LOG, 0, digest("1"), bytes(8), [0], bytes(1)), at=at)
-
-    assert recent(evidence, {parts[0]: (1, 2), parts[1]: (1, 2), parts[2]: (0, 2)}, 1) == {INSTANCE: 3}
-    assert recent(evidence, {parts[0]: (1, 2), parts[1]: (0, 2)}, 1) == {INSTANCE: 2}
-
-
-def test_an_output_whose_number_is_none_tells_no_age() -> None:
-    memory, place = Memory({INSTANCE: 2}), LogPartition("out", 0)
-    for number in (b"1", b"", b"two", b"9" * 5000):
-        memory.take(place, dict(marks(INSTANCE, 1)) | {OUT_N: number})
-        assert memory.lacks(digest("1"), ledger.Place(*place, 0))
-    memory.take(place, dict(marks(INSTANCE, 2)))
-    assert not memory.lacks(digest("1"), ledger.Place(*place, 0))
 
 
 @pytest.mark.parametrize("low", [0, 2])
