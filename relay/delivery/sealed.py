@@ -17,7 +17,7 @@ import structlog
 
 from relay.delivery.ports import Transaction
 from relay.delivery.position_note import PositionNote
-from relay.delivery.sightings import SOON_S, Committed, Sightings, Watch
+from relay.delivery.sightings import SOON_S, UNTOLD_MAX, Committed, Sightings, Watch
 from relay.log.anchor import Anchor
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers, outgoing
 from relay.message.errors import InDoubt
@@ -130,8 +130,7 @@ class SealedProducer:
         ends = self._watch.ends(self._sightings.places)
         self._sightings.seen(ends)
         for place in self._sightings.overdue(now):
-            if place in ends and self._watch.is_first(place, ends[place], self.instance):
-                raise InDoubt(f"transaction {self._sightings.closed + 1} was called committed, and hangs in {place.topic}[{place.partition}]")
+            self._hangs(place, ends)
 
     @property
     def news(self) -> dict[int, int]:
@@ -188,7 +187,7 @@ class SealedProducer:
     def _see(self, work: SealedWork, touched: list[int], committing_at: float) -> None:
         """Wait until the seal shows. Closed alone would not do: a late copy of a request opens an empty transaction, and
         when that times out it aborts what hangs."""
-        believed = self._sightings.committed(
+        self._sightings.committed(
             Committed(
                 self.n,
                 {place: self._tx.acked[place] for place in self._starts},
@@ -197,25 +196,43 @@ class SealedProducer:
                 sum(map(len, work.outputs.values())) + len(work.dead),
             )
         )
-        if believed:
-            self._warn()
         if self._starts:
             self._to_say.update(dict.fromkeys(touched, self.n))
+        ends: Mapping[LogPartition, int] = {}
         if self._watch is not None:
             needed = {place: self._tx.acked[place] for place in (LogPartition(self._monitor, one) for one in touched)}
             ends = self._watch.wait(needed, self._sightings.places, work.meanwhile)
             if clock.monotonic() - committing_at > SOON_S and not self._watch.show(needed):
                 raise InDoubt(f"transaction {self.n} was called committed, and was aborted where it hung")
             self._sightings.seen(ends)
+        self._forget(ends)
 
-    def _warn(self) -> None:
+    def _forget(self, ends: Mapping[LogPartition, int]) -> None:
+        """Keep no more in mind than the bounds allow. Raises InDoubt if an output hides its own transaction."""
+        if not self._sightings.is_over():
+            return
+        hidden = sorted(self._sightings.hidden(ends))
+        told = [self._hangs(place, ends) for place in hidden]
+        if None in told and not self._sightings.is_over(UNTOLD_MAX):
+            return
+        self._sightings.believe()
+        self._warn(hidden)
+
+    def _hangs(self, place: LogPartition, ends: Mapping[LogPartition, int]) -> bool | None:
+        """Raise InDoubt if a transaction hangs there for sure; None: nobody can tell now."""
+        found = self._watch.is_first(place, ends[place], self.instance) if self._watch is not None and place in ends else None
+        if found:
+            raise InDoubt(f"transaction {self._sightings.closed + 1} was called committed, and hangs in {place.topic}[{place.partition}]")
+        return found
+
+    def _warn(self, hidden: Sequence[LogPartition]) -> None:
         """A stranger's transaction, most likely, and no reason to stop: readers of the outputs wait for it as well."""
         now = clock.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_S
             log.warning(
                 "outputs stay hidden behind somebody's open transaction; what was committed is taken for shown",
-                partitions=[f"{place.topic}[{place.partition}]" for place in sorted(self._sightings.places)],
+                partitions=[f"{place.topic}[{place.partition}]" for place in hidden],
             )
 
     def _write_begin(self, work: SealedWork, touched: list[int]) -> None:

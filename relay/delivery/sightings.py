@@ -8,14 +8,17 @@ The monitor is written by the owner alone, so a transaction must be seen closed 
 are shared: a stranger's open transaction, of minutes perhaps, hides ours as one that hangs does. So nobody waits for outputs;
 begins say up to where all were seen closed, and a recovery looks for what lies above (``unshown``). Only where the first that
 nobody can read is a record of the instance's own, for longer than any broker takes, it hangs for sure, and a recovery mends it.
+The same holds before any is believed by its seal because too many are kept in mind: where later transactions of the id have
+ended, so has it, and its markers are written or left out. In an output to which nothing goes meanwhile no commit would complete it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from relay.delivery.ports import KafkaPorts, Reader
@@ -32,6 +35,8 @@ ROWS_MAX: Final = 20_000
 """So many messages are kept in mind as not seen closed, and the last transaction whatever it holds: what is lost of them is
 read again, and written again in one transaction. Mostly only the last one can hang, since the next commit completes it."""
 TRANSACTIONS_MAX: Final = 50
+UNTOLD_MAX: Final = 20
+"""So many times as much is kept in mind while nobody can tell what hides it: an output's leader may be away for seconds."""
 PAUSE_S: Final = 0.001
 SOON_S: Final = 0.5
 """What is closed so soon was committed: whoever aborts what hangs has waited longer, as has a coordinator."""
@@ -72,22 +77,30 @@ class Sightings:
         """Where is to be looked."""
         return self._floors.keys()
 
-    def committed(self, one: Committed) -> int:
-        """Take a transaction that the coordinator calls committed; return how many earlier ones are believed by their seals now."""
+    def committed(self, one: Committed) -> None:
+        """Take a transaction that the coordinator calls committed."""
         self._last = one.n
         if not one.ends:
-            return 0
+            return
         self._left.append(one)
         self._rows += one.rows
         for place, floor in one.floors.items():
             self._floors.setdefault(place, floor)  # outputs lie one behind the other
-        if self._rows <= ROWS_MAX and len(self._left) <= TRANSACTIONS_MAX:
-            return 0
-        before = len(self._left)
+
+    def is_over(self, times: int = 1) -> bool:
+        """Is more kept in mind than so many times the bounds?"""
+        return len(self._left) > 1 and (self._rows > ROWS_MAX * times or len(self._left) > TRANSACTIONS_MAX * times)
+
+    def hidden(self, ends: Mapping[LogPartition, int]) -> set[LogPartition]:
+        """Return where last stable offsets hide any but the last one, or were not told."""
+        earlier = islice(self._left, len(self._left) - 1)
+        return {place for one in earlier for place, last in one.ends.items() if ends.get(place, 0) <= last}
+
+    def believe(self) -> None:
+        """Believe the older ones by their seals: half of the bounds stays."""
         while len(self._left) > 1 and (self._rows > ROWS_MAX // 2 or len(self._left) > TRANSACTIONS_MAX // 2):
             self._rows -= self._left.popleft().rows
         self._find_floors()
-        return before - len(self._left)
 
     def seen(self, ends: Mapping[LogPartition, int]) -> None:
         """Take last stable offsets: a record below one is closed."""
@@ -130,6 +143,8 @@ class Watch:
         self._held = ExitStack()
         self._reader: Reader | None = None
         self._also_from = float("-inf")
+        self._strangers: dict[LogPartition, int] = {}
+        """By place the last stable offset at which a stranger's record was found."""
 
     def ends(self, also: Collection[LogPartition]) -> dict[LogPartition, int]:
         """Ask once, where an answer is welcome and nothing depends on it; empty without one."""
@@ -160,14 +175,26 @@ class Watch:
                 named = ", ".join(f"{place.topic}[{place.partition}]" for place in left)
                 raise InDoubt(f"what was committed is still open in {named} after {MONITOR_WAIT_S:.0f} s")
 
-    def is_first(self, place: LogPartition, stable: int, instance: bytes) -> bool:
-        """Is the first record that nobody can read, at the last stable offset, one of this instance, and still?"""
+    def is_first(self, place: LogPartition, stable: int, instance: bytes) -> bool | None:
+        """Is the first record that nobody can read, at the last stable offset, one of this instance, and still? None: untold."""
+        if self._strangers.get(place) == stable:
+            return False
+        if clock.monotonic() < self._also_from:
+            return None
         marks = list[bytes | None]()
-        # retry: what could not be read is looked at again with what is overdue then.
-        with suppress(Stuck, Unreachable), self._ports.reader(committed=False) as scanner:
-            for records in scanner.read({place: (stable, stable + 1)}):
-                marks += [dict(headers_if_any(record)).get(OUT_INSTANCE) for record in records]
-        return instance.hex().encode() in marks and self.ends([place]).get(place) == stable
+        try:
+            with self._ports.reader(committed=False) as scanner:
+                for records in scanner.read({place: (stable, stable + 1)}):
+                    marks += [dict(headers_if_any(record)).get(OUT_INSTANCE) for record in records]
+        except (Stuck, Unreachable):
+            # retry: what could not be read is looked at again later.
+            self._also_from = clock.monotonic() + ALONE_S
+            return None
+        if instance.hex().encode() in marks:
+            still = self.ends([place])
+            return still[place] == stable if still else None
+        self._strangers[place] = stable
+        return False
 
     def show(self, records: Mapping[LogPartition, int]) -> bool:
         """Do all these records show? They are closed."""

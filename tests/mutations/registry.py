@@ -95,6 +95,11 @@ TOPIC_GUARDS: Final = (
         Named(UNSHOWN, "test_a_quiet_worker_finds_what_hangs_of_its_own"),
     ),
     Guard(
+        "own_hang_believed",
+        "what hangs where nothing more goes is forgotten over what goes elsewhere",
+        Named(UNSHOWN, "test_a_busy_worker_finds_what_hangs_of_its_own_where_nothing_more_goes"),
+    ),
+    Guard(
         "offsets_left_hanging",
         "the next commit under an id moves positions that were aborted",
         Search("topic", range(6, 7)),

@@ -251,6 +251,11 @@ def own_hang_awaited() -> list[Change]:
     return [(Sightings, "overdue", lambda *_: ())]
 
 
+def own_hang_believed() -> list[Change]:
+    """Nobody looks what hides those that are believed by their seals since too many are kept in mind."""
+    return [(Sightings, "hidden", lambda *_: set())]
+
+
 def offsets_left_hanging() -> list[Change]:
     """What a former instance sent as offsets is left to the next commit under its id."""
     return [(HangingTransactions, "end_own_offsets", lambda *_: None)]
@@ -407,8 +412,8 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     for removal in (
         no_seal, unsealed_trusted, no_verification, one_client_for_all, ordinary_settle_seal, no_claim, begin_not_flushed,
         offsets_before_flush, instance_kept, not_fenced, hanging_left, unshown_left, vanished_left,
-        monitor_not_awaited, torn_aborted, hidden_written_again, own_hang_awaited, offsets_left_hanging, stable_end_read, no_sift,
-        offsets_skipped, stale_membership, no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step,
+        monitor_not_awaited, torn_aborted, hidden_written_again, own_hang_awaited, own_hang_believed, offsets_left_hanging,
+        stable_end_read, no_sift, offsets_skipped, stale_membership, no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step,
         overtaken_is_lost, last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
         entries_not_carried, carried_not_entered, dropped_without_an_end, silent_recovery, settled_not_forgotten,
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any
+from zlib import crc32
 
 import pytest
 from structlog.testing import capture_logs
 
-from relay.delivery import sightings, unshown
+from relay.delivery import sealed, sightings, unshown
 from relay.delivery.batch import Batch
 from relay.delivery.sealed import SealedProducer
 from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
@@ -34,7 +34,7 @@ from tests.unit.test_recovery_again import (
     view,
     work,
 )
-from tests.unit.test_recovery_beside_others import Isolated, recover_for_good
+from tests.unit.test_recovery_beside_others import Isolated, StableReader, recover_for_good
 
 DEAD = LogPartition("dead", 0)
 FAULT = MessageRejected("decode", "no_id", "it has no id")
@@ -74,16 +74,17 @@ class Away(LeftOut):
     """An output whose leader goes away: nobody says where it ends."""
 
     is_away = False
+    place = OUT
 
     def reader(self, *, committed: bool, meanwhile: Callable[[], object] = bool) -> MemoryReader:
         return AwayReader(self, committed, meanwhile)
 
 
-class AwayReader(MemoryReader):
+class AwayReader(StableReader):
     _kafka: Away
 
     def ends(self, places: Collection[LogPartition], _wait_s: float | None = None) -> dict[LogPartition, int]:
-        if OUT in places and self._kafka.is_away:
+        if self._kafka.place in places and self._kafka.is_away:
             raise Unreachable("no leader")
         return super().ends(places)
 
@@ -407,8 +408,63 @@ def test_begins_say_where_what_was_not_seen_closed_may_lie() -> None:
 def test_what_is_kept_in_mind_has_a_bound_and_the_last_one_is_in_it(count: int, rows: int) -> None:
     seen = Sightings()
 
-    believed: list[Any] = [seen.committed(committed(n, rows)) for n in range(1, count + 1)]
+    for n in range(1, count + 1):
+        seen.committed(committed(n, rows))
+        if seen.is_over():
+            seen.believe()
 
     assert count - TRANSACTIONS_MAX <= seen.closed < count
-    assert sum(believed) == seen.closed
     assert seen.since(0) == 100 + seen.closed + 1
+
+
+class Busy:
+    """A worker that has delivered one message to the output's second partition, where its commit hangs, and goes on with the first."""
+
+    def __init__(self, kafka: LeftOut) -> None:
+        self.kafka = kafka
+        self.worker = Worker(kafka, 10 * TRANSACTIONS_MAX, outputs=2)
+        lanes = {crc32(lane) % 2: lane for lane in (b"a", b"b", b"c", b"d")}
+        self.worker.messages = [one._replace(lane=lanes[n == 0]) for n, one in enumerate(self.worker.messages)]
+        self.worker.recover()
+        kafka.left_out = {LogPartition("out", 1)}
+        self.worker.submit(0, 1)
+        kafka.left_out = set()
+        self.sent = 1
+
+    def go_on(self, count: int) -> None:
+        for _ in range(count):
+            self.sent += 1
+            self.worker.submit(self.sent - 1, self.sent)
+
+
+def test_a_busy_worker_finds_what_hangs_of_its_own_where_nothing_more_goes() -> None:
+    busy = Busy(LeftOut())
+
+    with pytest.raises(InDoubt, match=r"transaction 2 .* hangs in out\[1\]"):
+        busy.go_on(2 * TRANSACTIONS_MAX)
+    busy.worker.recover_for_good()
+
+    assert busy.sent <= TRANSACTIONS_MAX + 1
+    assert delivered_to(busy.kafka, 1) == [0]
+    assert delivered_to(busy.kafka, 0) == list(range(1, busy.sent))
+
+
+def test_nothing_is_believed_while_an_output_does_not_answer_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sightings, "ALONE_S", 0.0)
+    monkeypatch.setattr(sealed, "UNTOLD_MAX", 3)
+    kafka = Away()
+    kafka.place = LogPartition("out", 1)
+    busy, other = Busy(kafka), Busy(Away())
+    kafka.is_away = True
+
+    busy.go_on(2 * TRANSACTIONS_MAX)
+    assert {one.closed for one in begins(kafka)[2:]} == {1}
+    kafka.is_away = False
+    with pytest.raises(InDoubt, match=r"hangs in out\[1\]"):
+        busy.go_on(1)
+    busy.worker.recover_for_good()
+    assert delivered_to(kafka, 1) == [0]
+
+    other.kafka.place, other.kafka.is_away = kafka.place, True  # type: ignore[attr-defined]
+    other.go_on(4 * TRANSACTIONS_MAX)
+    assert begins(other.kafka)[-1].closed > 2 * TRANSACTIONS_MAX
