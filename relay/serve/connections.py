@@ -30,15 +30,25 @@ class BoundedListener(socket.socket):
         super().__init__(listening.family, listening.type, listening.proto, listening.detach())
         self._most = most
         self._accepted: deque[socket.socket] = deque()
+        self._ended: list[socket.socket] = []
+        """Those that the server, whose they are, has not closed yet."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, and end the oldest one if there are too many."""
+        """Accept a connection, and end the oldest one if there are too many.
+
+        The event loop asks for a hundred in a row; BlockingIOError sends it to close what was ended before, else their files add up.
+        """
+        self._ended = [one for one in self._ended if one.fileno() >= 0]
+        if len(self._ended) >= self._most:
+            raise BlockingIOError
         accepted, address = super().accept()
         self._accepted = deque(one for one in self._accepted if one.fileno() >= 0)
         self._accepted.append(accepted)
         if len(self._accepted) > self._most:
+            oldest = self._accepted.popleft()
+            self._ended.append(oldest)
             with contextlib.suppress(OSError):  # its peer has left already
-                self._accepted.popleft().shutdown(socket.SHUT_RDWR)  # the server, whose it is, closes it
+                oldest.shutdown(socket.SHUT_RDWR)
         return accepted, address
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
+from relay.serve.connections import BoundedListener
 from relay.serve.http import CONNECTIONS_AT_ONCE
 from tests.integration.tls_site import Authority
 
@@ -134,3 +135,19 @@ def test_where_no_file_is_left_for_a_connection_it_is_said_once_and_answered_lat
     (line,) = [json.loads(line) for line in served.said.read_text().splitlines()]
     assert line["said"].startswith("socket.accept() out of system resource")
     assert line["reason"].startswith("Too many open files; this process")
+
+
+def test_connections_that_were_ended_are_closed_before_more_are_accepted() -> None:
+    """The event loop accepts a hundred in a row before it closes one, and would hold the files of all of them."""
+    listening = BoundedListener(socket.create_server(("127.0.0.1", 0), backlog=20), 2)
+    asking = [socket.create_connection(listening.getsockname(), 5) for _ in range(6)]
+    accepted = [listening.accept()[0] for _ in range(4)]
+
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+    assert [one.recv(1) for one in asking[:2]] == [b"", b""], "the oldest were ended"
+    accepted[0].close()
+    accepted.append(listening.accept()[0])
+
+    for one in (*asking, *accepted, listening):
+        one.close()
