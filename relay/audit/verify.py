@@ -79,11 +79,12 @@ class RouteReport:
             dead = f", {findings.captured - findings.unseen - findings.delivered} put aside" * (
                 done > findings.delivered
             )
-            took = "took effect"
-            if findings.recorded:
-                took += f" ({findings.recorded:,} of them are recorded to, which was not looked at)"
             if findings.recorded >= findings.delivered > 0:
                 took = "are recorded to have taken effect, which was not looked at,"
+            elif findings.recorded:
+                took = f"took effect ({findings.recorded:,} of them are recorded to, which was not looked at)"
+            else:
+                took = "took effect"
             return f"{self.route}: {findings.delivered:,} of {done:,} captured messages {took} exactly once{order}{dead}."
         wrong = [name for name in (*MUST_BE_ZERO, "unseen") if getattr(findings, name)]
         counts = ", ".join(f"{getattr(findings, name):,} {name.replace('_', ' ')}" for name in wrong)

@@ -165,5 +165,3 @@ def _together(known: Inquiry | None, asked: Inquiry) -> Inquiry:
     """Return an inquiry for what both name: workers find a capture overdue in the same moment, each in its own partitions."""
     places = list(dict.fromkeys([*(known.places if known is not None else ()), *asked.places]))
     return replace(asked, places=places) if len(places) <= PLACES_MAX else asked
-
-

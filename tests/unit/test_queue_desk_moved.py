@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from relay.config.loading import load
 from relay.control import queue_desk
 from relay.control.queue_desk import QueueDesk
 from relay.queue import moving
@@ -14,13 +13,9 @@ from relay.queue.desired import Desired, Move, Step, encode_uuid
 from relay.queue.message import NewMessage
 from relay.run.queues import open_at
 from relay.setup.queue_tables import create_tables
+from tests.unit.configurations import BASE, good
 
-CONFIG = """\
-[relay]
-name = "shop"
-instance = "one"
-[kafka]
-"bootstrap.servers" = "127.0.0.1:1"
+QUEUE = """
 [queues.credit]
 store = "sqlite:///old.db"
 subscribers = { approval = {} }
@@ -42,8 +37,7 @@ class Follower:
 
 
 def test_a_queue_that_has_moved_is_counted_where_it_lies_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "relay.toml").write_text(CONFIG)
-    config = load(tmp_path / "relay.toml")
+    config = good(BASE + QUEUE, tmp_path)
     follower, old = Follower(), config.queues["credit"].store
     new = old.replace("old.db", "new.db")
     monkeypatch.setattr(queue_desk, "require_topics", lambda *_: None)

@@ -7,22 +7,15 @@ from typing import Any
 
 import pytest
 
-from relay.config.loading import load
 from relay.control import status_reading
 from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable
+from tests.unit.configurations import BASE, good
 
 ROUTES = 12
-CONFIG = """\
-[relay]
-name = "shop"
-instance = "one"
-[kafka]
-"bootstrap.servers" = "127.0.0.1:1"
-[resources.shop]
-url = "postgresql://me:secret@127.0.0.1:1/shop"
+OTHER = """
 [resources.other]
-url = "postgresql://me:secret@127.0.0.1:1/other"
+url = "sqlite:///other.db"
 """
 ROUTE = """\
 [routes.{name}]
@@ -33,8 +26,8 @@ to = {{ table = "ledger_{name}", resource = "{resource}", columns = {{ id = "ce:
 
 def test_a_silent_database_is_waited_for_once_in_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {**{f"r{n}": "shop" for n in range(ROUTES)}, "last": "other"}
-    (tmp_path / "relay.toml").write_text(CONFIG + "".join(ROUTE.format(name=name, resource=on) for name, on in names.items()))
-    config, asked = load(tmp_path / "relay.toml"), list[str]()
+    routes = "".join(ROUTE.format(name=name, resource=on) for name, on in names.items())
+    config, asked = good(BASE + OTHER + routes, tmp_path), list[str]()
 
     def silent(name: str, *_: object) -> Any:
         asked.append(name)
