@@ -23,15 +23,24 @@ def refuse_repeats(
     """
     if route.says_where_to_start:
         return
-    for name, start in first_starts(recorded()):
-        again = sorted(key.split("/")[0] for key in start.get("starts", {}) if key in topics)
-        if again and name not in configured and start.get("place") == route.to.place:
+    for name, again in led_there(recorded(), route, topics):
+        if name not in configured:
             raise Stopped(
                 f"route {route.name!r} has not run before, and route {name!r}, which is not configured any more, has led "
                 f"{', '.join(again)} to {route.to.place}: all that the log has would be delivered there once more. If it is that "
                 f'route, give it the name {name!r} back; if not, set start = "earliest" to deliver all, or start = "latest" for '
                 "what is written from now on"
             )
+
+
+def led_there(
+    recorded: Iterable[tuple[bytes, bytes | None]], route: RouteConfig, topics: Collection[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each route whose first start is recorded as to the place of this one, with those of ``topics`` that it led there."""
+    for name, start in first_starts(recorded):
+        again = sorted(key.split("/")[0] for key in start.get("starts", {}) if key in topics)
+        if again and start.get("place") == route.to.place:
+            yield name, again
 
 
 def first_starts(records: Iterable[tuple[bytes, bytes | None]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from relay.config.model import RelayConfig
-from relay.kafka.topics import TopicFacts
+from relay.kafka.topics import TopicFacts, Topics
 from relay.message.errors import ConfigError, Stopped, Unreachable
 from relay.queue.desired import Desired
 from relay.run.following import control_records
@@ -13,13 +13,16 @@ from relay.run.renamed import first_starts, refuse_repeats
 from relay.run.starts import topic_key
 from relay.setup.check_queues import check_queues
 from relay.setup.check_topics import Findings
+from relay.setup.new_name import find_repeat
 
 Records = Iterable[tuple[bytes, bytes | None]]
 
 
 def check_control(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
-    """Read it, and look at what goes by it; without it, as before the first migration, there is nothing to say."""
+    """Read it, and look at what goes by it; before the first migration only whether the relay had another name."""
     if config.control_topic not in facts:
+        with Topics(config.kafka, config.timing) as topics:
+            findings.faults += filter(None, [find_repeat(config, topics, facts)])
         return
     records = _records(config, findings)
     if records is None:

@@ -15,6 +15,7 @@ from relay.message.errors import ConfigError
 from relay.resources import open_resource
 from relay.resources.schema import ONE_AT_A_TIME, statements
 from relay.setup.check_table import OWN_TABLES, away
+from relay.setup.new_name import find_repeat
 from relay.setup.queue_tables import create_queues, statements_of
 
 _REPLICATION_MAX: Final = 3
@@ -216,6 +217,8 @@ def migrate(config: RelayConfig, *, new_identity: bool = False) -> Migration:
 
 def _plan_with(topics: Topics, config: RelayConfig, migration: Migration) -> None:
     facts = topics.describe(config.log_topics, wait_s=VISIBLE_S) | topics.describe(config.own_topics)
+    if repeat := find_repeat(config, topics, facts):
+        raise ConfigError(str(repeat))
     plan_topics(config, facts, topics.broker_count(), migration)
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -18,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.loading import load
 from relay.config.model import ResourceConfig
 from relay.config.timing import Timing
 from relay.kafka.reading import PartitionReader
@@ -28,6 +30,8 @@ from relay.queue.stores import sql_text
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
 from relay.resources.attempts import PostgresqlAttempts
+from relay.run.following import control_topic
+from relay.run.starts import StartPolicy
 from relay.setup import migrate as migrating
 from relay.setup.migrate import _grant
 from tests.cluster_changes import make_topics
@@ -130,6 +134,32 @@ def test_partitions_added_to_the_log_are_added_to_the_monitor(
     relay("migrate", config)
 
     assert topics.describe([f"{relay_name}.r.monitor"])[f"{relay_name}.r.monitor"].partitions == 5
+
+
+def test_a_relay_under_a_new_name_is_not_migrated_where_it_would_repeat_what_it_has_delivered(
+    kafka: str, make_topic: MakeTopic, topics: Topics, relay_name: str, tmp_path: Path
+) -> None:
+    log, output = make_topic(2), make_topic(1)
+    route = f'[routes.r]\nfrom = ["{log}"]\nto = {{ topic = "{output}" }}\n'
+    former = write(tmp_path / "former.toml", kafka, relay_name, route)
+    new = write(tmp_path / "new.toml", kafka, f"{relay_name}-2", route)
+    meant = write(tmp_path / "meant.toml", kafka, f"{relay_name}-2", route + 'start = "latest"\n')
+    relay("migrate", former)
+    relay("migrate", new, "--print")  # the former one has not run yet
+    id_ = topics.describe([log])[log].topic_id
+    with closing(control_topic(load(Path(former)))) as control:
+        StartPolicy(
+            control, route="r", policy="earliest", topics={log: 2}, topic_ids={log: id_}, watermarks=lambda _: (0, 0), place=f"topic {output}"
+        ).record()
+
+    refused = runner.invoke(app, ["migrate", new])
+    checked = runner.invoke(app, ["check", new, "--connect", "--json"])
+
+    assert refused.exit_code == 2
+    assert f"route 'r' of relay '{relay_name}' has led {log} to topic {output}" in " ".join(refused.output.split())
+    assert topics.describe([f"{relay_name}-2.control", f"{relay_name}-2.r.monitor"]) == {}
+    assert "relay.name" in [fault["key"] for fault in json.loads(checked.stdout)["faults"]]
+    assert relay("migrate", meant, "--print")["create"]
 
 
 def test_a_changed_retention_is_altered(
