@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 FILES = ("csv", "json", "parquet")
 POSTGRESQL = "org.postgresql.Driver"
+FOR_EVER = "36500d"
+"""Spark would pass over files a week older than the newest it has seen: of a copy that keeps times, or beside one of the future."""
+
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -133,6 +136,7 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
             raise ConfigError(
                 f"{options.input}: no {options.format} files are there whose columns could be read; give --schema"
             ) from error
+    settings["maxFileAge"] = FOR_EVER
     if options.files_per_batch:
         settings["maxFilesPerTrigger"] = options.files_per_batch
     return spark.readStream.schema(schema).options(**settings).format(options.format).load(options.input)

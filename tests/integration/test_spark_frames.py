@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED
 from relay.spark.columns import utc_text
 from spark.archive import checkpoint_of
+from spark.capture import _read_files
 from spark.correlate import _parts
 
 if TYPE_CHECKING:
@@ -121,6 +123,25 @@ class TestArchiveCheckpoint:
             checkpoint_of(spark, to, tmp_path, tmp_path / "given")
         given = self.begun(tmp_path / "given")
         assert checkpoint_of(spark, to, tmp_path, given) == given
+
+
+def test_a_file_is_captured_however_old_it_is_beside_the_newest_one(spark: Any, tmp_path: Path) -> None:
+    """As from a copy that keeps the files' times, or beside a file whose time lies ahead."""
+    drops, rows = tmp_path / "drops", list[str]()
+    drops.mkdir()
+    options = Namespace(input=str(drops), format="csv", null="", schema="id string", files_per_batch=None)
+
+    def capture(name: str, at: datetime) -> None:
+        (drops / name).write_text(f"id\n{name}\n", "utf-8")
+        os.utime(drops / name, (at.timestamp(), at.timestamp()))
+        stream = _read_files(spark, options).writeStream.option("checkpointLocation", str(tmp_path / "progress"))
+        query = stream.foreachBatch(lambda batch, _: rows.extend(row.id for row in batch.collect())).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    capture("new.csv", datetime(2026, 3, 1, tzinfo=UTC))
+    capture("old.csv", datetime(1999, 3, 1, tzinfo=UTC))
+
+    assert rows == ["new.csv", "old.csv"]
 
 
 def test_parents_that_have_no_id_or_source_are_called_by_their_places_and_topic(spark: Any) -> None:
