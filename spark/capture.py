@@ -29,7 +29,10 @@ FILES = ("csv", "json", "parquet")
 POSTGRESQL = "org.postgresql.Driver"
 FOR_EVER = "36500d"
 """Spark would pass over files a week older than the newest it has seen: of a copy that keeps times, or beside one of the future."""
-
+PLAIN = frozenset(
+    {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "date", "timestamp", "timestamp_ntz"}
+)
+"""Types whose texts have hyphens only where each of them has: written in a row they can be told apart."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -181,16 +184,17 @@ def _identifier(rows: DataFrame, names: Sequence[str]) -> Any:
     """Return what the columns together call a row; null, which is refused, if all of them are.
 
     Different rows must not be called the same, since the relay would take one for a repeat of the other: so a hyphen
-    inside a text is escaped, and a gap keeps its place.
+    inside a text, or inside what else may hold any, is escaped byte by byte, and a gap keeps its place.
     """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
 
     if len(names) == 1:
         return sql.col(names[0]).cast("string")
-    texts = {name for name, kind in rows.dtypes if kind == "string"}
+    plain = {name for name, kind in rows.dtypes if kind.partition("(")[0] in PLAIN}
+    parts = [sql.col(name).cast("string") for name in names]
     parts = [
-        sql.regexp_replace(name, r"[\\-]", r"\\$0") if name in texts else sql.col(name).cast("string")
-        for name in names
+        part if name in plain else sql.replace(sql.replace(part, sql.lit("\\"), sql.lit("\\\\")), sql.lit("-"), sql.lit("\\-"))
+        for name, part in zip(names, parts, strict=True)
     ]
     filled = sql.concat_ws("-", *(sql.coalesce(part, sql.lit("\\N")) for part in parts))
     return sql.when(sql.coalesce(*parts).isNotNull(), filled)

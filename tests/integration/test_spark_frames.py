@@ -20,7 +20,7 @@ from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED
 from relay.spark.columns import utc_text
 from spark.archive import checkpoint_of
-from spark.capture import _read_files
+from spark.capture import _identifier, _read_files
 from spark.correlate import _parts
 
 if TYPE_CHECKING:
@@ -142,6 +142,18 @@ def test_a_file_is_captured_however_old_it_is_beside_the_newest_one(spark: Any, 
     capture("old.csv", datetime(1999, 3, 1, tzinfo=UTC))
 
     assert rows == ["new.csv", "old.csv"]
+
+
+def test_columns_of_any_type_call_different_rows_differently(spark: Any) -> None:
+    given = [(bytearray(b"\xff-"), bytearray(b"b"), ["c"]), (bytearray(b"\xff"), bytearray(b"-b"), ["c"]),
+             (bytearray(b"\xfe"), bytearray(b"-b"), ["c"]), (bytearray(b"\xfe"), None, ["-b"])]  # fmt: skip
+    rows = spark.createDataFrame(given, "x binary, y binary, z array<string>")
+    plain = spark.createDataFrame([(-1, "a\\-b", "2026-03-01"), (1, "a", None)], "n int, s string, d string").selectExpr("n", "s", "date(d) as d")
+
+    found = {bytes(row[0]) for row in rows.select(_identifier(rows, ["x", "y", "z"]).cast("binary")).collect()}
+
+    assert len(found) == len(given)
+    assert [row[0] for row in plain.select(_identifier(plain, ["n", "s", "d"])).collect()] == [r"-1-a\\\-b-2026-03-01", r"1-a-\N"]
 
 
 def test_parents_that_have_no_id_or_source_are_called_by_their_places_and_topic(spark: Any) -> None:
