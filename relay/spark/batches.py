@@ -15,6 +15,7 @@ from pyspark.sql import functions as sql
 
 from relay.capture.decisions import Attempt, UnitDecision, batch_unit
 from relay.jobs.records import java_settings
+from relay.message.envelope import LOG_ONLY_HEADERS
 from relay.message.errors import ConfigError
 from relay.message.identity import NONCE_BYTES
 from relay.message.record import LogPartition
@@ -138,14 +139,17 @@ def _records(
     }
     for name in ("source", "type", "subject"):
         if name in names:
-            attributes[f"ce_{name}"] = sql.col(name).cast("string")
+            given = sql.col(name).cast("string")
+            default = attributes.get(f"ce_{name}")  # a row that does not say it is called what one without the column is
+            attributes[f"ce_{name}"] = given if default is None else sql.coalesce(given, default)
     attributes["ce_id"] = named(sql.col("id").cast("string"))
     if "time" in names:
         attributes["ce_time"] = utc_text(df, "time")
     headers = header_column(attributes)
     if "headers" in names:
         given = sql.coalesce(sql.col("headers"), sql.array().cast("array<struct<key:string,value:binary>>"))
-        headers = sql.concat(sql.filter(given, lambda pair: ~pair["key"].isin(list(attributes))), headers)
+        ours = sorted(attributes.keys() | LOG_ONLY_HEADERS)
+        headers = sql.concat(sql.filter(given, lambda pair: ~pair["key"].isin(ours)), headers)
     columns = [sql.col("value").cast("binary").alias("value"), headers.alias("headers")]
     if "key" in names:
         columns.append(sql.col("key").cast("binary").alias("key"))

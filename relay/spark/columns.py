@@ -89,9 +89,13 @@ def _optional(given: str | Column | None) -> Column | None:
 
 
 def utc_text(df: DataFrame, given: str | Column) -> Column:
-    """Return a timestamp as RFC 3339 in UTC, whatever the session's time zone; text as it is."""
+    """Return a timestamp as RFC 3339 in UTC, whatever the session's time zone; one without a zone, and a day, are UTC's. Text as it is."""
     column = _column(given)
     kind = df.select(column.alias("time")).schema["time"].dataType.simpleString()
+    if kind == "timestamp_ntz":
+        return sql.concat(sql.replace(column.cast("string"), sql.lit(" "), sql.lit("T")), sql.lit("Z"))
+    if kind == "date":
+        return sql.concat(column.cast("string"), sql.lit("T00:00:00Z"))
     if kind != "timestamp":
         return column.cast("string")
     # By numbers alone: every way over a zone's local time stumbles over the hours that it skips or has twice.

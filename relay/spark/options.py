@@ -88,8 +88,16 @@ def check_kafka(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> N
 
 
 def check_sink(sink: Mapping[str, str]) -> None:
-    """Raise ConfigError for a setting of Spark's sink by which rows that it has reported may be lost, or change places."""
-    needed = {"kafka.acks": ("all", "-1"), "kafka.enable.idempotence": ("true",)}
+    """Raise ConfigError for a setting of Spark's sink by which rows that it has reported may be lost, or change places.
+
+    A row with a key lies where the sink's own partitioner puts the key: only there its repeat is known.
+    """
+    needed = {
+        "kafka.acks": ("all", "-1"),
+        "kafka.enable.idempotence": ("true",),
+        "kafka.partitioner.class": (),
+        "kafka.partitioner.ignore.keys": ("false",),
+    }
     for name, value in sink.items():
         allowed = needed.get(name.lower())
         if allowed is not None and str(value).lower() not in allowed:

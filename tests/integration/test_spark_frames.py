@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 
@@ -18,7 +19,9 @@ from relay.message import identity
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED
+from relay.spark.batches import _records
 from relay.spark.columns import utc_text
+from relay.spark.options import WriteOptions
 from spark.archive import checkpoint_of
 from spark.capture import _identifier, _read_files
 from spark.correlate import _parts
@@ -77,6 +80,27 @@ def test_no_time_stays_none_and_text_stays_as_it_is(spark: Any) -> None:
     found = rows.select(utc_text(rows, "at").alias("at"), utc_text(rows, "said").alias("said")).collect()
 
     assert [tuple(row) for row in found] == [(None, "2024-03-31T02:30:00+02:00"), (None, None)]
+
+    unzoned = spark.sql("select timestamp_ntz'2024-03-31 02:30:00.5' as at, date'2024-03-31' as day")
+    assert [*unzoned.select(utc_text(unzoned, "at"), utc_text(unzoned, "day")).head()] == ["2024-03-31T02:30:00.5Z", "2024-03-31T00:00:00Z"]
+
+
+def test_of_a_batch_a_row_says_no_more_than_it_may_and_a_gap_falls_back(spark: Any) -> None:
+    given = [(name, b"theirs") for name in ("ce_relaycapture", "relay_instance", "relay_n", "relay_digest", "ce_id", "traceparent")]
+    rows = spark.createDataFrame(
+        [(b"1", "a", given, "/s", None, None), (b"2", "b", None, None, "t", "u")],
+        "value binary, id string, headers array<struct<key:string,value:binary>>, source string, type string, subject string",
+    )
+
+    made = _records(rows, WriteOptions("shop", {}, "orders"), "q", b"c" * 16, b"decisions:q/1/run", 4).collect()
+
+    own = {"ce_specversion": b"1.0", "ce_relaycapture": (b"c" * 16).hex().encode(), "ce_relayresource": b"decisions:q/1/run"}
+    first, second = ([(one.key, bytes(one.value)) for one in row.headers] for row in made)
+    assert sorted(first) == sorted({**own, "ce_id": b"a", "ce_source": b"/s", "ce_type": b"relay.message", "traceparent": b"theirs"}.items()), (
+        "a settlement would take it for a relay's output"
+    )
+    assert sorted(second) == sorted({**own, "ce_id": b"b", "ce_source": b"/spark/q", "ce_type": b"t", "ce_subject": b"u"}.items())
+    assert [row.partition for row in made] == [crc32(row_id) % 4 for row_id in (b"a", b"b")]
 
 
 class TestArchiveCheckpoint:

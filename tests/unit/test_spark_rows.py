@@ -132,12 +132,18 @@ def test_an_option_that_cannot_be_is_a_sentence(given: dict[str, str], sentence:
         read_options(given)
 
 
-@pytest.mark.parametrize(("name", "value"), [("kafka.acks", "1"), ("Kafka.Acks", "0"), ("kafka.enable.idempotence", "false")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.acks", "1"), ("Kafka.Acks", "0"), ("kafka.enable.idempotence", "false"), ("kafka.partitioner.ignore.keys", "true"),
+        ("kafka.partitioner.class", "org.apache.kafka.clients.producer.RoundRobinPartitioner"),
+    ],
+)  # fmt: skip
 def test_a_sink_that_would_lose_or_reorder_rows_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"sink {name} = {value}: "):
         check_sink({name: value})
 
-    check_sink({"kafka.acks": "-1", "kafka.enable.idempotence": "TRUE", "kafka.linger.ms": "50"})
+    check_sink({"kafka.acks": "-1", "kafka.enable.idempotence": "TRUE", "kafka.linger.ms": "50", "kafka.partitioner.ignore.keys": "false"})
 
 
 def test_a_batch_that_went_into_another_topic_is_not_taken_for_done() -> None:
