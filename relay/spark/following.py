@@ -138,12 +138,14 @@ class CommittedReader(DataSourceStreamReader):
         return {str(number): [low, low] for number, (low, _) in self._watermarks().items()}
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Read what came since, and return how far everything is decided."""
+        """Read what came since, and return how far everything is decided. ConfigError if the log has lost what was read of it."""
         marks = self._watermarks()
         if self._prefixes is None:
             self._prefixes = {number: Prefix(low) for number, (low, _) in marks.items()}
         for number, (low, _) in marks.items():
-            self._prefixes.setdefault(number, Prefix(low))
+            read_to = self._prefixes.setdefault(number, Prefix(low)).read_to
+            if marks[number][1] < read_to:
+                self._refuse_lost_end(number, read_to, self._reader().end_anew(self._place(number), read_to))
         ranges = {self._place(n): (prefix.read_to, marks[n][1]) for n, prefix in self._prefixes.items()}
         for records in self._reader().read(ranges):
             for record in records:
@@ -159,7 +161,9 @@ class CommittedReader(DataSourceStreamReader):
         return {str(number): [prefix.position(), prefix.read_to] for number, prefix in self._prefixes.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one task for each partition that moved. ConfigError if the log has lost what the first would read."""
+        """Return one task for each partition that moved. ConfigError if the log has lost what the first would read, or its end."""
+        for number, (_, seen) in end.items():
+            self._refuse_lost_end(int(number), start.get(number, [0, 0])[1], seen)
         spans = [
             Span(int(number), start.get(number, [0, 0])[0], position, seen)
             for number, (position, seen) in end.items()
@@ -212,6 +216,15 @@ class CommittedReader(DataSourceStreamReader):
         count = check_topics(self._options, [topic])[topic]
         reader = self._reader()
         return {number: reader.watermarks(self._place(number)) for number in range(count)}
+
+    def _refuse_lost_end(self, number: int, read_to: int, end: int) -> None:
+        """Raise ConfigError if a partition ends before what was read of it: what is written there now would be passed over."""
+        if end < read_to:
+            place = self._place(number)
+            raise ConfigError(
+                f'option("checkpointLocation", ..): the query has read up to offset {read_to} of {place.topic}[{place.partition}], and the log '
+                f"ends at {end}: it was deleted and created again, or has lost its end. Begin anew with another checkpointLocation"
+            )
 
     def _place(self, number: int) -> LogPartition:
         return LogPartition(self._options.topic or "", number)

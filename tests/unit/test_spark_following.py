@@ -229,6 +229,38 @@ def test_a_checkpoint_below_the_logs_beginning_is_a_sentence_with_the_option(mon
         reader.partitions({"0": [5, 9]}, {"0": [12, 12]})
 
 
+def test_a_log_that_ends_before_what_was_read_of_it_is_a_sentence_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the topic was deleted and created again: what it has below the checkpoint's offsets would be passed over."""
+
+    class Shorter(Log):
+        def __init__(self) -> None:
+            super().__init__([[]])
+            self.end, self.told_anew = 9, 3
+
+        def watermarks(self, _: object) -> tuple[int, int]:
+            return 0, self.end
+
+        def end_anew(self, place: LogPartition, least: int) -> int:
+            assert (place, least) == (LogPartition("log", 0), 9)
+            return self.told_anew
+
+    log, sentence = Shorter(), r'option\("checkpointLocation", .*\): .* up to offset 9 of log\[0\], .* ends at 3'
+    monkeypatch.setattr(following, "decision_log", lambda *_: log)
+    monkeypatch.setattr(following, "_reader", lambda *_, **__: log)
+    monkeypatch.setattr(following, "check_topics", lambda *_: {"log": 1})
+    reader = CommittedReader(WriteOptions("r", {}, topic="log"))
+    assert reader.latestOffset() == {"0": [9, 9]}
+    log.end = 3
+
+    with pytest.raises(ConfigError, match=sentence):
+        reader.latestOffset()
+    with pytest.raises(ConfigError, match=sentence):
+        CommittedReader(WriteOptions("r", {}, topic="log")).partitions({"0": [7, 9]}, {"0": [3, 3]})
+
+    log.told_anew = 9  # a broker that was cut off had told where it ended when it led
+    assert reader.latestOffset() == {"0": [9, 9]}
+
+
 @pytest.mark.parametrize(("at_ms", "micros"), [(1000, 1_000_000), (-1, -1000), (2**62, None), (2**63 - 1, None), (-(2**63), None)])
 def test_a_row_whose_time_no_timestamp_holds_has_none(at_ms: int, micros: int | None) -> None:
     """Producers say it, and brokers before 4.0 take any: one such record must not end the query at each start."""
