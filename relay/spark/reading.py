@@ -86,19 +86,14 @@ def committed_stream(
 ) -> DataFrame:
     """Return the same rows as a stream, from the log's beginning on; needs ``register``.
 
-    A repeated (source, id) is dropped within ``horizon`` of the messages' time (None: kept). Raises ConfigError.
+    A repeated (source, id) is dropped within ``horizon`` of when the first one was read (None: kept). Raises ConfigError.
     """
     check_kafka(kafka)
     reader = spark.readStream.format("relay").option("relay", relay).option("topic", topic)
     for key, value in kafka.items():
         reader = reader.option(f"kafka.{key}", value)
     rows = reader.load()
-    if horizon is None:
-        return rows
-    place = sql.concat_ws("/", "topic", "partition", "offset")
-    named = rows.withColumn("identity", sql.coalesce("id", place))
-    kept = named.withWatermark("timestamp", horizon).dropDuplicatesWithinWatermark(["source", "identity"])
-    return kept.drop("identity")
+    return rows if horizon is None else _each_once(rows, horizon)
 
 
 def _header(name: str) -> Column:
@@ -134,6 +129,18 @@ def _first_of_each(rows: DataFrame) -> DataFrame:
     place = sql.concat_ws("/", "topic", "partition", "offset")
     same = Window.partitionBy("source", sql.coalesce("id", place)).orderBy("topic", "partition", "offset")
     return rows.withColumn("repeat", sql.row_number().over(same)).where("repeat = 1")
+
+
+def _each_once(rows: DataFrame, horizon: str) -> DataFrame:
+    """Drop what repeats within the horizon of the batches' own time, which a batch that is run again keeps.
+
+    By the messages' times Spark would drop, as come too late, all that is a horizon older than the newest: a message that a capture
+    held back for long, or that was published with an old time, and everything once one has a time that lies ahead.
+    """
+    place = sql.concat_ws("/", "topic", "partition", "offset")
+    named = rows.withColumns({"identity": sql.coalesce("id", place), "read_at": sql.current_timestamp()})
+    kept = named.withWatermark("read_at", horizon).dropDuplicatesWithinWatermark(["source", "identity"])
+    return kept.drop("identity", "read_at")
 
 
 def _outgoing(rows: DataFrame) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from argparse import Namespace
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from relay.monitor.entries import DEAD, DELIVERED
 from relay.spark.batches import _records
 from relay.spark.columns import utc_text
 from relay.spark.options import WriteOptions
+from relay.spark.reading import _each_once
 from spark.archive import checkpoint_of
 from spark.capture import _identifier, _read_files
 from spark.correlate import _parts
@@ -166,6 +168,27 @@ def test_a_file_is_captured_however_old_it_is_beside_the_newest_one(spark: Any, 
     capture("old.csv", datetime(1999, 3, 1, tzinfo=UTC))
 
     assert rows == ["new.csv", "old.csv"]
+
+
+def test_a_stream_drops_repeats_and_no_message_for_its_age(spark: Any, tmp_path: Path) -> None:
+    """As of a capture that nobody had decided for long, or of a publisher whose clock was ahead."""
+    log, ids = tmp_path / "log", list[str]()
+    log.mkdir()
+    columns = "timestamp timestamp, source string, id string, topic string, partition int, offset long"
+
+    def read(offset: int, at: str, identity: str) -> None:
+        place = {"timestamp": at, "source": "/s", "id": identity, "topic": "log", "partition": 0, "offset": offset}
+        (log / f"{offset}.json").write_text(json.dumps(place), "utf-8")
+        rows = _each_once(spark.readStream.schema(columns).json(str(log)), "7 days")
+        stream = rows.writeStream.option("checkpointLocation", str(tmp_path / "progress")).trigger(availableNow=True)
+        stream.foreachBatch(lambda batch, _: ids.extend(row.id for row in batch.collect())).start().awaitTermination()
+
+    read(0, "2099-03-01T00:00:00Z", "ahead")
+    read(1, "2026-03-01T00:00:00Z", "old")
+    read(2, "2026-03-01T00:00:00Z", "ahead")
+    read(3, "2026-03-02T00:00:00Z", "old")
+
+    assert ids == ["ahead", "old"]
 
 
 def test_columns_of_any_type_call_different_rows_differently(spark: Any) -> None:
