@@ -214,11 +214,16 @@ class UnitDecisions:
         for name in [name for name, (offset, _) in self._unread.items() if offset < low]:
             del self._unread[name]
 
-    def has_batches_of(self, query: str) -> bool:
-        """Has a batch of this query been committed?"""
-        if any(name.rpartition("/")[0] == query for name in self._committed):
+    def has_batches_of(self, query: str, *, behind: int = -1) -> bool:
+        """Has a batch of this query been committed that comes behind the one of this number?"""
+
+        def is_behind(name: str) -> bool:
+            writer, _, number = name.rpartition("/")
+            return writer == query and number.isdecimal() and int(number) > behind
+
+        if any(is_behind(name) for name in self._committed):
             return True
-        self._stop_over(name for name in self._unread if name.rpartition("/")[0] == query)
+        self._stop_over(name for name in self._unread if is_behind(name))
         return False
 
     def captures(self) -> Iterator[bytes]:

@@ -90,23 +90,23 @@ class Following:
 def refuse_lost_checkpoint(
     spark: SparkSession, relay: str, kafka: Mapping[str, str], query: str, checkpoint: Path
 ) -> None:
-    """Raise ConfigError if the query has captured before and the checkpoint knows nothing of it.
+    """Raise ConfigError if the query has captured a batch that the checkpoint knows nothing of: it is new, or went back.
 
-    Spark would number its batches from 0 again, and rows that are new would be taken for those of a batch that is decided.
+    Spark would give numbers of batches that are decided to new ones, whose rows would be taken for captured. It writes down what a batch
+    has before it runs it, so that a checkpoint in its place knows every batch that can be decided.
     """
     from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
 
-    if exists(spark, checkpoint / "metadata"):
-        return
+    planned = max(_batches(spark, checkpoint / "offsets"), default=-1)
     log = decision_log(relay, kafka)
     try:
-        known = log.decisions().has_batches_of(query)
+        known = log.decisions().has_batches_of(query, behind=planned)
     finally:
         log.close()
     if known:
         raise ConfigError(
-            f"--checkpoint {checkpoint}: it is new, but {query} has captured before, and new rows would be taken for "
-            "those of its first batches; bring the checkpoint back, or choose another --name"
+            f"--checkpoint {checkpoint}: it {'is new' if planned < 0 else f'ends with batch {planned}'}, but {query} has captured before what "
+            "comes behind that, and new rows would be taken for those of such a batch; bring the checkpoint back, or choose another --name"
         )
 
 

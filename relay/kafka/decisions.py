@@ -76,8 +76,10 @@ class DecisionWriter:
         """
         self._connected = self._instance(writer_id(self._relay, writer))
 
-    def decide(self, wanted: UnitDecision) -> UnitDecision:
+    def decide(self, wanted: UnitDecision, *, is_streams: bool = False) -> UnitDecision:
         """Write ``wanted`` unless its unit, or its run, is decided already; return the decision that stands.
+
+        ``is_streams``: the batch is numbered by a streaming query, which runs none again but its last (ConfigError).
 
         1. Fence the writer's predecessor and end what it left open. 2. Take the high watermark, then read what the
         writer has decided. 3. If nothing stands, append and commit. An unknown answer, or another driver's fencing,
@@ -88,7 +90,7 @@ class DecisionWriter:
             if attempt:
                 clock.sleep(PAUSE_S * (attempt + randomness.jitter()))
             try:
-                return self._decide_once(wanted)
+                return self._decide_once(wanted, is_streams=is_streams)
             except RecordRefused as refused:
                 raise ConfigError(
                     f"the decision of unit {wanted.unit.name} does not fit into {self._partition.topic} ({refused}); raise "
@@ -108,7 +110,7 @@ class DecisionWriter:
             "it again when the brokers answer: it finds out first"
         ) from last
 
-    def _decide_once(self, wanted: UnitDecision) -> UnitDecision:
+    def _decide_once(self, wanted: UnitDecision, *, is_streams: bool) -> UnitDecision:
         name = writer_id(self._relay, wanted.unit.writer)
         instance, self._connected = self._connected, None
         if instance is None or instance.transactional_id != name:
@@ -117,7 +119,7 @@ class DecisionWriter:
             instance.init()
             crash_point("decide.fenced")
             previous, known = self._known(wanted)
-            stands = _standing(known, wanted)
+            stands = _standing(known, wanted, is_streams=is_streams)
             if stands is not None:
                 return stands
             written = replace(wanted, previous=previous, at=clock.wall_ms())
@@ -135,7 +137,7 @@ class DecisionWriter:
         given = settings.producer(self._kafka, self._timing, name, log_level=0)
         return TransactionalInstance(given, name, self._timing.transaction_timeout)
 
-    def known(self, wanted: UnitDecision) -> UnitDecision | None:
+    def known(self, wanted: UnitDecision, *, is_streams: bool = False) -> UnitDecision | None:
         """Return the decision that stands, without fencing anybody: a hint, since one may be under way.
 
         Raises Unreachable if the brokers do not answer after some tries: a partition that was just made, or whose
@@ -143,7 +145,7 @@ class DecisionWriter:
         """
         for attempt in range(TRIES):
             try:
-                return _standing(self._known(wanted)[1], wanted)
+                return _standing(self._known(wanted)[1], wanted, is_streams=is_streams)
             except Unreachable:
                 # Retry: nothing but reading.
                 if attempt == TRIES - 1:
@@ -210,13 +212,14 @@ class DecisionWriter:
         ]
 
 
-def _standing(known: list[UnitDecision], wanted: UnitDecision) -> UnitDecision | None:
+def _standing(known: list[UnitDecision], wanted: UnitDecision, *, is_streams: bool) -> UnitDecision | None:
     """Return the decision that stands; ConfigError for a batch that is not decided, and comes behind a later one that is.
 
-    Batches that came in any order would be looked for in vain, and decided twice.
+    Batches that came in any order would be looked for in vain, and decided twice. One that a stream comes back to is refused although it
+    is decided: its checkpoint went back, so that Spark has put other rows into it, which would count for written.
     """
     stands = standing(known, wanted.unit, wanted.run)
-    if stands is None and wanted.committed and not wanted.unit.is_named:
+    if (stands is None or is_streams) and wanted.committed and not wanted.unit.is_named:
         later = [one.unit.ordinal for one in known if one.committed and one.unit.ordinal > wanted.unit.ordinal]
         if later:
             query, number = wanted.unit.writer, wanted.unit.ordinal

@@ -24,7 +24,7 @@ from relay.run.crash import crash_point
 from relay.spark.columns import header_column, named, utc_text
 from relay.spark.deciding import UnitDecider
 from relay.spark.options import WriteOptions, check_kafka, check_sink, check_topics
-from relay.spark.writing import QUERY_ID
+from relay.spark.writing import BATCH_ID, QUERY_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,7 +49,8 @@ def capture_batch(
 ) -> bool:
     """Write ``df`` as the capture of (query, batch); return False if that was done before, and then nothing is written.
 
-    ConfigError if that was into another topic: whoever writes into several gives each a query's name of its own.
+    ConfigError if that was into another topic: whoever writes into several gives each a query's name of its own. Also if a streaming
+    query's later batch was written before: its checkpoint went back, and the batch has other rows by now.
 
     Columns: value, and optionally key, headers, partition, id, source, type, subject, time. ``kafka`` has librdkafka's names, as
     in the relay's configuration; ``sink`` further options of Spark's Kafka sink (``kafka.*`` with the JVM's names).
@@ -59,7 +60,8 @@ def capture_batch(
     check_kafka(kafka)
     check_sink(sink or {})
     options = WriteOptions(relay, dict(kafka), topic, source=source, type=type)
-    query = query or df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+    told = df.sparkSession.sparkContext.getLocalProperty
+    query = query or told(QUERY_ID)
     if not query:
         raise ConfigError(
             "capture_batch is not inside foreachBatch, so no query names the batch: give query=, a name that stays"
@@ -68,7 +70,7 @@ def capture_batch(
     partitions = check_topics(options, [topic])[topic]
     _check(df)
     run = str(UUID(bytes=randomness.uuid_bytes()))
-    decider = UnitDecider(options, unit, run)
+    decider = UnitDecider(options, unit, run, is_streams=told(BATCH_ID) == str(batch_id))
     if (done := decider.committed()) is not None:
         refuse_another_topic(done, topic)
         return False

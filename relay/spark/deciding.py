@@ -21,11 +21,13 @@ log = structlog.get_logger("relay.spark")
 class UnitDecider:
     """Decides one run of a unit, once, and marks it.
 
-    Made before the rows are written, it is connected when they are: new clients may take half a second each.
+    Made before the rows are written, it is connected when they are: new clients may take half a second each. ``is_streams``: the
+    batch has its number from a streaming query.
     """
 
-    def __init__(self, options: WriteOptions, unit: Unit, run: str) -> None:
+    def __init__(self, options: WriteOptions, unit: Unit, run: str, *, is_streams: bool = False) -> None:
         self._options = options
+        self._is_streams = is_streams
         self._unit = unit
         self._run = run
         self._decisions = DecisionWriter(options.kafka, Timing(), options.relay)
@@ -34,7 +36,7 @@ class UnitDecider:
 
     def committed(self) -> UnitDecision | None:
         """Return the unit's commit, as far as one can tell without fencing anybody. Raises Unreachable, InDoubt."""
-        stands = self._decisions.known(UnitDecision(self._unit, self._run, committed=True))
+        stands = self._decisions.known(UnitDecision(self._unit, self._run, committed=True), is_streams=self._is_streams)
         return stands if stands is not None and stands.committed else None
 
     def commit(self, attempts: Sequence[Attempt]) -> UnitDecision:
@@ -44,7 +46,7 @@ class UnitDecider:
         """
         crash_point("spark.deciding")
         wanted = UnitDecision(self._unit, self._run, committed=True, attempts=tuple(attempts))
-        stands = self._decisions.decide(wanted)
+        stands = self._decisions.decide(wanted, is_streams=self._is_streams)
         crash_point("spark.decided")
         if not stands.committed:
             raise CaptureError(
@@ -66,9 +68,11 @@ class UnitDecider:
         return stands
 
 
-def commit_unit(options: WriteOptions, unit: Unit, run: str, attempts: Sequence[Attempt]) -> UnitDecision:
+def commit_unit(
+    options: WriteOptions, unit: Unit, run: str, attempts: Sequence[Attempt], *, is_streams: bool = False
+) -> UnitDecision:
     """Commit as ``UnitDecider`` does, where nothing can be connected beforehand."""
-    return UnitDecider(options, unit, run).commit(attempts)
+    return UnitDecider(options, unit, run, is_streams=is_streams).commit(attempts)
 
 
 def abort_unit(options: WriteOptions, unit: Unit, run: str, attempts: Sequence[Attempt]) -> UnitDecision:

@@ -122,7 +122,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
         """Decide: every task is done."""
         unit, run = self._unit(messages, batchId)
-        commit_unit(self._options, unit, run, attempts_of(messages))
+        commit_unit(self._options, unit, run, attempts_of(messages), is_streams=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
         """Close this run, if a task was done and told its name; else the unit's next run decides without it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,7 +212,7 @@ def test_capture_batch_counts_rows_without_a_key_once_though_their_task_is_retri
     assert numbers(route).total() == 2000
 
 
-def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost(route: TopicRoute, tmp_path: Path) -> None:
+def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost_or_went_back(route: TopicRoute, tmp_path: Path) -> None:
     folder = tmp_path / "drops"
     folder.mkdir()
 
@@ -225,6 +226,7 @@ def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost(route: Topi
     (folder / "first.csv").write_text("n\n1\n")
     first = capture("one")
     assert first.returncode == 0, first.stdout + first.stderr
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
     (folder / "second.csv").write_text("n\n2\n")
 
     lost = capture("two")
@@ -233,6 +235,10 @@ def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost(route: Topi
     assert "has captured before" in lost.stdout + lost.stderr
     again = capture("one")
     assert again.returncode == 0, again.stdout + again.stderr
+    (folder / "third.csv").write_text("n\n3\n")
+    back = capture("copy")
+    assert back.returncode == 2, back.stdout + back.stderr
+    assert "ends with batch 0, but" in back.stdout + back.stderr
     assert {record.value() for record in read_all(route.kafka, route.log, 3) if record.value()[:1] == b"{"} == {
         b'{"n":1}', b'{"n":2}',
     }  # fmt: skip

@@ -6,20 +6,26 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
 
+from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.jobs import facts, judging
 from relay.jobs.facts import Rules
+from relay.jobs.following import refuse_lost_checkpoint
 from relay.local.spark import submission
 from relay.message import identity
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED
+from relay.spark import batches
+from relay.spark import following as spark_following
 from relay.spark.batches import _records
 from relay.spark.columns import utc_text
 from relay.spark.options import WriteOptions
@@ -103,6 +109,49 @@ def test_of_a_batch_a_row_says_no_more_than_it_may_and_a_gap_falls_back(spark: A
     )
     assert sorted(second) == sorted({**own, "ce_id": b"b", "ce_source": b"/spark/q", "ce_type": b"t", "ce_subject": b"u"}.items())
     assert [row.partition for row in made] == [crc32(row_id) % 4 for row_id in (b"a", b"b")]
+
+
+@pytest.mark.parametrize(("decided", "is_refused"), [(None, False), (3, False), (4, True), (11, True)])
+def test_a_checkpoint_that_does_not_know_a_batch_that_is_decided_is_refused(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: int | None, is_refused: bool
+) -> None:
+    """As one that was put back from an older copy: Spark would plan the next batch anew, and its rows would count for captured."""
+    known = UnitDecisions()
+    if decided is not None:
+        known.add(UnitDecision(batch_unit("capture-drops", decided), "run", True, (Attempt(b"n" * 16, 1, ()),)))
+    log = SimpleNamespace(decisions=lambda: known, close=lambda: None)
+    monkeypatch.setattr(spark_following, "decision_log", lambda *_: log)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").touch()
+    for number in (2, 3):  # Spark has purged what was before
+        (tmp_path / "offsets" / str(number)).write_text("v1\n{}\n{}", "utf-8")
+
+    with pytest.raises(ConfigError, match="ends with batch 3, but capture-drops has captured before") if is_refused else nullcontext():
+        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path)
+    with pytest.raises(ConfigError, match="is new, but") if decided is not None else nullcontext():
+        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path / "another")
+
+
+@pytest.mark.parametrize(("told", "is_streams"), [("7", True), (None, False), ("6", False)])
+def test_a_batch_is_a_streams_if_that_has_numbered_it(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, told: str | None, is_streams: bool
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def decider(_: object, unit: Any, __: str, **given: bool) -> None:
+        raise Asked(unit.name, given)
+
+    monkeypatch.setattr(batches, "check_topics", lambda *_: {"orders": 1})
+    monkeypatch.setattr(batches, "UnitDecider", decider)
+    rows = spark.createDataFrame([(b"1", "a")], "value binary, id string")
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", told)
+
+    with pytest.raises(Asked) as asked:
+        batches.capture_batch(rows, 7, relay="shop", topic="orders", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
+
+    assert asked.value.args == ("q/7", {"is_streams": is_streams})
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
 
 
 class TestArchiveCheckpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -96,6 +97,24 @@ def test_a_batch_behind_a_later_one_of_its_query_is_refused(topic: Topic) -> Non
 
     assert decide(batch_unit("q", 5), "three").run == "one"
     assert len(topic.records) == 1
+
+
+def test_a_stream_that_comes_back_to_a_batch_before_its_last_is_refused_also_if_that_is_decided(topic: Topic) -> None:
+    """Its checkpoint went back: Spark has planned the batch anew, and its rows would count for written."""
+    decide(batch_unit("q", 3), "one")
+    decide(batch_unit("q", 4), "one")
+    wanted = UnitDecision(batch_unit("q", 3), "two", committed=True)
+    last, closed = replace(wanted, unit=batch_unit("q", 4)), replace(wanted, committed=False)
+    writer = DecisionWriter({}, Timing(), "shop")
+
+    for ask in (writer.decide, writer.known):
+        with pytest.raises(ConfigError, match=r"batch 3 of q comes behind batch 4, .*bring its checkpoint back"):
+            ask(wanted, is_streams=True)
+        stands = [ask(last, is_streams=True), ask(wanted)]
+        assert [one.run for one in stands if one] == ["one", "one"], "whoever numbers batches himself may ask again for any"
+
+    assert writer.decide(closed, is_streams=True).committed
+    assert len(topic.records) == 2
 
 
 def test_behind_a_named_write_of_another_version_the_query_goes_on_and_its_batches_are_known(topic: Topic) -> None:

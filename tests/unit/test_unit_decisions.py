@@ -141,6 +141,14 @@ def test_a_query_has_batches_once_one_of_its_own_is_committed() -> None:
     assert folded(commit(MINE)).has_batches_of("q")
     assert not folded(commit(MINE)).has_batches_of("another")
     assert not folded(UnitDecision(UNIT, "a", False)).has_batches_of("q")
+    assert not folded(UnitDecision(named_unit("q/x"), "a", True, (attempt(MINE),))).has_batches_of("q")
+
+
+def test_batches_behind_one_are_those_of_greater_numbers() -> None:
+    known = folded(*(UnitDecision(batch_unit("q", number), "a", True, (attempt(MINE),)) for number in (9, 10)))
+
+    assert known.has_batches_of("q", behind=9)
+    assert not known.has_batches_of("q", behind=10)
 
 
 def test_the_resource_of_a_message_names_its_unit() -> None:
