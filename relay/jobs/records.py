@@ -45,18 +45,28 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": kafka["ssl.ca.location"]}
     if "ssl.ca.pem" in kafka:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": kafka["ssl.ca.pem"]}
-    if "ssl.certificate.location" in kafka and "ssl.key.location" in kafka:
-        chain, key = (Path(kafka[f"ssl.{one}.location"]).read_text("utf-8") for one in ("certificate", "key"))
+    chain, key = (_pem(kafka, f"ssl.{one}") for one in ("certificate", "key"))
+    if chain is not None and key is not None:
         found |= {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.certificate.chain": chain,
             "ssl.keystore.key": key,
         }
+        if "ssl.key.password" in kafka:
+            found["ssl.key.password"] = kafka["ssl.key.password"]
     elif "ssl.keystore.location" in kafka:
         raise ConfigError(
             "kafka.ssl.keystore.location is not taken over to Spark; use ssl.certificate.location and ssl.key.location."
         )
     return found
+
+
+def _pem(kafka: Mapping[str, str], name: str) -> str | None:
+    """Return a certificate or a key, which is given as such or in a file; None if it is not."""
+    if f"{name}.pem" in kafka:
+        return kafka[f"{name}.pem"]
+    where = kafka.get(f"{name}.location")
+    return None if where is None else Path(where).read_text("utf-8")
 
 
 def _sasl(kafka: Mapping[str, str]) -> dict[str, str]:

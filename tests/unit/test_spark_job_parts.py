@@ -40,6 +40,21 @@ def test_the_jvms_client_is_told_what_the_relays_own_is_told() -> None:
     }
 
 
+@pytest.mark.parametrize("is_in_files", [True, False])
+def test_the_jvms_client_shows_the_same_certificate(tmp_path: Path, *, is_in_files: bool) -> None:
+    given = {"ssl.certificate": "chain", "ssl.key": "key"}
+    for name, text in given.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    own = {f"{name}.location": str(tmp_path / name) for name in given} if is_in_files else {f"{name}.pem": text for name, text in given.items()}
+
+    found = java_settings({"bootstrap.servers": "a:1", "security.protocol": "ssl", "ssl.ca.pem": "ca", "ssl.key.password": "secret", **own})
+
+    assert found == {
+        "bootstrap.servers": "a:1", "security.protocol": "SSL", "ssl.truststore.type": "PEM", "ssl.truststore.certificates": "ca",
+        "ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": "chain", "ssl.keystore.key": "key", "ssl.key.password": "secret",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "given",
     [
