@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay.delivery.queue_mapping import Putting
 from relay.delivery.row_search import RowFault
@@ -17,32 +17,47 @@ from relay.queue.withholding import reveal_kept
 from relay.run import clock
 
 
+class Word(NamedTuple):
+    """Who is held now, and who was resumed and may have messages to reveal; a number tells one resumption from the next."""
+
+    held: frozenset[str]
+    resumed: Mapping[str, int]
+
+
 @dataclass(slots=True)
 class HeldPublishers:
     """Publishers whose messages are put and not revealed, by the word of a person ([41] to [43]).
 
-    ``resumed`` may have messages to reveal before anything new of them is put; the number tells one resumption from the
-    next. So may those of which a process that has just started hears that they were resumed once: the one before it may
-    have put some without having heard of it, and behind whoever revealed what was kept by then.
+    Those who were resumed may have messages to reveal before anything new of them is put. So may those of which a process
+    that has just started hears that they were resumed once: the one before it may have put some without having heard of
+    it, and behind whoever revealed what was kept by then. The worker's thread hears, the cursor's puts: ``word`` is never
+    changed, only replaced, and a batch looks at it once.
     """
 
-    held: frozenset[str] = frozenset()
-    resumed: dict[str, int] = field(default_factory=dict)
+    word: Word = field(default_factory=lambda: Word(frozenset(), {}))
     _running: frozenset[str] = frozenset()
     _count: int = 0
 
+    @property
+    def resumed(self) -> Mapping[str, int]:
+        """Return who was resumed and may have messages to reveal."""
+        return self.word.resumed
+
     def now(self, held: frozenset[str], running: frozenset[str]) -> None:
         """Go from now on by who is held, and who was resumed."""
-        for publisher in sorted((self.held - held) | (running - self._running)):
+        before = self.word
+        # Of who is held again nothing is shown: the next batch would also show what the one before it has just put.
+        resumed = {publisher: number for publisher, number in before.resumed.items() if publisher not in held}
+        for publisher in sorted((before.held - held) | (running - self._running)):
             self._count += 1
-            self.resumed[publisher] = self._count
-        self.held, self._running = held, running
+            resumed[publisher] = self._count
+        self._running = running
+        self.word = Word(held, resumed)
 
     def revealed(self, before: Mapping[str, int]) -> None:
         """What those had who were resumed at that time is revealed for good."""
-        for publisher, number in before.items():
-            if self.resumed.get(publisher) == number:
-                del self.resumed[publisher]
+        held, resumed = self.word
+        self.word = Word(held, {name: number for name, number in resumed.items() if before.get(name) != number})
 
 
 class QueueEffect:
@@ -71,16 +86,18 @@ class QueueEffect:
         What those who were resumed have left is revealed before, also where nothing comes.
         """
         now = clock.wall_ms()
-        for publisher in list(self._publishers.resumed):
+        # Once: between two looks a publisher may be paused, and its message be put by neither, or be resumed, and overtake.
+        word = self._publishers.word
+        for publisher in word.resumed:
             reveal_kept(self._store, publisher, now)
         if not rows:
             return
         audience = self._balanced()
         ready = [_timed(row, now, self._queue.ttl_ms, audience) for row in rows]
         try:
-            if self._publishers.held:
-                held = [message for message in ready if message.publisher in self._publishers.held]
-                ready = [message for message in ready if message.publisher not in self._publishers.held]
+            if word.held:
+                held = [message for message in ready if message.publisher in word.held]
+                ready = [message for message in ready if message.publisher not in word.held]
                 self._store.put(held, now, reveal=False)
             self._store.put(ready, now)
         except Refused as refusal:

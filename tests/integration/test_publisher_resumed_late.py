@@ -40,7 +40,7 @@ def test_what_was_kept_is_revealed_with_the_next_position(kind: str, tmp_path: P
         publishers = HeldPublishers()
         with closing(queue_cursor(config, config.routes["main"], follower, publishers, lambda: {"orders": bytes(16)})) as cursor:
             cursor.claim({PLACE: bytes(16)})
-            publishers.resumed = {"/till": 1}
+            publishers.now(frozenset(), frozenset({"/till"}))
 
             assert cursor.deliver({PLACE: 1}, cursor.prepare([])) == []
 
