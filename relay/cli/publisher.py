@@ -96,15 +96,22 @@ def _record(config: str, source: str, queue: str | None, wanted: Wanted, reason:
     def obeyed(desk: QueueDesk, wishes: Sequence[Wish]) -> dict[str, int]:
         if wanted is Wanted.PAUSE:
             return {"revealed": 0, "known": any(_may_know(desk, wish.subject.queue, source) for wish in wishes)}
-        stores = [desk.store(wish.subject.queue) for wish in wishes]
+        stores = [(wish.subject, desk.store(wish.subject.queue)) for wish in wishes]
         # Until every worker has read the wish, messages are put and not revealed: nobody would show the last of those.
         clock.sleep(OBEY_S)
-        return {"revealed": sum(reveal_kept(store, source, clock.wall_ms()) for store in stores)}
+        latest = desk.latest()
+        # Whoever was paused again meanwhile has put some behind that word, and nobody takes back what was shown.
+        going_on = [store for subject, store in stores if latest.wanted(subject) is Wanted.RUN]
+        again = len(stores) - len(going_on)
+        revealed = sum(reveal_kept(store, source, clock.wall_ms()) for store in going_on)
+        return {"revealed": revealed, **({"paused_again": again} if again else {})}
 
     counts = record(
         config, Kind.PUBLISHER, source, wanted, lambda desk: desk.names(queue),
         reason=reason, who=who, as_json=as_json, obeyed=obeyed,
     )  # fmt: skip
+    if counts.get("paused_again") and not as_json:
+        print_line("note: somebody has paused it again meanwhile, so what was kept waits on; `relay queue show` says who", style="yellow")
     if not counts.get("known", True) and not as_json:
         print_line("note: nothing of it is in these queues so far; `relay publisher list` shows whose messages are", style="yellow")
 

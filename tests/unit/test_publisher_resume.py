@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from relay.cli import publisher as command
 from relay.cli import wishing
 from relay.cli.main import app
 from relay.control.queue_moving import OBEY_S
-from relay.queue.desired import Subject, Wish
+from relay.queue.desired import Desired, Kind, Subject, Wanted, Wish
 from relay.queue.message import NewMessage
 from relay.queue.states import PublisherState
 from tests.contracts.queue_book import QueueBook
@@ -24,10 +26,29 @@ from tests.unit.test_queue_desk_names import CONFIG
 SOURCE = "/checkout"
 
 
+def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: QueueBook, sleep: Callable[[float], None], latest: Desired) -> Result:
+    """Run the command; ``latest`` is what the control topic has once it has slept."""
+    (tmp_path / "relay.toml").write_text(CONFIG)
+
+    @contextmanager
+    def desk(config: object, who: str) -> Iterator[SimpleNamespace]:
+        def wish(kind: Kind, queue: str, name: str, wanted: Wanted, reason: str) -> Wish:
+            wish = Wish(Subject(kind, queue, name), wanted, who, reason, NOW)
+            latest.add(*wish.encode())
+            return wish
+
+        yield SimpleNamespace(
+            store=lambda queue: store, wish=wish, names=lambda queue: ["credit"], config=config, latest=lambda: latest
+        )
+
+    monkeypatch.setattr(wishing, "QueueDesk", desk)
+    monkeypatch.setattr(command.clock, "sleep", sleep)
+    return CliRunner().invoke(app, ["publisher", "resume", str(tmp_path / "relay.toml"), SOURCE, "--json"])
+
+
 def test_what_is_put_while_the_workers_have_not_heard_of_it_is_revealed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "relay.toml").write_text(CONFIG)
     store = QueueBook(settings())
     put = [store.put([NewMessage(SOURCE, "first", b"v")], NOW, reveal=False)[0].handle]
     slept: list[float] = []
@@ -36,16 +57,24 @@ def test_what_is_put_while_the_workers_have_not_heard_of_it_is_revealed_too(
         slept.append(seconds)
         put.extend(answer.handle for answer in store.put([NewMessage(SOURCE, "late", b"v")], NOW, reveal=False))
 
-    @contextmanager
-    def desk(config: object, who: str) -> Iterator[SimpleNamespace]:
-        def wish(kind: command.Kind, queue: str, name: str, wanted: command.Wanted, reason: str) -> Wish:
-            return Wish(Subject(kind, queue, name), wanted, who, reason, NOW)
-
-        yield SimpleNamespace(store=lambda queue: store, wish=wish, names=lambda queue: ["credit"], config=config)
-
-    monkeypatch.setattr(wishing, "QueueDesk", desk)
-    monkeypatch.setattr(command.clock, "sleep", sleep)
-    said = CliRunner().invoke(app, ["publisher", "resume", str(tmp_path / "relay.toml"), SOURCE, "--json"])
+    said = resume(tmp_path, monkeypatch, store, sleep, Desired())
 
     assert (said.exit_code, slept) == (0, [OBEY_S])
+    assert (json.loads(said.stdout)["revealed"], "paused_again" in said.stdout) == (2, False)
     assert [view.state for view in store.views(put)] == [PublisherState.REVEALED] * 2
+
+
+def test_of_a_publisher_that_is_paused_again_meanwhile_nothing_is_revealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it puts behind that word waits for the next one, and nobody takes back what was shown."""
+    store, latest = QueueBook(settings()), Desired()
+    put: list[int] = []
+
+    def sleep(_: float) -> None:
+        latest.add(*Wish(Subject(Kind.PUBLISHER, "credit", SOURCE), Wanted.PAUSE, "eve", "", NOW).encode())
+        put.extend(answer.handle for answer in store.put([NewMessage(SOURCE, "kept", b"v")], NOW, reveal=False))
+
+    said = resume(tmp_path, monkeypatch, store, sleep, latest)
+
+    assert said.exit_code == 0, said.output
+    assert {key: json.loads(said.stdout)[key] for key in ("revealed", "paused_again")} == {"revealed": 0, "paused_again": 1}
+    assert [view.state for view in store.views(put)] == [PublisherState.PUT]
