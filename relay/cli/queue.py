@@ -29,13 +29,18 @@ from relay.control.queue_moving import move_queue
 from relay.control.queue_purging import purge
 from relay.control.queue_views import settings_row, unusable, wish_row, with_workers
 from relay.message.errors import ConfigError, RelayError
-from relay.queue.desired import Kind, Wanted
+from relay.queue.desired import Kind, Subject, Wanted
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
 from relay.run import clock
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 _COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "unusable", "workers")
+_LIFTED: Final = {
+    (Wanted.DRAIN, Wanted.PAUSE): "the queue was drained until now, and routes put into it again: a queue is drained or paused, not both",
+    (Wanted.PAUSE, Wanted.DRAIN): "the queue was paused until now, and subscribers take from it again: a queue is drained or paused, not both",
+}
+"""What the last word lifts, which who says it may not have in mind."""
 
 
 @app.command("list")
@@ -85,7 +90,7 @@ def show_command(config: ConfigArgument, queue: QueueArgument, *, as_json: JsonO
 def pause_command(
     config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let nobody take messages; publishers go on to put them."""
+    """Let nobody take messages; publishers go on to put them, also after a drain: of the two words the last one holds."""
     _wish(config, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 
@@ -93,7 +98,7 @@ def pause_command(
 def drain_command(
     config: ConfigArgument, queue: QueueArgument, *, reason: ReasonOption = "", who: WhoOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let routes wait at their positions and put nothing in; subscribers go on until the queue is empty. Children of handlers still come."""
+    """Let routes wait at their positions and put nothing in; subscribers go on until the queue is empty, also after a pause. Children of handlers still come."""
     _wish(config, queue, Wanted.DRAIN, reason, who, as_json=as_json)
 
 
@@ -165,11 +170,15 @@ def migrate_command(
 
 def _wish(config: str, queue: str, wanted: Wanted, reason: str, who: str | None, *, as_json: bool) -> None:
     with QueueDesk(load(Path(config)), who or me()) as desk:
-        wish = desk.wish(Kind.QUEUE, queue, "", wanted, reason)
+        (name,) = desk.names(queue)
+        before = desk.desired.wanted(Subject(Kind.QUEUE, name))
+        wish = desk.wish(Kind.QUEUE, name, "", wanted, reason)
     if as_json:
-        print_json(wish_row(wish))
-    else:
-        print_line(f"queue {queue}: {wanted.value.lower()}; obeyed within a second wherever the relay runs")
+        print_json({**wish_row(wish), "before": before.value})
+        return
+    print_line(f"queue {queue}: {wanted.value.lower()}; obeyed within a second wherever the relay runs")
+    if (lifted := _LIFTED.get((before, wanted))) is not None:
+        print_line(f"note: {lifted}", style="yellow")
 
 
 def _lines(row: dict[str, Any]) -> list[tuple[object, ...]]:
