@@ -243,8 +243,8 @@ class Upkeep:
                     outcomes = self._deciding(lent).get(name.deciding)
                     if outcomes is None or outcomes.settle(name.encode(), committed=False, now=now):
                         return
-            except (Retriable, Unreachable):
-                # Retry: what decides is away, so its holder stays stuck, and the mark goes on naming the message.
+            except SILENT:
+                # Retry: what decides is away, or a person must mend it, so its holder stays stuck, and the mark goes on naming the message.
                 return
         failures = mine[0].failures + 1
         if failures >= self._store.settings.tries:

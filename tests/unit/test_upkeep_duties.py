@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from relay.message.errors import Unreachable
+from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Audience, Group, NewMessage, Taken, Ticket
 from relay.queue.port import Holder, StoreAway
@@ -30,16 +30,20 @@ OTHER = Holder(b"another worker--", "ann", 0, None)
 ELSEWHERE = OTHER._replace(deciding="resource:shop")
 
 
+AWAY = Unreachable("resources.shop: the database does not answer")
+UNRECORDED = ConfigError("resources.shop: the relay's tables are missing or old; run `relay migrate`")
+
+
 class Shop:
-    """Decides, unless it is away."""
+    """Decides, unless it refuses."""
 
     def __init__(self) -> None:
         self.stands: dict[str, bool] = {}
-        self.is_away = False
+        self.refuses: RelayError | None = None
 
     def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
-        if self.is_away:
-            raise Unreachable("resources.shop: the database does not answer")
+        if self.refuses is not None:
+            raise self.refuses
         return self.stands.setdefault(attempt, committed)
 
 
@@ -218,7 +222,7 @@ def test_what_waits_for_a_further_database_is_said(tmp_path: Path) -> None:
     named, unnamed = Bank(), Bank()
     site = Site(tmp_path, prepared={"bank": named.open}, unnamed={"old": unnamed.open})
     named.names, unnamed.names = [site.attempt(Ticket(8, 1))], [site.attempt(Ticket(9, 1))]
-    site.shop.is_away = True
+    site.shop.refuses = AWAY
     with capture_logs() as said:
         site.upkeep.once(100.0)
     assert [one["event"] for one in said] == [
@@ -259,14 +263,14 @@ def test_what_a_dead_worker_of_this_host_had_goes_back_at_once_and_its_mark_goes
     assert not list(site.marks.iterdir())
 
 
-@pytest.mark.parametrize("is_configured", [True, False])
-def test_a_mark_stays_while_something_is_left_to_recover(tmp_path: Path, *, is_configured: bool) -> None:
-    """What decides does not answer, or the configuration names it no more."""
+@pytest.mark.parametrize(("is_configured", "refuses"), [(True, AWAY), (True, UNRECORDED), (False, AWAY)])
+def test_a_mark_stays_while_something_is_left_to_recover(tmp_path: Path, *, is_configured: bool, refuses: RelayError) -> None:
+    """What decides does not answer, a person must mend it, or the configuration names it no more."""
     site = Site(tmp_path, ELSEWHERE)
     site.is_configured = is_configured
     (taken,) = site.taken(1)
     site.dies(taken.ticket)
-    site.shop.is_away = True
+    site.shop.refuses = refuses
 
     site.upkeep.once(100.0)
 
