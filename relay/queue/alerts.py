@@ -144,12 +144,12 @@ class PostgresqlAlerts:
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
-        """Drop a connection that was lost: the next wait makes another."""
+        """Drop a connection that was lost, or on which nobody may listen (a standby): the next wait makes another."""
         import psycopg  # noqa: PLC0415
 
         try:
             yield
-        except (psycopg.OperationalError, OSError):
+        except (psycopg.Error, OSError):
             if self._connection is not None:
                 with suppress(psycopg.Error):
                     self._connection.close()

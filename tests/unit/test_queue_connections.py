@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 import psycopg
 import pytest
 
+from relay.queue import alerts
 from relay.queue.alerts import PostgresqlAlerts
 from relay.queue.port import StoreAway
 from relay.queue.stores.postgresql import PostgresqlSession
@@ -106,3 +107,29 @@ def test_a_connection_whose_settings_were_not_taken_is_not_used(fails: int, monk
     monkeypatch.setattr(psycopg, "connect", refuse)
     with pytest.raises(StoreAway):
         session._connected()
+
+
+@pytest.mark.parametrize("refusal", [psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.QueryCanceled, psycopg.errors.InsufficientPrivilege])
+def test_who_may_not_listen_asks_at_the_polls_pace_and_ends_for_nothing_that_a_server_says(
+    refusal: type[psycopg.Error], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby lets nobody listen: a worker whose queue is paused meets that first, and takes nothing from it yet."""
+    slept: list[float] = []
+    monkeypatch.setattr(alerts.clock, "sleep", slept.append)
+    refusing: list[Made] = []
+
+    def connect(*given: Any, **asked: Any) -> Made:
+        class Standby(Made):
+            def execute(self, statement: object, *_: object, **__: object) -> Made:
+                raise refusal("cannot execute LISTEN during recovery")
+
+        refusing.append(Standby())
+        return refusing[-1]
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    waiting = PostgresqlAlerts("q", URL)
+
+    assert waiting.wait("ann", 30.0)
+    assert slept == [alerts.POLL_S]
+    assert [one.closed for one in refusing] == [True, True]
+    waiting.close()
