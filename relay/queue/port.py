@@ -144,7 +144,7 @@ class QueueStore(Protocol):
         False if it is neither, or was DONE, also by another member of its pool, and not ``even_done`` (an operator's word: a
         new effect); if the publisher's state is neither REVEALED nor JOURNALLED; if the publisher has put a message with this id anew. The subscriber's times,
         failures, cause and ``again_at`` start anew, its attempts go on counting; it is blocked while a member of its pool
-        has the message.
+        has the message. False, too, for one that is configured no more: nobody would take it, as `expire_now` says.
         """
 
     def prioritise(self, handles: Sequence[int], priority: int) -> list[bool]:

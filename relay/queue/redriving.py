@@ -68,12 +68,15 @@ def redrive(
     now: Callable[[], int],
     at_once: int = 1,
 ) -> Iterator[Redriven]:
-    """Republish what was UNUSABLE; ``pace`` waits as long as the rate asks, before each one but in a dry run.
+    """Republish what was UNUSABLE, but for subscribers that are configured no more; ``pace`` waits as long as the rate asks.
+
+    It does so before each one but in a dry run.
 
     ``at_once`` of them are one unit of the store: with a disk's confirmation for each, a hundred thousand take minutes. What
     is yielded was done.
     """
-    wanted = ((view, *one) for view in views for one in unusable_for(view, subscriber))
+    known = store.settings.group_of
+    wanted = ((view, *one) for view in views for one in unusable_for(view, subscriber) if known(one[0]) is not None)
     while some := list(islice(wanted, at_once)):
         parts = deque([some])
         while parts:

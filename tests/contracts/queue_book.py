@@ -156,7 +156,7 @@ class QueueBook(BookPages):
     def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
         entry = self._entries.get(handle)
         row = entry.row(subscriber) if entry else None
-        if entry is None or row is None or row.state is not S.JOURNALLED:
+        if entry is None or row is None or row.state is not S.JOURNALLED or self.settings.group_of(subscriber) is None:
             return False
         if any(S.DONE in mate.times for mate in entry.rows if mate.group == row.group) and not even_done:
             return False

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from relay.queue.port import QueueStore, Refused
+from relay.queue.port import Filter, QueueStore, Refused
+from relay.queue.redriving import redrive
 from relay.queue.states import PublisherState as P
 from tests.contracts.queue_media import LATER, NOW, Medium, ids, opened, put, state, subscribers, take
 
@@ -55,3 +56,22 @@ def test_one_of_whom_none_of_them_knows_is_refused(medium: Medium) -> None:
         with pytest.raises(Refused, match=name):
             store.expire_now(handles, LATER, name)
     assert store.expire_now([for_ann, for_both], LATER, "bob") == [False, True]
+
+
+def test_nothing_is_given_to_it_again(medium: Medium) -> None:
+    """Nobody would take it, and its message stay REVEALED."""
+    store = opened(medium, "ann", ("bob", "cid"))
+    (handle,) = put(store, "a")
+    for name in ("ann", "bob", "cid"):
+        store.refuse(name, [(take(store, name)[0].ticket, "no")], NOW)
+    assert state(store, handle) is P.JOURNALLED
+    store = without(store, medium, "ann", ("cid",))
+
+    assert [view.handle for view in store.find(Filter(unusable=True))] == [handle]
+    found = list(redrive(store, iter(store.views([handle])), None, dry_run=True, pace=bool, now=lambda: LATER))
+    assert [one.subscriber for one in found] == ["ann", "cid"]
+    assert not store.republish(handle, "bob", LATER)
+    assert not store.republish(handle, "bob", LATER, even_done=True)
+    assert state(store, handle) is P.JOURNALLED
+    assert store.republish(handle, "cid", LATER)
+    assert ids(take(store, "cid")) == ["a"]

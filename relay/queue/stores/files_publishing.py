@@ -182,6 +182,8 @@ class Publishing(FilesBase):
             return True
 
     def _may_be_given_again(self, message: Kept, subscriber: str, *, even_done: bool) -> bool:
+        if self.settings.group_of(subscriber) is None:
+            return False
         delivery = message.delivery(subscriber)
         if delivery is None or delivery.state is not SubscriberState.JOURNALLED:
             return False

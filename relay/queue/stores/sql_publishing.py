@@ -155,6 +155,8 @@ class Publishing(SqlBase):
     def republish(self, handle: int, subscriber: str, now: int, *, even_done: bool = False) -> bool:
         """Give a message to one subscriber again."""
         del now  # the publisher's time of revealing stays the first one
+        if self.settings.group_of(subscriber) is None:
+            return False
         locked = self._lock_open([handle])
         self._run(sql.LOCK_MESSAGES, handles=[handle])  # what is found stays as it is: not trimmed, not republished by another
         number = self._subscribers.get(subscriber)
