@@ -160,9 +160,9 @@ class PostgresqlAlerts:
         del subscriber
         until = clock.monotonic() + timeout_s
         with self._losing():
-            fresh = self._connection is None
+            before = self._connection
             connection = self._listen()
-            if fresh:
+            if connection is not before:
                 return True  # what came while nobody listened was not heard
             while (left := until - clock.monotonic()) > 0:
                 for notification in connection.notifies(timeout=left, stop_after=1):
