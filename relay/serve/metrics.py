@@ -69,7 +69,11 @@ def _routes(routes: Iterable[RouteView]) -> Iterator[Metric]:
 def _bounded(causes: Iterable[str] | Counter[str]) -> list[tuple[str, int]]:
     ranked = Counter(causes).most_common()
     rest = sum(count for _, count in ranked[CODES_MAX:])
-    return [*ranked[:CODES_MAX], *([(OTHER, rest)] if rest else [])]
+    shown = dict(ranked[:CODES_MAX])
+    if rest:
+        # Together with a cause that is called so: Prometheus refuses a label that comes twice, with all that was scraped beside it.
+        shown[OTHER] = shown.get(OTHER, 0) + rest
+    return list(shown.items())
 
 
 def _partitions(sight: Sight) -> Iterator[Metric]:

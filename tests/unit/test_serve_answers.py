@@ -147,6 +147,17 @@ def test_causes_that_strangers_invent_make_no_label_each() -> None:
     assert codes[OTHER] == 500 - CODES_MAX
 
 
+def test_a_cause_that_is_called_as_the_rare_ones_are_counts_with_them() -> None:
+    """A label that comes twice has Prometheus refuse everything that was scraped with it."""
+    found = list(metrics(sight({OTHER: 9, **{f"cause-{n}": 2 for n in range(CODES_MAX - 1)}, "rare": 1}), version="1", age_s=1.0, ready=True))
+    (dead,) = (metric.samples for metric in found if metric.name == "relay_dead_letters")
+    codes = [sample.labels["code"] for sample in dead]
+
+    assert len(set(codes)) == len(codes) == CODES_MAX
+    assert sum(sample.value for sample in dead) == 10 + 2 * (CODES_MAX - 1)
+    assert {sample.labels["code"]: sample.value for sample in dead}[OTHER] == 10
+
+
 def test_every_metric_of_the_alerts_exists() -> None:
     named = set(re.findall(r"relay_[a-z_]+", " ".join(re.findall(r"expr: (.*)", ALERTS.read_text()))))
     found = {name for name, *_ in samples(sight({"x": 1}))}
