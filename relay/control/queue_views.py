@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ def queue_row(store: QueueStore, place: str, desired: Desired) -> dict[str, Any]
     name = store.settings.name
     publisher_states, waiting = store.counts()
     refused = store.unusable()
+    workers = Counter(holder.subscriber for holder in store.holders())
     move = desired.moves.get(name)
     return {
         "queue": name,
@@ -41,7 +43,7 @@ def queue_row(store: QueueStore, place: str, desired: Desired) -> dict[str, Any]
                 "wanted": desired.wanted(Subject(Kind.SUBSCRIBER, name, one.subscriber)).value,
                 "states": {state.name: count for state, count in one.counts.items()},
                 "unusable": None if refused is None else refused.get(one.subscriber, 0),
-                "workers": sum(holder.subscriber == one.subscriber for holder in store.holders()),
+                "workers": workers[one.subscriber],
             }
             for one in waiting
         ],

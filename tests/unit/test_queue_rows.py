@@ -54,6 +54,16 @@ def test_a_row_counts_messages_and_workers_of_each_subscriber() -> None:
     assert queue_row(busy(), "", desired)["move"] == {"to": "b", "step": "COPYING", "by": "eve"}
 
 
+def test_a_row_asks_for_the_workers_once_however_many_subscribers_there_are() -> None:
+    store, asked = busy(), []
+    holders = store.holders
+    store.holders = lambda: (asked.append(1), holders())[1]  # type: ignore[method-assign]
+
+    queue_row(store, "", Desired())
+
+    assert len(asked) == 1
+
+
 def test_a_row_counts_what_each_subscriber_found_unusable_until_it_is_given_again() -> None:
     store = busy()
     (taken,) = store.take("clerk", b"two", 1, 1)
