@@ -213,6 +213,7 @@ def test_a_connection_that_has_gone_is_made_again_by_the_next_wait(is_lost: bool
     assert waiting.wait("ann", LONG_S)
     assert (len(server), time.slept) == (2, [POLL_S] * is_lost)
     assert not waiting.wait("ann", 1.0)
+    assert time.slept[-1] == 1.0
 
 
 def test_who_finds_no_server_waits_for_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch, time: Clock) -> None:
