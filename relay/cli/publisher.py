@@ -71,7 +71,10 @@ def pause_command(
     who: WhoOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep what a publisher puts from now on, or has delayed, unrevealed (PUT): nobody sees it before the publisher is resumed."""
+    """Keep what a publisher puts from now on, or has delayed, unrevealed (PUT): nobody sees it before the publisher is resumed.
+
+    What handlers publish (SOURCE is QUEUE/SUBSCRIBER) is shown with their attempts all the same: pause the subscriber.
+    """
     _record(config, source, queue, Wanted.PAUSE, reason, who, as_json=as_json)
 
 
@@ -112,8 +115,17 @@ def _record(config: str, source: str, queue: str | None, wanted: Wanted, reason:
     )  # fmt: skip
     if counts.get("paused_again") and not as_json:
         print_line("note: somebody has paused it again meanwhile, so what was kept waits on; `relay queue show` says who", style="yellow")
+    if wanted is Wanted.PAUSE and not as_json and (subscriber := _handlers_of(config, source)) is not None:
+        print_line(f"note: what handlers publish is shown with their attempts, unless it is delayed: `relay subscriber pause` {subscriber}", style="yellow")
     if not counts.get("known", True) and not as_json:
         print_line("note: nothing of it is in these queues so far; `relay publisher list` shows whose messages are", style="yellow")
+
+
+def _handlers_of(config: str, source: str) -> str | None:
+    """Return the subscriber whose handlers put under this name, None if it is no handler's (`relay.work.running`)."""
+    queue, _, subscriber = source.partition("/")
+    queues = load(Path(config)).queues
+    return subscriber if queue in queues and queues[queue].settings().group_of(subscriber) is not None else None
 
 
 def _may_know(desk: QueueDesk, queue: str, source: str) -> bool:

@@ -28,6 +28,12 @@ SOURCE = "/checkout"
 
 def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: QueueBook, sleep: Callable[[float], None], latest: Desired) -> Result:
     """Run the command; ``latest`` is what the control topic has once it has slept."""
+    return run(tmp_path, monkeypatch, store, sleep, latest, "resume", SOURCE, "--json")
+
+
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: QueueBook, sleep: Callable[[float], None], latest: Desired, word: str, *more: str
+) -> Result:
     (tmp_path / "relay.toml").write_text(CONFIG)
 
     @contextmanager
@@ -43,7 +49,7 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: QueueBook, sl
 
     monkeypatch.setattr(wishing, "QueueDesk", desk)
     monkeypatch.setattr(command.clock, "sleep", sleep)
-    return CliRunner().invoke(app, ["publisher", "resume", str(tmp_path / "relay.toml"), SOURCE, "--json"])
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, ["publisher", word, str(tmp_path / "relay.toml"), *more])
 
 
 def test_what_is_put_while_the_workers_have_not_heard_of_it_is_revealed_too(
@@ -78,3 +84,17 @@ def test_of_a_publisher_that_is_paused_again_meanwhile_nothing_is_revealed(tmp_p
     assert said.exit_code == 0, said.output
     assert {key: json.loads(said.stdout)[key] for key in ("revealed", "paused_again")} == {"revealed": 0, "paused_again": 1}
     assert [view.state for view in store.views(put)] == [PublisherState.PUT]
+
+
+@pytest.mark.parametrize(
+    ("word", "source", "is_noted"),
+    [("pause", "credit/approval", True), ("pause", "credit/eve", False), ("pause", "debit/approval", False), ("pause", SOURCE, False), ("resume", "credit/approval", False)],
+)
+def test_who_pauses_handlers_as_a_publisher_is_told_what_has_them_wait(
+    word: str, source: str, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child follows its attempt: put hidden without one, nobody would show it in its order."""
+    said = run(tmp_path, monkeypatch, QueueBook(settings()), lambda _: None, Desired(), word, source)
+
+    assert said.exit_code == 0, said.output
+    assert ("`relay subscriber pause` approval" in said.stdout) is is_noted
