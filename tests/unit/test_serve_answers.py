@@ -175,6 +175,14 @@ def test_an_alert_that_compares_with_earlier_has_a_value_where_there_was_none() 
     assert [one for one in compared if " or 0 * " not in one] == []
 
 
+def test_what_was_unusable_before_its_store_was_away_is_no_news_when_that_is_back() -> None:
+    # Five minutes after the store was away there is nothing to compare with but 0, if the last value is not looked for.
+    (compared,) = (one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if one.startswith("relay_queue_unusable >"))
+
+    assert "relay_queue_unusable" not in {name for name, *_ in samples(replace(sight(), queues={"credit": None}))}
+    assert "last_over_time(relay_queue_unusable[1d] offset 5m)" in compared
+
+
 def test_an_alert_for_a_single_one_also_sees_what_was_counted_while_nobody_looked() -> None:
     # A series that begins above 0, as that of a worker's first seconds may, does not increase.
     counted = [one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if "increase(" in one and "> 0" in one]
