@@ -19,10 +19,9 @@ from relay.queue.withholding import reveal_kept
 from relay.run import clock, randomness
 from relay.run.seldom import Repeats
 from relay.work.backoff import Backoff
-from relay.work.leases import Leases
+from relay.work.leases import BEATS_PER_LEASE, Leases
 from relay.work.mark import dead_mark
 
-BEATS_PER_LEASE: Final = 6
 LOOK_S: Final = 1.0
 DUE_MAX: Final = 1000
 DUE_S: Final = 0.5
