@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 
@@ -245,6 +245,49 @@ def test_a_claim_whose_first_position_is_not_stored_is_made_again(monkeypatch: p
     assert {one._epoch for one in made} == {-1}, "no instance is left, or it would be used again"
 
     assert Process(kafka).recover() == positions(kafka) == {LOG: 0}
+
+
+def test_the_position_is_read_once_nobody_can_move_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A predecessor's last commit may be under way until it is fenced: what it moves must not be put back."""
+    kafka = MemoryKafka()
+    victim = kafka.transaction("x")
+    victim.init()
+    producer = SealedProducer(victim, "x", "monitor", {OUT: 0})
+    producer.run(work(MESSAGES[:SURE], SURE, producer, SURE))
+    with killed_at("sealed.committing"), pytest.raises(Killed):
+        producer.run(work(MESSAGES[SURE:], COUNT - SURE, producer, COUNT))
+    fence = MemoryTransaction.init
+
+    def init(self: MemoryTransaction) -> None:
+        kafka.end(self.transactional_id, commit=True)  # the coordinator has its EndTxn already
+        fence(self)
+
+    monkeypatch.setattr(MemoryTransaction, "init", init)
+    assert Process(kafka).recover() == positions(kafka) == {LOG: COUNT}
+
+
+def test_the_position_is_read_before_the_end_of_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever commits between the two looks has entered what lies above the position that is read: it must be known, too."""
+    kafka = MemoryKafka()
+    other = kafka.transaction("x")
+    other.init()
+    producer = SealedProducer(other, "x", "monitor", {OUT: 0})
+    producer.run(work(MESSAGES[:SURE], SURE, producer, SURE))
+    stored = kafka.committed
+
+    def committed(partitions: Sequence[LogPartition]) -> dict[LogPartition, tuple[int, str]]:
+        found = stored(partitions)
+        monkeypatch.setattr(kafka, "committed", stored)
+        another = kafka.transaction("x")
+        another.init()
+        again = SealedProducer(another, "x", "monitor", {OUT: SURE})
+        again.run(work(MESSAGES[SHOWN:], COUNT - SHOWN, again, SURE))
+        return found
+
+    monkeypatch.setattr(kafka, "committed", committed)
+    process = Process(kafka)
+    process.deliver(process.recover()[LOG])
+    assert sorted(delivered(kafka)) == list(range(COUNT))
 
 
 def test_of_two_processes_of_one_name_the_older_stops_and_the_newer_goes_on() -> None:

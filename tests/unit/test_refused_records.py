@@ -10,7 +10,8 @@ from contextlib import suppress
 import pytest
 
 from relay.delivery.batch import Batch
-from relay.message.errors import InDoubt, RecordRefused
+from relay.delivery.deadletter import PREFIX
+from relay.message.errors import InDoubt, RecordRefused, Stopped
 from relay.message.record import LogPartition
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.test_recovery_again import DEAD, LOG, OUT, Process, message
@@ -63,3 +64,38 @@ def test_what_takes_longer_than_a_transaction_may_is_tried_in_smaller_ones() -> 
 
     assert position == 100
     assert len(kafka.visible(OUT)) == 100
+
+
+def test_a_message_whose_dead_letter_is_refused_too_stops_the_route_with_the_remedy() -> None:
+    """Tried again it would be refused again, for ever; and put aside it is nowhere."""
+    process = Process(MemoryKafka())
+    process.recover()
+    process.kafka.appending = no_output
+    batch = Batch(1, [message(0)], {LOG: 0}, {LOG: 1}, {LOG: 1}, membership=b"member")
+    with pytest.raises(InDoubt):
+        process.delivery.submit(batch)
+    process.recover()
+
+    def nothing(_: str, partition: LogPartition, _key: bytes | None) -> None:
+        if partition in (OUT, DEAD):
+            raise RecordRefused("it is too large")
+
+    process.kafka.appending = nothing
+    with pytest.raises(Stopped, match=r"dead letter of .* is refused as well .*raise max.message.bytes of 'dead'"):
+        process.delivery.submit(batch)
+    assert not process.kafka.visible(DEAD)
+
+
+def test_a_redriven_message_that_is_refused_again_is_a_dead_letter_again() -> None:
+    """What it died of before is not believed; what it dies of now must be, or it would be tried without end."""
+    process = Process(MemoryKafka())
+    process.kafka.appending = no_output
+    for replays in ({}, {message(0).digest: 1}):
+        batch = Batch(1, [message(0)], {LOG: 0}, {LOG: 1}, {LOG: 1}, membership=b"member", replays=replays)
+        process.recover()
+        with pytest.raises(InDoubt):
+            process.delivery.submit(batch)
+        process.recover()
+        process.delivery.submit(batch)
+
+    assert [dict(one.headers())[PREFIX + "replay_count"] for one in process.kafka.visible(DEAD)] == [b"0", b"1"]

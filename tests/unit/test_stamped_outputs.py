@@ -78,3 +78,12 @@ def test_the_outputs_of_many_torn_transactions_are_read_once() -> None:
     assert three == (b"", (3).to_bytes(16, "big"))
     assert isinstance(four, str)
     assert "starts at 10, above 5" in four
+
+
+@pytest.mark.parametrize(("is_now", "is_told"), [(b"a" * 16, True), (b"b" * 16, False)], ids=["the same", "a namesake"])
+def test_a_namesake_of_the_output_does_not_say_what_a_torn_transaction_left_in_the_former(is_now: bytes, *, is_told: bool) -> None:
+    begin = Begin("w", "t", bytes(16), int(N), 2, [], [OutputStart("out", 0, 20)], output_id=b"a" * 16)
+    out = LogPartition("out", 0)
+    reader = CountingReader({out: []})
+    (shown,) = what_shows(reader, reader, {(begin.instance, begin.n): begin}, Outputs([out], set(), is_now)).values()
+    assert shown == (b"", b"") if is_told else isinstance(shown, str) and "is another one by now" in shown

@@ -12,8 +12,11 @@ from relay.message.identity import content_digest
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD as DIED
 from relay.monitor.entries import Page, Proof, encode
+from relay.monitor.entries import decode as decoded
+from relay.monitor.evidence import Evidence
+from relay.monitor.index import memory_index
 from relay.monitor.redrive import Do, Wanted, decide
-from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.memory_kafka import MemoryKafka, MemoryTransaction
 from tests.unit.test_recovery_again import DEAD, LOG, MONITOR, OUT, Killed, Process, killed_at, message
 
 REFUSED = message(1)._replace(fault=MessageRejected("apply", "refused", "no"))
@@ -126,3 +129,47 @@ def test_a_letter_is_taken_back_behind_the_output_that_makes_it_void() -> None:
 
     assert kafka.visible(OUT) == []
     assert [dict(one.headers()).get(DEAD_CODE) for one in kafka.visible(DEAD)] != [REDRIVEN.encode()]
+
+
+def test_no_output_is_written_before_the_dead_letters_and_their_entries_are_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stray COMMIT would else show what lies behind a death in its lane, and not the death, which may end otherwise later."""
+    kafka = MemoryKafka()
+    process = Process(kafka)
+    process.recover()
+    unacknowledged: list[LogPartition] = []
+    before_outputs: list[list[LogPartition]] = []
+
+    def appending(_transactional_id: str, partition: LogPartition, _key: bytes | None) -> None:
+        if partition == OUT:
+            before_outputs.append(list(unacknowledged))
+        unacknowledged.append(partition)
+
+    kafka.appending = appending
+    monkeypatch.setattr(MemoryTransaction, "flush", lambda _: unacknowledged.clear())
+    process.delivery.submit(Batch(1, [REFUSED, message(2)], {LOG: 1}, {LOG: 3}, {LOG: 3}, membership=b"member"))
+
+    assert kafka.visible(DEAD)
+    assert before_outputs == [[]]
+
+
+def test_entries_of_deaths_and_of_deliveries_in_one_transaction_outlive_compaction() -> None:
+    kafka = MemoryKafka()
+    process = Process(kafka)
+    process.recover()
+    process.delivery.submit(Batch(1, [REFUSED, message(2)], {LOG: 1}, {LOG: 3}, {LOG: 3}, membership=b"member"))
+    kept = {one.key(): one for one in kafka.visible(MONITOR)}
+    kafka.logs[MONITOR] = [one for one in kafka.logs[MONITOR] if kept.get(one.key()) is one]
+
+    evidence = memory_index(0)
+    folded = Evidence(evidence.add_page, evidence.void)
+    for one in kafka.visible(MONITOR):
+        entry = decoded(one.key(), one.value())
+        assert entry is not None
+        folded.add(one.offset(), entry)
+    dead, delivered = evidence.standings([REFUSED.digest, message(2).digest])
+    assert dead is not None
+    assert dead.is_dead
+    assert delivered is not None
+    assert not delivered.is_dead
