@@ -1,0 +1,76 @@
+"""On a table route the inbox says "dead" first; the dead letter follows, whoever dies before it is acknowledged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.message.errors import MessageRejected
+from relay.message.record import LogPartition
+from relay.run import crash
+from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.numbered_messages import DAY, MONITOR, captured
+from tests.unit.test_numbered_table_delivery import MemoryAppends, TableProcess, database
+
+__all__ = ["database"]
+
+DEAD = LogPartition("dead", 0)
+REFUSED = captured(1)._replace(fault=MessageRejected("decode", "json", "no"))
+
+
+class Killed(BaseException):
+    """The process is gone, and what it had not flushed with it."""
+
+
+class LateLetters(MemoryAppends):
+    """The dead-letter topic is slower than the monitor: what goes there has arrived only once somebody waits for it."""
+
+    def __init__(self, kafka: MemoryKafka) -> None:
+        super().__init__(kafka)
+        self._under_way: list[tuple[Any, ...]] = []
+
+    def append(self, bundle: object, partition: LogPartition, key: bytes, value: bytes | None, headers: Any = None) -> None:
+        if partition == DEAD:
+            self._under_way.append((bundle, partition, key, value, headers))
+        else:
+            super().append(bundle, partition, key, value, headers)
+
+    def flush(self, timeout_s: float) -> None:
+        for one in self._under_way:
+            super().append(*one)
+        self._under_way = []
+
+
+def killed_before_it_flushes(kafka: MemoryKafka, path: Path, keep_inbox_s: float | None, *, in_recovery: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def kill() -> None:
+            raise Killed
+
+        patch.setattr(crash, "_name", "recovery.entering" if in_recovery else "table.entered")
+        patch.setattr(crash, "_count_down", kill)
+        patch.setattr("tests.unit.test_numbered_table_delivery.MemoryAppends", LateLetters)
+        with pytest.raises(Killed):
+            TableProcess(kafka, path, keep_inbox_s=keep_inbox_s).submit([REFUSED], 2)
+
+
+@pytest.mark.parametrize("keep_inbox_s", [None, 7 * DAY], ids=["partition", "route"])
+@pytest.mark.parametrize("in_recovery", [False, True])
+def test_a_dead_letter_outlives_whoever_dies_before_it_is_acknowledged(
+    database: Path, keep_inbox_s: float | None, *, in_recovery: bool
+) -> None:
+    kafka = MemoryKafka()
+    killed_before_it_flushes(kafka, database, keep_inbox_s, in_recovery=False)
+    if in_recovery:
+        for place in (MONITOR, DEAD):
+            kafka.logs.pop(place, None)  # the victim's own appends did not arrive at all
+        killed_before_it_flushes(kafka, database, keep_inbox_s, in_recovery=True)
+
+    heir = TableProcess(kafka, database, keep_inbox_s=keep_inbox_s)
+
+    assert {one.key() for one in kafka.visible(DEAD)} == {REFUSED.digest.hex().encode()}
+    (standing,) = heir.view.index.standings([REFUSED.digest])
+    assert standing is not None
+    assert standing.is_dead
