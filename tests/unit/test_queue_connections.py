@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
@@ -14,6 +15,7 @@ from relay.queue import alerts
 from relay.queue.alerts import PostgresqlAlerts
 from relay.queue.port import StoreAway
 from relay.queue.stores.postgresql import PostgresqlSession
+from relay.queue.stores.sqlite import SqliteSession
 from relay.resources.postgresql import PostgresqlResource
 
 URL = "postgresql://relay@db.example:5433/queues?keepalives_count=9"
@@ -89,6 +91,14 @@ def test_commits_are_on_the_servers_disk_before_they_are_answered(connect: Calla
     connect()
 
     assert b"set_config('synchronous_commit', 'on'" in cast("bytes", made.said[0])
+
+
+def test_commits_to_a_file_are_on_its_disk_before_they_are_answered(tmp_path: Path) -> None:
+    """In WAL mode ``NORMAL`` would sync at checkpoints only."""
+    session = SqliteSession(tmp_path / "queue.db")
+    full = 2
+    assert session.run("pragma synchronous", {}) == [(full,)]
+    session.close()
 
 
 @pytest.mark.parametrize("fails", [0, 1])

@@ -1,7 +1,8 @@
-"""On a table route the inbox says "dead" first; the dead letter follows, whoever dies before it is acknowledged."""
+"""What a take-over of a table route stores, and that dead letters, which follow the inbox's word, outlive whoever dies first."""
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,10 @@ def test_a_dead_letter_outlives_whoever_dies_before_it_is_acknowledged(
     (standing,) = heir.view.index.standings([REFUSED.digest])
     assert standing is not None
     assert standing.is_dead
+
+
+def test_a_take_over_stores_where_it_begins_before_anything_is_read(database: Path) -> None:
+    """Retention may take what is unread before the first batch: a partition without a position would begin behind that."""
+    TableProcess(MemoryKafka(), database)
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("select position from relay_position").fetchall() == [(0,)]
