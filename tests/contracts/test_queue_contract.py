@@ -315,6 +315,18 @@ class TestExpiry:
         assert [row.times.expired for row in view.subscribers] == [None, NOW + 50]
         assert store.waiting() == 1
 
+    @pytest.mark.parametrize("over", [{"delay_ms": 100}, {"attempt": "a/1", "parents": (Parent("in", 1, "x"),)}], ids=["delayed", "child"])
+    def test_what_is_not_revealed_ends_only_when_it_is(self, medium: Medium, over: dict[str, Any]) -> None:
+        store = opened(medium, "ann")
+        (handle,) = put(store, "a", ttl_ms=50, **over)
+
+        assert store.expire(NOW + 60, 10) == 0
+        assert (state(store, handle), states(store, handle)) == (P.PUT, {"ann": S.AVAILABLE})
+        store.accept([handle], NOW + 100)
+        store.reveal_due(NOW + 100, 10)
+        assert store.expire(NOW + 100, 10) == 1
+        assert state(store, handle) is P.JOURNALLED
+
     def test_what_is_freed_past_its_time_is_not_given_again(self, medium: Medium) -> None:
         store = opened(medium, "ann", ttl_ms=50)
         put(store, "a")

@@ -134,6 +134,7 @@ class TestHolders:
         assert store.discard([third], NOW) == [True]
         assert cycle(store) == ["a", "a"]
         assert store.put([message("a")], NOW)[0].repeat is False
+        assert [answer.repeat for answer in store.put([message("a"), child("a", attempt="t3")], NOW)] == [True, False]
         assert store.republish(second, "ann", NOW, even_done=True) is True
 
     def test_only_a_child_is_discarded(self, medium: Medium) -> None:

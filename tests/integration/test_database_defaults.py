@@ -47,6 +47,15 @@ def test_a_queue_in_a_handlers_transaction_does_so_too(database: Database, defau
     assert database.one("select value from relay_queue_message") == BYTES
 
 
+def test_decisions_are_read_as_they_are_committed_whatever_the_isolation_by_default(database: Database, default: Set) -> None:
+    """Who has lost the race for a row must read the one that stands, in the next statement."""
+    default("default_transaction_isolation = serializable")
+    decisions = PostgresqlResource("shop", database.url, 1.0).decisions()
+    shown = decisions._connection.execute("show transaction_isolation").fetchone()
+    decisions.close()
+    assert shown == ("read committed",)
+
+
 def test_decisions_are_found_whatever_a_backslash_means(database: Database, default: Set) -> None:
     default("standard_conforming_strings = off")
     resource = PostgresqlResource("shop", database.url, 1.0)

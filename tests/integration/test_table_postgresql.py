@@ -154,6 +154,25 @@ def test_a_commit_that_never_arrived_is_in_doubt_and_delivered_again(database: D
     assert database.one("select count(*) from ledger") == 2
 
 
+def test_a_transaction_that_has_failed_unnoticed_is_no_delivery(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL answers its COMMIT with ROLLBACK, and that is no error."""
+    cursor = database.cursor()
+    cursor.claim({P0: TOPIC_ID})
+    batch = cursor.prepare([message(0)])
+
+    def failing(_: object, connection: psycopg.Connection[Any], __: object) -> dict[Any, int]:
+        with suppress(psycopg.Error):
+            connection.execute("select 1 / 0")
+        return {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresqlCursor, "_trim_beside", failing)
+        with pytest.raises(Retriable, match="nothing was written"):
+            cursor.deliver({P0: 1}, batch)
+    assert outcomes(cursor.deliver({P0: 1}, batch)) == [DELIVERED]
+    assert database.one("select count(*) from ledger") == 1
+
+
 def test_abandoning_a_hanging_statement_frees_its_thread_at_once(database: Database) -> None:
     cursor = database.cursor(limits=Limits(lock_timeout_s=60, statement_timeout_s=60))
     cursor.claim({P0: TOPIC_ID})
