@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -80,6 +81,24 @@ def test_a_report_that_does_not_come_leaves_it_in_doubt(instance: TransactionalI
     monkeypatch.setattr(Client, "silent", COUNT - 1)
     with pytest.raises(InDoubt):
         instance.flush()
+
+
+def test_a_client_that_blocks_past_its_own_timeout_is_left_at_the_deadline(
+    instance: TransactionalInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As librdkafka may after a reset (#5456)."""
+    let_go = threading.Event()
+    monkeypatch.setattr(transactions, "DEADLINE_MARGIN_S", 0.1)
+    try:
+        for name, call in (
+            ("send_offsets_to_transaction", lambda: instance.send_offsets({OUT: 1}, {}, b"member")),
+            ("commit_transaction", instance.commit),
+        ):
+            monkeypatch.setattr(Client, name, lambda *_: let_go.wait(30), raising=False)
+            with pytest.raises(InDoubt):
+                call()
+    finally:
+        let_go.set()
 
 
 def test_a_client_that_has_failed_for_good_goes_on_with_nothing(

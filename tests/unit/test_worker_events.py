@@ -121,6 +121,19 @@ def test_no_batch_is_delivered_once_the_log_is_another_topic() -> None:
     parts.destination.submit.assert_not_called()
 
 
+def test_nothing_is_redriven_from_what_is_another_topic_by_now() -> None:
+    made, parts = worker()
+    parts.destination.narrowed_to = None
+    parts.redriving.turn.return_value = [(MagicMock(), 1)]
+    parts.check_topics.side_effect = Stopped("the log was created again")
+
+    with pytest.raises(Stopped, match="created again"):
+        made._redrive(0.0)
+
+    parts.redriving.turn.assert_called_once()
+    parts.destination.submit.assert_not_called()
+
+
 def test_the_end_of_a_partition_moves_the_position_past_markers() -> None:
     made, parts = worker()
 
