@@ -284,6 +284,19 @@ def test_migrating_twice_plans_nothing() -> None:
     assert (migration.create, migration.grow, migration.alter) == ([], {}, {})
 
 
+def test_evidence_is_kept_by_the_brokers_clocks_and_for_its_time_also_beside_a_broker_that_was_down() -> None:
+    config = config_of()
+    facts = healthy(config)
+    assert {facts[name].settings["message.timestamp.type"] for name in config.own_topics} == {"LogAppendTime"}
+    monitor = {key: facts["shop.r.monitor"].settings[key] for key in ("delete.retention.ms", "min.compaction.lag.ms", "segment.ms")}
+    kept = round(config.timing.monitor_retention * 1000)
+
+    # Markers of transactions go by it: a replica that was away for longer gives what was aborted for committed, or hides it.
+    assert int(monitor["delete.retention.ms"]) >= kept
+    assert int(monitor["min.compaction.lag.ms"]) >= DAY // 24, "what a crash left can be read as it was written"
+    assert int(monitor["segment.ms"]) <= DAY, "retention goes by whole segments"
+
+
 def test_migrating_follows_the_log_and_the_configuration() -> None:
     config = config_of(TEXT + '[timing]\nmonitor_retention = "20d"\n')
     facts = healthy(config_of()) | {"orders": topic("orders", partitions=6)}
