@@ -158,6 +158,28 @@ def test_what_only_a_person_decides_is_shown_and_waits_for_the_word(monkeypatch:
     parts.group.stand_by.assert_called_once_with()
 
 
+@pytest.mark.parametrize("stuck", [False, True])
+def test_whoever_is_told_to_end_while_nothing_can_be_done_ends_at_once(stuck: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "RECOVERY_BACKOFF_S", (0.0 if stuck else 3600.0,))
+    monkeypatch.setattr(worker_module, "STUCK_RETRY_S", 3600.0)
+    made, parts = worker()
+    parts.group.generation, parts.group.assigned = 1, [LogPartition("orders", 2)]
+    polls: list[float] = []
+
+    def consume(_count: int, timeout_s: float) -> list[Any]:
+        polls.append(timeout_s)
+        made.stop()
+        assert len(polls) < 3, "it goes on"
+        return []
+
+    parts.group.consume.side_effect = consume
+    if stuck:
+        made._wait_stuck(Stuck("nobody knows", by_person=True))
+    else:
+        made._recover_next(Unreachable("the database is away"))
+    assert polls
+
+
 def test_two_workers_that_fence_each_other_do_not_recover_in_step_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
