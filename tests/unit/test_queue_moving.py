@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +70,28 @@ def test_what_changes_while_it_is_copied_is_copied_again() -> None:
 
     assert list(moving.differences(source, target)) == []
     assert [view.id for view in target.find(Filter(subscriber="clerk", subscriber_state=SubscriberState.AVAILABLE), limit=1)] == ["m-0"]
+
+
+def test_each_write_of_a_run_is_preceded_by_a_look_whether_another_one_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one that stood still would write over what was done since."""
+    source, target = busy(), QueueBook(SETTINGS)
+    target.put([NewMessage("/till", "gone", b"v")], NOW)
+    steps: list[str] = []
+
+    def noted(name: str, write: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            steps.append(name)
+            return write(*given, **named)
+
+        return call
+
+    for store, name in ((source, "retire"), *((target, name) for name in ("reinstate", "adopt", "enter"))):
+        monkeypatch.setattr(store, name, noted(name, getattr(store, name)))
+    moving.copy_ended(source, target, lambda _: None, lambda: steps.append("look"))
+    moving.cut_over(source, target, lambda _: None, lambda: steps.append("look"))
+
+    assert {"retire", "reinstate", "adopt", "enter"} <= set(steps)
+    assert [pair for pair in pairwise(steps) if "look" not in pair] == []
 
 
 def test_after_the_cut_the_old_store_refuses_and_the_new_one_goes_on() -> None:
