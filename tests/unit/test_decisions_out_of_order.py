@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
-from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, named_unit
+from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, encode_decision, named_unit
 from relay.config.timing import Timing
 from relay.kafka import decisions
 from relay.kafka.decisions import DecisionWriter
-from relay.message.errors import ConfigError, Stopped
+from relay.message.errors import ConfigError, InDoubt, Stopped, Stuck
 from relay.message.record import LogPartition
 
 ANOTHER_VERSION = b"\xc3\x01" + bytes(8)
 
 
 class Topic:
-    """The topic of decisions as its readers and its one writer see it; what is produced is committed at once."""
+    """The topic of decisions as its readers and its one writer see it; what is produced is committed at once.
+
+    From ``open_at`` on somebody else's transaction is open: who reads what is committed sees the topic end there.
+    """
 
     def __init__(self) -> None:
         self.records: list[tuple[bytes, bytes]] = []
+        self.open_at: int | None = None
+        self.committed = False
+
+    def reader(self, *_: object, committed: bool, **__: object) -> Topic:
+        made = copy(self)
+        made.committed = committed
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -31,10 +42,13 @@ class Topic:
     def __exit__(self, *_: object) -> None: ...
 
     def watermarks(self, _place: LogPartition) -> tuple[int, int]:
-        return 0, len(self.records)
+        is_hidden = self.committed and self.open_at is not None
+        return 0, (self.open_at or 0) if is_hidden else len(self.records)
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
         for place, (first, end) in ranges.items():
+            if self.committed and self.open_at is not None and self.open_at < end:
+                raise Stuck("an open transaction hides the rest")
             yield [self._record(place, offset) for offset in range(max(first, 0), min(end, len(self.records)))]
 
     def produce(self, _place: LogPartition, key: bytes, value: bytes) -> None:
@@ -58,7 +72,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
     instance = SimpleNamespace(
         transactional_id="", init=nothing, begin=nothing, produce=made.produce, flush=nothing, commit=nothing, discard=nothing
     )
-    monkeypatch.setattr(decisions, "PartitionReader", lambda *_, **__: made)
+    monkeypatch.setattr(decisions, "PartitionReader", made.reader)
     monkeypatch.setattr(DecisionWriter, "_instance", lambda *_: instance)
     return made
 
@@ -85,6 +99,23 @@ def test_a_batch_is_decided_once_also_where_a_run_of_an_earlier_one_was_closed_s
     again = decide(batch_unit("q", 6), "two")
 
     assert (again.run, len(topic.records)) == (first.run, 2)
+
+
+def test_a_batch_whose_decision_another_writers_open_transaction_hides_is_not_decided_again(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last stable offset lies below it then: what is read up to there says that nothing is decided."""
+    monkeypatch.setattr(decisions, "PAUSE_S", 0.0)
+    attempts = (Attempt(b"one".ljust(16), 1, (LogPartition("orders", 0),)),)
+    topic.records += [(b"other/1", b"open"), encode_decision(UnitDecision(batch_unit("q", 6), "one", True, attempts))]
+    topic.open_at = 0
+
+    with pytest.raises(InDoubt, match="q/6 is decided is unknown"):
+        decide(batch_unit("q", 6), "two")
+
+    assert len(topic.records) == 2
+    topic.open_at = None
+    assert decide(batch_unit("q", 6), "two").run == "one"
 
 
 def test_a_batch_behind_a_later_one_of_its_query_is_refused(topic: Topic) -> None:
