@@ -20,9 +20,10 @@ from relay.local.jars import KAFKA_VERSION, Tell, kafka_jars
 from relay.local.java import BRIEF_JVM, find_java
 from relay.local.ports import LOOPBACK, free_ports, is_free
 from relay.local.process import RecordedProcess, keep, read_kept
-from relay.message.errors import CheckFailed, ConfigError
+from relay.message.errors import CheckFailed, ConfigError, Unreachable
 
 START_TIMEOUT_S = 60.0
+FORMAT_TIMEOUT_S = 60.0
 STOP_GRACE_S = 20.0
 PORT_MAX = 65535
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
@@ -213,7 +214,12 @@ class KafkaCluster:
         shutil.rmtree(home / "data", ignore_errors=True)  # half formatted: nothing can be in it yet
         command = [java, *BRIEF_JVM, "-cp", classpath(jars)]
         command += ["kafka.tools.StorageTool", "format", "-t", self.plan.cluster_id, "-c", str(settings_path)]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise Unreachable(
+                f"Formatting {home / 'data'} did not end in {FORMAT_TIMEOUT_S:g} s: see what keeps machine or disk busy, and start again."
+            ) from error
         if answer.returncode != 0:
             raise CheckFailed(
                 f"Formatting {home / 'data'} failed: {(answer.stderr or answer.stdout).strip()[-500:]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ from relay.local.process import RecordedProcess, children, keep
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.run import clock
 
+INITDB_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0
 STOP_GRACE_S = 20.0
 _POLL_S = 0.02
@@ -129,6 +131,16 @@ class PostgresServer:
         account.own(self._data)
         account.reach(self._data, tell)
         self._data.chmod(0o700)
+        try:
+            password = self._fill(account, programs)
+            keep(self.directory / "access.json", {"port": free_ports(1)[0], "password": password})
+        except BaseException:
+            # It was empty before: the next start need not ask a person to delete what this one has not finished.
+            shutil.rmtree(self._data, ignore_errors=True)
+            raise
+
+    def _fill(self, account: Account, programs: Path) -> str:
+        """Have initdb write the data directory, and return the superuser's password."""
         password = secrets.token_urlsafe(24)
         with tempfile.NamedTemporaryFile("w", prefix="relay-postgres-") as password_file:
             password_file.write(password)
@@ -137,18 +149,23 @@ class PostgresServer:
             command = [str(programs / "initdb"), "-D", str(self._data), "-U", "postgres"]
             command += ["--pwfile", password_file.name]
             command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
-            answer = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-                cwd="/",
-                **account.process_arguments(),
-            )
+            try:
+                answer = subprocess.run(
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=INITDB_TIMEOUT_S,
+                    check=False,
+                    cwd="/",
+                    **account.process_arguments(),
+                )
+            except subprocess.TimeoutExpired as error:
+                raise Unreachable(
+                    f"initdb in {self._data} did not end in {INITDB_TIMEOUT_S:g} s: see what keeps machine or disk busy, and start again."
+                ) from error
         if answer.returncode != 0:
             raise CheckFailed(f"initdb in {self._data} failed: {answer.stderr.strip()[-500:]}")
-        keep(self.directory / "access.json", {"port": free_ports(1)[0], "password": password})
+        return password
 
     def _spawn(self, account: Account, programs: Path) -> None:
         port = json.loads((self.directory / "access.json").read_text())["port"]
