@@ -33,7 +33,8 @@ def kafka_columns(
 
     ``id``, ``value``, ``key``, ``subject``, ``time`` and ``topic`` given as text are column names; ``source``, ``type`` and ``content_type``
     given as text are meant literally. One id must always go to one partition: with ``partitions`` (the topic's count) the
-    key, else the id, places the row, as ``publish`` would. The relay then takes the first of each (source, id).
+    key, else the id, places the row, as ``publish`` would; without, the sink does, and the id is the key of a row that has none. The
+    relay then takes the first of each (source, id).
     """
     attributes = {
         "ce_specversion": sql.lit("1.0"),
@@ -44,9 +45,11 @@ def kafka_columns(
         "ce_time": None if time is None else utc_text(df, time),
         "content-type": None if content_type is None else _literal(content_type),
     }
-    placed = _column(id) if key is None else _column(key)
+    identifier = _column(id).cast("binary")
+    given = identifier if key is None else _column(key).cast("binary")
+    placed = sql.coalesce(given, identifier)
     columns = [
-        (_column(id) if key is None else _column(key)).cast("binary").alias("key"),
+        (placed if partitions is None else given).alias("key"),
         _column(value).cast("binary").alias("value"),
         header_column({name: column for name, column in attributes.items() if column is not None}).alias(
             "headers"
@@ -56,7 +59,7 @@ def kafka_columns(
         columns.append(_column(topic).alias("topic"))
     if partitions is not None:
         columns.append(
-            sql.pmod(sql.crc32(placed.cast("binary")), sql.lit(partitions)).cast("int").alias("partition")
+            sql.pmod(sql.crc32(placed), sql.lit(partitions)).cast("int").alias("partition")
         )
     return df.select(*columns)
 

@@ -27,7 +27,7 @@ from relay.monitor.entries import DEAD, DELIVERED
 from relay.spark import batches
 from relay.spark import following as spark_following
 from relay.spark.batches import _records
-from relay.spark.columns import utc_text
+from relay.spark.columns import kafka_columns, utc_text
 from relay.spark.options import WriteOptions
 from relay.spark.reading import _each_once
 from spark.archive import checkpoint_of
@@ -152,6 +152,19 @@ def test_a_batch_is_a_streams_if_that_has_numbered_it(
 
     assert asked.value.args == ("q/7", {"is_streams": is_streams})
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
+
+
+def test_a_row_without_a_key_lies_where_its_id_says(spark: Any) -> None:
+    """Anywhere else its repeat would be no repeat to the relay."""
+    rows = spark.createDataFrame([("a", "k", "1"), ("b", None, "2")], "id string, key string, value string")
+
+    by_count = kafka_columns(rows, id="id", source="/s", type="t", key="key", partitions=4).collect()
+    by_sink = kafka_columns(rows, id="id", source="/s", type="t", key="key").collect()
+    by_id = kafka_columns(rows, id="id", source="/s", type="t", partitions=4).collect()
+
+    assert [(row.key, row.partition) for row in by_count] == [(b"k", crc32(b"k") % 4), (None, crc32(b"b") % 4)]
+    assert [row.key for row in by_sink] == [b"k", b"b"]
+    assert [(row.key, row.partition) for row in by_id] == [(b"a", crc32(b"a") % 4), (b"b", crc32(b"b") % 4)]
 
 
 class TestArchiveCheckpoint:
