@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
+from pyspark.sql import functions
 
 from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.jobs import facts, judging
 from relay.jobs.facts import Rules
-from relay.jobs.following import refuse_lost_checkpoint
+from relay.jobs.following import keep, kept, refuse_lost_checkpoint, taken
+from relay.jobs.records import PLACE_SHIFT
 from relay.local.spark import submission
 from relay.message import identity
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, DELIVERED
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 from relay.spark import batches
 from relay.spark import following as spark_following
 from relay.spark.batches import _records
@@ -152,6 +155,28 @@ def test_a_batch_is_a_streams_if_that_has_numbered_it(
 
     assert asked.value.args == ("q/7", {"is_streams": is_streams})
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
+
+
+def test_what_is_archived_is_what_the_last_batch_that_ended_had_taken(spark: Any, tmp_path: Path) -> None:
+    assert taken(spark, tmp_path) == {}
+    for number in (9, 10, 11):
+        for folder in ("offsets", "commits") if number < 11 else ("offsets",):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            lines = ["v1", '{"batchWatermarkMs":0,"conf":{}}', f'{{"orders":{{"1":{number + 1},"0":{number}}},"bills":{{"0":3}}}}']
+            (tmp_path / folder / str(number)).write_text("\n".join(lines), "utf-8")
+
+    assert taken(spark, tmp_path) == {"orders": {0: 10, 1: 11}, "bills": {0: 3}}, "batch 11 was planned, and may not be written"
+
+
+def test_a_small_file_is_kept_in_the_place_of_the_one_before(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "progress" / "topics.json"
+    assert kept(spark, path) == b""
+
+    for content in (b'{"orders": 1}', b'{"orders": 1, "bills": 2}'):
+        keep(spark, path, content)
+        assert kept(spark, path) == content
+
+    assert not [one.name for one in path.parent.iterdir() if one.name.endswith(".new")]
 
 
 def test_a_row_without_a_key_lies_where_its_id_says(spark: Any) -> None:
@@ -305,6 +330,103 @@ def test_the_audit_takes_for_messages_what_workers_take_for_messages(spark: Any)
 
     assert [(row.kind, row.capture) for row in found] == [(facts.MESSAGE, None)] * 2
     assert bytes(found[1].digest) == identity.position_digest(b"i" * 16, 0, 1), "so its dead letter is called"
+
+
+OUT = LogPartition("billing", 0)
+VERDICTS: dict[str, tuple[list[tuple[int, int]], tuple[int, int] | None, str]] = {
+    "delivered": ([(judging.CAPTURED, 1), (judging.EFFECT, 9)], None, "right"),
+    "delivered beside a letter": ([(judging.CAPTURED, 1), (judging.EFFECT, 9), (judging.PUT_ASIDE, 0)], None, judging.SECOND),
+    "passed": ([(judging.CAPTURED, 9)], None, "lost_passed"),
+    "the position": ([(judging.CAPTURED, 10)], None, "unseen"),
+    "begun, first": ([(judging.CAPTURED, 12)], None, "in_doubt"),
+    "begun, last": ([(judging.CAPTURED, 14)], None, "in_doubt"),
+    "behind what was begun": ([(judging.CAPTURED, 15)], None, "unseen"),
+    "entered": ([(judging.CAPTURED, 1)], (DELIVERED, 1), "lost_entered"),
+    "entered, and the position": ([(judging.CAPTURED, 19)], (DELIVERED, 19), "lost_entered"),
+    "entered as a person said, first": ([(judging.CAPTURED, 20)], (DELIVERED, 20), "told"),
+    "entered as a person said, last": ([(judging.CAPTURED, 21)], (DELIVERED, 21), "told"),
+    "entered behind what a person said": ([(judging.CAPTURED, 22)], (DELIVERED, 22), "lost_entered"),
+    "not entered, though a person said so": ([(judging.CAPTURED, 20 + 1)], None, "unseen"),
+    "dead": ([(judging.CAPTURED, 1), (judging.PUT_ASIDE, 0)], (DEAD, 1), "put_aside"),
+    "a letter, and not entered": ([(judging.CAPTURED, 1), (judging.PUT_ASIDE, 0)], None, "put_aside"),
+    "a letter beside a delivery": ([(judging.CAPTURED, 1), (judging.PUT_ASIDE, 0)], (DELIVERED, 1), "lost_entered"),
+    "dead without a letter": ([(judging.CAPTURED, 1)], (DEAD, 1), "lost_dead"),
+    "dead, and its letter forgotten": ([(judging.CAPTURED, 1)], (DEAD, 1), "put_aside"),
+    "dying": ([(judging.CAPTURED, 1), (judging.DYING, 1)], (DEAD, 1), "unseen"),
+    "redriven": ([(judging.CAPTURED, 1), (judging.REDRIVEN, 0)], (DEAD, 1), "unseen"),
+    "redriven and delivered": ([(judging.CAPTURED, 1), (judging.REDRIVEN, 0)], (DELIVERED, 1), "lost_entered"),
+    "skipped": ([(judging.CAPTURED, 1)], (SKIPPED, 1), "skipped"),
+    "an effect of an undecided capture": ([(judging.UNDECIDED, 1), (judging.EFFECT, 9)], None, "undecided"),
+    "an effect of an aborted capture": ([(judging.TAKEN_BACK, 1), (judging.EFFECT, 9)], None, "phantom_aborted"),
+    "an aborted capture": ([(judging.TAKEN_BACK, 1)], None, "none"),
+    "an effect of nothing": ([(judging.EFFECT, 9)], None, "phantom"),
+    "an effect from before what is remembered": ([(judging.EFFECT, 4)], None, "forgotten"),
+    "the first effect that is remembered": ([(judging.EFFECT, 5)], None, "phantom"),
+    "an old effect with a death": ([(judging.EFFECT, 4)], (DEAD, 1), "phantom"),
+    "an effect of what left the log": ([(judging.EFFECT, 9)], (DELIVERED, 1), "expired"),
+    "an effect of what the log should have": ([(judging.EFFECT, 9)], (DELIVERED, 2), "phantom"),
+    "another route's effect": ([(judging.EFFECT, 9)], None, "of_others"),
+    "a former route's effect": ([(judging.EFFECT, 9)], None, "expired"),
+}  # fmt: skip
+"""What is known of a message (side and place of each fact, outcome and offset of its entry), and the verdict."""
+
+
+def test_each_verdict_follows_from_what_is_known(spark: Any) -> None:
+    log = LogPartition("orders", 0)
+    names = {name.encode(): name for name in VERDICTS}
+    sides = [(side, name.encode(), pos) for name, (some, _, _) in VERDICTS.items() for side, pos in some]
+    found = spark.createDataFrame(sides, "side int, digest binary, pos long")
+    columns = ", ".join(judging._ENTRY).split(", ")
+    entries = [
+        (name.encode(), dict(zip(columns, (0, 1, said[0], "orders", 0, said[1], -1, 0, None), strict=True)))
+        for name, (_, said, _) in VERDICTS.items() if said is not None
+    ]  # fmt: skip
+    kind = ",".join(f"{name}:{of}" for name, of in judging._ENTRY.items())
+    entered = spark.createDataFrame(entries, f"digest binary, entry struct<{kind}>")
+    standing = judging.Standing(
+        [log], {log: 10}, {log: 2}, [InputRange("orders", 0, 12, 15), InputRange("gone", 0, 0, 99)],
+        [InputRange("orders", 0, 20, 22)], {OUT: 5}, [OUT],
+    )  # fmt: skip
+    others = spark.createDataFrame([(b"another route's effect", False), (b"a former route's effect", True)], "digest binary, former boolean")
+    second = spark.createDataFrame([(b"delivered beside a letter", judging.SECOND)], "digest binary, beside string")
+    forgotten = spark.createDataFrame([(b"dead, and its letter forgotten", True)], "digest binary, forgotten boolean")
+    met = judging.meet([judging.sided(found, functions.col("side"))])
+
+    judged = judging.judge(met, entered, standing, others, second, forgotten).cache()
+    counted = judging.counts(judged, functions.lit(0)).collect()[0].asDict()
+
+    assert {names[bytes(row.digest)]: row.verdict for row in judged.collect()} == {name: verdict for name, (_, _, verdict) in VERDICTS.items()}
+    verdicts = Counter(verdict for _, _, verdict in VERDICTS.values())
+    assert {name: counted[name] for name in judging.COUNTED if counted.get(name)} == {
+        "captured": sum((judging.CAPTURED in dict(some)) for some, _, _ in VERDICTS.values()), "delivered": 2, "duplicates": 1,
+        "lost": sum(count for verdict, count in verdicts.items() if verdict.startswith("lost")), "phantoms": 5, "aborted": 2,
+        "in_doubt": 3, "dead_letters": 4, "unseen": verdicts["unseen"], "expired": 2, "skipped": 1, "told": 2, "forgotten": 1,
+    }  # fmt: skip
+
+
+def test_how_its_capture_ended_says_what_a_message_is(spark: Any) -> None:
+    messages = spark.createDataFrame([(one, one) for one in (b"yes", b"no", b"unknown", b"not asked")], "digest binary, capture binary")
+    outcomes = spark.createDataFrame([(b"yes", "committed"), (b"no", "aborted"), (b"unknown", None)], "capture binary, outcome string")
+
+    found, nothing = judging.ended(messages, outcomes).collect(), judging.ended(messages, None).collect()
+
+    assert {bytes(row.digest): row.side for row in found} == {
+        b"yes": judging.CAPTURED, b"no": judging.TAKEN_BACK, b"unknown": judging.UNDECIDED, b"not asked": judging.UNDECIDED,
+    }  # fmt: skip
+    assert {row.side for row in nothing} == {judging.UNDECIDED}
+
+
+def test_repeats_that_differ_or_lie_elsewhere_are_told(spark: Any) -> None:
+    """Of the first record's content another one, and in another partition than the first."""
+    elsewhere = 1 << PLACE_SHIFT
+    given = [(b"a", 1, 7), (b"a", 2, 7), (b"b", 3, 7), (b"b", 4, 8), (b"c", 5, 7), (b"c", elsewhere, 7)]
+    facts_of_log = spark.createDataFrame(given, "digest binary, pos long, content long").withColumn("at", functions.lit(None).cast("timestamp"))
+    met = judging.meet([judging.sided(facts_of_log, judging.CAPTURED)])
+
+    odd = judging.conflicts(met, facts_of_log).where("conflict or elsewhere").collect()
+
+    assert {(row.pos, row.conflict, row.elsewhere) for row in odd} == {(4, True, False), (elsewhere, False, True)}
+    assert {bytes(row.digest): (row.records, row.log.pos) for row in met.collect()} == {b"a": (2, 1), b"b": (2, 3), b"c": (2, 5)}
 
 
 def test_an_effect_of_what_died_before_it_left_the_log_is_a_phantom(spark: Any) -> None:

@@ -176,6 +176,20 @@ def test_a_task_keeps_no_more_of_the_log_than_waits_for_an_outcome(monkeypatch: 
     ]  # fmt: skip
 
 
+def test_of_a_unit_a_task_reads_only_the_attempts_that_are_listed_and_of_kafkas_transactions_the_committed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unit, asked = UNIT.resource("run"), list[object]()
+    log = Log([[Record(0, None, b"listed", captured(NONCE, unit)), Record(1, None, b"not listed", captured(OTHER, unit)), Record(2, None, b"plain", [])]])
+    monkeypatch.setattr(following, "decision_log", lambda *_: log)
+    monkeypatch.setattr(following, "_reader", lambda *_, committed: asked.append(committed) or log)
+
+    rows = CommittedReader(WriteOptions("r", {}, topic="log")).read(Span(0, 0, 3, 3))
+
+    assert [value for batch in rows for value in batch.column("value").to_pylist()] == [b"listed", b"plain"]
+    assert asked == [True]
+
+
 def test_a_message_whose_marker_lies_before_the_task_keeps_nothing_back_that_is_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a capture was called aborted, and a message of it arrives after that."""
     late = [Record(8, None, b"late", captured(OTHER)), Record(9, None, b"behind it", []), Record(10, None, b"last", [])]
@@ -224,6 +238,7 @@ def test_a_checkpoint_below_the_logs_beginning_is_a_sentence_with_the_option(mon
     reader = CommittedReader(WriteOptions("r", {}, topic="log"))
 
     assert reader.partitions({"0": [7, 9]}, {"0": [12, 12]}) == [Span(0, 7, 12, 12)]
+    assert reader.partitions({"0": [7, 9]}, {"0": [8, 9]}) == [Span(0, 7, 8, 9)], "what was read had no outcome yet"
     assert reader.partitions({"0": [12, 12]}, {"0": [12, 14]}) == [], "nothing more is decided"
     with pytest.raises(ConfigError, match=r'option\("checkpointLocation", .*\): .* offset 5 of log\[0\], .* begins at 7'):
         reader.partitions({"0": [5, 9]}, {"0": [12, 12]})
