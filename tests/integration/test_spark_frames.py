@@ -338,6 +338,7 @@ VERDICTS: dict[str, tuple[list[tuple[int, int]], tuple[int, int] | None, str]] =
     "delivered beside a letter": ([(judging.CAPTURED, 1), (judging.EFFECT, 9), (judging.PUT_ASIDE, 0)], None, judging.SECOND),
     "passed": ([(judging.CAPTURED, 9)], None, "lost_passed"),
     "the position": ([(judging.CAPTURED, 10)], None, "unseen"),
+    "the first of a partition without a position": ([(judging.CAPTURED, 1 << PLACE_SHIFT)], None, "unseen"),
     "begun, first": ([(judging.CAPTURED, 12)], None, "in_doubt"),
     "begun, last": ([(judging.CAPTURED, 14)], None, "in_doubt"),
     "behind what was begun": ([(judging.CAPTURED, 15)], None, "unseen"),
@@ -384,7 +385,7 @@ def test_each_verdict_follows_from_what_is_known(spark: Any) -> None:
     kind = ",".join(f"{name}:{of}" for name, of in judging._ENTRY.items())
     entered = spark.createDataFrame(entries, f"digest binary, entry struct<{kind}>")
     standing = judging.Standing(
-        [log], {log: 10}, {log: 2}, [InputRange("orders", 0, 12, 15), InputRange("gone", 0, 0, 99)],
+        [log, LogPartition("orders", 1)], {log: 10}, {log: 2}, [InputRange("orders", 0, 12, 15), InputRange("gone", 0, 0, 99)],
         [InputRange("orders", 0, 20, 22)], {OUT: 5}, [OUT],
     )  # fmt: skip
     others = spark.createDataFrame([(b"another route's effect", False), (b"a former route's effect", True)], "digest binary, former boolean")
@@ -402,6 +403,17 @@ def test_each_verdict_follows_from_what_is_known(spark: Any) -> None:
         "lost": sum(count for verdict, count in verdicts.items() if verdict.startswith("lost")), "phantoms": 5, "aborted": 2,
         "in_doubt": 3, "dead_letters": 4, "unseen": verdicts["unseen"], "expired": 2, "skipped": 1, "told": 2, "forgotten": 1,
     }  # fmt: skip
+
+
+def test_what_was_altered_and_how_long_it_took_is_counted(spark: Any) -> None:
+    given = [(judging.CAPTURED, b"a", 1, 7, 10), (judging.EFFECT, b"a", 1, 7, 11), (judging.CAPTURED, b"b", 2, 7, 10), (judging.EFFECT, b"b", 2, 8, 13)]
+    found = spark.createDataFrame(given, "side int, digest binary, pos long, content long, s long").selectExpr("*", "timestamp_seconds(s) as at")
+    met = judging.meet([judging.sided(found, functions.col("side"))])
+    place = LogPartition("orders", 0)
+
+    (row,) = judging.counts(judging.judge(met, None, judging.Standing([place], {}, {})), functions.lit(0)).collect()
+
+    assert (row.altered, row.delivered, row.delays) == (1, 2, [1000, 3000])
 
 
 def test_how_its_capture_ended_says_what_a_message_is(spark: Any) -> None:

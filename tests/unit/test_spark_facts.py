@@ -20,6 +20,7 @@ from relay.jobs.facts import (
     Rules,
     _effects_of,
     _facts_of,
+    _marks_of,
     _rows_of,
 )
 from relay.message.envelope import ID, SOURCE
@@ -192,3 +193,10 @@ def test_what_a_recovery_entered_names_no_transaction_of_its_own() -> None:
 
     assert [(row["transaction"], row["at"], row["replay"], row["destination"]) for row in own] == [(f"{INSTANCE.hex()}/0", 50, 0, -1)]
     assert [(row["transaction"], row["at"]) for row in found] == [(None, -1)]
+
+
+def test_the_age_of_a_transaction_is_that_of_the_pages_that_it_wrote_itself() -> None:
+    keys, values = zip(*map(encode, [page(4, D1), page(5, D2, proof=Proof.PROVEN, recovery="v"), begin(6)]), strict=True)
+    batch = pa.RecordBatch.from_pydict({"key": keys, "value": values, "at": [50, 60, 70]})
+
+    assert [row for found in _marks_of([batch]) for row in found.to_pylist()] == [{"instance": INSTANCE.hex(), "n": 4, "at": 50}]
