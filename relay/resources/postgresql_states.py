@@ -22,7 +22,7 @@ _STATEMENTS_OWN: Final = frozenset({
     _QUERY_CANCELED,  # longer than `statement_timeout`
 })
 """Of such a class, and yet the doing of whoever wrote the statement."""
-_TIME_IS_OVER: Final = frozenset({
+TIME_IS_OVER: Final = frozenset({
     "25P03",  # idle_in_transaction_session_timeout
     "25P04",  # transaction_timeout
 })
@@ -45,7 +45,7 @@ def takes_no_writes(error: psycopg.Error) -> bool:
 
 def says_time_is_over(error: psycopg.Error) -> bool:
     """Has the server ended the transaction for having paused, or lasted, longer than a limit lets it?"""
-    return error.sqlstate in _TIME_IS_OVER
+    return error.sqlstate in TIME_IS_OVER
 
 
 def is_away(error: psycopg.Error, *, closed: bool) -> bool:

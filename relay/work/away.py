@@ -7,9 +7,10 @@ from typing import Final
 
 import psycopg
 import structlog
+from psycopg.errors import Diagnostic
 
 from relay.message.limits import AT_LIMIT, limit_met
-from relay.resources.postgresql_states import is_away, says_time_is_over
+from relay.resources.postgresql_states import TIME_IS_OVER, is_away, says_time_is_over
 from relay.run import clock
 from relay.run.seldom import Seldom
 
@@ -33,6 +34,14 @@ def time_is_over(error: BaseException | None) -> bool:
     while error is not None and not (isinstance(error, psycopg.Error) and says_time_is_over(error)):
         error = error.__cause__
     return error is not None
+
+
+def notes_time_is_over(said: Diagnostic) -> bool:
+    """Is what a server says unasked its word that it has ended the transaction for having taken too long?
+
+    So comes to the driver what was said before it sent many statements at once: their error is that the connection is lost.
+    """
+    return said.severity_nonlocalized == "FATAL" and said.sqlstate in TIME_IS_OVER
 
 
 def is_at_limit(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from relay.resources.postgresql import is_unread, leaves_commit_open
 from relay.resources.postgresql_states import refuses_writes, took_too_long
 from relay.resources.prepared import UNREAD
 from relay.run import schedule
-from relay.work.away import is_postgresqls, is_sqlites, time_is_over
+from relay.work.away import is_postgresqls, is_sqlites, notes_time_is_over, time_is_over
 
 
 class EffectsInDoubt(InDoubt):
@@ -140,6 +140,7 @@ class PostgresqlDesk:
         self.stores = bind(connection)
         self.outcomes: ForgettableOutcomes = PostgresqlAttempts(name, connection)
         self._time_is_over = False
+        connection.add_notice_handler(self._hear)
         # A queue's states are written by what others have committed until then; an older snapshot leaves a message open for ever.
         self._begin = b"begin isolation level read committed" if self.stores else b"begin"
         try:
@@ -172,6 +173,9 @@ class PostgresqlDesk:
             raise
         return cursor
 
+    def _hear(self, said: psycopg.errors.Diagnostic) -> None:
+        self._time_is_over = self._time_is_over or notes_time_is_over(said)
+
     def _note(self, error: psycopg.Error) -> None:
         """Only the first statement behind the transaction's end is told why: to the next one the connection is just closed."""
         self._time_is_over = self._time_is_over or self.is_time_over(error)
@@ -182,7 +186,7 @@ class PostgresqlDesk:
 
     def is_time_over(self, error: BaseException) -> bool:
         """Tell it of this connection, which is closed then: another one's word, of a store that waited, is none about the handler."""
-        return self._connection.closed and time_is_over(error)
+        return self._connection.closed and (self._time_is_over or time_is_over(error))
 
     def check(self) -> None:
         """Look at what the last answer said of the transaction."""

@@ -19,7 +19,7 @@ from relay.resources import begun
 from relay.resources.postgresql import reaching
 from relay.resources.prepared import EffectTransaction
 from relay.run import clock, schedule
-from relay.work.away import is_postgresqls, time_is_over
+from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
 from relay.work.desks import TIME_OVER, TimeOver, check_call
 
 Connect = Callable[[], psycopg.Connection[Any]]
@@ -168,7 +168,7 @@ class FurtherDatabase:
 
     def is_time_over(self, error: BaseException) -> bool:
         """Tell whether an error came of a transaction here that took too long, and was ended for it."""
-        return self._is_closed and time_is_over(error)
+        return self._is_closed and (self._time_is_over or time_is_over(error))
 
     @property
     def _is_closed(self) -> bool:
@@ -197,11 +197,16 @@ class FurtherDatabase:
             except BaseException:
                 self._connections.give_back(connection)
                 raise
+            connection.add_notice_handler(self._hear)
         return self._effect
+
+    def _hear(self, said: psycopg.errors.Diagnostic) -> None:
+        self._time_is_over = self._time_is_over or notes_time_is_over(said)
 
     def _done(self) -> None:
         effect, self._effect = self._effect, None
         assert effect is not None, "asked for above"
+        effect.connection.remove_notice_handler(self._hear)
         self._connections.give_back(effect.connection)
 
 

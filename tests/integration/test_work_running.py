@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
@@ -237,11 +239,19 @@ def test_an_error_that_the_handler_swallows_is_its_own_where_the_queue_lies_else
 
 
 @pytest.mark.parametrize("table", ["postgresql"], indirect=True)
-def test_a_connection_lost_before_the_commit_is_the_databases_doing(table: Table) -> None:
+@pytest.mark.parametrize("says", [True, False])
+def test_a_connection_lost_before_the_commit_is_the_databases_doing(table: Table, says: bool) -> None:
+    """Also where the network cut it, and the server has said nothing."""
+
     def cut_off(_: Message, db: Database) -> None:
         db.execute(EFFECT)
-        ((backend,),) = db.execute("select pg_backend_pid()").fetchall()
-        table.run(f"select pg_terminate_backend({backend})")
+        cursor = db.execute("select pg_backend_pid()")
+        ((backend,),) = cursor.fetchall()
+        if says:
+            table.run(f"select pg_terminate_backend({backend})")
+        else:
+            with socket.socket(fileno=os.dup(cursor.connection.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
         db.execute(EFFECT)
 
     assert (table.end(cut_off).outcome, table.effects()) == (Outcome.AWAY, 0)

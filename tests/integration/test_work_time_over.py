@@ -55,6 +55,20 @@ def swallowing(db: Written, statement: str) -> None:
         db.execute(statement)
 
 
+def going_on_with_many(db: Written, statement: str) -> None:
+    """The driver sends them at once, and what the server had said before is no answer to any of them."""
+    db.execute(statement)
+    pause(db)
+    db.executemany(statement, [()])
+
+
+def swallowing_of_many(db: Written, statement: str) -> None:
+    db.execute(statement)
+    pause(db)
+    with suppress(psycopg.Error):
+        db.executemany(statement, [()])
+
+
 def swallowing_all_but_the_last(db: Written, statement: str) -> None:
     swallowing(db, statement)
     db.execute(statement)
@@ -68,7 +82,7 @@ def lasting(db: Written, statement: str) -> None:
 
 
 ALL = pytest.mark.parametrize(
-    "handled", [going_on, returning, swallowing, swallowing_all_but_the_last, lasting]
+    "handled", [going_on, going_on_with_many, returning, swallowing, swallowing_of_many, swallowing_all_but_the_last, lasting]
 )
 Handled = Callable[[Written, str], None]
 

@@ -219,6 +219,9 @@ class FakeConnection:
         self.closed = False
         self.status = TransactionStatus.IDLE
         self.raises: BaseException | None = None
+        self.hearing: list[Callable[[Any], None]] = []
+        self.add_notice_handler = self.hearing.append
+        self.remove_notice_handler = self.hearing.remove
 
     @property
     def info(self) -> Any:
@@ -387,6 +390,35 @@ def test_a_transaction_that_the_server_has_ended_for_its_pause_is_the_handlers_d
     with pytest.raises(TimeOver):
         books.all.prepare()
     assert books.ends == [["prepared"], []]
+
+
+@pytest.mark.parametrize(
+    ("severity", "state", "is_its_end"),
+    [("FATAL", "25P03", True), ("FATAL", "25P04", True), ("FATAL", "57P01", False), ("WARNING", "25P03", False)],
+)
+def test_what_the_server_says_before_many_statements_are_sent_at_once_tells_why_they_find_it_gone(
+    severity: str, state: str, is_its_end: bool
+) -> None:
+    """Their own error is that the connection is lost: taken for the network's doing the message would be tried for ever."""
+    books = Books()
+    lost = psycopg.OperationalError("server closed the connection unexpectedly")
+    (hear,) = books.connections[1].hearing
+    hear(SimpleNamespace(severity_nonlocalized=severity, sqlstate=state))
+    books.connections[1].closed, books.connections[1].raises = True, lost
+
+    with pytest.raises(psycopg.OperationalError):
+        books.databases[1].execute("insert")
+
+    assert books.all.is_time_over(lost) is is_its_end
+    assert books.all.is_away(lost) is not is_its_end
+
+
+def test_a_connection_that_is_given_back_tells_its_former_attempt_nothing() -> None:
+    books = Books()
+
+    books.all.give_up()
+
+    assert [one.hearing for one in books.connections] == [[], []]
 
 
 def test_that_messages_wait_is_said_again_when_it_was_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
