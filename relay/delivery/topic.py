@@ -68,6 +68,7 @@ class TopicDelivery:
         kept: Mapping[str, float] | None = None,
     ) -> None:
         self._keeps_all = keeps_all
+        self._monitor = monitor_topic
         self.counts = Counts()
         self.read_at_once = READ_AT_ONCE
         self.asked_again_s = float("inf")
@@ -219,7 +220,13 @@ class TopicDelivery:
             work = SealedWork(
                 self._positions, self._membership, pages=pages, ranges=ranges, claims=claims, topic_ids=self._topic_ids
             )
-            self._producer.run(work)
+            try:
+                self._producer.run(work)
+            except RecordRefused as refusal:
+                raise Stopped(
+                    f"what keeps evidence from leaving {self._monitor!r} is refused ({refusal}); undo what was changed at this topic, "
+                    "max.message.bytes most likely"
+                ) from refusal
             # An index on disk drops what has left the monitor; what is written again came again.
             self._accept(pages, Counts())
             accept(self._ranges(), {}, ranges, now)

@@ -10,7 +10,7 @@ import pytest
 from relay.audit.evidence import Evidence as Audited
 from relay.delivery.batch import Batch
 from relay.delivery.carrying import FIRST_LOOK_S, Carrying, Held, Span, carried, spans
-from relay.message.errors import Fenced, MessageRejected
+from relay.message.errors import Fenced, MessageRejected, RecordRefused, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, UNKNOWN_OFFSET, Begin, Page, Proof, SettleSeal, decode
 from tests.unit.memory_kafka import MemoryKafka
@@ -71,6 +71,21 @@ def overtaken(kafka: MemoryKafka) -> TopicProcess:
     process.delivery.submit(held_back(OVERTAKING))
     process.delivery.tend(0.0)
     return process
+
+
+def test_a_monitor_that_does_not_take_what_is_written_again_stops_the_route_with_the_remedy() -> None:
+    """Restarts would hide it: each would find it refused only ten minutes later, and what overtook would be forgotten in the end."""
+    kafka = MemoryKafka()
+    process = overtaken(kafka)
+
+    def refuse(_: str, place: LogPartition, key: bytes | None) -> None:
+        if place == MONITOR and (key or b"").startswith(b"e"):
+            raise RecordRefused("MSG_SIZE_TOO_LARGE: it is too large")
+
+    kafka.appending = refuse
+    process.delivery.tend(1.0)
+    with pytest.raises(Stopped, match=r"leaving 'monitor' is refused \(MSG_SIZE_TOO_LARGE.*max.message.bytes"):
+        process.delivery.tend(FIRST_LOOK_S + 2.0)
 
 
 def test_whoever_takes_over_after_the_horizon_repeats_nothing() -> None:
