@@ -30,6 +30,7 @@ class Topic:
         self.records: list[tuple[bytes, bytes]] = []
         self.open_at: int | None = None
         self.committed = False
+        self.fencing: Callable[[], object] = bool
 
     def reader(self, *_: object, committed: bool, **__: object) -> Topic:
         made = copy(self)
@@ -70,7 +71,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
     def nothing(*_: object) -> None: ...
 
     instance = SimpleNamespace(
-        transactional_id="", init=nothing, begin=nothing, produce=made.produce, flush=nothing, commit=nothing, discard=nothing
+        transactional_id="", init=lambda: made.fencing(), begin=nothing, produce=made.produce, flush=nothing, commit=nothing, discard=nothing
     )
     monkeypatch.setattr(decisions, "PartitionReader", made.reader)
     monkeypatch.setattr(DecisionWriter, "_instance", lambda *_: instance)
@@ -99,6 +100,20 @@ def test_a_batch_is_decided_once_also_where_a_run_of_an_earlier_one_was_closed_s
     again = decide(batch_unit("q", 6), "two")
 
     assert (again.run, len(topic.records)) == (first.run, 2)
+
+
+def test_what_a_former_driver_decides_until_it_is_fenced_stands(topic: Topic) -> None:
+    """Read before the fence, nothing would show of it: the batch would be decided twice, and both runs' rows would count."""
+    attempts = (Attempt(b"former".ljust(16), 1, (LogPartition("orders", 0),)),)
+    former = encode_decision(UnitDecision(batch_unit("q", 6), "former", True, attempts))
+
+    def fencing() -> None:
+        topic.records.append(former)
+        topic.fencing = bool
+
+    topic.fencing = fencing
+    assert decide(batch_unit("q", 6), "next").run == "former"
+    assert topic.records == [former]
 
 
 def test_a_batch_whose_decision_another_writers_open_transaction_hides_is_not_decided_again(
