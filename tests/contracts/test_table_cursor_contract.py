@@ -113,6 +113,14 @@ class TableCursorContract:
         assert outcomes(again) == [DELIVERED] * 6
         assert len(store.ids()) == 6
 
+    def test_a_redrive_takes_back_the_inboxs_word_of_a_death_and_of_nothing_else(self, store: Store, cursor: TableCursor) -> None:
+        cursor.deliver({P0: 2}, cursor.prepare([message(0), message(1, -1)]))
+        again = cursor.deliver({P0: 2}, cursor.prepare([message(0), message(1, 1)], redriven=True))
+
+        assert outcomes(again) == [DELIVERED, DELIVERED]
+        assert store.ids() == ["m-0-0", "m-0-1"]
+        assert store.all("select outcome, count(*) from relay_inbox group by outcome") == [(DELIVERED, 2)]
+
     def test_a_producers_repeat_is_a_duplicate(self, store: Store, cursor: TableCursor) -> None:
         cursor.deliver({P0: 1}, cursor.prepare([message(0, 5, name="a")]))
         verdicts = cursor.deliver({P0: 3}, cursor.prepare([message(1, 5, name="a"), message(2, name="b")]))

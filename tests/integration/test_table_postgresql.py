@@ -20,7 +20,7 @@ from relay.delivery import postgresql_effects
 from relay.delivery.table import Limits, TablePlan
 from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped, Unreachable
-from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE
+from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, RangeRow
 from relay.transfer.timers import ResendTimes
 from tests.contracts.table_databases import (
     COLUMNS,
@@ -171,6 +171,30 @@ def test_a_transaction_that_has_failed_unnoticed_is_no_delivery(database: Databa
             cursor.deliver({P0: 1}, batch)
     assert outcomes(cursor.deliver({P0: 1}, batch)) == [DELIVERED]
     assert database.one("select count(*) from ledger") == 1
+
+
+def test_ranges_that_a_predecessor_writes_until_its_epoch_is_raised_come_with_the_claim(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = database.cursor()
+    former.claim({P0: TOPIC_ID})
+    raised = PostgresqlCursor._raise_epochs
+
+    def raising(cursor: PostgresqlCursor, *given: Any) -> list[tuple[Any, ...]]:
+        monkeypatch.setattr(PostgresqlCursor, "_raise_epochs", raised)
+        former.deliver({P0: 1}, former.prepare([message(0)], [RangeRow(P0, bytes(16), b"state")]))
+        return raised(cursor, *given)
+
+    monkeypatch.setattr(PostgresqlCursor, "_raise_epochs", raising)
+    claimed = database.cursor().claim({P0: TOPIC_ID})[P0]
+    assert (claimed.position, [row.state for row in claimed.ranges]) == (1, [b"state"])
+
+
+def test_a_server_that_only_reads_for_now_is_waited_for(database: Database) -> None:
+    """As a standby does until it takes over: no message is at fault, and no person must mend anything."""
+    database.do(f"alter database {conninfo_to_dict(database.url)['dbname']} set default_transaction_read_only = on")
+    with pytest.raises(Retriable, match="nothing was written"):
+        database.cursor().claim({P0: TOPIC_ID})
 
 
 def test_abandoning_a_hanging_statement_frees_its_thread_at_once(database: Database) -> None:

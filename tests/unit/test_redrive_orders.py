@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from relay.delivery.batch import Batch, Counts
-from relay.delivery.table_route import Entered, Shipment, TableDelivery
+from relay.delivery.batch import Batch
+from relay.delivery.table_route import Entered, TableDelivery
 from relay.delivery.topic_recovery import _next_replays
 from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition
@@ -405,7 +405,9 @@ def test_nothing_is_trimmed_while_a_redrive_is_not_entered() -> None:
     delivery._trimmable.note({PLACE: 9}, 0.0)
     batch = Batch(1, [], {PLACE: 9}, {PLACE: 9}, {PLACE: 9}, b"", replays={digest(4): 1})
 
-    delivery._under_way.append(Shipment(batch, [], None, Counts()))
+    delivery.submit(batch)
+    asked = [name for name, *_ in parts.sending.mock_calls if name in ("forget_trims", "send")]
+    assert asked == ["forget_trims", "send"], "what was asked for before is not trimmed behind it either"
     delivery.tend(100.0)
     delivery._under_way.clear()
     delivery._entering.append(Entered({PLACE: 9}, is_redriven=True))

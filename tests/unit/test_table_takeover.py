@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.delivery.table_sqlite import SqliteCursor
 from relay.message.errors import MessageRejected
 from relay.message.record import LogPartition
 from relay.run import crash
+from relay.transfer.cursor import Claim
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.numbered_messages import DAY, MONITOR, captured
 from tests.unit.test_numbered_table_delivery import MemoryAppends, TableProcess, database
@@ -82,3 +85,23 @@ def test_a_take_over_stores_where_it_begins_before_anything_is_read(database: Pa
     TableProcess(MemoryKafka(), database)
     with sqlite3.connect(database) as connection:
         assert connection.execute("select position from relay_position").fetchall() == [(0,)]
+
+
+def test_what_a_predecessor_enters_until_its_epoch_is_raised_is_known(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may trim its inbox, too: read before the claim, the monitor would not tell a repeat of that, and nothing else would."""
+    kafka = MemoryKafka()
+    former = TableProcess(kafka, database)
+    claim = SqliteCursor.claim
+
+    def claiming(cursor: SqliteCursor, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
+        monkeypatch.setattr(SqliteCursor, "claim", claim)
+        former.submit([captured(1)], 1)
+        for now in (0.0, 20.0):
+            former.delivery.tend(now)
+        with sqlite3.connect(database) as connection:
+            assert connection.execute("select count(*) from relay_inbox").fetchall() == [(0,)]
+        return claim(cursor, partitions)
+
+    monkeypatch.setattr(SqliteCursor, "claim", claiming)
+    heir = TableProcess(kafka, database)
+    assert heir.view.index.standings([captured(1).digest]) != [None]
