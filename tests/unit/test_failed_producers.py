@@ -14,7 +14,7 @@ from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.control import ControlTopic
 from relay.kafka.settings import TimingLike
 from relay.kafka.unawaited import UnawaitedAppender
-from relay.message.errors import CaptureError
+from relay.message.errors import CaptureError, Unreachable
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order")
 
@@ -67,6 +67,14 @@ def test_the_control_topic_is_written_on_with_another(made: list[Failing]) -> No
 
     assert [one.taken for one in made] == [[b"1"], [b"2", b"3"]]
     assert made[0].purged, "what it had is not waited for"
+
+
+def test_a_record_that_is_not_acknowledged_in_time_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows from it (a first start, a person's word obeyed) must not come before it."""
+    monkeypatch.setattr(Failing, "flush", lambda *_: 1)
+    topic = ControlTopic({}, {}, "shop.control", lambda: 0.0, 1.0)
+    with pytest.raises(Unreachable, match=r"shop\.control cannot be written: no acknowledgement"):
+        topic.put(b"1", b"v", wait=True)
 
 
 def test_who_only_reads_the_control_topic_makes_none(made: list[Failing]) -> None:

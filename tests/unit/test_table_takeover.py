@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from relay.delivery.table_sqlite import SqliteCursor
-from relay.message.errors import MessageRejected
+from relay.message.errors import MessageRejected, Unreachable
 from relay.message.record import LogPartition
 from relay.run import crash
 from relay.transfer.cursor import Claim
 from tests.unit.memory_kafka import MemoryKafka
-from tests.unit.numbered_messages import DAY, MONITOR, captured
+from tests.unit.numbered_messages import DAY, LOG, MONITOR, captured, start
 from tests.unit.test_numbered_table_delivery import MemoryAppends, TableProcess, database
 
 __all__ = ["database"]
@@ -105,3 +105,23 @@ def test_what_a_predecessor_enters_until_its_epoch_is_raised_is_known(database: 
     monkeypatch.setattr(SqliteCursor, "claim", claiming)
     heir = TableProcess(kafka, database)
     assert heir.view.index.standings([captured(1).digest]) != [None]
+
+
+def test_an_entry_whose_arrival_a_take_over_could_not_await_is_written_by_the_next(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same process goes on with the same index: what that takes for entered is not written again, and its inbox row is trimmed."""
+    kafka = MemoryKafka()
+    process = TableProcess(kafka, database)
+
+    def away(*_: Any) -> None:
+        raise Unreachable("the brokers are away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryAppends, "append", lambda *_, **__: None)
+        process.submit([captured(1)], 1)
+        patch.setattr(MemoryAppends, "flush", away)
+        with pytest.raises(Unreachable):
+            process.delivery.recover([LOG], [process.view], kafka, start, {"log": b"i" * 16})
+    assert not kafka.visible(MONITOR)
+
+    process.delivery.recover([LOG], [process.view], kafka, start, {"log": b"i" * 16})
+    assert kafka.visible(MONITOR)
