@@ -1,0 +1,31 @@
+"""The command ``relay`` before its modules are loaded, which takes a while on a busy machine or a cold disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from relay import __main__
+
+ROOT = Path(__main__.__file__).parents[1]
+
+
+def test_ctrl_c_while_modules_are_loaded_ends_quietly_with_its_code(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+
+    done = subprocess.run(
+        [sys.executable, "-m", "relay", "--version"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_installed_command_is_the_one_that_expects_it() -> None:
+    (script,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items()
+
+    assert EntryPoint(*script, group="console_scripts").load() is __main__.main
