@@ -13,7 +13,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from relay.kafka.failures import is_denied, is_end_of_partition, is_locked_out, sentence
-from relay.kafka.reading import latest
+from relay.kafka.reading import latest, named
 from relay.message.errors import LOCKED_OUT_S, Fenced, LockedOut, Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
@@ -115,7 +115,7 @@ class GroupConsumer:
         try:
             return latest(self._consumer, places, wait_s)
         except KafkaException as error:
-            raise Unreachable(f"the stable ends of {len(places)} partitions cannot be read: {sentence(error)}") from error
+            raise Unreachable(f"the stable ends of {named(places)} cannot be read: {sentence(error)}") from error
 
     def commit(self, positions: Mapping[LogPartition, int], notes: Mapping[str, str], *, wait: bool) -> None:
         """Commit positions outside a transaction: a hint on table routes, the first position on topic routes."""

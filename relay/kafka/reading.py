@@ -125,7 +125,9 @@ class PartitionReader:
                 self.renew()
                 reason = kafka_error(error)
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
-                    raise self._unread(f"the ends of {len(places)} partitions", error) from error
+                    gone = reason is not None and reason.code() in MISSING
+                    remedy = "; if one of them was deleted, create it again as it was" if gone else ""
+                    raise self._unread(f"the ends of {named(places)}", error, remedy) from error
                 pausing.sleep(_LEADER_PAUSE_S)
 
     def read(self, ranges: Mapping[LogPartition, tuple[int, int]]) -> Iterator[list[Any]]:
@@ -205,6 +207,11 @@ class PartitionReader:
     def _unread(self, what: str, failure: KafkaException, remedy: str = "") -> RelayError:
         """Return what to raise: a right that is missing comes by no waiting."""
         return unavailable(f"{what} cannot be read: {sentence(failure)}", kafka_error(failure), remedy, denied=self._denied)
+
+
+def named(places: Collection[LogPartition]) -> str:
+    """Return the topics of what was asked for at once, for a sentence: a broker's answer does not name what it lacks."""
+    return f"{', '.join(sorted({place.topic for place in places}))} ({len(places)} partitions)"
 
 
 def latest(consumer: Consumer, places: Collection[LogPartition], wait_s: float) -> dict[LogPartition, int]:
