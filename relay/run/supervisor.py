@@ -30,6 +30,8 @@ Command = Callable[[str, int], Sequence[str]]
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WAKE_S: Final = 1.0
 """The loop looks around at least this often; signals and output wake it earlier."""
+_TOGETHER_S: Final = 0.5
+"""Signals within so long are one: a shell, `timeout` and other wrappers pass on what the terminal, or they, send to everybody as well."""
 _KILL_WAIT_S: Final = 5.0
 _RESERVED: Final = frozenset({"self", "event", "level", "method_name", "exc_info", "stack_info"})
 
@@ -78,8 +80,8 @@ class Supervisor:
         self._lifeline = parent_end()
         self._fds = (self._lifeline.fd, *fds)
         self._selector = selectors.DefaultSelector()
-        self._signals: list[int] = []
-        self._draining = False
+        self._signals: list[tuple[int, float]] = []
+        self._draining_since: float | None = None
         self._code = 0
         self._log: Any = structlog.get_logger()
 
@@ -150,8 +152,10 @@ class Supervisor:
 
     def _take_signals(self) -> int | None:
         while self._signals:
-            number = self._signals.pop(0)
-            if self._draining:
+            number, at = self._signals.pop(0)
+            if self._draining_since is not None:
+                if at - self._draining_since < _TOGETHER_S:
+                    continue
                 self._kill()
                 return number
             self._tell(
@@ -160,7 +164,7 @@ class Supervisor:
                 signal=signal.Signals(number).name,
             )
             self._drain(self._workers)
-            self._draining = True
+            self._draining_since = at
         return None
 
     def _drain(self, workers: Sequence[_Worker]) -> None:
@@ -284,4 +288,4 @@ class Supervisor:
             os.close(writing)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
+        self._signals.append((number, clock.monotonic()))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -231,9 +232,23 @@ def test_a_second_signal_leaves_at_once_and_leaves_nobody_behind(
     supervisor.process.send_signal(signal.SIGTERM)
     supervisor.heard("draining")
 
+    time.sleep(0.6)
     supervisor.process.send_signal(number)
 
     assert supervisor.code() == code
+    wait_until_gone(pids)
+
+
+def test_signals_of_one_moment_are_one(supervise: Supervise) -> None:
+    """`timeout` sends its signal to the command and then to its whole group; a terminal that closes, and its shell, do the like."""
+    supervisor = supervise(2, a="run")
+    pids = supervisor.ready(2)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # two of the same may arrive as one
+        supervisor.process.send_signal(number)
+
+    assert supervisor.code() == 0
+    assert supervisor.events().count("drained") == 2
     wait_until_gone(pids)
 
 
