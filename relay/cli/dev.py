@@ -57,15 +57,16 @@ def up(
             raise ConfigError("--no-postgres and --postgres contradict each other: give one of them.")
         wanted: bool | str = postgres if postgres is not None else not no_postgres
         console = Console(stderr=True)
-        services = LocalServices.up(
-            directory,
-            kafka_port,
-            advertise,
-            brokers,
-            wanted,
-            kafka_version=kafka_version,
-            tell=lambda line: console.print(line, style="dim"),
-        )
+        with console.status("starting, until they answer ..."):
+            services = LocalServices.up(
+                directory,
+                kafka_port,
+                advertise,
+                brokers,
+                wanted,
+                kafka_version=kafka_version,
+                tell=lambda line: console.print(line, style="dim"),
+            )
     if as_json:
         print_json({"kafka": services.kafka, "postgres": services.postgres})
         return
