@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from relay.cli.choosing import LOOKED_THROUGH_MAX, QueueOption, ReasonOption, WhoOption, me
+from relay.cli.every_queue import ask_every
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.cli.wishing import record
 from relay.config.loading import load
@@ -34,17 +35,14 @@ def list_command(
     limit: Annotated[int, typer.Option("--limit", min=1, max=LOOKED_THROUGH_MAX, help="Messages to look through, oldest first.")] = MESSAGES_MAX,
     as_json: JsonOption = False,
 ) -> None:
-    """List the publishers whose messages a queue has, and those that were paused or resumed."""
-    rows: list[dict[str, Any]] = []
-    whole = True
+    """List the publishers whose messages a queue has, and those that were paused or resumed; exit 3 if a store does not answer."""
     with QueueDesk(load(Path(config)), me()) as desk:
-        for name in desk.names(queue):
-            found, complete = publishers(desk.store(name), desk.desired, limit)
-            rows += found
-            whole = whole and complete
+        told = ask_every(desk, desk.names(queue), lambda name: publishers(desk.store(name), desk.desired, limit))
+    rows = [row for found, _ in told.answers for row in found]
+    whole = all(complete for _, complete in told.answers)
     if as_json:
-        print_json({"publishers": rows, "complete": whole})
-        return
+        print_json({"publishers": rows, "complete": whole and not told.notes, "notes": told.notes})
+        raise typer.Exit(told.code)
     print_table(
         ("queue", "publisher", "wanted", "messages"),
         [
@@ -59,6 +57,8 @@ def list_command(
     )
     if not whole:
         print_line(f"note: only the first {limit} messages of a queue were looked through", style="yellow")
+    told.print_notes()
+    raise typer.Exit(told.code)
 
 
 @app.command("pause")

@@ -21,6 +21,7 @@ from relay.cli.choosing import (
     me,
     retained,
 )
+from relay.cli.every_queue import ask_every
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose
 from relay.config.loading import load
 from relay.config.quantities import spoken
@@ -28,7 +29,7 @@ from relay.control.queue_desk import QueueDesk
 from relay.control.queue_moving import move_queue
 from relay.control.queue_purging import purge
 from relay.control.queue_views import settings_row, unusable, wish_row, with_workers
-from relay.message.errors import ConfigError, RelayError
+from relay.message.errors import ConfigError
 from relay.queue.desired import Kind, Subject, Wanted
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
@@ -47,24 +48,16 @@ _LIFTED: Final = {
 def list_command(config: ConfigArgument, *, as_json: JsonOption = False) -> None:
     """List the queues and what waits for whom; exit 3 if a store does not answer, 1 or 2 if a queue cannot be shown otherwise."""
     loaded = load(Path(config))
-    rows: list[dict[str, Any]] = []
-    notes: list[str] = []
-    code = 0
     with QueueDesk(loaded, me()) as desk:
-        desk.reach()  # brokers that are away are waited for once, not for each queue
-        for name in desk.names():
-            try:
-                rows.append(desk.row(name))
-            except RelayError as error:
-                notes.append(f"queue {name}: {error}")
-                code = max(code, error.exit_code)
+        told = ask_every(desk, desk.names(), desk.row)
     if as_json:
-        print_json({"relay": loaded.relay.name, "at": clock.wall_ms(), "ok": not notes, "queues": rows, "notes": notes})
+        print_json(
+            {"relay": loaded.relay.name, "at": clock.wall_ms(), "ok": not told.notes, "queues": told.answers, "notes": told.notes}
+        )
     else:
-        print_table(_COLUMNS, [line for row in rows for line in _lines(row)])
-        for note in notes:
-            print_line(f"note: {note}", style="yellow")
-    raise typer.Exit(code)
+        print_table(_COLUMNS, [line for row in told.answers for line in _lines(row)])
+        told.print_notes()
+    raise typer.Exit(told.code)
 
 
 @app.command("show")

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from relay.cli.choosing import QueueOption, ReasonOption, WhoOption, me
+from relay.cli.every_queue import ask_every
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_table, purpose
 from relay.cli.wishing import record
 from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
-from relay.control.queue_views import queue_row, unusable
+from relay.control.queue_views import unusable
 from relay.queue.desired import Kind, Wanted
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -21,15 +22,13 @@ NameArgument = Annotated[str, typer.Argument(metavar="SUBSCRIBER", help="A subsc
 
 @app.command("list")
 def list_command(config: ConfigArgument, *, queue: QueueOption = None, as_json: JsonOption = False) -> None:
-    """List subscribers with how many messages are in which state for them."""
-    rows = []
+    """List subscribers with how many messages are in which state for them; exit 3 if a store does not answer."""
     with QueueDesk(load(Path(config)), me()) as desk:
-        for name in desk.names(queue):
-            found = queue_row(desk.store(name), desk.config.queues[name].store, desk.desired)
-            rows += [{"queue": name, **one} for one in found["subscribers"]]
+        told = ask_every(desk, desk.names(queue), desk.row)
+    rows = [{"queue": found["queue"], **one} for found in told.answers for one in found["subscribers"]]
     if as_json:
-        print_json({"subscribers": rows})
-        return
+        print_json({"subscribers": rows, "notes": told.notes})
+        raise typer.Exit(told.code)
     print_table(
         ("queue", "subscriber", "wanted", "workers", "unusable", "states"),
         [
@@ -44,6 +43,8 @@ def list_command(config: ConfigArgument, *, queue: QueueOption = None, as_json: 
             for row in rows
         ],
     )
+    told.print_notes()
+    raise typer.Exit(told.code)
 
 
 @app.command("pause")

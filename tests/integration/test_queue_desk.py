@@ -234,6 +234,19 @@ def test_a_store_that_is_not_on_this_host_is_not_made_by_looking_for_it(desk: De
     assert not store.exists()
 
 
+@pytest.mark.parametrize(("noun", "rows"), [("queue", "queues"), ("subscriber", "subscribers"), ("publisher", "publishers")])
+def test_a_queue_that_cannot_be_opened_is_named_and_keeps_the_others_from_nothing(desk: Desk, noun: str, rows: str) -> None:
+    desk.put("m-1", queue="outbound")
+    desk.close()
+    store = next(desk.path.parent.rglob("inbound*.db"))
+    store.rename(store.with_suffix(".away"))
+
+    told = desk.run(noun, "list", code=1)
+    assert {row["queue"] for row in told[rows]} == {"outbound"}
+    assert [note.split(": ")[0] for note in told["notes"]] == ["queue inbound"]
+    assert "note: queue inbound: " in desk.table(noun, "list")
+
+
 def test_a_trace_leads_over_queues_from_parents_to_children(desk: Desk) -> None:
     (parent,) = desk.put("sale")
     (child,) = desk.put("check", queue="outbound", parents=(Parent("inbound", parent, "clerk"),))
