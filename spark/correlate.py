@@ -7,9 +7,11 @@ Name topics that a route delivers: a log also holds what was never committed. Ru
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,15 +181,25 @@ def _joining(on: str) -> Column:
 
     if on == "key":
         return _filled(sql.col("key").cast("string"))
-    parts = []
-    for pointer in on.split(","):
-        if not pointer.startswith("/"):
-            raise ConfigError(f"--on {on}: write key, or JSON pointers by commas such as /origin,/hour")
-        path = "$" + "".join(f"['{step}']" for step in pointer.split("/")[1:])
-        parts.append(sql.get_json_object(sql.col("value").cast("string"), path))
+    parts = [
+        sql.coalesce(*(sql.get_json_object(sql.col("value").cast("string"), path) for path in _paths(pointer, on)))
+        for pointer in on.split(",")
+    ]
     return parts[0] if len(parts) == 1 else sql.when(
         sql.greatest(*(part.isNull() for part in parts)), sql.lit(None)
     ).otherwise(sql.to_json(sql.array(*parts)))  # fmt: skip
+
+
+def _paths(pointer: str, on: str) -> list[str]:
+    """Return a JSON pointer as Spark's paths: a number in it is an object's name, or an array's index."""
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")]
+    if steps[0] or len(steps) == 1:
+        raise ConfigError(f"--on {on}: write key, or JSON pointers by commas such as /origin,/hour")
+    for step in steps[1:]:
+        if step in ("", "*") or "'" in step:
+            raise ConfigError(f"--on {on}: Spark finds no value under the name {step!r}, and would join nothing; join by another one, or by key")
+    ways = ([f"['{step}']", *([f"[{step}]"] if re.fullmatch("0|[1-9][0-9]{0,8}", step) else [])] for step in steps[1:])
+    return ["$" + "".join(way) for way in product(*ways)]
 
 
 def _messages(joined: DataFrame, options: Namespace, partitions: int) -> DataFrame:
@@ -241,11 +253,11 @@ def _as_json(value: Column) -> Column:
 
     quoted = sql.to_json(sql.array(value))
     text = sql.substring(quoted, sql.lit(2), sql.length(quoted) - 2)
-    return (
-        sql.when(value.isNull(), sql.lit("null"))
-        .when(sql.try_parse_json(value).isNotNull(), value)
-        .otherwise(text)
-    )
+    # Spark reads one value and looks at nothing behind it ("42 apples"): so it reads on to what only this text can call the end.
+    end = sql.sha2(value, 256)
+    read = sql.try_parse_json(sql.concat(sql.lit("["), value, sql.lit(',"'), end, sql.lit('"]')))
+    is_json = sql.try_variant_get(read, "$[1]", "string") == end
+    return sql.when(value.isNull(), sql.lit("null")).when(is_json, value).otherwise(text)
 
 
 if __name__ == "__main__":
