@@ -22,6 +22,8 @@ AVRO_CLASS: Final = "org.apache.spark.sql.avro.AvroFileFormat"
 SHOWN_EVERY_S: Final = 2.0
 PERIOD_LEAST_S: Final = 0.1
 PERIOD_MOST_S: Final = 86_400.0
+_HIDDEN: Final = "spark.sql.redaction.options.regex"
+_KEY: Final = "PRIVATE KEY-----"
 _OWN: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -84,7 +86,18 @@ def start(name: str, master: str, *, needs: Sequence[str] = (KAFKA_CLASS,), **se
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     examine(spark, needs)
+    hide_keys(spark)
     return spark
+
+
+def hide_keys(spark: SparkSession) -> None:
+    """Have Spark's pages and event logs hide a client's private key among a writer's options, where it stands as PEM.
+
+    Spark knows passwords by their names, or by the word in a value, and hides them by itself.
+    """
+    given = spark.conf.get(_HIDDEN) or ""
+    if _KEY not in given:
+        spark.conf.set(_HIDDEN, f"{given}|{_KEY}" if given else _KEY)
 
 
 def examine(spark: Any, needs: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as sql
 
 from relay.capture.decisions import Attempt, UnitDecision, batch_unit
 from relay.jobs.records import java_settings
+from relay.jobs.session import hide_keys
 from relay.message.envelope import LOG_ONLY_HEADERS
 from relay.message.errors import ConfigError
 from relay.message.identity import NONCE_BYTES
@@ -74,6 +75,7 @@ def capture_batch(
     if (done := decider.committed()) is not None:
         refuse_another_topic(done, topic)
         return False
+    hide_keys(df.sparkSession)
     nonce = randomness.random_bytes(NONCE_BYTES)
     attempt = Attempt(nonce, 0, tuple(LogPartition(topic, number) for number in range(partitions)))
     rows = df if "id" in df.columns else _numbered(df, run)

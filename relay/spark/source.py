@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make ``format("relay")`` known to this session. ConfigError for another Spark or Java, or a missing pyarrow."""
-    from relay.jobs.session import examine  # noqa: PLC0415 - the driver's business, not the tasks'
+    from relay.jobs.session import examine, hide_keys  # noqa: PLC0415 - the driver's business, not the tasks'
 
     examine(spark, needs=())
+    hide_keys(spark)
     context = spark.sparkContext
     if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's own choice, python3, may be one without the relay

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions
 
+from relay.jobs.session import hide_keys
 from relay.message.errors import ConfigError
 from spark.correlate import _as_json, _joining
 from tests.integration import test_spark_frames
@@ -40,3 +41,20 @@ def test_a_pointer_finds_what_json_pointers_find(spark: Any) -> None:
     for on in ("origin", "", "/", "/o'clock", "/*"):
         with pytest.raises(ConfigError, match="--on"):
             joined(on)
+
+
+def test_sparks_pages_and_event_logs_hide_a_private_key_among_a_writers_options(spark: Any) -> None:
+    """Spark hides what has password, secret or token in it, and an unencrypted key has none of these words."""
+    key = {"kafka.ssl.keystore.key": "-----BEGIN PRIVATE KEY-----\nunencrypted\n-----END PRIVATE KEY-----"}
+    options = {"url": "jdbc:none", "dbtable": "plain", **key}  # written in Spark's plans as those of the Kafka sink are
+    hide_keys(spark)
+    hide_keys(spark)
+
+    with pytest.raises(Exception, match="No suitable driver"):
+        spark.createDataFrame([("v",)], "value string").write.format("jdbc").options(**options).save()
+
+    shown = spark._jsparkSession.sharedState().statusStore().executionsList()
+    plan = shown.apply(shown.size() - 1).physicalPlanDescription()
+    assert "dbtable=plain" in plan
+    assert "unencrypted" not in plan
+    assert spark.conf.get("spark.sql.redaction.options.regex") == "(?i)url|PRIVATE KEY-----"
