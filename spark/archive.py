@@ -20,7 +20,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
 from relay.jobs.archived import KEY_PREFIX, ArchivedUpTo, decode, made_again
-from relay.jobs.following import Following, exists, keep, kept, qualified, rename, taken
+from relay.jobs.following import Following, exists, keep, kept, last_planned, names, qualified, rename, taken
 from relay.jobs.records import Broker, java_settings
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
@@ -69,6 +69,7 @@ def _run(options: Namespace) -> int:
     for topic in topics:
         broker.partitions(topic)
     checkpoint = checkpoint_of(spark, options.to, config.relay.state / "spark", options.checkpoint)
+    refuse_another_archive(spark, options.to, options.by, checkpoint)
     ids = _same_topics(config, spark, topics, checkpoint)
     following = Following("archive", checkpoint=checkpoint, trigger_s=options.follow, anew="--to")
     records = _records(spark, java, topics)
@@ -100,6 +101,34 @@ def checkpoint_of(spark: SparkSession, to: str, state: Path, given: Path | None)
         )
     rename(spark, shared, checkpoint)
     return checkpoint
+
+
+def refuse_another_archive(spark: SparkSession, to: str, by: str, checkpoint: Path) -> None:
+    """Raise ConfigError for an archive that has batches of which its checkpoint knows nothing, or that has other periods.
+
+    The file sink would skip, as written before, what such batches have now; and no reader takes folders of days and of hours together.
+    """
+    written = max((int(one.partition(".")[0]) for one in names(spark, f"{to}/_spark_metadata") if one[0].isdigit()), default=-1)
+    planned = last_planned(spark, checkpoint)
+    if written > planned:
+        raise ConfigError(
+            f"--to {to}: it has batch {written} by now, and {checkpoint} {f'ends with batch {planned}' if planned >= 0 else 'is new'}: it went "
+            "back, or is another archive's, and Spark would skip what comes first; bring the checkpoint back, or give another --to"
+        )
+    began = _period(spark, to)
+    if began not in (None, by):
+        raise ConfigError(f"--by {by}: {to} is an archive by {began}, and nobody could read both together; give --by {began}, or another --to")
+
+
+def _period(spark: SparkSession, to: str) -> str | None:
+    """Return the period of an archive, as its folders have it; None if it has none yet."""
+    folder = to
+    for column in PERIODS["day"]:
+        below = [one for one in names(spark, folder) if one.startswith(f"{column}=")]
+        if not below:
+            return None
+        folder = f"{folder}/{below[-1]}"
+    return "hour" if any(one.startswith("hour=") for one in names(spark, folder)) else "day"
 
 
 def _records(spark: SparkSession, java: dict[str, str], topics: list[str]) -> DataFrame:

@@ -97,7 +97,7 @@ def refuse_lost_checkpoint(
     """
     from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
 
-    planned = max(_batches(spark, checkpoint / "offsets"), default=-1)
+    planned = last_planned(spark, checkpoint)
     log = decision_log(relay, kafka)
     try:
         known = log.decisions().has_batches_of(query, behind=planned)
@@ -108,6 +108,11 @@ def refuse_lost_checkpoint(
             f"--checkpoint {checkpoint}: it {'is new' if planned < 0 else f'ends with batch {planned}'}, but {query} has captured before what "
             "comes behind that, and new rows would be taken for those of such a batch; bring the checkpoint back, or choose another --name"
         )
+
+
+def last_planned(spark: SparkSession, checkpoint: Path) -> int:
+    """Return the last batch that a checkpoint knows, -1 if it knows none: Spark writes down there what a batch has before it runs it."""
+    return max(_batches(spark, checkpoint / "offsets"), default=-1)
 
 
 def taken(spark: SparkSession, checkpoint: Path) -> dict[str, dict[int, int]]:
@@ -132,6 +137,12 @@ def exists(spark: SparkSession, path: Path | str) -> bool:
     """Look where Spark itself looks: with a scheme, or on a cluster, that is another file system than this machine's."""
     system, found = _located(spark, path)
     return bool(system.exists(found))
+
+
+def names(spark: SparkSession, path: Path | str) -> list[str]:
+    """Return what a folder has, nothing if there is none."""
+    system, found = _located(spark, path)
+    return sorted(str(one.getPath().getName()) for one in system.listStatus(found)) if system.exists(found) else []
 
 
 def qualified(spark: SparkSession, path: str) -> str:

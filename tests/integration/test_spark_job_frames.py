@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from pyspark.sql import functions
 
 from relay.jobs.session import hide_keys
 from relay.message.errors import ConfigError
+from spark.archive import PERIODS, refuse_another_archive
 from spark.correlate import _as_json, _joining
 from tests.integration import test_spark_frames
 
@@ -58,3 +62,44 @@ def test_sparks_pages_and_event_logs_hide_a_private_key_among_a_writers_options(
     assert "dbtable=plain" in plan
     assert "unencrypted" not in plan
     assert spark.conf.get("spark.sql.redaction.options.regex") == "(?i)url|PRIVATE KEY-----"
+
+
+class TestArchive:
+    """An archive whose checkpoint, or whose periods, are other ones than before."""
+
+    @staticmethod
+    def archived(spark: Any, place: Path, number: int, by: str = "day") -> list[str]:
+        """Archive a further record; return what readers find then."""
+        (place / "log").mkdir(parents=True, exist_ok=True)
+        row = {"topic": "t", "date": "2026-01-01", "hour": number, "value": str(number)}
+        (place / "log" / f"{number}.json").write_text(json.dumps(row), "utf-8")
+        rows = spark.readStream.schema("topic string, date date, hour int, value string").json(str(place / "log"))
+        writer = rows.writeStream.format("parquet").option("path", str(place / "to")).option("checkpointLocation", str(place / "progress"))
+        writer.partitionBy(*PERIODS[by]).trigger(availableNow=True).start().awaitTermination()
+        return sorted(row.value for row in spark.read.parquet(str(place / "to")).collect())
+
+    def test_a_checkpoint_that_went_back_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        to, progress, older = str(tmp_path / "to"), tmp_path / "progress", tmp_path / "older"
+        refuse_another_archive(spark, to, "day", progress)
+        self.archived(spark, tmp_path, 1)
+        shutil.copytree(progress, older)
+        assert self.archived(spark, tmp_path, 2) == ["1", "2"]
+        refuse_another_archive(spark, to, "day", progress)
+        shutil.rmtree(progress)
+        older.rename(progress)
+
+        with pytest.raises(ConfigError, match=r"it has batch 1 by now, and .* ends with batch 0"):
+            refuse_another_archive(spark, to, "day", progress)
+
+        assert self.archived(spark, tmp_path, 3) == ["1", "2"], "Spark has skipped what came, and called it done"
+
+    @pytest.mark.parametrize("began", PERIODS)
+    @pytest.mark.parametrize("by", PERIODS)
+    def test_an_archive_keeps_its_periods(self, spark: Any, tmp_path: Path, began: str, by: str) -> None:
+        self.archived(spark, tmp_path, 1, began)
+
+        with nullcontext() if by == began else pytest.raises(ConfigError, match=f"--by {by}: .* by {began}, .* give --by {began}"):
+            refuse_another_archive(spark, str(tmp_path / "to"), by, tmp_path / "progress")
+
+        with nullcontext() if by == began else pytest.raises(Exception, match="CONFLICTING_PARTITION_COLUMN_NAMES"):
+            assert self.archived(spark, tmp_path, 2, by) == ["1", "2"]
