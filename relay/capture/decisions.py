@@ -7,6 +7,7 @@ of any capture. A committed decision is final; an aborted one closes one run of 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from relay.message.schemas import OtherVersion, UnknownRecord, codec
 PREFIX: Final = "decisions:"
 """What a message names as its resource begins so; no configured resource's name has a colon."""
 NO_PREVIOUS: Final = -1
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,17}")
+"""As ``batch_unit`` writes it: other digits, and leading zeros, are of a name."""
 _COMMITTED: Final = "COMMITTED"
 _ABORTED: Final = "ABORTED"
 
@@ -56,7 +59,7 @@ def named_unit(name: str) -> Unit:
 def unit_called(name: str) -> Unit:
     """Return the unit that messages call so."""
     query, _, batch = name.rpartition("/")
-    return batch_unit(query, int(batch)) if query and batch.isdecimal() else named_unit(name)
+    return batch_unit(query, int(batch)) if query and _NUMBER.fullmatch(batch) else named_unit(name)
 
 
 def unit_of_writer(name: str, writer: str) -> Unit | None:
@@ -218,8 +221,8 @@ class UnitDecisions:
         """Has a batch of this query been committed that comes behind the one of this number?"""
 
         def is_behind(name: str) -> bool:
-            writer, _, number = name.rpartition("/")
-            return writer == query and number.isdecimal() and int(number) > behind
+            unit = unit_called(name)
+            return unit.writer == query and not unit.is_named and unit.ordinal > behind
 
         if any(is_behind(name) for name in self._committed):
             return True

@@ -66,6 +66,17 @@ def test_a_unit_is_found_again_by_its_name() -> None:
     assert unit_called("q/7") == UNIT
     assert unit_called("load/2026-11-21") == named_unit("load/2026-11-21")
     assert unit_called("load") == named_unit("load")
+    for name in ("load/٣", "load/03", "load/+3", "load/²", f"load/{10**18}"):
+        assert unit_called(name) == named_unit(name), "relay unit would close another one"
+
+
+def test_a_write_whose_name_ends_in_other_digits_is_no_batch_of_a_query() -> None:
+    decisions = UnitDecisions()
+    decisions.add(UnitDecision(named_unit("load/٣"), "run", committed=True))
+    assert not decisions.has_batches_of("load")
+
+    decisions.add(UnitDecision(batch_unit("load", 3), "run", committed=True))
+    assert [decisions.has_batches_of("load", behind=number) for number in (2, 3)] == [True, False]
 
 
 def test_an_aborted_marker_of_a_unit_is_only_a_reason_to_ask() -> None:
