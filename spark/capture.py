@@ -18,7 +18,7 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.following import Following, refuse_lost_checkpoint
+from relay.jobs.following import Following, exists, refuse_lost_checkpoint
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
 
@@ -90,8 +90,12 @@ def _run(options: Namespace) -> int:
     checkpoint = options.checkpoint or config.relay.state / "spark" / f"capture-{options.name}"
     following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow)
     if options.format == "jdbc":
+        refuse_name_of_files(spark, config, options.name, checkpoint)
         captured = _capture(messages, 0, config, options)
         count = messages.count() if captured else 0
+        if not captured:
+            words = "has captured a table before, and captures none twice; another name takes what is there now"
+            session.say(f"capture: --name {options.name} {words}", sys.stderr)
     else:
         refuse_lost_checkpoint(spark, config.relay.name, config.kafka, f"capture-{options.name}", checkpoint)
         following.capture(messages, lambda batch, number: _capture(batch, number, config, options))
@@ -100,6 +104,19 @@ def _run(options: Namespace) -> int:
     said = f"{count:,} rows were captured into {options.topic} (of those that are there, none twice)"
     session.say(orjson.dumps(report).decode() if options.json else said)
     return 0
+
+
+def refuse_name_of_files(spark: SparkSession, config: RelayConfig, name: str, checkpoint: Path) -> None:
+    """Raise ConfigError if files have used the name: the table would be taken for their first batch, and nothing of it captured."""
+    from relay.spark.following import decision_log  # noqa: PLC0415 - needs PySpark, which --help does not
+
+    log = decision_log(config.relay.name, config.kafka)
+    try:
+        of_files = log.decisions().has_batches_of(f"capture-{name}", behind=0)  # a table is one batch
+    finally:
+        log.close()
+    if of_files or exists(spark, checkpoint / "metadata"):
+        raise ConfigError(f"--name {name}: files were captured under it, for whose first batch the table would be taken; choose another name")
 
 
 def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> bool:

@@ -6,14 +6,18 @@ import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql import functions
 
+from relay.capture.decisions import UnitDecision, UnitDecisions, batch_unit
 from relay.jobs.session import hide_keys
 from relay.message.errors import ConfigError
+from relay.spark import following
 from spark.archive import PERIODS, refuse_another_archive
+from spark.capture import refuse_name_of_files
 from spark.correlate import _as_json, _joining
 from tests.integration import test_spark_frames
 
@@ -103,3 +107,22 @@ class TestArchive:
 
         with nullcontext() if by == began else pytest.raises(Exception, match="CONFLICTING_PARTITION_COLUMN_NAMES"):
             assert self.archived(spark, tmp_path, 2, by) == ["1", "2"]
+
+
+@pytest.mark.parametrize(("decided", "has_checkpoint", "is_refused"), [
+    ([], False, False), ([0], False, False), ([0, 1], False, True), ([], True, True), ([0], True, True),
+])  # fmt: skip
+def test_a_table_is_not_taken_for_the_first_batch_of_files_that_were_captured_under_its_name(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: list[int], *, has_checkpoint: bool, is_refused: bool
+) -> None:
+    """Nothing of it was captured, and the job said that it was done."""
+    known = UnitDecisions()
+    for number in decided:
+        known.add(UnitDecision(batch_unit("capture-load", number), "run", committed=True))
+    monkeypatch.setattr(following, "decision_log", lambda *_: SimpleNamespace(decisions=lambda: known, close=lambda: None))
+    if has_checkpoint:
+        (tmp_path / "metadata").touch()
+    config: Any = SimpleNamespace(relay=SimpleNamespace(name="shop"), kafka={})
+
+    with pytest.raises(ConfigError, match="--name load: files were captured under it") if is_refused else nullcontext():
+        refuse_name_of_files(spark, config, "load", tmp_path)

@@ -249,3 +249,21 @@ def test_a_topic_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[st
 
     assert correlate.main(arguments) == 2
     assert "name each topic once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_table_that_was_captured_before_is_said_to_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_new: bool) -> None:
+    config = SimpleNamespace(kafka={"bootstrap.servers": "a:1"}, relay=SimpleNamespace(name="shop", state=Path("/state")))
+    stubs: dict[str, Any] = {
+        "load": config, "Broker": SimpleNamespace(partitions=lambda _: 1), "_read_table": None, "refuse_name_of_files": None,
+        "_messages": SimpleNamespace(count=lambda: 3), "_capture": is_new,
+    }  # fmt: skip
+    for name, found in stubs.items():
+        monkeypatch.setattr(capture, name, lambda *_, found=found: found)
+    monkeypatch.setattr(capture.session, "start", lambda *_, **__: None)
+
+    code = capture.main(["relay.toml", "jdbc:x", "--format", "jdbc", "--table", "t", "--topic", "log", "--name", "load", "--id", "id"])
+
+    said = capsys.readouterr()
+    assert (code, said.out.partition(" rows")[0]) == (0, "3" if is_new else "0")
+    assert ("--name load has captured a table before" in said.err) is not is_new
