@@ -161,9 +161,10 @@ class CommittedReader(DataSourceStreamReader):
         return {str(number): [prefix.position(), prefix.read_to] for number, prefix in self._prefixes.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one task for each partition that moved. ConfigError if the log has lost what the first would read, or its end."""
-        for number, (_, seen) in end.items():
-            self._refuse_lost_end(int(number), start.get(number, [0, 0])[1], seen)
+        """Return one task for each partition that moved. ConfigError if the log has lost what the first would read, or its end, or a batch
+        was planned that goes back."""
+        for number in {**start, **end}:
+            self._refuse_going_back(int(number), start.get(number, [0, 0]), end.get(number, [0, 0]))
         spans = [
             Span(int(number), start.get(number, [0, 0])[0], position, seen)
             for number, (position, seen) in end.items()
@@ -225,6 +226,21 @@ class CommittedReader(DataSourceStreamReader):
                 f'option("checkpointLocation", ..): the query has read up to offset {read_to} of {place.topic}[{place.partition}], and the log '
                 f"ends at {end}: it was deleted and created again, or has lost its end. Begin anew with another checkpointLocation"
             )
+
+    def _refuse_going_back(self, number: int, start: Sequence[int], end: Sequence[int]) -> None:
+        """Raise ConfigError for a batch that ends before it begins: the next one would give again what lies between.
+
+        A reader that has just started knows of nothing read before, and Spark keeps what it tells before it asks for partitions.
+        """
+        if end[0] >= start[0] and end[1] >= start[1]:
+            return
+        place = self._place(number)
+        self._refuse_lost_end(number, start[1], self._reader().end_anew(place, start[1]))
+        raise ConfigError(
+            f'option("checkpointLocation", ..): its last batch was planned by what a broker that was behind told of {place.topic}[{place.partition}] '
+            f"({list(end)}, where the query stood at {list(start)}); the log has all that was read. Stop the query, delete the last file of "
+            "offsets there, which has none of its name in commits, and start it again"
+        )
 
     def _place(self, number: int) -> LogPartition:
         return LogPartition(self._options.topic or "", number)

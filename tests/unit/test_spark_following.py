@@ -272,6 +272,10 @@ def test_a_log_that_ends_before_what_was_read_of_it_is_a_sentence_with_the_optio
     with pytest.raises(ConfigError, match=sentence):
         CommittedReader(WriteOptions("r", {}, topic="log")).partitions({"0": [7, 9]}, {"0": [3, 3]})
 
+    log.told_anew = 9
+    for planned in ({"0": [3, 3]}, {"0": [3, 9]}, {}):  # the second one by decisions of which some were not told
+        with pytest.raises(ConfigError, match=r"planned by what a broker that was behind told of log\[0\] .* delete the last file of offsets"):
+            CommittedReader(WriteOptions("r", {}, topic="log")).partitions({"0": [7, 9]}, planned)
     log.told_anew = 9  # a broker that was cut off had told where it ended when it led
     assert reader.latestOffset() == {"0": [9, 9]}
 
