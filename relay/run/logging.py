@@ -81,7 +81,7 @@ class Lines:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._lock = schedule.lock()
-        self._place = _place_of(stream)
+        self._file = _file_of(stream)
         self._dropped = 0
         self._is_torn = False
 
@@ -113,20 +113,22 @@ class Lines:
         self._is_torn = False
 
     def _takes(self, patience_s: float) -> bool:
-        return self._place is None or bool(self._place.poll(patience_s * 1000))
+        if self._file is None:
+            return True
+        # One for each question: two threads that ask at once, or a signal's handler in between, get a RuntimeError from a shared one.
+        place = select.poll()
+        place.register(self._file, select.POLLOUT)
+        return bool(place.poll(patience_s * 1000))
 
     log = debug = info = warning = warn = error = critical = fatal = exception = msg
 
 
-def _place_of(stream: IO[str]) -> select.poll | None:
-    """Return where to ask whether a stream takes anything; None for one that is no file."""
+def _file_of(stream: IO[str]) -> int | None:
+    """Return the number of a stream's file, which can be asked whether it takes anything; None for one that is no file."""
     try:
-        number = stream.fileno()
+        return stream.fileno()
     except (OSError, ValueError, AttributeError):
         return None
-    place = select.poll()
-    place.register(number, select.POLLOUT)
-    return place
 
 
 def _console(out: IO[str]) -> structlog.dev.ConsoleRenderer:

@@ -159,6 +159,30 @@ def test_a_reader_that_reads_no_more_holds_nobody_up_and_is_told_what_it_missed(
     assert json.loads(last)["event"] == "read again"
 
 
+def test_threads_that_log_at_once_go_on_when_nobody_reads() -> None:
+    """Two that asked the same object at once whether the pipe takes anything got its RuntimeError, out of their log call."""
+    reading, writing = os.pipe()
+    raised: list[BaseException] = []
+
+    def say() -> None:
+        try:
+            for _ in range(300):
+                structlog.get_logger().info("said", more="x" * 900)
+        except BaseException as error:
+            raised.append(error)
+
+    with os.fdopen(writing, "w") as out:
+        setup(stream=out)
+        threads = [schedule.start_thread(f"says-{number}", say) for number in range(4)]
+        for thread in threads:
+            thread.join(20)
+        os.set_blocking(reading, False)
+        os.read(reading, 1 << 20)
+    os.close(reading)
+
+    assert not raised
+
+
 def test_a_slow_reader_gets_every_line_however_long() -> None:
     reading, writing = os.pipe()
     read: list[bytes] = []
