@@ -115,8 +115,12 @@ class Appender:
                     clock.sleep(_FULL_QUEUE_PAUSE_S)
                 except KafkaException as error:
                     # Of an earlier one it is no news: its successor, renewed in its turn, would take records that nobody reports.
-                    self._fatal = self._fatal or (is_end(error.args[0]) and used is self._producer)
+                    if is_end(error.args[0]) and used is self._producer:
+                        self._fatal = True
                     raise CaptureError(f"topic {topic}: a message was refused: {self.reason(error.args[0])}") from error
+        if used is not self._producer:
+            # Another thread has replaced it, and it may have been served for the last time before it took these.
+            raise CaptureError("the producer was replaced while it took the messages; run the block again")
 
     def reason(self, failure: KafkaError, remedy: str = "") -> str:
         """Return why a record failed, and what helps; of what a client had when it ended, why that was."""
@@ -201,7 +205,8 @@ class Appender:
             if found is None:
                 raise
             self._end = found
-            self._fatal = self._fatal or client is self._producer
+            if client is self._producer:
+                self._fatal = True
 
     def _make(self) -> Producer:
         self._made += 1
@@ -210,24 +215,26 @@ class Appender:
 
     def _noticed(self, number: int, error: KafkaError) -> None:
         # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
-        self._fatal = self._fatal or (is_end(error) and number == self._made)
+        if is_end(error) and number == self._made:
+            self._fatal = True
 
     def _fit(self) -> None:
         """Let the next append take a new producer, as after a fatal error, if a topic takes less than a batch of this one."""
-        batches = fitting_batches(self._kafka, list(self._facts.values()))
-        if batches.get("batch.size", self._batch_bytes) < self._batch_bytes:
-            self._batch_bytes = batches["batch.size"]
-            self._settings.update(batches)
-            self._fatal = True
+        with self._renewing:  # one that is just being made has read the settings already
+            batches = fitting_batches(self._kafka, list(self._facts.values()))
+            if batches.get("batch.size", self._batch_bytes) < self._batch_bytes:
+                self._batch_bytes = batches["batch.size"]
+                self._settings.update(batches)
+                self._fatal = True
 
     def _renew(self) -> None:
         """Take a new producer after a fatal error: the records of the old one are reported as failed."""
         with self._renewing:
             if not self._fatal:
                 return  # another thread was faster
-            self._retired.append(self._producer)
-            self._producer = self._make()
+            old, self._producer = self._producer, self._make()
             self._fatal = False
+            self._retired.append(old)  # last: whoever still finds it in its place gives it nothing too late for its last reports
 
 
 def _prompt(kafka: Mapping[str, str]) -> dict[str, Any]:

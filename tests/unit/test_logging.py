@@ -162,13 +162,13 @@ def test_a_reader_that_reads_no_more_holds_nobody_up_and_is_told_what_it_missed(
 def test_threads_that_log_at_once_go_on_when_nobody_reads() -> None:
     """Two that asked the same object at once whether the pipe takes anything got its RuntimeError, out of their log call."""
     reading, writing = os.pipe()
-    raised: list[BaseException] = []
+    raised: list[Exception] = []
 
     def say() -> None:
         try:
             for _ in range(300):
                 structlog.get_logger().info("said", more="x" * 900)
-        except BaseException as error:
+        except RuntimeError as error:
             raised.append(error)
 
     with os.fdopen(writing, "w") as out:

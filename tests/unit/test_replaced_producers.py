@@ -1,0 +1,130 @@
+"""A publisher's producer is replaced, since it failed or a topic takes smaller batches, while other threads use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from relay.capture.publisher import DefaultTiming
+from relay.kafka import appender
+from relay.kafka.appender import Appender, Receipt, Record
+from relay.kafka.topics import TopicFacts
+from relay.message.errors import CaptureError
+from relay.run import clock, schedule
+
+SOON_S = 0.3
+
+
+class Client:
+    """A producer that works; ``meanwhile`` happens as it takes a record, or as one is being made."""
+
+    all: list[Client]
+    while_made: Callable[[], object] = bool
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = dict(settings)
+        self.meanwhile: Callable[[], object] = bool
+        self.reports: list[Callable[..., None]] = []
+        self.all.append(self)
+        Client.while_made()
+
+    def produce(self, *_given: Any, on_delivery: Callable[..., None], **_: Any) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, bool
+        meanwhile()
+        self.reports.append(on_delivery)
+
+    def poll(self, seconds: float) -> int:
+        while self.reports:
+            self.reports.pop(0)(None, None)
+        clock.sleep(min(seconds, 0.005))
+        return 0
+
+    flush = poll
+
+    def purge(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
+    Client.all = []
+    monkeypatch.setattr(Client, "while_made", bool)
+    monkeypatch.setattr(appender, "Producer", Client)
+    return Client.all
+
+
+@pytest.fixture
+def publisher(monkeypatch: pytest.MonkeyPatch) -> Appender:
+    """Return one to whom a topic's name says how large its messages may be."""
+
+    def described(_: Appender, names: list[str], wait_s: float = 0.0) -> dict[str, TopicFacts]:
+        del wait_s
+        return {name: TopicFacts(name, bytes(16), 1, 1, {"max.message.bytes": name.partition("-")[2]}) for name in names}
+
+    monkeypatch.setattr(Appender, "describe", described)
+    return Appender({"bootstrap.servers": "127.0.0.1:1"}, DefaultTiming())
+
+
+def record(key: bytes) -> Record:
+    return Record("orders", 0, key, b"v", [])
+
+
+def append(publisher: Appender, *keys: bytes) -> Receipt:
+    receipt = Receipt(len(keys))
+    publisher.append([record(key) for key in keys], receipt, float("inf"))
+    return receipt
+
+
+def test_what_a_replaced_producer_takes_late_is_not_waited_for(made: list[Client], publisher: Appender) -> None:
+    """Nobody asks it for reports any more, so that those who wait for them would wait for ever."""
+
+    def another_thread_replaces_it() -> None:
+        publisher.topic("small-1000")
+        assert append(publisher, b"other").wait(SOON_S)
+        clock.sleep(SOON_S)  # by now the old one was asked for the last time
+
+    made[0].meanwhile = another_thread_replaces_it
+    with pytest.raises(CaptureError, match="was replaced"):
+        append(publisher, b"1", b"2")
+    publisher.close()
+
+
+def test_a_topic_that_becomes_known_while_a_producer_is_made_is_heeded_by_the_next(
+    made: list[Client], publisher: Appender
+) -> None:
+    threads: list[schedule.Thread] = []
+
+    def another_topic() -> None:
+        Client.while_made = bool
+        threads.append(schedule.start_thread("publishes", lambda: publisher.topic("smaller-500")))
+        threads[0].join(SOON_S)
+
+    publisher.topic("small-1000")
+    Client.while_made = another_topic
+    append(publisher, b"1")
+    threads[0].join()
+    append(publisher, b"2")
+    publisher.close()
+
+    assert [one.settings.get("batch.size") for one in made] == [None, 1000, 500]
+
+
+def test_an_error_that_ends_nothing_does_not_keep_a_producer_that_is_to_be_replaced(
+    made: list[Client], publisher: Appender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def while_it_is_looked_at(_: KafkaError) -> bool:
+        publisher.topic("small-1000")
+        return False
+
+    monkeypatch.setattr(appender, "is_end", while_it_is_looked_at)
+    made[0].settings["error_cb"](KafkaError(KafkaError._TRANSPORT))
+    append(publisher, b"1")
+    publisher.close()
+
+    assert len(made) == 2
