@@ -232,7 +232,7 @@ class Worker:
         assert self._hands is not None, "made by run"
         limit = clock.monotonic() + self._limits.drain_s
         self._stopping = True
-        while self._dispatch.in_hand or self._dispatch.has_writes or self._states.has_pending:
+        while self._has_work():
             with self._dispatching:
                 self._dispatch.give_back()
             self._once()
@@ -247,6 +247,10 @@ class Worker:
         with suppress(Retriable, InDoubt), self._turn():  # else whoever comes next forgets it for this worker
             if self._store.leave(self._holder):
                 self._mark.close()
+
+    def _has_work(self) -> bool:
+        with self._dispatching:  # a hand counts what ended down before it notes what is to be written of it
+            return bool(self._dispatch.in_hand or self._dispatch.has_writes or self._states.has_pending)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from relay.run import schedule
 from relay.work import worker as loop
 from relay.work.backoff import Backoff
 from relay.work.coroutines import AwaitedRunner
-from relay.work.dispatch import UNEXPLAINED_MAX, Ended, Outcome, Work
+from relay.work.dispatch import UNEXPLAINED_MAX, Dispatch, Ended, Outcome, Work
 from relay.work.hands import all_ended
 from relay.work.mark import Mark, dead_mark
 from relay.work.upkeep import Upkeep
@@ -103,6 +103,29 @@ def test_told_to_end_it_finishes_what_runs_and_gives_back_the_rest(tmp_path: Pat
     assert not site.store.held(HOLDER.id)
     assert not site.left
     assert site.store.counts()[1][0].counts[SubscriberState.AVAILABLE] == 5 - done
+
+
+def test_what_ends_just_as_the_worker_looks_whether_anything_is_left_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand counts a message down before it notes what is to be written of it."""
+    site = Site(tmp_path, 1)
+    note = Dispatch._note
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.2)
+        note(*given)
+
+    def told_to_end(work: Work) -> Sequence[Ended]:
+        worker.stop()
+        time.sleep(0.1)
+        return all_ended(work, Outcome.DONE)
+
+    monkeypatch.setattr(Dispatch, "_note", slowly)
+    worker = site.worker(told_to_end)
+    report = worker.run()
+
+    assert (report.done, site.store.held(HOLDER.id), site.left) == (1, [], 0)
 
 
 def test_a_handler_that_hangs_ends_the_process_which_holds_that_message_alone_and_is_blamed_on_it(
