@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from relay.message.envelope import GivenHeaders, given_headers
 from relay.message.json_text import as_json
 from relay.queue.message import NewMessage, Taken
+from relay.run import schedule
 from relay.work.desks import check_call
+
+_ENDING: Final = schedule.lock()
+"""Held for a moment while a child is added, or a call ends. One for all: a message may be pickled, which a lock cannot."""
 
 
 class Message:
@@ -30,6 +34,11 @@ class Message:
         self.is_over = False
         """Set when the handler has returned: what a thread that it left behind publishes would be lost without a word."""
         self.process = os.getpid()
+
+    def end(self) -> None:
+        """The handler has returned: what `publish` has not taken by now it refuses."""
+        with _ENDING:
+            self.is_over = True
 
     @property
     def handle(self) -> int:
@@ -123,7 +132,9 @@ class Message:
             ttl_ms=None if ttl_ms is None else int(ttl_ms),
             delay_ms=int(delay_ms),
         )
-        self.children.append((queue, child))
+        with _ENDING:
+            check_call(self.process, is_over=self.is_over)  # it may have returned since, in another thread
+            self.children.append((queue, child))
 
 
 def _raw(given: Any) -> bytes:

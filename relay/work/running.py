@@ -108,7 +108,7 @@ class Call:
     def end(self) -> None:
         """The handler has returned: nothing that it left behind may write or publish any more."""
         for message in self.messages:
-            message.is_over = True
+            message.end()
         for database in self.databases:
             database.end()
 

@@ -130,6 +130,36 @@ def test_what_is_published_once_the_handler_has_returned_is_refused() -> None:
         kept[0].publish("q", b"late")
 
 
+def test_what_a_thread_is_just_publishing_as_the_handler_returns_is_refused() -> None:
+    """Otherwise it is in nobody's hands: the message is decided without it, and whoever published believes that it will show."""
+    begun, returned = schedule.event(), schedule.event()
+    outcomes: list[type[BaseException] | None] = []
+    threads: list[schedule.Thread] = []
+
+    def headers() -> Iterator[tuple[str, bytes]]:
+        begun.set()
+        returned.wait(10)
+        yield "a", b"1"
+
+    def handler(message: Message) -> None:
+        def publish() -> None:
+            try:
+                message.publish("q", b"child", headers=headers())
+            except CallOver:
+                outcomes.append(CallOver)
+            else:
+                outcomes.append(None)
+
+        threads.append(schedule.start_thread("left-behind", publish))
+        begun.wait(10)
+
+    end = ended(queue("q", "s"), "s", handler)
+    returned.set()
+    threads[0].join(10)
+
+    assert (end.outcome, outcomes) == (Outcome.DONE, [CallOver])
+
+
 class Damaged(dict[str, QueueStore]):
     """Queues of which one cannot be opened until a person has mended it."""
 
