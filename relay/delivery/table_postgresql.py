@@ -186,12 +186,13 @@ class PostgresqlCursor:
         self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = (), *, redriven: bool = False
     ) -> _PreparedText:
         """Map messages and render their rows; the types are those that the last claim read."""
-        assert self._effect is not None, "claim partitions before preparing messages"
+        by = self._effect  # once: the cursor's thread may connect again meanwhile, and read other types
+        assert by is not None, "claim partitions before preparing messages"
         arrivals = Arrivals.of(messages)
-        mapped = self._mapping.map(messages, self._effect.finish)
+        mapped = self._mapping.map(messages, by.finish)
         topic_ids = {place: claim_of(self._claimed, place)[0] for place in arrivals.places}
         inbox = postgresql_inbox.copy_rows(arrivals, mapped.faults, topic_ids)
-        return _PreparedText(arrivals, mapped, inbox, self._effect, topic_ids, ranges=ranges, redriven=redriven)
+        return _PreparedText(arrivals, mapped, inbox, by, topic_ids, ranges=ranges, redriven=redriven)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused or was there, write it again, expecting that."""

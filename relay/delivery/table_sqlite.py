@@ -165,9 +165,10 @@ class SqliteCursor:
         self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = (), *, redriven: bool = False
     ) -> _PreparedRows:
         """Map messages into parameters; the types are those that the last claim read."""
-        assert self._effect is not None, "claim partitions before preparing messages"
-        mapped = self._mapping.map(messages, self._effect.finish)
-        return _PreparedRows(Arrivals.of(messages), mapped, self._effect, ranges=ranges, redriven=redriven)
+        effect = self._effect  # once: the cursor's thread may open the file again meanwhile, and read other types
+        assert effect is not None, "claim partitions before preparing messages"
+        mapped = self._mapping.map(messages, effect.finish)
+        return _PreparedRows(Arrivals.of(messages), mapped, effect, ranges=ranges, redriven=redriven)
 
     def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
         """Write a batch; if a row of it is refused, write it again with the rows at fault found one by one."""

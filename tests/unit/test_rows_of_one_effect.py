@@ -1,0 +1,44 @@
+"""A batch is formed on the worker's thread while the cursor's may connect again, and read other types of the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from relay.delivery.mapping import Finish, Mapped
+from relay.delivery.table import TablePlan
+from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table_sqlite import SqliteCursor
+from relay.message.record import LogMessage
+
+PLAN = TablePlan(relay="shop", route="main", resource="db", table="t", mode="insert", columns={})
+
+
+class Effect:
+    def finish(self, columns: list[list[object]]) -> list[object]:
+        return [self, *columns]
+
+
+class Mapping:
+    """Forms rows, and has the cursor connect again meanwhile."""
+
+    cursor: PostgresqlCursor | SqliteCursor
+
+    def map(self, messages: Sequence[LogMessage], finish: Finish) -> Mapped:
+        assert not messages
+        rows = finish([])
+        self.cursor._effect = Effect()  # type: ignore[assignment]
+        return Mapped(rows, [], {})
+
+
+@pytest.mark.parametrize("kind", [PostgresqlCursor, SqliteCursor])
+def test_rows_are_written_as_what_they_were_formed_for(kind: type[PostgresqlCursor | SqliteCursor]) -> None:
+    """Else what tells that the table was altered compares it with its new types, and rows formed for the old ones go in."""
+    mapping = Mapping()
+    mapping.cursor = cursor = kind("sqlite:///t.db", PLAN, mapping=mapping)
+    cursor._effect = Effect()  # type: ignore[assignment]
+
+    prepared = cursor.prepare([])
+
+    assert prepared.mapped.rows == [prepared.effect]
