@@ -61,7 +61,10 @@ class HeldPublishers:
 
 
 class QueueEffect:
-    """Puts a run of messages; ``bind`` gives the store that writes on a connection."""
+    """Puts a run of messages; ``bind`` gives the store that writes on a connection.
+
+    A batch keeps the effect that it was formed by, also where that connection was lost since and it is put on another one.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,8 @@ class QueueEffect:
         balance: Balance,
         publishers: HeldPublishers,
     ) -> None:
-        self._store = bind(connection)
+        self._bind = bind
+        self._connection, self._store = connection, bind(connection)
         self._queue = queue
         self._balance = balance
         self._publishers = publishers
@@ -80,11 +84,13 @@ class QueueEffect:
         """Rows come from the mapping as they are."""
         return columns
 
-    def apply(self, connection: Any, rows: Sequence[Putting]) -> None:  # noqa: ARG002 - bound when it was made
+    def apply(self, connection: Any, rows: Sequence[Putting]) -> None:
         """Put messages in their order; RowFault if the queue refuses one, StoreFull if it has no room now.
 
         What those who were resumed have left is revealed before, also where nothing comes.
         """
+        if connection is not self._connection:
+            self._connection, self._store = connection, self._bind(connection)
         now = clock.wall_ms()
         # Once: between two looks a publisher may be paused, and its message be put by neither, or be resumed, and overtake.
         word = self._publishers.word
