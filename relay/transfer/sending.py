@@ -49,6 +49,9 @@ class Sending:
         self._open = 0
         self._trimming = False
         self._expires: float | None = None
+        """Set by the thread that uses the cursor alone: it may just have gone on to what comes next."""
+        self._let_go = (0.0, 0.0)
+        """The expiry for which the connection was closed last, and when it is closed again for that one."""
         self._attempt = 0
         cursor.progressed = self._progressed
         self._thread: schedule.Thread | None = None
@@ -88,9 +91,12 @@ class Sending:
     def tend(self, now: float) -> None:
         """The timer: a batch without an answer in time loses its connection and is sent again by its thread."""
         expires = self._expires
-        if expires is not None and now >= expires:
+        if expires is None:
+            return
+        closed_for, again_at = self._let_go
+        if now >= (again_at if expires == closed_for else expires):
             # Once more after that: there may be no connection yet that could be closed.
-            self._expires = now + LET_GO_S
+            self._let_go = (expires, now + LET_GO_S)
             log.warning("no answer in time; sending again on a new connection")
             self._cursor.abandon()
 

@@ -230,6 +230,44 @@ def test_a_connection_that_is_made_when_the_timer_ends_is_ended_by_the_next_one(
     sending.close()
 
 
+class Counting(Cursor):
+    """A cursor whose first batch is answered once its time is over; it counts how often its connection is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(silent=False)
+        self.answers = threading.Event()
+        self.abandoned = 0
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        assert self.answers.wait(10)
+        return [Verdict(0, 1)]
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+
+def test_a_batch_that_is_answered_as_its_time_ends_leaves_no_timer_behind() -> None:
+    """It closed the connection of a route to which nothing came every ten seconds."""
+    cursor = Counting()
+    sending = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+
+    class Late(float):
+        def __ge__(self, other: object) -> bool:
+            cursor.answers.set()
+            wait_until(lambda: sending._expires is None)
+            return True
+
+    sending.send({PLACE: 7}, None)
+    wait_until(lambda: sending._expires is not None)
+    sending.tend(Late(5.0))
+    for number in range(1, 5):
+        sending.tend(5.0 + number * sending_module.LET_GO_S)
+
+    assert sending.answers() == [[Verdict(0, 1)]]
+    assert cursor.abandoned == 1
+    sending.close()
+
+
 class Noting(Cursor):
     """A cursor that notes what it is asked for. The first batches fail as told; where ``held``, each waits to be let go on."""
 
