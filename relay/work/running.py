@@ -285,13 +285,17 @@ class Runner:
         with _afterwards():
             has_all = further.finish()
         has_all = self._accept(put) and has_all
-        self.children += sum(len(message.children) for message in messages)
+        self._count(messages)
         if self._place.queue in desk.stores:
             return all_ended(work, Outcome.WRITTEN)
         if has_all:
             self.forgetting.left_nothing({one.ticket: self._place.attempt(one) for one in work.messages})
         self._forget(clock.monotonic())
         return all_ended(work, Outcome.DONE)
+
+    def _count(self, messages: Sequence[Message]) -> None:
+        count = sum(len(message.children) for message in messages)
+        self.children += count  # nothing is called in between, so that another thread's are not lost
 
     def forget_all(self) -> None:
         """Forget what is left of outcomes that nobody needs any more: the worker has ended."""
@@ -359,7 +363,7 @@ class Runner:
             raise
         crash_point("work.decided")
         self._accept(put)
-        self.children += sum(len(message.children) for message in messages)
+        self._count(messages)
         return all_ended(work, Outcome.WRITTEN)
 
     def _find_out(self, work: Work, doubt: EffectsInDoubt) -> Sequence[Ended]:

@@ -160,6 +160,31 @@ def test_what_a_thread_is_just_publishing_as_the_handler_returns_is_refused() ->
     assert (end.outcome, outcomes) == (Outcome.DONE, [CallOver])
 
 
+def test_children_that_another_thread_counts_in_the_same_moment_are_counted_too() -> None:
+    store, looked = queue("q", "s"), 0
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = store.take("s", HOLDER, 1, 1)
+
+    class Children(list[tuple[str, NewMessage]]):
+        def __len__(self) -> int:
+            nonlocal looked
+            looked += 1
+            runner.children += 1  # by another thread
+            return super().__len__()
+
+    def publishing(message: Message) -> None:
+        message.publish("q", b"child")
+        message.children = Children(message.children)
+
+    place = Place("q", "s", "queue:q", {"q": store}, {"q": schedule.lock()})
+    runner = Runner(Handler("q", publishing, None, 0, "queue"), place, None)
+    runner(Work((taken,)))
+
+    assert looked
+    assert runner.children == 1 + looked
+
+
 class Damaged(dict[str, QueueStore]):
     """Queues of which one cannot be opened until a person has mended it."""
 
