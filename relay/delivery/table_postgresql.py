@@ -251,7 +251,8 @@ class PostgresqlCursor:
             if connection is None or connection.closed:
                 return
             # A duplicate is shut down, which ends the connection itself and leaves the descriptor to its owner.
-            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+            # The library lets go of one that breaks in this moment by itself.
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
                 duplicate.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -383,7 +384,7 @@ class PostgresqlCursor:
     def _check_table(self, connection: Connection, by: Effect) -> None:
         """Raise Fenced if the rows were formed for types that the table does not have any more: they are mapped anew."""
         if not by.is_current(connection):
-            connection.close()  # what was written goes with it, and the next one reads the types
+            self._drop()  # what was written goes with it, and the next one reads the types
             raise Fenced(f"{self._plan.where} was altered; nothing was written, and the messages are mapped anew")
 
     def _trim_beside(self, connection: Connection, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
