@@ -52,15 +52,17 @@ def queue_cursor(
     )
     balance = Balance(queue.balancing)
 
+    url = address(config, to.queue, desired)
+
     def effect(connection: Any) -> QueueEffect:
         return QueueEffect(
-            connection, lambda c: bind_queue(config, to.queue, c, desired), queue, balance, publishers
+            connection, lambda c: bind_queue(config, to.queue, url, c, desired), queue, balance, publishers
         )
 
     # Topic ids change only when a topic is made anew, which stops the route.
     mapping = QueueMapping(queue, lru_cache(maxsize=1)(topic_ids))
-    url = address(config, to.queue, desired).removeprefix("log+")
+    database = url.removeprefix("log+")
     limits = cursor_limits(config)
-    if url.startswith("sqlite:"):
-        return SqliteCursor(url, plan, limits, mapping=mapping, effects=effect)
-    return PostgresqlCursor(url, plan, limits, mapping=mapping, effects=effect)
+    if database.startswith("sqlite:"):
+        return SqliteCursor(database, plan, limits, mapping=mapping, effects=effect)
+    return PostgresqlCursor(database, plan, limits, mapping=mapping, effects=effect)

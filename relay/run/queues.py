@@ -89,11 +89,15 @@ def open_queue(config: RelayConfig, name: str, desired: Desired) -> QueueStore:
     return store
 
 
-def bind_queue(config: RelayConfig, name: str, connection: Any, desired: Desired) -> QueueStore:
-    """Return a queue's store on an open connection, whose owner begins and ends the transactions."""
+def bind_queue(config: RelayConfig, name: str, url: str, connection: Any, desired: Desired) -> QueueStore:
+    """Return a queue's store on an open connection, whose owner begins and ends the transactions.
+
+    ``url`` is where it lay when its owner chose that database: another thread may have heard since that it has moved. It is
+    retired here then, which whoever writes is told.
+    """
     from relay.queue.stores import bind_store  # noqa: PLC0415 - load the driver in use only
 
-    store = bind_store(queue_of(config, name).settings(), address(config, name, desired), connection)
+    store = bind_store(queue_of(config, name).settings(), url, connection)
     check_identity(name, store.uuid, desired)
     return store
 

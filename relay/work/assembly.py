@@ -211,15 +211,14 @@ class Assembled:
         resource = self._job.handler.resource
         return resource is not None and self._config.resources[resource].kind == "sqlite"
 
-    def _queues_in_resource(self) -> tuple[str, ...]:
-        """Return the queues whose states lie in the handler's own database: one transaction can hold both."""
+    def _queues_in_resource(self) -> dict[str, str]:
+        """Return where the queues lie whose states are in the handler's own database: one transaction can hold both."""
         resource = self._job.handler.resource
         if resource is None:
-            return ()
+            return {}
         config, url = self._config, self._config.resources[resource].url.get_secret_value()
-        return tuple(
-            name for name in config.queues if address(config, name, self._desired).removeprefix("log+") == url
-        )
+        lie = {name: address(config, name, self._desired) for name in config.queues}
+        return {name: at for name, at in lie.items() if at.removeprefix("log+") == url}
 
     def _make_desks(self, concurrency: int) -> Desks | None:
         resource = self._job.handler.resource
@@ -233,7 +232,7 @@ class Assembled:
         connection = self._connect(resource, self._pause_s)
 
         def bind(bound: Any) -> dict[str, QueueStore]:
-            return {name: bind_queue(self._config, name, bound, self._desired) for name in self._near}
+            return {name: bind_queue(self._config, name, at, bound, self._desired) for name, at in self._near.items()}
 
         if self._is_sqlite:
             return SqliteDesk(resource, connection, bind, self._gate)
