@@ -24,6 +24,7 @@ from relay.run import clock, schedule
 _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001
 _CLOSE_S: Final = 5.0
+_CLOSED: Final = "the log takes nothing from this publisher any more: it was closed"
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
 
@@ -94,7 +95,7 @@ class Appender:
         Raises CaptureError; records handed over before may still arrive then.
         """
         if self._closing:
-            raise CaptureError("the log takes nothing from this publisher any more: it was closed")
+            raise CaptureError(_CLOSED)
         if self._fatal:
             self._renew()
         used = self._producer
@@ -113,6 +114,10 @@ class Appender:
                             "queue.buffering.max.messages"
                         ) from error
                     clock.sleep(_FULL_QUEUE_PAUSE_S)
+                except RuntimeError as error:
+                    if not self._closing:
+                        raise
+                    raise CaptureError(_CLOSED) from error  # by another thread, since this began
                 except KafkaException as error:
                     # Of an earlier one it is no news: its successor, renewed in its turn, would take records that nobody reports.
                     if is_end(error.args[0]) and used is self._producer:

@@ -1,4 +1,4 @@
-"""A publisher's producer is replaced, since it failed or a topic takes smaller batches, while other threads use it."""
+"""A publisher's producer is replaced, since it failed or a topic takes smaller batches, or closed, while other threads use it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ class Client:
         self.settings = dict(settings)
         self.meanwhile: Callable[[], object] = bool
         self.reports: list[Callable[..., None]] = []
+        self.is_closed = False
         self.all.append(self)
         Client.while_made()
 
     def produce(self, *_given: Any, on_delivery: Callable[..., None], **_: Any) -> None:
         meanwhile, self.meanwhile = self.meanwhile, bool
         meanwhile()
+        if self.is_closed:
+            raise RuntimeError("Producer has been closed")
         self.reports.append(on_delivery)
 
     def poll(self, seconds: float) -> int:
@@ -48,7 +51,7 @@ class Client:
         pass
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +131,10 @@ def test_an_error_that_ends_nothing_does_not_keep_a_producer_that_is_to_be_repla
     publisher.close()
 
     assert len(made) == 2
+
+
+def test_what_is_appended_as_the_publisher_is_closed_is_refused_as_what_comes_later(made: list[Client], publisher: Appender) -> None:
+    made[0].meanwhile = publisher.close
+
+    with pytest.raises(CaptureError, match="was closed"):
+        append(publisher, b"1")
