@@ -43,12 +43,19 @@ class BulkAppender:
         produce = self._producer.produce
         report = self._reports.setdefault
         for topic, partition, key, value, headers in records:
+            full_until = None
             while True:
                 try:
                     produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
-                except BufferError:
+                except BufferError as full:
                     self._producer.poll(_FULL_WAIT_S)  # retry: the queue drains, or its messages time out
                     self._raise_failure()
+                    full_until = full_until or clock.monotonic() + 2 * self._timeout_s
+                    if clock.monotonic() > full_until:
+                        raise CaptureError(
+                            f"topic {topic}: a message of {len(value or b'')} bytes finds no room in the client; raise "
+                            "queue.buffering.max.kbytes above message.max.bytes"
+                        ) from full
                 except KafkaException as error:
                     raise CaptureError(
                         f"topic {topic}: a message was refused: {error.args[0].str()}"

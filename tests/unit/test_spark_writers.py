@@ -11,6 +11,8 @@ import pytest
 
 from relay.capture.decisions import Attempt, UnitDecision, batch_unit, named_unit
 from relay.capture.outcomes import decode_marker
+from relay.config.timing import Timing
+from relay.kafka.bulk import BulkAppender
 from relay.message.errors import CaptureError, InDoubt, Unreachable
 from relay.message.record import LogPartition
 from relay.spark import deciding, source, writing
@@ -247,3 +249,13 @@ class TestDriver:
         brokers.stands = done = replace(brokers.stands, committed=True)
 
         assert decider.committed() is done
+
+
+@pytest.mark.timeout(20)
+def test_a_row_for_which_the_client_never_has_room_is_refused() -> None:
+    """The task waited for ever: nothing was queued that could have timed out."""
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "queue.buffering.max.kbytes": "1024", "message.max.bytes": "5000000"}
+    appender = BulkAppender(kafka, Timing(), 1.0)
+
+    with pytest.raises(CaptureError, match="a message of 2000000 bytes finds no room in the client"):
+        appender.append([("orders", 0, None, b"x" * 2_000_000, [])])
