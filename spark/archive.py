@@ -162,6 +162,11 @@ def _same_topics(config: RelayConfig, spark: SparkSession, topics: list[str], ch
     path = checkpoint / _TOPICS
     begun = orjson.loads(kept(spark, path) or b"{}")
     reached = taken(spark, checkpoint)
+    if left_out := sorted(reached.keys() - ids.keys()):
+        raise ConfigError(
+            f"--topic: {', '.join(left_out)} was archived there before, and what a run leaves out is lost to Spark, for later runs as well; "
+            "name it too, or give another --to"
+        )
     _refuse_another(made_again(ids, begun, reached, () if begun or not reached else _told(config)))
     if not ids.keys() <= begun.keys():
         keep(spark, path, orjson.dumps(begun | {topic: one.hex() for topic, one in ids.items()}))

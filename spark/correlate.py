@@ -20,7 +20,7 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.following import Following, refuse_lost_checkpoint
+from relay.jobs.following import Following, refuse_lost_checkpoint, taken
 from relay.jobs.records import Broker, java_settings
 from relay.message.envelope import CAPTURE, ID, PARENTS, SOURCE, TIME
 from relay.message.errors import ConfigError
@@ -85,6 +85,7 @@ def _run(options: Namespace) -> int:
     messages = _messages(joined, options, partitions)
     checkpoint = options.checkpoint or config.relay.state / "spark" / f"correlate-{options.name}"
     refuse_lost_checkpoint(spark, config.relay.name, config.kafka, f"correlate-{options.name}", checkpoint)
+    _refuse_other_topics(list(taken(spark, checkpoint)), options)
     following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow)
     counted = {"joined": 0}
 
@@ -96,6 +97,15 @@ def _run(options: Namespace) -> int:
     said = f"{counted['joined']:,} joined messages were captured into {options.to}, of {following.rows:,} that came"
     session.say(orjson.dumps(report).decode() if options.json else said)
     return 0
+
+
+def _refuse_other_topics(joined: Sequence[str], options: Namespace) -> None:
+    """Raise ConfigError where the name has joined other topics, or the same in another order: Spark knows its sources by their order."""
+    if joined and list(joined) != options.topic:
+        raise ConfigError(
+            f"--topic {', '.join(options.topic)}: {options.name} has joined {', '.join(joined)} before, and its progress is theirs, in this "
+            "order; name them so, or choose another --name"
+        )
 
 
 def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> int:

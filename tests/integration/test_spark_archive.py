@@ -11,15 +11,17 @@ from confluent_kafka.admin import AdminClient
 from pyarrow import parquet
 
 from relay.local import spark
+from tests.conftest import MakeTopic
 from tests.integration.audit_site import Site
 from tests.routes import delete_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def archive(site: Site, to: Path) -> tuple[int, str]:
-    """Run the job on the log; return its exit code and what it said."""
-    job = spark.submission("archive", [str(site.config.path), "--topic", site.log, "--to", str(to)])
+def archive(site: Site, to: Path, *topics: str) -> tuple[int, str]:
+    """Run the job on topics, else the log; return its exit code and what it said."""
+    named = [part for topic in topics or (site.log,) for part in ("--topic", topic)]
+    job = spark.submission("archive", [str(site.config.path), *named, "--to", str(to)])
     done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=400)
     return done.returncode, done.stdout + done.stderr
 
@@ -49,3 +51,22 @@ def test_a_second_destination_gets_what_the_first_has_and_what_is_gone_is_said_w
     assert code == 2, said
     assert "begin anew at its beginning with another --to" in said
     assert "Traceback" not in said
+
+
+def test_a_run_without_a_topic_of_before_is_refused_and_the_next_one_with_it_goes_on(
+    make_site: Callable[..., Site], make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Spark takes the topic's partitions for lost, and has written down by then a batch that no later run may leave out."""
+    site, other = make_site(), make_topic(1)
+    site.write(site.log, 0)
+    code, said = archive(site, tmp_path / "to")
+    assert code == 0, said
+    site.write(other, 1)
+
+    refused, why = archive(site, tmp_path / "to", other)
+    code, said = archive(site, tmp_path / "to", site.log, other)
+
+    assert code == 0, said
+    assert offsets(tmp_path / "to") == [0, 0]
+    assert refused == 2, why
+    assert f"{site.log} was archived there before" in why
