@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from relay.config.loading import load
@@ -17,9 +18,14 @@ from relay.run.queues import open_at, queue_of
 from relay.setup.queue_tables import create_tables
 from relay.transfer.cursor import DELIVERED
 from tests.contracts.table_databases import message, outcomes
+from tests.integration.test_queue_route import MakeRoute, make, messages
 from tests.recorded_queue import RecordedQueue
+from tests.routes import publish, wait_for
 
 PLACE = LogPartition("orders", 0)
+ENDED = """select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
+where application_name = 'relay:main' and datname = current_database()"""
+__all__ = ["make"]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -49,3 +55,19 @@ def test_a_batch_that_was_formed_before_the_connection_was_lost_is_put_on_the_ne
                 assert outcomes(cursor.deliver({PLACE: offset + 1}, prepared)) == [DELIVERED]
 
         assert len(store.views([1, 2])) == 2
+
+
+@pytest.mark.slow
+def test_a_route_whose_sessions_the_server_ends_again_and_again_puts_every_message_once(
+    make: MakeRoute, postgres: str
+) -> None:
+    route = make("postgresql")
+    route.start()
+    wait_for(lambda: "running" in route.said(), what="the worker")
+    with psycopg.connect(postgres, autocommit=True) as server:
+        for first in range(0, 2000, 200):
+            publish(route.kafka, route.log, messages(200, first))
+            wait_for(lambda: server.execute(ENDED).fetchone() != (0,), what="a session to end")
+
+    wait_for(lambda: len(route.found()) >= 2000, what="the messages")
+    assert sorted(int(view.id[2:]) for view in route.found()) == list(range(2000))
