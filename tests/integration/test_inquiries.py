@@ -88,7 +88,7 @@ def test_a_relay_with_the_database_ends_captures_in_the_log_for_those_without(
     wait_for(lambda: "the resource is unknown" in status(without), what="both captures undecided")
     knowing = Route(
         tmp_path, without.kafka, without.log, f'{{ topic = "{without.out}" }}',
-        extra=f'[resources.shop]\nurl = "sqlite:///{tmp_path}/shop.db"',
+        extra=f'start = "earliest"\n[resources.shop]\nurl = "sqlite:///{tmp_path}/shop.db"',
     )  # fmt: skip
     knowing.migrate()
     try:
