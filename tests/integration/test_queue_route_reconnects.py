@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from relay.config.loading import load
 from relay.delivery.queue_effects import HeldPublishers
 from relay.message.record import LogPartition
-from relay.resources import open_resource
-from relay.run.following import DesiredFollower
-from relay.run.queue_cursor import queue_cursor
-from relay.run.queues import open_at, queue_of
-from relay.setup.queue_tables import create_tables
 from relay.transfer.cursor import DELIVERED
 from tests.contracts.table_databases import message, outcomes
 from tests.integration.test_queue_route import MakeRoute, make, messages
-from tests.recorded_queue import RecordedQueue
+from tests.recorded_queue import cursor_into_queue
 from tests.routes import publish, wait_for
 
 PLACE = LogPartition("orders", 0)
@@ -34,26 +27,13 @@ def test_a_batch_that_was_formed_before_the_connection_was_lost_is_put_on_the_ne
 ) -> None:
     """It was put on the connection that had been lost, again and again, until somebody started the worker anew."""
     url = postgres if kind == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
-    path = tmp_path / "relay.toml"
-    path.write_text(
-        '[relay]\nname = "shop"\ninstance = "a"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
-        f'[resources.shop]\nurl = "{url}"\n[queues.credit]\nstore = "shop"\nsubscribers = {{ clerk = {{}} }}\n'
-        '[routes.main]\nfrom = ["orders"]\nto = { queue = "credit" }\n'
-    )
-    config = load(path)
-    open_resource("shop", url).create_tables()
-    create_tables(config, queue_of(config, "credit"), "shop")
-    with closing(open_at(config, queue_of(config, "credit"), "shop")) as store:
-        follower = DesiredFollower(RecordedQueue("credit", store.uuid))
-        to = config.routes["main"]
-        with closing(queue_cursor(config, to, follower, HeldPublishers(), lambda: {"orders": bytes(16)})) as cursor:
-            cursor.claim({PLACE: bytes(16)})
-            batches = [cursor.prepare([message(offset)]) for offset in range(2)]
-            cursor.close()
+    with cursor_into_queue(tmp_path, url, HeldPublishers()) as (cursor, store):
+        cursor.claim({PLACE: bytes(16)})
+        batches = [cursor.prepare([message(offset)]) for offset in range(2)]
+        cursor.close()
 
-            for offset, prepared in enumerate(batches):
-                assert outcomes(cursor.deliver({PLACE: offset + 1}, prepared)) == [DELIVERED]
-
+        for offset, prepared in enumerate(batches):
+            assert outcomes(cursor.deliver({PLACE: offset + 1}, prepared)) == [DELIVERED]
         assert len(store.views([1, 2])) == 2
 
 
