@@ -21,8 +21,7 @@ Records = Iterable[tuple[bytes, bytes | None]]
 def check_control(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
     """Read it, and look at what goes by it; before the first migration only whether the relay had another name."""
     if config.control_topic not in facts:
-        with Topics(config.kafka, config.timing) as topics:
-            findings.faults += filter(None, [find_repeat(config, topics, facts)])
+        _check_name(config, facts, findings)
         return
     records = _records(config, findings)
     if records is None:
@@ -55,6 +54,16 @@ def judge_first_starts(config: RelayConfig, records: Records, facts: Mapping[str
         except Stopped as refused:
             problem, _, remedy = str(refused).partition(". ")
             findings.fault(f"routes.{route.name}", "", problem, remedy)
+
+
+def _check_name(config: RelayConfig, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
+    try:
+        with Topics(config.kafka, config.timing) as topics:
+            repeat = find_repeat(config, topics, facts)
+    except Unreachable as error:
+        findings.unreachable.append(f"names of other relays: {error}")
+    else:
+        findings.faults += [] if repeat is None else [repeat]
 
 
 def _records(config: RelayConfig, findings: Findings) -> list[tuple[bytes, bytes | None]] | None:
