@@ -18,7 +18,7 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.following import Following, exists, refuse_lost_checkpoint
+from relay.jobs.following import Following, exists, has_captured, refuse_lost_checkpoint
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
 
@@ -108,13 +108,7 @@ def _run(options: Namespace) -> int:
 
 def refuse_name_of_files(spark: SparkSession, config: RelayConfig, name: str, checkpoint: Path) -> None:
     """Raise ConfigError if files have used the name: the table would be taken for their first batch, and nothing of it captured."""
-    from relay.spark.following import decision_log  # noqa: PLC0415 - needs PySpark, which --help does not
-
-    log = decision_log(config.relay.name, config.kafka)
-    try:
-        of_files = log.decisions().has_batches_of(f"capture-{name}", behind=0)  # a table is one batch
-    finally:
-        log.close()
+    of_files = has_captured(config.relay.name, config.kafka, f"capture-{name}", behind=0)  # a table is one batch
     if of_files or exists(spark, checkpoint / "metadata"):
         raise ConfigError(f"--name {name}: files were captured under it, for whose first batch the table would be taken; choose another name")
 

@@ -95,19 +95,23 @@ def refuse_lost_checkpoint(
     Spark would give numbers of batches that are decided to new ones, whose rows would be taken for captured. It writes down what a batch
     has before it runs it, so that a checkpoint in its place knows every batch that can be decided.
     """
-    from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
-
     planned = last_planned(spark, checkpoint)
-    log = decision_log(relay, kafka)
-    try:
-        known = log.decisions().has_batches_of(query, behind=planned)
-    finally:
-        log.close()
-    if known:
+    if has_captured(relay, kafka, query, behind=planned):
         raise ConfigError(
             f"--checkpoint {checkpoint}: it {'is new' if planned < 0 else f'ends with batch {planned}'}, but {query} has captured before what "
             "comes behind that, and new rows would be taken for those of such a batch; bring the checkpoint back, or choose another --name"
         )
+
+
+def has_captured(relay: str, kafka: Mapping[str, str], query: str, *, behind: int) -> bool:
+    """Has a batch of the query been committed that comes behind the one of this number?"""
+    from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
+
+    log = decision_log(relay, kafka)
+    try:
+        return log.decisions().has_batches_of(query, behind=behind)
+    finally:
+        log.close()
 
 
 def last_planned(spark: SparkSession, checkpoint: Path) -> int:

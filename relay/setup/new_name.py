@@ -50,7 +50,7 @@ def judge_new_name(config: RelayConfig, facts: Mapping[str, TopicFacts], others:
     return None
 
 
-def _first_starts_of_others(config: RelayConfig, topics: Topics) -> dict[str, Records]:
+def _first_starts_of_others(config: RelayConfig, topics: Topics) -> Mapping[str, Records]:
     """Read all control topics at once; nothing is known if one of them may not be read, or does not answer."""
     names = set(topics.names())
     relays = [name.removesuffix(".control") for name in sorted(names) if name.endswith(".control")]
@@ -66,4 +66,4 @@ def _first_starts_of_others(config: RelayConfig, topics: Topics) -> dict[str, Re
                         found[places[LogPartition(record.topic(), 0)]].append((record.key(), record.value()))
     except (ConfigError, Stuck, Unreachable):
         return {}
-    return dict(found)
+    return found

@@ -142,9 +142,9 @@ class CommittedReader(DataSourceStreamReader):
         marks = self._watermarks()
         if self._prefixes is None:
             self._prefixes = {number: Prefix(low) for number, (low, _) in marks.items()}
-        for number, (low, _) in marks.items():
+        for number, (low, high) in marks.items():
             read_to = self._prefixes.setdefault(number, Prefix(low)).read_to
-            if marks[number][1] < read_to:
+            if high < read_to:
                 self._refuse_lost_end(number, read_to, self._reader().end_anew(self._place(number), read_to))
         ranges = {self._place(n): (prefix.read_to, marks[n][1]) for n, prefix in self._prefixes.items()}
         for records in self._reader().read(ranges):
