@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from relay.capture.async_block import AsyncCaptureBlock
     from relay.capture.block import CaptureBlock
     from relay.capture.publisher import Capture
     from relay.message.avro_values import AvroEncoder
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncCaptureBlock",
     "AvroEncoder",
     "AwaitedDatabase",
     "CallOver",
@@ -51,6 +53,7 @@ __all__ = [
     "subscriber",
 ]
 _PLACES: Final = {
+    "capture.async_block": ("AsyncCaptureBlock",),
     "capture.block": ("CaptureBlock",),
     "capture.publisher": ("Capture",),
     "message.avro_values": ("AvroEncoder",),

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from relay.capture import flow
+from relay.capture.async_block import AsyncCaptureBlock, BlockThreads
 from relay.capture.block import CaptureBlock
 from relay.capture.flow import Entered
 from relay.capture.inquiries import Answering
@@ -37,6 +38,7 @@ MAX_MESSAGES: Final = 100_000
 MAX_BYTES: Final = 64 << 20
 FIND_OUT_S: Final = 10.0
 CLOSE_S: Final = 10.0
+ASYNC_BLOCKS: Final = 32
 IDLE_KEPT_S: Final = 60.0
 """A database has few connections: what a burst of threads needed is closed when it has been idle for so long."""
 
@@ -61,7 +63,8 @@ class Capture:
     A block needs a database session to itself: an address of PgBouncer's transaction mode is refused (ConfigError). It takes
     up to ``max_messages`` and ``max_bytes`` (100,000 and 64 MiB, as with ``open``). ``inquiries`` is the topic on which relays ask
     this process what they cannot ask the database; without it (None) they wait. ``registry`` is the configuration's section about
-    a schema registry, which only ``avro`` asks.
+    a schema registry, which only ``avro`` asks. So many ``async_blocks`` are open at once, each with a thread and a connection;
+    others wait until one is over.
     """
 
     def __init__(
@@ -75,9 +78,12 @@ class Capture:
         max_bytes: int = MAX_BYTES,
         inquiries: str | None = None,
         registry: RegistryLike | None = None,
+        async_blocks: int = ASYNC_BLOCKS,
     ) -> None:
         if not source or not isinstance(source, str):
             raise ConfigError(f"source = {source!r} is no name; give a text that names the publisher, such as '/checkout'")
+        if async_blocks < 1:
+            raise ConfigError(f"async_blocks = {async_blocks} lets no block begin; give at least 1")
         self._timing = timing or DefaultTiming()
         self._resource = resource
         self._max_messages = max_messages
@@ -86,6 +92,7 @@ class Capture:
         self._idle: deque[tuple[float, Session]] = deque()
         """Since when, the last one to the right: it is taken first, so that those to the left are needed no more."""
         self._blocks = object()
+        self._threads = BlockThreads(async_blocks)
         self._process = os.getpid()
         self._closed = False
         self._appends = Turn()
@@ -117,7 +124,9 @@ class Capture:
         )
 
     @classmethod
-    def open(cls, path: str | Path, *, resource: str, source: str) -> Self:
+    def open(
+        cls, path: str | Path, *, resource: str, source: str, async_blocks: int = ASYNC_BLOCKS
+    ) -> Self:
         """Open by a configuration file, with the name of one of its ``[resources]`` and of this publisher (``ce_source``).
 
         Raises ConfigError, Unreachable.
@@ -138,6 +147,7 @@ class Capture:
             timing=config.timing,
             inquiries=config.inquiries_topic,
             registry=config.registry,
+            async_blocks=async_blocks,
         )
 
     def transaction(self) -> CaptureBlock:
@@ -149,6 +159,14 @@ class Capture:
         table is missing).
         """
         return CaptureBlock(self)
+
+    def async_transaction(self) -> AsyncCaptureBlock:
+        """Return a block for an ``async with`` statement, whose event loop waits neither for the database nor for the log.
+
+        ``await tx.execute(...)``, ``await tx.publish(...)``, ``async with tx.savepoint()``. The statement raises what
+        that of ``transaction`` does. One that is cancelled rolls back, unless COMMIT was sent: ``tx.is_committed`` tells.
+        """
+        return AsyncCaptureBlock(self, self._threads)
 
     def avro(
         self, topic: str, schema: Path | Mapping[str, Any], *, subject: str | None = None

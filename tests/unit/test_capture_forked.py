@@ -124,3 +124,35 @@ with service.capture.transaction() as tx:
 print(orders(path))
 """
     assert run(script, tmp_path / "shop.db") == "1\n"
+
+
+def test_a_fork_inside_an_asynchronous_block_leaves_it_to_its_parent(tmp_path: Path) -> None:
+    script = """
+import asyncio
+capture = prepared(path)
+
+async def refuses(step):
+    try:
+        await step
+    except CaptureError as error:
+        return "opened by process" in str(error)
+    return False
+
+async def place():
+    async with capture.async_transaction() as tx:
+        await tx.execute("insert into orders (what) values ('tea')")
+        if (fork := os.fork()) == 0:  # it must not use the loop, which it shares
+            steps = [tx.execute("select 1"), tx.__aexit__(None, None, None), capture.async_transaction().__aenter__()]
+            refused = [await refuses(step) for step in steps]
+            await tx.__aexit__(ValueError, ValueError(), None)
+            del tx
+            gc.collect()
+            os._exit(not all(refused))
+        assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+        await tx.execute("insert into orders (what) values ('milk')")
+
+asyncio.run(place())
+print(orders(path))
+capture.close()
+"""
+    assert run(script, tmp_path / "shop.db") == "2\n"

@@ -1,0 +1,305 @@
+"""`async with capture.async_transaction()`: a block on an event loop, of which a thread of its own does every step.
+
+Cancelling a coroutine does not stop what its thread does. What was not begun is left out; what was is waited for where the
+savepoint or the block ends, and undone with it: nothing of a block goes on behind its `async with`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from functools import partial, wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
+
+from relay.capture.block import CaptureBlock
+from relay.capture.flow import Entered
+from relay.message.errors import CaptureError
+from relay.run import schedule
+
+if TYPE_CHECKING:
+    from relay.capture.publisher import Capture
+
+THREAD_KEPT_S: Final = 60.0
+GIVEN_UP: Final = (
+    "a call of the block was cancelled while it ran, and the block went on; it is rolled back: let the cancellation leave "
+    "the block, or a tx.savepoint() around the call"
+)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Leave = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], Any]
+
+
+class BlockThreads:
+    """Threads that are lent to one block each until it is over; while all are lent, a block waits for its turn.
+
+    With a thread for each step those who wait for a lock could have all of them, and whoever holds it none to go on. They
+    end with the process whatever they wait for, and after a minute in which they were not needed.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = schedule.lock()
+        self._blocks: schedule.Queue[Callable[[], None]] = schedule.fifo()
+        self._lent = 0
+        """Blocks that are not over, those that wait among them."""
+        self._started = 0
+
+    def lend(self, block: Callable[[], None]) -> None:
+        """Have a thread run ``block``, which returns when the block is over."""
+        with self._lock:
+            if self._lent >= self._started < self._most:
+                schedule.start_thread("capture-block", self._serve)
+                self._started += 1
+            self._lent += 1
+            self._blocks.put(block)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                block = self._blocks.get(timeout=THREAD_KEPT_S)
+            except schedule.Empty:
+                with self._lock:
+                    if self._blocks.empty():
+                        self._started -= 1
+                        return
+                continue
+            block()
+            del block  # an idle thread keeps nothing of it
+            with self._lock:
+                self._lent -= 1
+
+
+class _Steps:
+    """What one block has its thread do, one step after the other, also where its coroutines ask for several at once."""
+
+    def __init__(self, publisher: Capture) -> None:
+        self._publisher = publisher
+        self._queue: schedule.Queue[tuple[Future[Any], Callable[[], Any]] | None] = schedule.fifo()
+        self._is_new = True
+        self.is_open = False
+        self.given_up = 0
+        """Steps that had begun when who waited for them was cancelled, and that nothing has undone since."""
+
+    def open(self, threads: BlockThreads) -> None:
+        """Take a thread, or a place among those who wait for one."""
+        self._is_new, self.is_open = False, True
+        threads.lend(self._serve)
+
+    def check_new(self) -> None:
+        """Raise CaptureError if they were opened before."""
+        if not self._is_new:
+            self._refuse()
+
+    def do(self, step: Callable[[], _R]) -> Future[_R]:
+        """Have a step done after those before it. Cancelled before it is begun, it is not done."""
+        self._publisher.check_process()  # in a fork there is no such thread
+        if not self.is_open:
+            self._refuse()
+        done: Future[_R] = Future()
+        self._queue.put((done, step))
+        return done
+
+    def close(self) -> None:
+        """Give the thread back after the last step."""
+        self.is_open = False
+        self._queue.put(None)
+
+    def _refuse(self) -> NoReturn:
+        state = "not entered yet" if self._is_new else "open" if self.is_open else "over"
+        raise CaptureError(f"the block is {state}; begin another with capture.async_transaction()")
+
+    def _serve(self) -> None:
+        while (asked := self._queue.get()) is not None:
+            _do(*asked)
+            del asked
+
+
+def _do(done: Future[Any], step: Callable[[], Any]) -> None:
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        done.set_result(step())
+    except StopIteration as error:
+        done.set_exception(RuntimeError(f"a step of the block raised {error!r}"))  # no future can hold it: PEP 479
+    except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the step
+        done.set_exception(error)
+    del done, step  # or an error's traceback would hold what holds the error
+
+
+class _Stay:
+    """The time between entering and leaving what a thread enters and leaves, for a coroutine that may be cancelled."""
+
+    def __init__(self, steps: _Steps) -> None:
+        self._steps = steps
+        self._given_up_before = 0
+
+    async def begin(self, enter: Callable[[], Any], leave: _Leave) -> None:
+        """Enter, or raise with nothing left of it."""
+        self._given_up_before = self._steps.given_up
+        entering = self._steps.do(enter)
+        try:
+            await asyncio.wrap_future(entering)
+        except BaseException as error:
+            if not entering.cancel():
+                await _ended(self._steps.do(partial(_undone, entering, leave, error)), error)
+            raise
+
+    async def end(self, leave: _Leave, error: BaseException | None) -> None:
+        """Leave, and raise what that raises; who is cancelled meanwhile hears of it when it is over."""
+        refused = None
+        if error is None and self._steps.given_up > self._given_up_before:
+            error = refused = CaptureError(GIVEN_UP)
+        self._steps.given_up = self._given_up_before  # undone with the rest
+        leaving = self._steps.do(partial(_left, leave, error))
+        if (cancelled := await _ended(leaving, error)) is not None:
+            raise cancelled from leaving.exception()
+        if not isinstance(error, GeneratorExit):
+            leaving.result()
+        if refused is not None:
+            raise refused
+
+
+def _undone(entering: Future[Any], leave: _Leave, error: BaseException) -> None:
+    if entering.exception() is None:
+        _left(leave, error)
+
+
+def _left(leave: _Leave, error: BaseException | None) -> None:
+    leave(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
+async def _ended(step: Future[Any], error: BaseException | None) -> asyncio.CancelledError | None:
+    """Wait until a step is over, and return how the coroutine was cancelled meanwhile; one that ends must not wait."""
+    if isinstance(error, GeneratorExit):
+        return None
+    waited, cancelled = asyncio.wrap_future(step), None
+    while not waited.done():
+        try:
+            await asyncio.wait({waited})
+        except asyncio.CancelledError as again:
+            cancelled = again
+    waited.exception()  # looked at, or the loop would print it
+    return cancelled
+
+
+class AsyncSavepoint:
+    """The block of an ``async with tx.savepoint()``: undone if an exception leaves it, and the outer block may go on."""
+
+    def __init__(self, steps: _Steps, inner: AbstractContextManager[None, Any]) -> None:
+        self._stay = _Stay(steps)
+        self._inner = inner
+
+    async def __aenter__(self) -> None:
+        await self._stay.begin(self._inner.__enter__, self._inner.__exit__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stay.end(self._inner.__exit__, error)
+
+
+def _by_thread(
+    method: Callable[Concatenate[CaptureBlock, _P], _R],
+) -> Callable[Concatenate[AsyncCaptureBlock, _P], Coroutine[Any, Any, _R]]:
+    """Return what has a method of the block done by the block's thread."""
+
+    @wraps(method)
+    async def step(block: AsyncCaptureBlock, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return await block.run(method, *args, **kwargs)
+
+    return step
+
+
+class AsyncCaptureBlock:
+    """The block of an ``async with capture.async_transaction()``.
+
+    Its statements are done one after the other, also where several tasks ask for them. A call that is cancelled while it
+    runs has the block, or the savepoint around it, rolled back. ``async with`` ends when all of it is over: a statement
+    that runs is waited for, and a COMMIT that was sent is found out.
+    """
+
+    def __init__(self, publisher: Capture, threads: BlockThreads) -> None:
+        self._publisher = publisher
+        self._threads = threads
+        self._block = CaptureBlock(publisher)
+        self._leave_block: _Leave = self._block.__exit__  # looked up before it is entered, as a `with` statement does
+        self._entered = Entered()
+        self._steps = _Steps(publisher)
+        self._stay = _Stay(self._steps)
+        self._is_committed = False
+
+    execute = _by_thread(CaptureBlock.execute)
+    publish = _by_thread(CaptureBlock.publish)
+
+    @property
+    def id(self) -> bytes:
+        """The capture's id, 16 bytes."""
+        return self._block.id
+
+    @property
+    def is_committed(self) -> bool:
+        """Is it known to be committed? Ask where a time limit or a cancellation came around the block."""
+        return self._is_committed
+
+    async def run(
+        self, function: Callable[Concatenate[CaptureBlock, _P], _R], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _R:
+        """Return what ``function(tx, *args, **kwargs)`` does in the block's thread, with the block as of ``transaction``."""
+        done = self._steps.do(partial(copy_context().run, function, self._block, *args, **kwargs))
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            if not done.cancel():
+                self._steps.given_up += 1
+            raise
+
+    def savepoint(self) -> AsyncSavepoint:
+        """Undo statements and drop messages of the inner block if an exception leaves it; the outer may go on."""
+        return AsyncSavepoint(self._steps, self._block.savepoint())
+
+    async def __aenter__(self) -> Self:
+        self._steps.check_new()
+        self._publisher.enter(self._entered)
+        try:
+            self._steps.open(self._threads)
+            await self._stay.begin(self._block.__enter__, self._leave)
+        except BaseException:
+            self._over()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._publisher.is_here:
+            self._leave_block(kind, error, trace)  # a fork: the thread is the parent's, as all of the block
+            return
+        try:
+            await self._stay.end(self._leave, error)
+        except asyncio.CancelledError as cancelled:
+            if self._is_committed:
+                cancelled.add_note(f"capture {self.id.hex()}: cancelled while it was committed; it is committed")
+            raise
+        finally:
+            self._over()
+
+    def __del__(self) -> None:
+        """End a block that was entered by hand and dropped, whose thread would wait for it."""
+        if self._steps.is_open and self._publisher.is_here:
+            self._steps.do(partial(_left, self._leave, GeneratorExit()))
+            self._over()
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave_block(kind, error, trace)
+        self._is_committed = kind is None
+
+    def _over(self) -> None:
+        self._steps.close()
+        self._entered.of = None

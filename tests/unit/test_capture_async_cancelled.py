@@ -1,0 +1,326 @@
+"""An asynchronous block whose coroutine is cancelled, or ends: what was not told is never committed, and no thread is left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.capture import publisher
+from relay.capture.async_block import AsyncCaptureBlock
+from relay.capture.block import CaptureBlock
+from relay.capture.publisher import Capture
+from relay.message.errors import CaptureError, CaptureInDoubt
+from relay.run import clock
+from tests.unit.async_capture_site import INSERT, Log, Pause, at_rest, opened, orders, place, until, writable
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shop.db"
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def make(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Capture]]:
+    monkeypatch.setattr(publisher, "CLOSE_S", 0.1)  # what a coroutine left behind is not waited for
+    with ExitStack() as made:
+        yield lambda **options: made.enter_context(opened(path, log, **options))
+
+
+@pytest.fixture
+def capture(make: Callable[..., Capture]) -> Capture:
+    return make()
+
+
+async def cancelled_at(event: threading.Event, task: asyncio.Task[Any]) -> None:
+    """Cancel a task when an event is set, and let the loop look at it."""
+    await until(event)
+    task.cancel()
+    await asyncio.sleep(0.02)
+
+
+class TestCancelled:
+    def test_before_its_turn_it_never_begins(self, make: Callable[..., Capture], path: Path) -> None:
+        capture = make(async_blocks=1)
+        pause = Pause()
+
+        async def holds() -> None:
+            async with capture.async_transaction() as tx:
+                await tx.run(pause)
+
+        async def run() -> None:
+            holding = asyncio.create_task(holds())
+            await until(pause.reached)
+            waiting = asyncio.create_task(place(capture, 1))
+            await asyncio.sleep(0.02)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(waiting, 1.0)
+            pause.may_go_on.set()
+            await holding
+            await place(capture, 2)
+
+        asyncio.run(run())
+
+        assert orders(path) == [2]
+
+    def test_while_it_begins_its_transaction_is_over_when_it_is(
+        self, capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pause, begin = Pause(), capture.begin
+
+        def slow() -> Any:
+            begun = begin()
+            pause()
+            return begun
+
+        monkeypatch.setattr(capture, "begin", slow)
+
+        async def run() -> None:
+            task = asyncio.create_task(place(capture, 1))
+            await cancelled_at(pause.reached, task)
+            assert not task.done()
+            pause.may_go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            writable(path)
+
+        asyncio.run(run())
+
+        assert orders(path) == []
+
+    def test_in_a_statement_it_is_rolled_back_behind_it(self, capture: Capture, path: Path) -> None:
+        pause = Pause()
+
+        async def slow() -> None:
+            async with capture.async_transaction() as tx:
+                await tx.execute(INSERT, (1,))
+                await tx.run(pause)
+
+        async def run() -> None:
+            task = asyncio.create_task(slow())
+            await cancelled_at(pause.reached, task)
+            assert not task.done(), "the thread still works on the block"
+            pause.may_go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            writable(path)
+
+        asyncio.run(run())
+
+        assert orders(path) == []
+
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_while_it_commits_it_is_told_when_that_is_known(
+        self, capture: Capture, path: Path, log: Log, times: int
+    ) -> None:
+        blocks: list[AsyncCaptureBlock] = []
+
+        async def slow() -> None:
+            async with capture.async_transaction() as tx:
+                blocks.append(tx)
+                await tx.execute(INSERT, (1,))
+                await tx.publish("orders", 1)
+
+        async def run() -> None:
+            log.may_go_on.clear()
+            task = asyncio.create_task(slow())
+            for _ in range(times):
+                await cancelled_at(log.reached, task)
+            assert not task.done()
+            log.may_go_on.set()
+            with pytest.raises(asyncio.CancelledError) as raised:
+                await task
+            assert "it is committed" in raised.value.__notes__[0]
+
+        asyncio.run(run())
+
+        assert blocks[0].is_committed
+        assert orders(path) == [1]
+
+    def test_by_a_time_limit_while_it_commits_the_block_says_that_it_is(
+        self, capture: Capture, log: Log
+    ) -> None:
+        async def run() -> AsyncCaptureBlock:
+            log.may_go_on.clear()
+            asyncio.get_running_loop().call_later(0.3, log.may_go_on.set)
+            tx = capture.async_transaction()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1), tx:
+                    await tx.publish("orders", 1)
+            return tx
+
+        assert asyncio.run(run()).is_committed
+
+    def test_while_it_commits_in_doubt_the_doubt_is_its_cause(
+        self, capture: Capture, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lost(*_: object) -> None:
+            raise CaptureInDoubt("the answer was lost")
+
+        monkeypatch.setattr(CaptureBlock, "_decide", lost)
+
+        async def run() -> None:
+            log.may_go_on.clear()
+            task = asyncio.create_task(place(capture, 1))
+            await cancelled_at(log.reached, task)
+            log.may_go_on.set()
+            with pytest.raises(asyncio.CancelledError) as raised:
+                await task
+            assert isinstance(raised.value.__cause__, CaptureInDoubt)
+
+        asyncio.run(run())
+
+    def test_a_call_that_was_given_up_does_not_commit(self, capture: Capture, path: Path, log: Log) -> None:
+        pause = Pause()
+
+        async def run() -> None:
+            asyncio.get_running_loop().call_later(0.3, pause.may_go_on.set)
+            async with capture.async_transaction() as tx:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await tx.run(lambda block: (pause(), block.execute(INSERT, (1,))))
+                await tx.publish("orders", 2)
+
+        with pytest.raises(CaptureError, match="was cancelled while it ran, and the block went on"):
+            asyncio.run(run())
+
+        assert orders(path) == []
+        assert log.keys == []
+
+    def test_one_that_had_not_begun_is_left_out_and_the_block_commits(self, capture: Capture, path: Path) -> None:
+        pause = Pause()
+
+        async def run() -> None:
+            async with capture.async_transaction() as tx:
+                first = asyncio.create_task(tx.run(pause))
+                await until(pause.reached)
+                second = asyncio.create_task(tx.execute(INSERT, (1,)))
+                await asyncio.sleep(0)
+                second.cancel()
+                with suppress(asyncio.CancelledError):
+                    await second
+                pause.may_go_on.set()
+                await first
+                await tx.execute(INSERT, (2,))
+
+        asyncio.run(run())
+
+        assert orders(path) == [2]
+
+    def test_a_savepoint_undoes_what_was_given_up_in_it(self, capture: Capture, path: Path) -> None:
+        async def run() -> None:
+            async with capture.async_transaction() as tx:
+                await tx.execute(INSERT, (1,))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05), tx.savepoint():
+                        await tx.run(lambda block: (clock.sleep(0.2), block.execute(INSERT, (2,))))
+                await tx.execute(INSERT, (3,))
+
+        asyncio.run(run())
+
+        assert orders(path) == [1, 3]
+
+    def test_a_savepoint_that_goes_on_after_it_is_undone_all_the_same(self, capture: Capture, path: Path) -> None:
+        async def inside(tx: AsyncCaptureBlock) -> None:
+            async with tx.savepoint():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await tx.run(lambda block: (clock.sleep(0.2), block.execute(INSERT, (2,))))
+
+        async def run() -> None:
+            async with capture.async_transaction() as tx:
+                with pytest.raises(CaptureError, match="was cancelled while it ran"):
+                    await inside(tx)
+                await tx.execute(INSERT, (3,))
+
+        asyncio.run(run())
+
+        assert orders(path) == [3]
+
+    def test_while_a_savepoint_is_set_it_is_undone(
+        self, capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def run() -> None:
+            async with capture.async_transaction() as tx:
+                session = tx._block._session
+                pause, savepoint = Pause(), session.savepoint
+                monkeypatch.setattr(session, "savepoint", lambda number: (savepoint(number), pause()))
+                asyncio.get_running_loop().call_later(0.2, pause.may_go_on.set)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.05), tx.savepoint():
+                        raise AssertionError("it was cancelled before")
+                assert tx._block._savepoints == 0
+                await tx.execute(INSERT, (1,))
+
+        asyncio.run(run())
+
+        assert orders(path) == [1]
+
+
+class TestDropped:
+    """Coroutines that end without being awaited to their end."""
+
+    @pytest.mark.parametrize("where", ["between", "in a statement", "in a savepoint", "as it begins", "as it ends"])
+    def test_a_coroutine_that_is_closed_rolls_back(
+        self, capture: Capture, path: Path, log: Log, where: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pause, begin = Pause(), capture.begin
+
+        async def forever() -> None:
+            await asyncio.get_running_loop().create_future()
+
+        async def block() -> None:
+            async with capture.async_transaction() as tx:
+                await tx.execute(INSERT, (1,))
+                if where == "in a savepoint":
+                    async with tx.savepoint():
+                        pause.reached.set()
+                        await forever()
+                if where == "in a statement":
+                    await tx.run(pause)
+                pause.reached.set()
+                await forever()
+
+        if where == "as it begins":
+            monkeypatch.setattr(capture, "begin", lambda: (pause(), begin())[1])
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(block() if where != "as it ends" else place(capture, 1))
+        if where == "as it ends":
+            log.may_go_on.clear()
+        loop.run_until_complete(until(pause.reached if where != "as it ends" else log.reached))
+        loop.close()
+        coroutine = task.get_coro()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        coroutine.close()
+        pause.may_go_on.set()
+        log.may_go_on.set()
+
+        at_rest(lambda: capture._threads._lent)
+        writable(path)
+        assert orders(path) == ([1] if where == "as it ends" else [])
+
+    def test_one_that_was_entered_by_hand_gives_its_thread_back(self, capture: Capture, path: Path) -> None:
+        async def run() -> None:
+            tx = capture.async_transaction()
+            await tx.__aenter__()
+            await tx.execute(INSERT, (1,))
+            del tx
+            gc.collect()
+
+        asyncio.run(run())
+
+        at_rest(lambda: capture._threads._lent)
+        writable(path)
+        assert orders(path) == []
