@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from relay.capture import async_block, publisher
-from relay.capture.async_block import AsyncCaptureBlock, BlockThreads
+from relay.capture.async_block import AsyncCaptureBlock, AsyncSavepoint, BlockThreads
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
-from relay.message.errors import CaptureError, ConfigError
+from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.run import schedule
 from tests.unit.async_capture_site import INSERT, WAIT_S, Log, Pause, at_rest, opened, orders, place, until
 
@@ -274,6 +276,58 @@ def test_a_block_is_entered_once_and_used_inside_only(capture: Capture) -> None:
                 await use
 
     asyncio.run(run())
+
+
+def test_a_block_that_could_not_begin_gives_its_thread_back(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> NoReturn:
+        raise Unreachable("the database is away")
+
+    monkeypatch.setattr(capture, "begin", away)
+    tx = capture.async_transaction()
+    with pytest.raises(Unreachable):
+        asyncio.run(tx.__aenter__())
+
+    at_rest(lambda: capture._threads._lent)
+    monkeypatch.undo()
+    asyncio.run(place(capture, 1))
+
+
+def test_what_could_not_be_entered_is_not_left(capture: Capture) -> None:
+    calls: list[str] = []
+
+    class Inner(AbstractContextManager[None]):
+        def __enter__(self) -> None:
+            calls.append("enter")
+            raise ValueError
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("leave")
+
+    async def run() -> None:
+        async with capture.async_transaction() as tx:
+            with suppress(ValueError):
+                await AsyncSavepoint(tx._steps, Inner()).__aenter__()
+
+    asyncio.run(run())
+
+    assert calls == ["enter"]
+
+
+def test_the_loop_says_nothing_of_failures_that_were_raised(capture: Capture) -> None:
+    said: list[object] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: said.append(context))
+        with suppress(CaptureError):
+            async with capture.async_transaction() as tx:
+                with suppress(sqlite3.Error):
+                    await tx.execute("nonsense")
+        del tx
+        gc.collect()
+
+    asyncio.run(run())
+
+    assert said == []
 
 
 def test_a_closed_capture_refuses_it(capture: Capture) -> None:

@@ -18,7 +18,18 @@ from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt
 from relay.run import clock
-from tests.unit.async_capture_site import INSERT, Log, Pause, at_rest, opened, orders, place, until, writable
+from tests.unit.async_capture_site import (
+    INSERT,
+    WAIT_S,
+    Log,
+    Pause,
+    at_rest,
+    opened,
+    orders,
+    place,
+    until,
+    writable,
+)
 
 
 @pytest.fixture
@@ -303,7 +314,9 @@ class TestDropped:
         loop.close()
         coroutine = task.get_coro()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+        begun = clock.monotonic()
         coroutine.close()
+        assert clock.monotonic() - begun < WAIT_S / 2, "who ends a coroutine waited for its thread"
         pause.may_go_on.set()
         log.may_go_on.set()
 
