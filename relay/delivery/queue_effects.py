@@ -28,10 +28,10 @@ class Word(NamedTuple):
 class HeldPublishers:
     """Publishers whose messages are put and not revealed, by the word of a person ([41] to [43]).
 
-    Those who were resumed may have messages to reveal before anything new of them is put. So may those of which a process
-    that has just started hears that they were resumed once: the one before it may have put some without having heard of
-    it, and behind whoever revealed what was kept by then. The worker's thread hears, the cursor's puts: ``word`` is never
-    changed, only replaced, and a batch looks at it once.
+    Those who were resumed may have messages to reveal before anything new of them is put. So may those who were resumed
+    once, where partitions are taken over: their owner before may have put some without having heard of it, and behind
+    whoever revealed what was kept by then. The worker's thread hears, the cursor's puts: ``word`` is never changed, only
+    replaced, and a batch looks at it once.
     """
 
     word: Word = field(default_factory=lambda: Word(frozenset(), {}))
@@ -53,6 +53,10 @@ class HeldPublishers:
             resumed[publisher] = self._count
         self._running = running
         self.word = Word(held, resumed)
+
+    def taken_over(self) -> None:
+        """Somebody else has put messages of these partitions: what is heard next is news of everybody."""
+        self._running = frozenset()
 
     def revealed(self, before: Mapping[str, int]) -> None:
         """What those had who were resumed at that time is revealed for good."""

@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.ports import Group, Starts
 from relay.delivery.queue_effects import HeldPublishers
 from relay.delivery.table_route import Shipment, TableDelivery
 from relay.message.errors import RelayError
+from relay.message.record import LogPartition
 from relay.queue.desired import Desired
 from relay.transfer.cursor import DELIVERED, Verdict
 
@@ -31,6 +34,18 @@ class QueueDelivery(TableDelivery):
         self._desired = desired
         self._publishers = publishers
         self._resumed: deque[Mapping[str, int]] = deque()
+
+    def recover(
+        self,
+        assigned: Sequence[LogPartition],
+        views: list[MonitorView],
+        group: Group,
+        starts: Starts,
+        topic_ids: Mapping[str, bytes],
+    ) -> dict[LogPartition, int]:
+        """As any table route; whoever had the partitions may have put what is to be revealed still."""
+        self._publishers.taken_over()
+        return super().recover(assigned, views, group, starts, topic_ids)
 
     def settled(self) -> bool:
         """Take answers; is there room for another batch, and may it be put?"""

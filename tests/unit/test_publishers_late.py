@@ -117,3 +117,23 @@ def test_a_batch_of_which_nothing_was_put_has_revealed_nothing(monkeypatch: pyte
     made.settled()
 
     assert publishers.resumed == {}
+
+
+def test_who_takes_partitions_over_reveals_what_their_owner_before_put_behind_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner before it died, or lost them, without having heard of what this worker has long obeyed."""
+    desired, publishers = Desired(), HeldPublishers()
+    made, sending = delivery(desired, publishers, monkeypatch)
+    monkeypatch.setattr(table_route.TableDelivery, "recover", lambda *_: {})
+    desired.add(*Wish(Subject(Kind.PUBLISHER, "credit", SOURCE), Wanted.RUN, "eve", "", 1).encode())
+    made.settled()
+    made._ship(sent())
+    sending.ready = [[]]
+    made.settled()
+    store = QueueBook(settings())
+    store.put([NewMessage(SOURCE, "kept", b"v")], NOW, reveal=False)
+
+    made.recover([], [], None, None, {})
+    made.settled()
+    effect(store, publishers).apply(None, [Putting(NewMessage(SOURCE, "next", b"v"), None)])
+
+    assert states(store) == [PublisherState.REVEALED] * 2
