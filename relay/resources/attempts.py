@@ -8,9 +8,8 @@ from typing import Any
 
 import orjson
 import psycopg
-from psycopg.rows import tuple_row
 
-from relay.resources.postgresql import before_names
+from relay.resources.postgresql import before_names, own_cursor
 from relay.resources.postgresql import reaching as reaching_postgresql
 from relay.resources.sqlite import reaching as reaching_sqlite
 
@@ -37,10 +36,9 @@ class PostgresqlAttempts:
         Raises RowLocked while the attempt's own transaction decides, Unreachable, ConfigError.
         """
         with reaching_postgresql(self._name):
-            self._connection.execute(self._insert, (attempt, committed))
+            cursor = own_cursor(self._connection)
+            cursor.execute(self._insert, (attempt, committed))
             # A statement of its own: one statement's snapshot does not see a row whose writer it has waited for.
-            # The connection is the handler's too, which may have given it a row factory of its own.
-            cursor = self._connection.cursor(row_factory=tuple_row)
             row = cursor.execute(self._read, (attempt,)).fetchone()
         assert row is not None, "the row was just inserted, or stood in its way"
         return bool(row[0])
@@ -48,7 +46,7 @@ class PostgresqlAttempts:
     def forget(self, attempts: Sequence[str]) -> None:
         """Delete committed outcomes; raises Unreachable, or ConfigError if the role has no right to."""
         with reaching_postgresql(self._name):
-            self._connection.execute(self._delete, (list(attempts),))
+            own_cursor(self._connection).execute(self._delete, (list(attempts),))
 
 
 class SqliteAttempts:

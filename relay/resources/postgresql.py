@@ -63,10 +63,19 @@ def leaves_commit_open(error: psycopg.Error) -> bool:
     return error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
 
 
+def own_cursor(connection: psycopg.Connection[Any], *, binary: bool = False) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Return a cursor for the relay's statements on a connection that may be a handler's.
+
+    The handler may have given that factories of its own, which know nothing of these statements.
+    """
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor.format = psycopg.pq.Format.BINARY if binary else psycopg.pq.Format.TEXT
+    return cursor
+
+
 def schema_of(connection: psycopg.Connection[Any], table: str) -> str | None:
     """Return the schema in which a connection finds a table now; None if it finds none."""
-    # The connection may be a handler's, which may have given it a row factory of its own.
-    row = connection.cursor(row_factory=tuple_row).execute(_SCHEMA, (table,)).fetchone()
+    row = own_cursor(connection).execute(_SCHEMA, (table,)).fetchone()
     return None if row is None else str(row[0])
 
 

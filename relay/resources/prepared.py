@@ -13,7 +13,7 @@ from psycopg import errors
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources import begun
-from relay.resources.postgresql import is_unread, reaching
+from relay.resources.postgresql import is_unread, own_cursor, reaching
 from relay.resources.postgresql_states import refuses_writes
 from relay.run.crash import crash_point
 
@@ -126,7 +126,7 @@ class EffectTransaction:
         crash_point("prepared.preparing")
         try:
             with reaching(self._resource):
-                self.connection.execute(_BEFORE_PREPARE, prepare=False)
+                own_cursor(self.connection).execute(_BEFORE_PREPARE, prepare=False)
                 self.connection.tpc_prepare()
         except (Unreachable, ConfigError) as refused:
             error = _servers_word(refused.__cause__)

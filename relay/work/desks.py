@@ -17,7 +17,7 @@ from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources import begun
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
-from relay.resources.postgresql import is_unread, leaves_commit_open
+from relay.resources.postgresql import is_unread, leaves_commit_open, own_cursor
 from relay.resources.postgresql_states import refuses_writes, took_too_long
 from relay.resources.prepared import UNREAD
 from relay.run import schedule
@@ -204,7 +204,7 @@ class PostgresqlDesk:
         """Commit."""
         self.check()
         try:
-            cursor = self._connection.execute(_COMMIT, prepare=False)
+            cursor = own_cursor(self._connection).execute(_COMMIT, prepare=False)
             while cursor.nextset():
                 pass
             answer = cursor.statusmessage
@@ -234,7 +234,7 @@ class PostgresqlDesk:
             self._connection.close()
             return
         try:
-            self._connection.execute("rollback")
+            own_cursor(self._connection).execute("rollback")
         except psycopg.Error:
             self._connection.close()
 

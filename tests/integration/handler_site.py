@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from relay.queue.message import Audience, Group, NewMessage, Taken
 from relay.queue.port import Holder, QueueStore
@@ -88,6 +89,22 @@ class Table:
     def close(self) -> None:
         self.desks.close()
         self.store.close()
+
+
+class OnceCancelled(psycopg.Connection[Any]):
+    """What a server answers that is told to cancel while it flushes: the commit is on its disk already."""
+
+    has_answered = False
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """Run a statement; the first one that ends a transaction is answered with an error."""
+        before = self.info.transaction_status
+        answer = super().wait(*arguments, **options)
+        ends = (before, self.info.transaction_status) == (TransactionStatus.INTRANS, TransactionStatus.IDLE)
+        if ends and not self.has_answered:
+            self.has_answered = True
+            raise psycopg.errors.QueryCanceled("canceling statement due to user request")
+        return answer
 
 
 class Books:

@@ -21,7 +21,7 @@ from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler
-from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, Table
+from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table
 from tests.integration.work_site import Site, site_on
 
 SLOW = """create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(5); return null; end $$;
@@ -32,20 +32,6 @@ create constraint trigger slow after insert on effect deferrable initially defer
 """What a trigger meets that waits for another server, whose statement is cancelled there."""
 LIMITED = "set local transaction_timeout = '300ms'"
 TRIGGERS = pytest.mark.parametrize("trigger", [SLOW, CANCELLED])
-
-
-class OnceCancelled(psycopg.Connection[Any]):
-    """What a server answers that is told to cancel while it flushes: the commit is on its disk already."""
-
-    has_answered = False
-
-    def execute(self, query: Any, *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
-        """Run it; the COMMIT that decides is answered with an error."""
-        cursor = super().execute(query, *arguments, **options)
-        if isinstance(query, bytes) and query.endswith(b"; commit") and not self.has_answered:
-            self.has_answered = True
-            raise psycopg.errors.QueryCanceled("canceling statement due to user request")
-        return cursor
 
 
 class Shop:

@@ -28,7 +28,7 @@ from relay.work.dispatch import Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler, Unusable
-from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, Table
+from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -307,20 +307,6 @@ def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(tabl
     assert table.store.free("s", [table.taken.ticket], 2) == [table.effects() == 0]
 
 
-class OnceCancelledBehindItsCommit(psycopg.Connection[Any]):
-    """What a server answers that is told to cancel while it flushes: the commit is on its disk already."""
-
-    has_answered = False
-
-    def execute(self, query: Any, *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
-        """Run it; the first COMMIT is answered with an error."""
-        cursor = super().execute(query, *arguments, **options)
-        if isinstance(query, bytes) and query.endswith(b"commit") and not self.has_answered:
-            self.has_answered = True
-            raise psycopg.errors.QueryCanceled("canceling statement due to user request")
-        return cursor
-
-
 def test_a_commit_that_was_cancelled_when_it_was_durable_is_found_to_hold(postgres: str, tmp_path: Path) -> None:
     """Taken for a rollback, the message would have its effect a second time, and its child would be thrown away."""
     shop = psycopg.connect(postgres, autocommit=True)
@@ -340,7 +326,7 @@ def test_a_commit_that_was_cancelled_when_it_was_durable_is_found_to_hold(postgr
     place = Place(
         "q", "s", "resource:shop", {"q": queue, "audit": audit}, {"q": schedule.lock(), "audit": schedule.lock()}
     )
-    connection = OnceCancelledBehindItsCommit.connect(postgres, autocommit=True)
+    connection = OnceCancelled.connect(postgres, autocommit=True)
     desks = Desks(lambda: PostgresqlDesk("shop", connection, lambda _: {}), 1)
 
     (ended,) = Runner(Handler("q", handle, "shop", 0, "queue"), place, desks)(Work((taken,)))

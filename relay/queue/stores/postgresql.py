@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
 
 from relay.message.errors import ConfigError, InDoubt
 from relay.queue.alerts import CHANNEL
@@ -24,7 +23,14 @@ from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 from relay.queue.stores.sql_values import arrivals
 from relay.resources.patience import Awaited, await_on
-from relay.resources.postgresql import AS_WRITTEN, UNLIMITED, address, before_names, leaves_commit_open
+from relay.resources.postgresql import (
+    AS_WRITTEN,
+    UNLIMITED,
+    address,
+    before_names,
+    leaves_commit_open,
+    own_cursor,
+)
 from relay.resources.postgresql_pooler import refuse_shared
 from relay.resources.postgresql_states import takes_no_writes
 
@@ -128,20 +134,20 @@ class PostgresqlSession:
         connection = self._connected()
         with _judged(committing=False), self._asking():
             if name is not None:
-                connection.execute(b"savepoint " + name)
+                own_cursor(connection).execute(b"savepoint " + name)
             elif connection.autocommit:
-                connection.execute(b"begin isolation level read committed")
+                own_cursor(connection).execute(b"begin isolation level read committed")
         self._depth += 1
         try:
             with _judged(committing=False):
                 yield
         except BaseException:
             with suppress(psycopg.Error), self._asking():  # a lost connection has taken it back already
-                connection.execute(b"rollback" if name is None else b"rollback to " + name + b"; release " + name)
+                own_cursor(connection).execute(b"rollback" if name is None else b"rollback to " + name + b"; release " + name)
             raise
         else:
             with _judged(committing=name is None), self._asking():
-                connection.execute(b"commit" if name is None else b"release " + name)
+                own_cursor(connection).execute(b"commit" if name is None else b"release " + name)
         finally:
             self._depth -= 1
 
@@ -176,8 +182,7 @@ class PostgresqlSession:
         if prepared is None:
             prepared = self._text[text] = self._found(postgresql_text(text))
         given = {name: _array(name, v) if type(v) in _LISTS else v for name, v in parameters.items()}
-        # The owner of a connection may have it return something else than tuples.
-        cursor = self._connected().cursor(binary=True, row_factory=tuple_row)
+        cursor = own_cursor(self._connected(), binary=True)
         judged = nullcontext() if self._depth else _judged(committing=False)
         with judged, self._asking():
             return cursor.execute(prepared, given)
@@ -185,7 +190,7 @@ class PostgresqlSession:
     def many(self, text: str, rows: Sequence[Row]) -> None:
         """Run one statement for each row."""
         connection = self._connected()
-        with self._asking(), connection.cursor() as cursor:
+        with self._asking(), own_cursor(connection) as cursor:
             cursor.executemany(self._found(text.replace("?", "%s").encode()), rows)
 
     def arrive(self, arriving: Arriving) -> None:
@@ -201,7 +206,7 @@ class PostgresqlSession:
     def _copy(self, columns: Columns, rows: Sequence[Row]) -> None:
         needed, fitted = columns.fitted(rows)
         connection = self._connected()
-        with self._asking(), connection.cursor() as cursor, cursor.copy(self._found(copy(columns.table, needed))) as copying:
+        with self._asking(), own_cursor(connection) as cursor, cursor.copy(self._found(copy(columns.table, needed))) as copying:
             for row in fitted:
                 copying.write_row(row)
 
@@ -238,7 +243,7 @@ class PostgresqlSession:
     def _say(self, statement: bytes, parameters: Sequence[Any] | Mapping[str, Any]) -> None:
         connection = self._connected()
         with self._asking():
-            connection.execute(self._found(statement), parameters)
+            own_cursor(connection).execute(self._found(statement), parameters)
 
     def _found(self, statement: bytes) -> bytes:
         """Return a statement that finds the queue's tables whatever the owner of the connection has said of `search_path`."""
