@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -258,6 +259,7 @@ class SqliteDesk:
         self._connection = connection
         self._gate = gate
         self._open = False
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         self.stores = bind(connection)
         self.outcomes: ForgettableOutcomes = SqliteAttempts(name, connection)
 
@@ -273,7 +275,9 @@ class SqliteDesk:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement."""
-        return self._connection.execute(query, () if params is None else params)
+        cursor = self._connection.execute(query, () if params is None else params)
+        self._cursors.add(cursor)
+        return cursor
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
@@ -288,7 +292,10 @@ class SqliteDesk:
         return False
 
     def check(self) -> None:
-        """Ask the connection."""
+        """Ask the connection, with what the handler has not read to its end closed: beside that SQLite commits no write."""
+        for cursor in list(self._cursors):
+            cursor.close()
+        self._cursors.clear()
         if not self._connection.in_transaction:
             raise TransactionTaken(TAKEN)
 

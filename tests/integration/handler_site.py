@@ -69,7 +69,7 @@ class Table:
             return {"q": bind_store(SETTINGS, self.url, connection)}
 
         if self.is_sqlite:
-            file = sqlite3.connect(self.url.removeprefix("sqlite:///"), isolation_level=None, timeout=20)
+            file = sqlite3.connect(self.url.removeprefix("sqlite:///"), isolation_level=None, timeout=20, check_same_thread=False)
             file.execute("pragma foreign_keys = on")
             return SqliteDesk("shop", file, bind, schedule.lock())
         return PostgresqlDesk("shop", psycopg.connect(self.url, autocommit=True), bind)
