@@ -95,6 +95,11 @@ def is_unread(connection: psycopg.Connection[Any]) -> bool:
     return not connection.closed and (postgresql_session.owes_answers(connection.pgconn) or connection.lock.locked())
 
 
+def was_closed(connection: psycopg.Connection[Any]) -> bool:
+    """Has somebody here closed the connection? Else the network or the server has."""
+    return connection.closed and not connection.broken
+
+
 class PostgresqlResource:
     """A PostgreSQL database under its configured name; connections are made per session."""
 

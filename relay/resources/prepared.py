@@ -13,7 +13,7 @@ from psycopg import errors
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources import begun
-from relay.resources.postgresql import is_unread, own_cursor, reaching
+from relay.resources.postgresql import is_unread, own_cursor, reaching, was_closed
 from relay.resources.postgresql_states import refuses_writes
 from relay.run.crash import crash_point
 
@@ -30,6 +30,7 @@ _GONE: Final = (
     "a statement had failed and the handler went on, or it has ended the transaction itself: let errors pass, use savepoints, "
     "and leave COMMIT and ROLLBACK to the relay"
 )
+CLOSED: Final = "the handler has closed the connection that it was lent: leave that to the relay"
 UNREAD: Final = "the handler has left a stream, a COPY or a pipeline open: read it to its end, or close it, before"
 
 
@@ -119,6 +120,8 @@ class EffectTransaction:
         Raises NotPrepared, or PostgreSQL's own error, if what was written cannot be prepared.
         """
         # Of a transaction that has failed, or is none, the server says ROLLBACK, and that is no error: the effects are gone.
+        if was_closed(self.connection):
+            raise NotPrepared(f"resources.{self._resource}: {CLOSED}")
         if self.connection.info.transaction_status in _LOST:
             raise NotPrepared(f"resources.{self._resource}: {_GONE}")
         if is_unread(self.connection):

@@ -18,9 +18,9 @@ from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources import begun
 from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
-from relay.resources.postgresql import is_unread, leaves_commit_open, own_cursor
+from relay.resources.postgresql import is_unread, leaves_commit_open, own_cursor, was_closed
 from relay.resources.postgresql_states import refuses_writes, took_too_long
-from relay.resources.prepared import UNREAD
+from relay.resources.prepared import CLOSED, UNREAD
 from relay.run import schedule
 from relay.work.away import is_postgresqls, is_sqlites, notes_time_is_over, time_is_over
 
@@ -183,7 +183,7 @@ class PostgresqlDesk:
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the connection broke, or the server does not write now."""
-        return not self._time_is_over and is_postgresqls(error, closed=self._connection.closed)
+        return not self._time_is_over and is_postgresqls(error, closed=self._connection.broken)
 
     def is_time_over(self, error: BaseException) -> bool:
         """Tell it of this connection, which is closed then: another one's word, of a store that waited, is none about the handler."""
@@ -193,6 +193,8 @@ class PostgresqlDesk:
         """Look at what the last answer said of the transaction."""
         if self._time_is_over:
             raise TimeOver(TIME_OVER)
+        if was_closed(self._connection):
+            raise TransactionTaken(CLOSED)
         if is_unread(self._connection):
             raise TransactionTaken(UNREAD)
         status = self._connection.info.transaction_status
@@ -259,6 +261,7 @@ class SqliteDesk:
         self._connection = connection
         self._gate = gate
         self._open = False
+        self._closed = False
         self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         self.stores = bind(connection)
         self.outcomes: ForgettableOutcomes = SqliteAttempts(name, connection)
@@ -316,16 +319,17 @@ class SqliteDesk:
             if self._connection.in_transaction:
                 self._connection.execute("rollback")
         except sqlite3.Error:
-            self._connection.close()
+            self.close()
         self._leave()
 
     @property
     def usable(self) -> bool:
-        """Whether no transaction is open on it."""
-        return not self._open
+        """Whether no transaction is open on it, nor it closed."""
+        return not (self._open or self._closed)
 
     def close(self) -> None:
         """Close the connection."""
+        self._closed = True
         self._connection.close()
 
     def _leave(self) -> None:

@@ -164,7 +164,8 @@ class FurtherDatabase:
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the connection broke, or the server does not write now."""
-        return not self._time_is_over and is_postgresqls(error, closed=self._is_closed)
+        is_broken = self._effect is not None and self._effect.connection.broken
+        return not self._time_is_over and is_postgresqls(error, closed=is_broken)
 
     def is_time_over(self, error: BaseException) -> bool:
         """Tell whether an error came of a transaction here that took too long, and was ended for it."""

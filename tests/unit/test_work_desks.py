@@ -207,7 +207,7 @@ def test_a_rollback_that_fails_closes_the_connection_which_rolls_back_too(file: 
 
     file.desk.rollback()
 
-    assert file.is_free
+    assert (file.is_free, file.desk.usable) == (True, False), "the next message would be put off"
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         file.connection.execute("select 1")
 
@@ -222,6 +222,10 @@ class FakeConnection:
         self.hearing: list[Callable[[Any], None]] = []
         self.add_notice_handler = self.hearing.append
         self.remove_notice_handler = self.hearing.remove
+
+    @property
+    def broken(self) -> bool:
+        return self.closed
 
     @property
     def info(self) -> Any:
