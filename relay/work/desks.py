@@ -355,7 +355,6 @@ class Desks:
             if desk is None or not desk.usable:
                 if desk is not None:
                     desk.close()
-                desk = None
                 desk = self._make()
             desk.begin()
         except BaseException:
@@ -369,7 +368,7 @@ class Desks:
         """Take a desk back whose transaction has ended."""
         if not desk.usable:
             desk.close()
-        self._free.put(desk if desk.usable else None)
+        self._free.put(desk)
 
     def close(self) -> None:
         """Close what is not lent now."""

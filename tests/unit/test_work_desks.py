@@ -17,7 +17,16 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.resources import begun
 from relay.run import schedule
 from relay.work import further
-from relay.work.desks import CallOver, Database, DatabaseAway, Desks, EffectsInDoubt, SqliteDesk, TimeOver
+from relay.work.desks import (
+    CallOver,
+    Database,
+    DatabaseAway,
+    Desks,
+    EffectsInDoubt,
+    SqliteDesk,
+    TimeOver,
+    TransactionTaken,
+)
 from relay.work.further import Connections, Further, FurtherDatabase
 from tests.routes import wait_for
 
@@ -44,6 +53,8 @@ class FakeDesk:
 
     def execute(self, query: Any, _: Any = None) -> Any:
         self._step(query)
+
+    executemany = execute
 
     def commit(self) -> None:
         self._step("commit")
@@ -132,6 +143,41 @@ def test_whoever_waits_for_its_turn_when_the_handler_returns_is_refused(make: Ca
             late()
 
 
+@pytest.mark.parametrize(
+    ("is_further", "asks"),
+    [(False, "execute"), (False, "executemany"), (False, "kind"), (True, "execute"), (True, "executemany")],
+)
+def test_what_runs_when_the_handler_returns_is_waited_for(is_further: bool, asks: str) -> None:
+    """Its desk would be borrowed for good, or its statement take effect by itself; a second one at once would borrow another."""
+    begins, goes_on = schedule.event(), schedule.event()
+
+    def connecting() -> Any:
+        begins.set()
+        assert goes_on.wait(WAIT_S)
+        return FakeConnection() if is_further else FakeDesk()
+
+    database: Database | FurtherDatabase = Database(Desks(connecting, 1))
+    if is_further:
+        database = FurtherDatabase("shop", "a", Connections("ledger", connecting, 1))
+
+    def asking() -> None:
+        asked = getattr(database, asks)
+        if callable(asked):
+            asked("insert", [])
+
+    running = schedule.start_thread("running", asking)
+    assert begins.wait(WAIT_S)
+    ending = schedule.start_thread("ending", database.end)
+    wait_for(lambda: database._is_over, what="the handler's end being said while a statement runs")
+    ending.join(0.05)
+    assert ending.is_alive()
+
+    goes_on.set()
+    for one in (running, ending):
+        one.join(WAIT_S)
+        assert not one.is_alive()
+
+
 class Spoilt(sqlite3.Connection):
     """Fails to commit or to roll back: before it has, or afterwards."""
 
@@ -181,6 +227,18 @@ def test_a_file_that_another_process_writes_to_holds_up_no_other_thread_here(fil
     file.desk.begin()
     assert (file.is_free, file.desk.usable) == (False, False)
     file.desk.commit()
+    assert (file.is_free, file.desk.usable) == (True, True)
+
+
+@pytest.mark.parametrize("words", ["commit", "rollback"])
+def test_a_transaction_that_the_handler_has_ended_is_none_to_commit(file: File, words: str) -> None:
+    file.desk.begin()
+    file.desk.execute(words)
+
+    for asked in (file.desk.check, file.desk.commit):
+        with pytest.raises(TransactionTaken):
+            asked()
+    file.desk.rollback()
     assert (file.is_free, file.desk.usable) == (True, True)
 
 
@@ -234,6 +292,9 @@ class FakeConnection:
     def execute(self, *_: Any) -> None:
         if self.raises is not None:
             raise self.raises
+
+    def cursor(self) -> Any:
+        return SimpleNamespace(executemany=self.execute)
 
     def close(self) -> None:
         self.closed = True
