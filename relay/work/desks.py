@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import psycopg
 
-from relay.message.errors import InDoubt, RelayError, Retriable
+from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped
 from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.port import QueueStore
 from relay.resources import begun
@@ -349,13 +349,13 @@ class Desks:
         self.limit = limit
 
     def borrow(self) -> Desk:
-        """Return a desk with a transaction begun; raises DatabaseAway, Unreachable or ConfigError."""
+        """Return a desk with a transaction begun; raises DatabaseAway or Unreachable."""
         desk: Desk | None = self._free.get()
         try:
             if desk is None or not desk.usable:
                 if desk is not None:
                     desk.close()
-                desk = self._make()
+                desk = self._made()
             desk.begin()
         except BaseException:
             self._free.put(None)
@@ -363,6 +363,13 @@ class Desks:
                 desk.close()
             raise
         return desk
+
+    def _made(self) -> Desk:
+        try:
+            return self._make()
+        except (ConfigError, Stopped) as wrong:
+            # Wait: a person must mend it, and no message has done anything wrong.
+            raise DatabaseAway(str(wrong)) from wrong
 
     def give_back(self, desk: Desk) -> None:
         """Take a desk back whose transaction has ended."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from relay.message.errors import RelayError, Retriable, Unreachable
+from relay.message.errors import ConfigError, RelayError, Retriable, Stopped, Unreachable
 from relay.resources import begun
 from relay.resources.postgresql import reaching
 from relay.resources.prepared import EffectTransaction
@@ -50,7 +50,11 @@ class Connections:
             raise
 
     def _connected(self) -> psycopg.Connection[Any]:
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except (ConfigError, Stopped) as wrong:
+            # Wait: a person must mend it, and no message has done anything wrong.
+            raise Unreachable(str(wrong)) from wrong
         try:
             with reaching(self.resource):
                 begun.say_none(connection)
@@ -77,8 +81,9 @@ class Connections:
         # Of a statement's error no text: it may hold a payload.
         driver = error if isinstance(error, psycopg.Error) else error.__cause__
         state = driver.sqlstate if isinstance(driver, psycopg.Error) else None
+        why = {"reason": str(error)} if isinstance(error.__cause__, RelayError) else {}
         structlog.get_logger("relay.work").warning(
-            "messages wait for a further database", resource=self.resource, kind=type(error).__name__, state=state
+            "messages wait for a further database", resource=self.resource, kind=type(error).__name__, state=state, **why
         )
 
     def close(self) -> None:
