@@ -126,7 +126,8 @@ def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namesp
 
 def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
     """Return the stream of the directory's files; ConfigError where their columns cannot be known."""
-    from pyspark.errors import AnalysisException  # noqa: PLC0415 - needs PySpark
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
+    from pyspark.errors import ParseException, PySparkException  # noqa: PLC0415 - needs PySpark
 
     if not Path(options.input).exists() and "://" not in options.input:
         raise ConfigError(f"{options.input}: there is no such directory; create it or correct the path")
@@ -141,19 +142,24 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
     if schema is None:
         try:
             schema = (
-                spark.read.options(**settings, inferSchema="true")
+                spark.read.options(**settings, inferSchema="true", mergeSchema="true")  # else one Parquet file speaks for all
                 .format(options.format)
                 .load(options.input)
                 .schema
             )
-        except AnalysisException as error:
+        except (PySparkException, Py4JJavaError) as error:
             raise ConfigError(
-                f"{options.input}: no {options.format} files are there whose columns could be read; give --schema"
+                f"{options.input}: no {options.format} files are there whose columns could be read, or one cannot be read, or has a column "
+                "of another type; correct it, or give --schema"
             ) from error
     settings["maxFileAge"] = FOR_EVER
     if options.files_per_batch:
         settings["maxFilesPerTrigger"] = options.files_per_batch
-    return spark.readStream.schema(schema).options(**settings).format(options.format).load(options.input)
+    try:
+        reader = spark.readStream.schema(schema)
+    except ParseException as error:
+        raise ConfigError(f"--schema {schema}: not columns with their types, such as 'id string, at timestamp'") from error
+    return reader.options(**settings).format(options.format).load(options.input)
 
 
 def _read_table(spark: SparkSession, options: Namespace) -> DataFrame:

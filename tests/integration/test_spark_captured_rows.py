@@ -1,0 +1,51 @@
+"""What `relay spark capture` makes of files: names, types and values of columns as they are there. One session without a broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.message.errors import ConfigError
+from spark.capture import _messages, _parse, _read_files
+from tests.integration import test_spark_frames
+
+spark = test_spark_frames.spark
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def captured(spark: Any, folder: Path, *arguments: str) -> list[Any]:
+    """Return the messages of the files in a folder, as the job's batches have them."""
+    options = _parse(["relay.toml", str(folder), "--topic", "log", "--name", "drops", *arguments])
+    rows = list[Any]()
+    stream = _messages(_read_files(spark, options), options, 2).writeStream.trigger(availableNow=True)
+    query = stream.foreachBatch(lambda batch, _: rows.extend(batch.collect())).start()
+    query.awaitTermination()
+    return rows
+
+
+def test_a_column_that_only_some_parquet_files_have_is_captured(spark: Any, tmp_path: Path) -> None:
+    """Spark asks one file, and reads of the others what that one has."""
+    for number, more in enumerate(("'a' as first", "'b' as second")):
+        spark.sql(f"select {number} as n, {more}").write.parquet(str(tmp_path / f"rows/part={number}"))
+
+    found = captured(spark, tmp_path / "rows", "--format", "parquet", "--id", "n")
+
+    assert sorted((json.loads(row.value) for row in found), key=lambda one: int(one["n"])) == [
+        {"n": 0, "first": "a", "second": None, "part": 0}, {"n": 1, "first": None, "second": "b", "part": 1},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "content", "schema", "said"), [
+    ("json", '{"n": 1}\n{"n": \n', None, "no json files are there whose columns could be read, or one cannot be read"),
+    ("parquet", "PAR1", None, "no parquet files are there whose columns could be read, or one cannot be read"),
+    ("csv", "n\n1\n", "n int oops not", "--schema n int oops not"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_one_sentence(spark: Any, tmp_path: Path, form: str, content: str, schema: str | None, said: str) -> None:
+    (tmp_path / f"drop.{form}").write_text(content, "utf-8")
+    given = ("--schema", schema) if schema else ()
+
+    with pytest.raises(ConfigError, match=said):
+        captured(spark, tmp_path, "--format", form, "--id", "n", *given)
