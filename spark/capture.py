@@ -35,6 +35,10 @@ PLAIN = frozenset(
 """Types whose texts have hyphens only where each of them has: written in a row they can be told apart."""
 
 
+MICROSECONDS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
+"""Spark's own formats of times in JSON cut them off behind the milliseconds."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the job: 0 captured, 1 refused by a check, 2 wrong words, data or parts, 3 unreachable."""
     options = _parse(arguments)
@@ -182,19 +186,26 @@ def _messages(rows: DataFrame, options: Namespace, partitions: int) -> DataFrame
     for name in sorted(names - set(rows.columns)):
         raise ConfigError(f"column {name}: the data has none of that name; it has {', '.join(rows.columns)}")
     identifier = _identifier(rows, options.id.split(","))
-    key = sql.col(options.key).cast("string") if options.key else identifier
+    key = _column(options.key).cast("string") if options.key else identifier
     return rows.select(
-        sql.to_json(sql.struct(*rows.columns), {"ignoreNullFields": "false"}).alias("value"),
+        sql.to_json(sql.struct(*map(_column, rows.columns)), {"ignoreNullFields": "false", **MICROSECONDS}).alias("value"),
         key.cast("binary").alias("key"),
         identifier.alias("id"),
         _source(options, rows.columns).alias("source"),
-        *([sql.col(options.time).alias("time")] if options.time else []),  # capture_batch writes it as RFC 3339
+        *([_column(options.time).alias("time")] if options.time else []),  # capture_batch writes it as RFC 3339
         sql.pmod(sql.crc32(key.cast("binary")), sql.lit(partitions)).cast("int").alias("partition"),
         *(
-            sql.col(name).alias(f"order_{n}")
+            _column(name).alias(f"order_{n}")
             for n, name in enumerate(filter(None, options.order_by.split(",")))
         ),
     )
+
+
+def _column(name: str) -> Any:
+    """Return the column of this very name: in an unquoted one a dot would lead into a struct, and a backtick begin a quote."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    return sql.col("`" + name.replace("`", "``") + "`")
 
 
 def _identifier(rows: DataFrame, names: Sequence[str]) -> Any:
@@ -206,9 +217,9 @@ def _identifier(rows: DataFrame, names: Sequence[str]) -> Any:
     from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
 
     if len(names) == 1:
-        return sql.col(names[0]).cast("string")
+        return _column(names[0]).cast("string")
     plain = {name for name, kind in rows.dtypes if kind.partition("(")[0] in PLAIN}
-    parts = [sql.col(name).cast("string") for name in names]
+    parts = [_column(name).cast("string") for name in names]
     parts = [
         part if name in plain else sql.replace(sql.replace(part, sql.lit("\\"), sql.lit("\\\\")), sql.lit("-"), sql.lit("\\-"))
         for name, part in zip(names, parts, strict=True)
@@ -227,7 +238,7 @@ def _source(options: Namespace, columns: Sequence[str]) -> Any:
         return sql.lit(text)
     if column not in columns:
         raise ConfigError(f"--source {text}: the data has no column {column}; it has {', '.join(columns)}")
-    return sql.concat(sql.lit(before), sql.col(column).cast("string"), sql.lit(after))
+    return sql.concat(sql.lit(before), _column(column).cast("string"), sql.lit(after))
 
 
 def _placed(batch: DataFrame, options: Namespace) -> DataFrame:

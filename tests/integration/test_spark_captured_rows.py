@@ -26,6 +26,28 @@ def captured(spark: Any, folder: Path, *arguments: str) -> list[Any]:
     return rows
 
 
+def test_a_column_is_called_what_its_file_calls_it(spark: Any, tmp_path: Path) -> None:
+    """Spark takes a dot for a way into a struct, and a backtick for the edge of a name."""
+    (tmp_path / "prices.csv").write_text("item.no,price.eur,`note,Größe\n7,2.5,x,9\n", "utf-8")
+
+    found = captured(spark, tmp_path, "--id", "item.no,`note", "--key", "`note", "--order-by", "price.eur", "--source", "/{item.no}")
+
+    assert [json.loads(row.value) for row in found] == [{"item.no": 7, "price.eur": 2.5, "`note": "x", "Größe": 9}]
+    assert [(row.id, bytes(row.key), row.source, row.order_0) for row in found] == [("7-x", b"x", "/7", 2.5)]
+
+
+def test_a_times_microseconds_are_captured(spark: Any, tmp_path: Path) -> None:
+    moments = "timestamp'1969-12-31 23:59:59.999999Z' as at", "timestamp_ntz'2024-01-01 00:00:00.123456' as local", "struct(timestamp'2024-01-01 00:00:00Z' as t) as deep"
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    spark.sql(f"select 1 as n, {', '.join(moments)}").write.parquet(str(tmp_path / "rows"))
+
+    found = captured(spark, tmp_path / "rows", "--format", "parquet", "--id", "n")
+
+    assert [json.loads(row.value) for row in found] == [
+        {"n": 1, "at": "1969-12-31T23:59:59.999999Z", "local": "2024-01-01T00:00:00.123456", "deep": {"t": "2024-01-01T00:00:00.000000Z"}}
+    ]
+
+
 def test_a_column_that_only_some_parquet_files_have_is_captured(spark: Any, tmp_path: Path) -> None:
     """Spark asks one file, and reads of the others what that one has."""
     for number, more in enumerate(("'a' as first", "'b' as second")):
