@@ -138,7 +138,11 @@ def _each_once(rows: DataFrame, horizon: str) -> DataFrame:
     held back for long, or that was published with an old time, and everything once one has a time that lies ahead.
     """
     place = sql.concat_ws("/", "topic", "partition", "offset")
-    named = rows.withColumns({"identity": sql.coalesce("id", place), "read_at": sql.current_timestamp()})
+    # What is not UTF-8 reads as one character, whatever it was: only its bytes tell such ids and sources apart, as they do for workers.
+    raw = sql.concat_ws("/", sql.hex(_filled(envelope.SOURCE)), sql.hex(_filled(envelope.ID)))
+    is_unread = sql.concat("source", "id").contains("\N{REPLACEMENT CHARACTER}")
+    identity = sql.when(is_unread, raw).otherwise(sql.coalesce("id", place))
+    named = rows.withColumns({"identity": identity, "read_at": sql.current_timestamp()})
     kept = named.withWatermark("read_at", horizon).dropDuplicatesWithinWatermark(["source", "identity"])
     return kept.drop("identity", "read_at")
 

@@ -261,7 +261,7 @@ def test_a_stream_drops_repeats_and_no_message_for_its_age(spark: Any, tmp_path:
     """As of a capture that nobody had decided for long, or of a publisher whose clock was ahead."""
     log, ids = tmp_path / "log", list[str]()
     log.mkdir()
-    columns = "timestamp timestamp, source string, id string, topic string, partition int, offset long"
+    columns = "timestamp timestamp, source string, id string, topic string, partition int, offset long, headers array<struct<key:string,value:binary>>"
 
     def read(offset: int, at: str, identity: str) -> None:
         place = {"timestamp": at, "source": "/s", "id": identity, "topic": "log", "partition": 0, "offset": offset}
@@ -276,6 +276,23 @@ def test_a_stream_drops_repeats_and_no_message_for_its_age(spark: Any, tmp_path:
     read(3, "2026-03-02T00:00:00Z", "old")
 
     assert ids == ["ahead", "old"]
+
+
+def test_a_stream_takes_ids_for_different_that_read_alike(spark: Any, tmp_path: Path) -> None:
+    """As Latin-1 has them: what is not UTF-8 is one character in a text, whatever it was; workers go by the bytes."""
+    columns = "source string, id string, topic string, partition int, offset long, headers array<struct<key:string,value:binary>>"
+    given = [(b"/s", b"M\xfcller"), (b"/s", b"M\xf6ller"), (b"/s", b"M\xfcller"), (b"/\xfc", b"1"), (b"/\xf6", b"1"), (b"/s", b"plain"), (b"/s", b"plain")]
+    rows = [
+        (*(raw.decode("utf-8", "replace") for raw in one), "log", 0, n, [(k, bytearray(v)) for k, v in zip(("ce_source", "ce_id"), one, strict=True)])
+        for n, one in enumerate(given)
+    ]
+    spark.createDataFrame(rows, columns).coalesce(1).write.parquet(str(tmp_path / "log"))
+    offsets = list[int]()
+
+    stream = _each_once(spark.readStream.schema(columns).parquet(str(tmp_path / "log")), "7 days").writeStream.trigger(availableNow=True)
+    stream.foreachBatch(lambda batch, _: offsets.extend(row.offset for row in batch.collect())).start().awaitTermination()
+
+    assert sorted(offsets) == [0, 1, 3, 4, 5]
 
 
 def test_columns_of_any_type_call_different_rows_differently(spark: Any) -> None:
