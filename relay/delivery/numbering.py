@@ -14,7 +14,7 @@ from relay.message.errors import MessageRejected, Stopped
 from relay.message.identity import digest
 from relay.message.numbers import number_of, numbers_of
 from relay.message.record import LogMessage, LogPartition
-from relay.message.schemas import UnknownRecord
+from relay.message.schemas import OtherVersion, UnknownRecord
 from relay.monitor.ranges import (
     Closing,
     Closings,
@@ -209,11 +209,21 @@ def kept_rows(
 
 
 def taken_rows(ranges: Mapping[int, Ranges], claims: Mapping[LogPartition, Claim]) -> None:
-    """Take the ranges that a claim has read. Raises Stopped if a row is broken."""
+    """Take the ranges that a claim has read. Raises Stopped if a row is broken, or what another version wrote.
+
+    A note of a kind that this version does not know is left, under a topic that there is not (``note_rows``).
+    """
     for place, claim in claims.items():
         for row in claim.ranges:
             try:
                 entry = decode_value(row.state or b"")
+                if entry.topic != place.topic:
+                    raise OtherVersion(f"a note of {entry.topic!r}")
+            except OtherVersion as error:
+                raise Stopped(
+                    f"relay_range has a row of {place.topic}[{place.partition}] that another version of the relay wrote, "
+                    f"and this one cannot read ({error}): run that version, or a newer one"
+                ) from None
             except UnknownRecord as error:
                 raise Stopped(
                     f"relay_range has a row of {place.topic}[{place.partition}] that cannot be read ({error}); restore "

@@ -10,15 +10,18 @@ import pytest
 from relay.audit import readers
 from relay.capture.decisions import Unit, UnitDecision, batch_unit, encode_decision
 from relay.capture.resolver import Resolution, State
+from relay.delivery.numbering import taken_rows
 from relay.kafka.decisions import DecisionLog
 from relay.message.errors import Stopped
 from relay.message.identity import capture_id
+from relay.message.record import LogPartition
 from relay.message.schemas import FRAME_BYTES, OtherVersion, UnknownRecord
 from relay.monitor.entries import Begin, Page, Proof, Seal, decode, encode, frames
-from relay.monitor.ranges import RangeEntry
+from relay.monitor.ranges import RangeEntry, Ranges, encode_value
 from relay.queue.stores.files_message import Content
 from relay.queue.stores.files_record import decode_content, encode_content
 from relay.run.units import AskingUnits
+from relay.transfer.cursor import Claim, RangeRow
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.numbered_messages import MONITOR, batch, captured, out
 from tests.unit.test_intake import Fake
@@ -82,6 +85,22 @@ def test_a_route_stops_over_what_another_version_wrote_into_its_monitor(name: st
         TopicProcess(kafka)
 
     assert len(out(kafka)) == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        encode_value(RangeEntry("later", bytes(16), 0, "/log", b"further", b"", [], [], [], [1, 2, 3], -1)),
+        of_another_version(encode_value(RangeEntry("later", bytes(16), 0, "log", b"s", b"i", [1, 2], [], [], [], 0))),
+    ],
+    ids=["a note that is not known", "a range"],
+)
+def test_a_table_or_queue_route_stops_over_what_another_version_wrote_beside_its_position(state: bytes) -> None:
+    place = LogPartition("log", 0)
+    claims = {place: Claim(1, 7, ranges=[RangeRow(place, b"p" * 16, state)])}
+
+    with pytest.raises(Stopped, match=r"relay_range has a row of log\[0\] that another version .*run that version"):
+        taken_rows({0: Ranges()}, claims)
 
 
 def test_a_route_passes_over_what_is_broken() -> None:
