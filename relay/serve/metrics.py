@@ -54,6 +54,7 @@ def _routes(routes: Iterable[RouteView]) -> Iterator[Metric]:
     wrong = GaugeMetricFamily(
         "relay_route_needs_attention", "Is it stuck, stalled, without a living worker, with one that fails often, or about to lose messages to retention?", labels=["route"]
     )
+    letters = GaugeMetricFamily("relay_route_dead_letters", "Dead letters not redriven, 0 where there are none.", labels=["route"])
     dead = GaugeMetricFamily(
         "relay_dead_letters", "Dead letters not redriven, by cause.", labels=["route", "code"]
     )
@@ -61,9 +62,10 @@ def _routes(routes: Iterable[RouteView]) -> Iterator[Metric]:
         for one in State:
             state.add_metric([route.name, one.value], one is route.state)
         wrong.add_metric([route.name], route.needs_attention)
+        letters.add_metric([route.name], route.dead.count)
         for code, count in _bounded(route.dead.causes):
             dead.add_metric([route.name, code], count)
-    yield from (state, wrong, dead)
+    yield from (state, wrong, letters, dead)
 
 
 def _bounded(causes: Iterable[str] | Counter[str]) -> list[tuple[str, int]]:

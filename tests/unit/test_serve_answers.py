@@ -170,17 +170,23 @@ def test_an_alert_that_compares_with_earlier_has_a_value_where_there_was_none() 
     # Two vectors are compared where both have the labels: the first dead letters of a route would be told to nobody.
     compared = [one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if " offset " in one]
 
-    assert "relay_dead_letters" not in {name for name, *_ in samples(sight())}
     assert compared
     assert [one for one in compared if " or 0 * " not in one] == []
 
 
-def test_what_was_unusable_before_its_store_was_away_is_no_news_when_that_is_back() -> None:
-    # Five minutes after the store was away there is nothing to compare with but 0, if the last value is not looked for.
-    (compared,) = (one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if one.startswith("relay_queue_unusable >"))
+@pytest.mark.parametrize("metric", ["relay_queue_unusable", "relay_route_dead_letters"])
+def test_what_there_was_before_nobody_looked_is_no_news_afterwards(metric: str) -> None:
+    # Five minutes after its store, or `relay serve`, was away there is nothing to compare with but 0, if the last value is not looked for.
+    (compared,) = (one for one in re.findall(r"expr: (.*)", ALERTS.read_text()) if one.startswith(f"{metric} >"))
 
     assert "relay_queue_unusable" not in {name for name, *_ in samples(replace(sight(), queues={"credit": None}))}
-    assert "last_over_time(relay_queue_unusable[1d] offset 5m)" in compared
+    assert f"last_over_time({metric}[1d] offset 5m)" in compared
+
+
+def test_a_route_without_dead_letters_says_so() -> None:
+    # Else the last value found of one whose letters were redriven would be what it had before, and hide as many new ones for a day.
+    assert samples(sight())["relay_route_dead_letters", "main"] == 0
+    assert samples(sight({"x": 1, "y": 2}))["relay_route_dead_letters", "main"] == 3
 
 
 def test_an_alert_for_a_single_one_also_sees_what_was_counted_while_nobody_looked() -> None:
