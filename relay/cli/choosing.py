@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from datetime import datetime
 from typing import Annotated, Final, TypeVar
@@ -44,8 +45,12 @@ S = TypeVar("S", PublisherState, SubscriberState)
 
 
 def me() -> str:
-    """Return who runs the command."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    """Return who runs the command: its user's number, where a container's has no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the second since Python 3.13
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def retained(bounds: Retention) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from typing import Any, Self
 
 import pytest
 
 from relay.cli import message, queue
-from relay.cli.choosing import filter_of, retained
+from relay.cli.choosing import filter_of, me, retained
 from relay.cli.report import when
 from relay.delivery.queue_mapping import _expiry
 from relay.message.envelope import EXPIRY_TIME
@@ -55,6 +57,14 @@ def test_a_queues_settings_are_told_as_they_are_configured(capsys: pytest.Captur
     ):
         assert f"{line}\n" in out
     assert not re.search(r"None|False|\{|_ms", out)
+
+
+def test_a_user_without_a_name_as_in_many_containers_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 1_000_654_321)
+
+    assert me() == f"1000654321@{socket.gethostname()}"
 
 
 def test_a_time_is_one_for_people() -> None:
