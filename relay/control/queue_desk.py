@@ -94,6 +94,11 @@ class QueueDesk:
         """Return a queue's store where it lies now, which a move changes under a desk that stays open; closed with the desk."""
         return self._placed(queue)[1]
 
+    def place(self, queue: str) -> str:
+        """Return where a queue lies now, as the configuration writes it; nothing is opened."""
+        configured = queue_of(self.config, queue).store
+        return self.desired.store_of(queue, configured)
+
     def row(self, queue: str) -> dict[str, Any]:
         """Return what `relay queue list` tells of a queue; opens it if need be."""
         lies, store = self._placed(queue)
@@ -101,8 +106,7 @@ class QueueDesk:
 
     def _placed(self, queue: str) -> tuple[str, QueueStore]:
         """Return where a queue lies now, as the configuration writes it, and its store there."""
-        configured = queue_of(self.config, queue).store
-        lies = self.desired.store_of(queue, configured)
+        lies = self.place(queue)
         if queue in self._stores and self._stores[queue][0] != lies:
             self._close(queue)
         if queue not in self._stores:

@@ -18,12 +18,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from psycopg import OperationalError
+from psycopg.errors import QueryCanceled
 
 from relay.config.routes import RouteConfig, TopicDestination
 from relay.config.timing import Timing
 from relay.control.status import DeadLetters, RouteFacts, view
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
+from relay.queue.port import StoreAway
 from relay.run import clock
 from relay.run.status_record import Counts, PartitionStatus, StatusRecord, Waiting
 from relay.serve.http import Door, application
@@ -400,6 +403,9 @@ class Desk:
     def names(self) -> list[str]:
         return ["mail", "credit"]
 
+    def place(self, name: str) -> str:
+        return name
+
     def row(self, name: str) -> dict[str, Any]:
         if self.is_away and name == "mail":
             raise Unreachable("its store does not answer")
@@ -426,6 +432,57 @@ def test_a_look_is_whole_if_every_store_answered_and_counts_queues_seldom(monkey
     assert away.notes == ("a note", "queue mail: its store does not answer")
     desk.is_away, now[0], status.unseen = False, 3 * QUEUES_EVERY_S, "a database"
     assert not eyes.look().is_whole
+
+
+class Counting:
+    """Twelve queues, every other one in each of two databases, which answer a question about a queue as they are told."""
+
+    def __init__(self, now: list[float], patience_s: float, cause: Exception) -> None:
+        self.asked = list[str]()
+        self._now, self._patience_s, self._cause = now, patience_s, cause
+
+    def reach(self) -> None:
+        pass
+
+    def names(self) -> list[str]:
+        return [f"queue-{n}" for n in range(12)]
+
+    def place(self, name: str) -> str:
+        return "away" if int(name[6:]) % 2 else "shop"
+
+    def row(self, name: str) -> dict[str, Any]:
+        self.asked.append(name)
+        if self.place(name) == "shop":
+            return QUEUE
+        self._now[0] += self._patience_s
+        raise StoreAway("the queue's database does not answer") from self._cause
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "cause", "asked"),
+    [
+        (50.0, OperationalError("the connection is lost"), 1),
+        (0.1, OperationalError("refused"), 6),
+        (50.0, QueryCanceled("counting took too long"), 6),
+    ],
+)
+def test_a_store_that_is_silent_is_waited_for_once_in_a_look(
+    patience_s: float, cause: Exception, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each of a dozen queues it would be ten minutes, in which nothing else is seen and /livez has the process ended."""
+    now = [0.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    eyes: Any = RelayEyes(SimpleNamespace(queues={"queue-0": None}, timing=Timing()))  # type: ignore[arg-type]
+    desk = Counting(now, patience_s, cause)
+    eyes._status = SimpleNamespace(read=list, records=list, notes=(), unseen=None)
+    eyes._desk = desk
+
+    seen = eyes.look()
+
+    assert len([name for name in desk.asked if desk.place(name) == "away"]) == asked
+    assert [name for name, row in seen.queues.items() if row is None] == [f"queue-{n}" for n in range(1, 12, 2)]
+    assert len(seen.notes) == 6
+    assert not seen.is_whole
 
 
 def test_nothing_can_be_changed(watching: Watching) -> None:
