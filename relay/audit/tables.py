@@ -88,7 +88,7 @@ class _Postgresql:
         self._cursors = 0
         with self._reaching():
             self._connection = psycopg.connect(
-                url, connect_timeout=CONNECT_TIMEOUT_S, application_name="relay verify"
+                url, connect_timeout=CONNECT_TIMEOUT_S, application_name="relay verify", client_encoding="utf8"
             )
             self._connection.read_only = True
             self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

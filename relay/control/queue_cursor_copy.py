@@ -12,6 +12,7 @@ from psycopg import sql
 
 from relay.config.model import QueueDestination, RelayConfig
 from relay.message.errors import ConfigError
+from relay.resources.postgresql import address
 from relay.resources.sqlite import SqliteResource
 from relay.run.queues import address_of
 from relay.setup.check_table import away
@@ -39,7 +40,7 @@ def check_cursors(config: RelayConfig, queue: str, target: str) -> None:
         if url.startswith("sqlite:"):
             continue
         try:
-            with psycopg.connect(url) as connection:
+            with psycopg.connect(**address(url)) as connection:
                 is_there, may, role = connection.execute(_MAY_NUMBER).fetchall()[0]
         except psycopg.OperationalError as error:
             raise away(f"queue {queue}", url, error) from None
@@ -65,7 +66,7 @@ def copy_cursors(config: RelayConfig, queue: str, target: str) -> int:
     if new.startswith("sqlite:"):
         with closing(_sqlite(new)) as connection:
             return _into_sqlite(connection, config.relay.name, routes, old)
-    with psycopg.connect(new) as postgres:
+    with psycopg.connect(**address(new)) as postgres:
         return _into_postgresql(postgres, config.relay.name, routes, old)
 
 
@@ -143,7 +144,7 @@ def _rows(url: str, table: str, columns: Sequence[str], relay: str, routes: Sequ
                 query = f"select {', '.join(columns)} from {table} where relay = ? and route = ?{order}"  # noqa: S608
                 yield from _all(source.execute(query, (relay, route)))
         else:
-            with psycopg.connect(url) as postgres, postgres.cursor() as cursor:
+            with psycopg.connect(**address(url)) as postgres, postgres.cursor() as cursor:
                 chosen = sql.SQL("select {} from {} where relay = %s and route = %s{}").format(
                     sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(table), sql.SQL(order)
                 )
@@ -160,7 +161,7 @@ def _last_applied(url: str) -> int:
         with closing(_sqlite(url)) as connection:
             row = connection.execute("select seq from sqlite_sequence where name = 'relay_inbox'").fetchone()
             return int(row[0]) if row else 0
-    with psycopg.connect(url) as postgres:
+    with psycopg.connect(**address(url)) as postgres:
         # Drawn, not looked at: a number that is never used costs nothing.
         row = postgres.execute("select nextval(pg_get_serial_sequence('relay_inbox', 'applied'))").fetchone()
         assert row is not None

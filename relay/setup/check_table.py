@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from relay.config.model import ResourceConfig, TableDestination
 from relay.delivery.table import quoted
 from relay.message.errors import Unreachable
-from relay.resources.postgresql import remedy
+from relay.resources.postgresql import address, remedy
 from relay.resources.schema import own_columns
 from relay.setup.check_topics import Findings
 
@@ -151,7 +151,7 @@ def look_at(name: str, resource: ResourceConfig, table: str) -> TableFacts | Non
     if resource.kind == "sqlite":
         return _sqlite_table(name, url, table)
     try:
-        with psycopg.connect(url, connect_timeout=_CONNECT_S, autocommit=True) as connection:
+        with psycopg.connect(autocommit=True, **address(url)) as connection:
             return _postgres_table(connection, table)
     except psycopg.OperationalError as error:
         raise away(name, url, error) from None
@@ -232,7 +232,7 @@ def postgres_notes(name: str, resource: ResourceConfig) -> list[str]:
 
 def _ask(name: str, url: str, query: LiteralString, parameters: list[Any]) -> list[tuple[Any, ...]]:
     try:
-        with psycopg.connect(url, connect_timeout=_CONNECT_S, autocommit=True) as connection:
+        with psycopg.connect(autocommit=True, **address(url)) as connection:
             return connection.execute(query, parameters).fetchall()
     except psycopg.OperationalError as error:
         raise away(name, url, error) from None

@@ -12,6 +12,7 @@ from relay.config.queues import QueueConfig
 from relay.message.errors import ConfigError
 from relay.queue.desired import Desired, encode_uuid
 from relay.resources import open_resource
+from relay.resources.postgresql import address
 from relay.run.following import control_topic, follow
 from relay.run.queues import address_of, check_identity, open_at
 from relay.setup.check_table import away
@@ -68,7 +69,7 @@ def _create_postgresql(queue: QueueConfig, resource: ResourceConfig) -> None:
 
     url = (resource.migrate_url or resource.url).get_secret_value()
     try:
-        with psycopg.connect(url, connect_timeout=5) as connection:
+        with psycopg.connect(**address(url)) as connection:
             create(connection)
             if resource.worker_role is not None:
                 _grant(connection, resource.worker_role)
