@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from relay.config.model import QueueDestination, RelayConfig
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 from relay.resources.postgresql import address
 from relay.resources.sqlite import SqliteResource
 from relay.run.queues import address_of
@@ -57,17 +57,24 @@ def copy_cursors(config: RelayConfig, queue: str, target: str) -> int:
     """Replace, in the new store's database, what the routes into the queue have in the old one; return how many rows.
 
     The old store is retired by now: a late batch without messages may still move a position there, which only makes
-    its messages come once more, known by then.
+    its messages come once more, known by then. Raises Unreachable.
     """
     routes = _routes(config, queue)
     if not routes:
         return 0
     old, new = _addresses(config, queue, target)
-    if new.startswith("sqlite:"):
-        with closing(_sqlite(new)) as connection:
-            return _into_sqlite(connection, config.relay.name, routes, old)
-    with psycopg.connect(**address(new)) as postgres:
-        return _into_postgresql(postgres, config.relay.name, routes, old)
+    try:
+        if new.startswith("sqlite:"):
+            with closing(_sqlite(new)) as connection:
+                return _into_sqlite(connection, config.relay.name, routes, old)
+        with psycopg.connect(**address(new)) as postgres:
+            return _into_postgresql(postgres, config.relay.name, routes, old)
+    except (psycopg.OperationalError, sqlite3.OperationalError) as error:
+        # Only the type: a driver's text may quote its connection string.
+        raise Unreachable(
+            f"queue {queue!r}: a database in which its routes keep their positions does not answer, or is busy "
+            f"({type(error).__name__}); nothing was copied of them, so run the command again"
+        ) from error
 
 
 def _routes(config: RelayConfig, queue: str) -> list[str]:

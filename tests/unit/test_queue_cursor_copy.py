@@ -6,8 +6,12 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from relay.config.loading import load
+from relay.control import queue_cursor_copy
 from relay.control.queue_cursor_copy import copy_cursors
+from relay.message.errors import Unreachable
 from relay.setup.queue_tables import create_tables
 from tests.unit.test_queue_move_command import Desk
 
@@ -59,3 +63,20 @@ def test_a_route_into_another_queue_keeps_what_it_has_in_the_new_store(tmp_path:
 
         assert new.execute("select route, log_offset from relay_inbox").fetchall() == [("another", 7)]
         assert new.execute("select route, position from relay_position").fetchall() == [("main", 17)]
+
+
+def test_a_database_that_is_busy_or_away_between_the_steps_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_cursor_copy, "_LOCK_TIMEOUT_S", 0.1)
+    desk = Desk(tmp_path)
+    create_tables(desk.config, desk.queue, desk.at("new.db"))
+
+    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as other:
+        other.execute("begin immediate")
+        with pytest.raises(Unreachable, match=r"queue 'credit': .*run the command again"):
+            copy_cursors(desk.config, "credit", desk.at("new.db"))
+
+    path = tmp_path / "relay.toml"
+    path.write_text(path.read_text() + '[resources.shop]\nurl = "postgresql://u:hunter2@127.0.0.1:1/shop"\n')
+    with pytest.raises(Unreachable, match=r"queue 'credit': .*run the command again") as away:
+        copy_cursors(load(path), "credit", "shop")
+    assert "hunter2" not in str(away.value)
