@@ -23,7 +23,7 @@ ConfigArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 _PIPE_WIDTH: Final = 1000
-"""Columns of a line that no person's window bounds; a table is no wider than its cells."""
+"""Columns of a line that no person's window bounds; a table is no wider than its cells. Of a window without any, nothing would be shown."""
 
 
 def purpose(document: str | None) -> str:
@@ -115,9 +115,11 @@ def when(value: object) -> object:
 
 def print_line(text: str = "", style: str | None = None) -> None:
     """Print one line on standard output, never broken and never read as markup or pictograms."""
-    Console(soft_wrap=True, emoji=False).print(_harmless(text), style=style, markup=False, highlight=False)
+    Console(width=_PIPE_WIDTH, soft_wrap=True, emoji=False).print(_harmless(text), style=style, markup=False, highlight=False)
 
 
 def print_problem(text: str) -> None:
     """Print one line on standard error."""
-    Console(stderr=True, soft_wrap=True, emoji=False).print(_harmless(text), style="red", markup=False, highlight=False)
+    Console(width=_PIPE_WIDTH, stderr=True, soft_wrap=True, emoji=False).print(
+        _harmless(text), style="red", markup=False, highlight=False
+    )

@@ -288,6 +288,18 @@ def test_nothing_that_a_stranger_wrote_reaches_the_terminal_as_an_order(capsys: 
     assert "a\\x1b]0;title\\x07b\\x1b[2Jc\\x9b1Ad\\u202ee\\rf" in said
 
 
+@pytest.mark.parametrize("show", [report.print_line, report.print_problem, lambda text: report.print_table(["cause"], [[text]])])
+def test_a_window_that_is_said_to_have_no_columns_shows_everything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, show: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr(report.Console, "is_terminal", True)
+
+    show("a person must decide")
+
+    assert "a person must decide" in "".join(capsys.readouterr())
+
+
 def test_a_docstring_is_the_help_without_the_name() -> None:
     assert report.purpose("``relay queue``: see every queue.") == "See every queue."
 
