@@ -146,13 +146,15 @@ def _judge_lasting(to: TableDestination, facts: TableFacts, key: str, findings: 
 
 
 def look_at(name: str, resource: ResourceConfig, table: str) -> TableFacts | None:
-    """Return the facts of a table, or None if there is none; Unreachable if the database does not answer."""
+    """Return the facts of a table, or None if there is none that the role may see; Unreachable if the database does not answer."""
     url = resource.url.get_secret_value()
     if resource.kind == "sqlite":
         return _sqlite_table(name, url, table)
     try:
         with psycopg.connect(autocommit=True, **address(url)) as connection:
             return _postgres_table(connection, table)
+    except psycopg.errors.InsufficientPrivilege:
+        return None  # a schema that the role may not use is not even asked whether it has the table
     except psycopg.OperationalError as error:
         raise away(name, url, error) from None
 

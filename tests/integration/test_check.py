@@ -21,6 +21,7 @@ from relay.cli.main import app
 from relay.config.timing import Timing
 from relay.kafka.topics import Topics
 from relay.local.jars import KAFKA_VERSION
+from tests.integration.conftest import url_of
 from tests.routes import wait_for
 
 MakeTopic = Callable[..., str]
@@ -230,6 +231,25 @@ def test_a_database_that_refuses_the_login_is_not_told_to_be_at_another_address(
 
     assert code == 3
     assert report["unreachable"][0].endswith("correct what it names (user, password, database), or look at the server's log")
+
+
+def test_a_table_in_a_schema_that_the_role_may_not_use_is_a_fault_with_its_remedy(
+    postgres: str, worker_role: str, write: Callable[[str], str]
+) -> None:
+    with psycopg.connect(postgres) as admin:
+        admin.execute("create schema books")
+        admin.execute("create table books.ledger (id text primary key)")
+
+    code, report = check(
+        write(
+            f'[resources.shop]\nurl = "{url_of(postgres, worker_role)}"\n[routes.t]\nfrom = ["orders"]\n'
+            'to = { table = "books.ledger", resource = "shop", columns = { id = "ce:id" } }\n'
+        )
+    )
+
+    (fault,) = (fault for fault in report["faults"] if fault["key"] == "routes.t.to.table")
+    assert "let the role see its schema" in fault["remedy"]
+    assert code == 1
 
 
 def test_a_queues_tables_that_are_missing_or_not_granted_are_faults(
