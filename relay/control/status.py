@@ -32,7 +32,7 @@ FAILS_OFTEN: Final = 20
 HANDLERS_SHOWN_MS: Final = 86_400_000
 """For so long handlers are counted that failed: nobody says when the last of them ended."""
 FORGOTTEN_AFTER_MS: Final = 3_600_000
-"""A worker that ended or went missing so long ago is not shown any more beside others that live."""
+"""A worker that ended or went missing so long ago, or so long before the last one, is not shown any more beside the others."""
 
 
 class State(Enum):
@@ -219,9 +219,9 @@ def view(facts: RouteFacts, now_ms: int) -> RouteView:
     """Return the route as it is shown at ``now_ms`` (wall milliseconds of the reader)."""
     judged = [(record, *judge_worker(record, now_ms)) for record in facts.records]
     living = [record for record, state, _ in judged if state not in (State.GONE, State.STOPPED)]
-    shown = [
-        one for one in judged if not living or one[0] in living or now_ms - one[0].heard_at <= FORGOTTEN_AFTER_MS
-    ]
+    # Where nobody lives, those that left last tell why; what others had counted long ago is no news.
+    last = now_ms if living else max((record.heard_at for record in facts.records), default=now_ms)
+    shown = [one for one in judged if one[0] in living or last - one[0].heard_at <= FORGOTTEN_AFTER_MS]
     workers = tuple(
         _worker(record, state, why, now_ms)
         for record, state, why in sorted(shown, key=lambda one: one[0].worker)

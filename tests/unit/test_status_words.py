@@ -23,6 +23,7 @@ from relay.message.record import LogPartition
 from relay.run.status_record import (
     RECORD_BYTES_MAX,
     WAITING_MAX,
+    Counts,
     PartitionStatus,
     StatusRecord,
     Waiting,
@@ -125,6 +126,19 @@ def test_a_worker_that_went_long_ago_is_forgotten_while_others_live() -> None:
 
     assert [worker.worker for worker in shown(record(), old).workers] == ["shop.r.a.0"]
     assert [worker.worker for worker in shown(old).workers] == ["b"]
+
+
+def test_where_nobody_lives_those_are_shown_that_left_last() -> None:
+    """Each worker there ever was would come back with its counters, and what it had lost or failed at would be alarmed about once more."""
+    day = 86_400_000
+    last = [record(worker="c", at=NOW - day, state="stopped"), record(worker="d", at=NOW - day - 60_000)]
+    ever = [record(worker=f"w-{n}", at=NOW - n * day, counts=Counts(lost=3)) for n in range(2, 300)]
+
+    route = shown(*ever, *last, ends={0: 10}, committed={0: 10})
+
+    assert [worker.worker for worker in route.workers] == ["c", "d"]
+    assert (route.state, route.counts["lost"]) == (State.GONE, 0)
+    assert shown(*ever, last[0], ends={0: 10}, committed={0: 10}).state is State.STOPPED
 
 
 @pytest.mark.parametrize(
