@@ -104,7 +104,7 @@ class MessageRejected(RelayError):
 
 
 class HeadersRefused(RelayError):
-    """What an application gave as headers cannot be a message's headers."""
+    """What an application gave as headers, or as subject, cannot be a message's."""
 
 
 class CaptureError(RelayError):

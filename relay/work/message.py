@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import orjson
 
-from relay.message.envelope import GivenHeaders, given_headers
+from relay.message.envelope import GivenHeaders, given_headers, is_utf8
+from relay.message.errors import HeadersRefused
 from relay.message.json_text import as_json
 from relay.queue.message import NewMessage, Taken
 from relay.run import schedule
@@ -125,7 +126,7 @@ class Message:
             value=payload,
             key=name if name is not None else self.taken.key,
             headers=tuple(given_headers(headers)),
-            subject=subject,
+            subject=_checked(subject),
             lane=name if name is not None else self.taken.lane,
             # Here, where an error names the handler's line: the store is asked only once the handler has returned.
             priority=self.taken.priority if priority is None else int(priority),
@@ -135,6 +136,17 @@ class Message:
         with _ENDING:
             check_call(self.process, is_over=self.is_over)  # it may have returned since, in another thread
             self.children.append((queue, child))
+
+
+def _checked(subject: Any) -> str | None:
+    """Return a subject as every store takes it, and gives it back as text; raises HeadersRefused.
+
+    SQLite would keep bytes as they are, on which listing and archiving of the whole queue fail, and PostgreSQL make other text of them.
+    """
+    if subject is None or (isinstance(subject, str) and "\0" not in subject and is_utf8(subject)):
+        return subject
+    what = "it holds a NUL, or half of a surrogate pair" if isinstance(subject, str) else f"a {type(subject).__name__} is no text"
+    raise HeadersRefused(f"subject: {what}; give text without either, or leave it out")
 
 
 def _raw(given: Any) -> bytes:

@@ -97,6 +97,14 @@ def test_headers_that_are_no_pairs_of_name_and_value_fail_the_message(given: Any
     assert "headers: " in str(end.cause)
 
 
+@pytest.mark.parametrize("given", [5, b"a", "\ud800", "a\0b"])
+def test_a_subject_that_not_every_store_gives_back_as_text_fails_the_message(given: Any) -> None:
+    end = ended(queue("q", "s"), "s", lambda message: message.publish("q", b"child", subject=given))
+
+    assert end.outcome is not Outcome.WRITTEN
+    assert "subject: " in str(end.cause)
+
+
 @pytest.mark.parametrize("of", [bytearray, memoryview])
 def test_bytes_of_any_kind_are_key_and_value_of_a_child(of: Any) -> None:
     store = queue("q", "s")
