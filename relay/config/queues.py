@@ -16,8 +16,8 @@ from relay.config.faults import Wrong
 from relay.config.quantities import Bytes, Seconds
 from relay.config.routes import Name, name_rule
 from relay.queue.message import Audience, Group
-from relay.queue.modes import Mode, in_mode
-from relay.queue.settings import Balancing, QueueSettings, Retention
+from relay.queue.modes import in_mode
+from relay.queue.settings import Balancing, Mode, QueueSettings, Retention
 
 _EMBEDDED: Final = ("sqlite:///", "files:///", "log+sqlite:///")
 """Stores of one host: their path is relative to the configuration's folder."""
@@ -157,11 +157,14 @@ class QueueConfig(_Section):
     def settings(self) -> QueueSettings:
         """Return the queue as its store and its workers need it; times are milliseconds there."""
         groups = tuple(Group(name, tuple(entry.pool or [name])) for name, entry in self.subscribers.items())
+        written = Audience(groups, self.in_order)
         retain = self.retain
         return QueueSettings(
             name=self.name,
             pause_max_ms=round(self.retry_max_s * 1000),
-            audience=in_mode(Audience(groups, self.in_order), self.mode),
+            audience=in_mode(written, self.mode),
+            mode=self.mode,
+            written=written,
             order=self.order,
             ttl_ms=None if self.ttl_s is None else round(self.ttl_s * 1000),
             publishers=None if self.publishers is None else frozenset(self.publishers),

@@ -16,8 +16,8 @@ from relay.message import envelope, identity
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage
 from relay.queue.message import PRIORITY_MAX, Audience, Group, NewMessage, Place
-from relay.queue.modes import MODES, Mode, in_mode
-from relay.queue.settings import QueueSettings
+from relay.queue.modes import in_mode
+from relay.queue.settings import MODES, Mode, QueueSettings
 
 PRIORITY_DEFAULT: Final = 4
 """design.md section 3: what a message of the log has whose header says nothing."""
@@ -37,6 +37,7 @@ class QueueMapping:
 
     def __init__(self, queue: QueueSettings, topic_ids: Callable[[], Mapping[str, bytes]]) -> None:
         self._queue = queue
+        self._written = queue.audience if queue.written is None else queue.written
         self._topic_ids = topic_ids
         self._lane = _LANES[queue.order]
 
@@ -79,26 +80,28 @@ class QueueMapping:
         wanted, mode = headers.get(envelope.AUDIENCE), headers.get(envelope.MODE)
         if wanted is None and mode is None:
             return None
-        audience = self._queue.audience
+        audience = self._written
         if wanted is not None:
             audience = self._chosen(_text(wanted, envelope.AUDIENCE))
-        word = "combined" if mode is None else _text(mode, envelope.MODE)
+        word = self._queue.mode if mode is None else _text(mode, envelope.MODE)
         if word == IN_ORDER:
-            return Audience(audience.groups, in_order=True)
+            # One pool has no order: where the queue balances, its subscribers and pools come as they are written.
+            groups = audience.groups if self._queue.mode == "balance" else in_mode(audience, self._queue.mode).groups
+            return Audience(groups, in_order=True)
         if word not in MODES:
             raise _refused("bad_mode", f"{envelope.MODE} is none of {', '.join(MODES)} and {IN_ORDER}")
         return in_mode(audience, cast("Mode", word))
 
     def _chosen(self, names: str) -> Audience:
         """Return the queue's groups and single members that are named, in the order of their names."""
-        by_name = {group.name: group for group in self._queue.audience.groups}
-        for group in self._queue.audience.groups:
+        by_name = {group.name: group for group in self._written.groups}
+        for group in self._written.groups:
             for member in group.members:
                 by_name.setdefault(member, Group(member, (member,)))
         chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
         if not all(name in by_name for name in chosen):
             raise _refused("bad_audience", f"{envelope.AUDIENCE} names a subscriber that queue {self._queue.name!r} has not")
-        return Audience(tuple(by_name[name] for name in chosen), self._queue.audience.in_order)
+        return Audience(tuple(by_name[name] for name in chosen), self._written.in_order)
 
 
 Lane = Callable[[bytes, bytes | None], bytes | None]

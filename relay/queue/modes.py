@@ -6,13 +6,11 @@ Source: document 003, [26], [35] to [38], [61] to [63].
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final
 
 from relay.queue.message import Audience, Group
-from relay.queue.settings import Balancing
+from relay.queue.settings import Balancing, Mode
 
-Mode = Literal["combined", "publish-subscribe", "balance"]
-MODES: Final[tuple[str, ...]] = get_args(Mode)
 BALANCED_GROUP: Final = "all"
 """The pool of all subscribers."""
 

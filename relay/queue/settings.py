@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from relay.queue.message import Audience, Group
+
+Mode = Literal["combined", "publish-subscribe", "balance"]
+MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 CLOCKS_MS: Final = 300_000
 """So far apart the clocks of a queue's workers may be."""
@@ -30,7 +33,11 @@ class Balancing:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """One queue. ``publishers`` None: everybody may put; ``message_bytes`` bounds key, value and headers together."""
+    """One queue. ``publishers`` None: everybody may put; ``message_bytes`` bounds key, value and headers together.
+
+    ``audience`` is that of ``mode``, made of ``written``, the subscribers and pools as they are configured (None: the same),
+    which a message with a mode of its own goes by.
+    """
 
     name: str
     audience: Audience
@@ -43,6 +50,8 @@ class QueueSettings:
     pause_max_ms: int = 300_000
     retain: Retention = field(default_factory=Retention)
     balancing: Balancing | None = None
+    mode: Mode = "combined"
+    written: Audience | None = None
 
     @property
     def wait_max_ms(self) -> int:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from relay.delivery.queue_effects import HeldPublishers
-from relay.delivery.queue_mapping import QueueMapping
+from dataclasses import replace
+
+import pytest
+
+from relay.config.queues import QueueConfig
+from relay.delivery.queue_effects import HeldPublishers, QueueEffect
+from relay.delivery.queue_mapping import Putting, QueueMapping
 from relay.message.errors import MessageRejected
 from relay.message.identity import content_digest, digest
 from relay.message.record import LogMessage
 from relay.queue.message import Audience, Group, NewMessage, Place
 from relay.queue.modes import Balance, in_mode, pooled
 from relay.queue.settings import Balancing, QueueSettings
+from tests.contracts.queue_book import QueueBook
 
 AUDIENCE = Audience((Group("approval", ("approval",)), Group("clerks", ("ann", "bob"))))
 QUEUE = QueueSettings("credit", AUDIENCE)
@@ -28,6 +34,13 @@ def mapped(*headers: tuple[str, bytes], queue: QueueSettings = QUEUE, **over: ob
     assert found.faults == {}
     (row,) = found.rows
     return row.message
+
+
+def configured(mode: str) -> QueueSettings:
+    subscribers = {"approval": {}, "clerks": {"pool": ["ann", "bob"]}}
+    return QueueConfig.model_validate(
+        {"name": "credit", "store": "sqlite:///q.db", "subscribers": subscribers, "mode": mode}
+    ).settings()
 
 
 def fault(*headers: tuple[str, bytes]) -> MessageRejected:
@@ -89,6 +102,29 @@ def test_headers_ask_for_priority_delay_expiry_and_mode() -> None:
     assert row.message.audience == Audience((Group("all", ("approval", "ann", "bob")),))
 
 
+def test_a_message_has_a_mode_of_its_own_whatever_the_queues_is() -> None:
+    ann, bob, approval = (Group(name, (name,)) for name in ("ann", "bob", "approval"))
+    for mode in ("publish-subscribe", "balance"):
+        queue = configured(mode)
+
+        assert mapped(("ce_relaymode", b"combined"), queue=queue).audience == AUDIENCE
+        assert mapped(("ce_relaymode", b"publish-subscribe"), queue=queue).audience == Audience((approval, ann, bob))
+        assert mapped(("ce_relaymode", b"balance"), queue=queue).audience == pooled(AUDIENCE)
+    assert mapped(("ce_relaymode", b"in-order"), queue=configured("balance")).audience == Audience(AUDIENCE.groups, in_order=True)
+    assert mapped(("ce_relaymode", b"in-order"), queue=configured("publish-subscribe")).audience == Audience((approval, ann, bob), in_order=True)
+
+
+def test_a_message_names_the_pools_of_a_queue_whatever_its_mode_is() -> None:
+    clerks = ("ce_relayaudience", b"clerks")
+
+    assert mapped(clerks, queue=configured("combined")).audience == Audience((Group("clerks", ("ann", "bob")),))
+    assert mapped(clerks, queue=configured("balance")).audience == pooled(Audience((Group("clerks", ("ann", "bob")),)))
+    assert mapped(clerks, queue=configured("publish-subscribe")).audience == Audience((Group("ann", ("ann",)), Group("bob", ("bob",))))
+    assert mapped(clerks, ("ce_relaymode", b"combined"), queue=configured("balance")).audience == Audience(
+        (Group("clerks", ("ann", "bob")),)
+    )
+
+
 def test_a_message_names_its_subscribers_and_their_order() -> None:
     found = mapped(("ce_relayaudience", b"bob, approval"), ("ce_relaymode", b"in-order"))
 
@@ -125,6 +161,20 @@ def test_balancing_goes_on_above_its_threshold_and_off_below_the_lower_one() -> 
 
     assert [balance.seen(n) for n in (100, 101, 50, 10, 9, 50, 101)] == [False, True, True, True, False, False, True]
     assert not Balance(None).seen(10**9)
+
+
+def test_a_messages_own_time_to_live_is_at_most_the_queues_and_its_own_audience_outlasts_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, queue = 1_000_000, replace(QUEUE, ttl_ms=5_000, balancing=Balancing(on_above=1, off_below=1))
+    monkeypatch.setattr("relay.run.clock.wall_ms", lambda: now)
+    store, new = QueueBook(queue), NewMessage("/till", "", b"v")
+    effect = QueueEffect(None, lambda _: store, queue, Balance(queue.balancing), HeldPublishers())
+
+    effect.apply(None, [Putting(new._replace(id=f"m-{n}"), at) for n, at in enumerate((None, now - 1, now + 4_999, now + 5_001))])
+    effect.apply(None, [Putting(new._replace(id="own", audience=AUDIENCE), None), Putting(new._replace(id="balanced"), None)])
+
+    views = store.views(range(1, 7))
+    assert [view.expires_at for view in views] == [now + 5_000, now, now + 4_999, now + 5_000, now + 5_000, now + 5_000]
+    assert [len({one.group for one in view.subscribers}) for view in views] == [2, 2, 2, 2, 2, 1]
 
 
 def test_a_resumed_publisher_is_revealed_until_that_is_durable() -> None:
