@@ -138,7 +138,7 @@ def _expiry(headers: Mapping[str, bytes]) -> int | None:
     if raw is None:
         return None
     try:
-        moment = datetime.fromisoformat(_text(raw, envelope.EXPIRY_TIME))
+        moment = datetime.fromisoformat(_text(raw, envelope.EXPIRY_TIME).upper())  # RFC 3339: t and z as well
         if moment.tzinfo is None:
             raise ValueError
         return int(moment.timestamp() * 1000)

@@ -102,6 +102,12 @@ def test_headers_ask_for_priority_delay_expiry_and_mode() -> None:
     assert row.message.audience == Audience((Group("all", ("approval", "ann", "bob")),))
 
 
+def test_letters_of_a_time_may_be_small() -> None:
+    (row,) = QueueMapping(QUEUE, dict).map([message(("ce_expirytime", b"1970-01-01t00:01:00.5z"))], tuple).rows  # type: ignore[arg-type]
+
+    assert row.expires_at == 60_500, "as RFC 3339 has it"
+
+
 def test_a_message_has_a_mode_of_its_own_whatever_the_queues_is() -> None:
     ann, bob, approval = (Group(name, (name,)) for name in ("ann", "bob", "approval"))
     for mode in ("publish-subscribe", "balance"):
