@@ -23,6 +23,8 @@ from relay.run.crash import crash_point
 
 Period = Literal["hour", "day", "week", "biweek"]
 MESSAGES_AT_ONCE: Final = 500
+_LONGEST_YEAR: Final = 53
+"""Weeks."""
 _TIMES: Final = ("put_at", "revealed_at", "unavailable_at", "journalled_at", "deleted_at", "reveal_at", "expires_at")
 
 
@@ -46,6 +48,8 @@ def period_of(view: MessageView, period: Period) -> str:
     if period == "week":
         return f"{year}-W{week:02}"
     first = week - (week - 1) % 2
+    if first == _LONGEST_YEAR:
+        return f"{year}-W{first}"  # the week behind it is the first one of the next pair
     return f"{year}-W{first:02}-W{first + 1:02}"
 
 

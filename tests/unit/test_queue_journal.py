@@ -180,6 +180,15 @@ def test_two_weeks_begin_with_an_odd_one(day: int, week: str, two_weeks: str) ->
     assert (journal.period_of(view, "week"), journal.period_of(view, "biweek")) == (week, two_weeks)
 
 
+def test_the_last_week_of_a_long_year_stands_alone() -> None:
+    at = int(datetime(2027, 1, 2, 12, tzinfo=UTC).timestamp() * 1000)
+    store = queue(Retention(age_ms=0))
+    (handle,) = through(store, 1, at)
+    view = store.view(handle)
+    assert view is not None
+    assert (journal.period_of(view, "week"), journal.period_of(view, "biweek")) == ("2026-W53", "2026-W53"), "there is no W54"
+
+
 def test_a_message_lies_in_the_period_in_which_it_ended() -> None:
     store = queue(Retention(age_ms=0))
     one, other = (answer.handle for answer in store.put([NewMessage("/till", name, b"v") for name in "ab"], START))
