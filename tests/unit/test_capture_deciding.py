@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -343,8 +344,14 @@ def test_a_capture_holds_no_more_messages_and_bytes_than_it_may() -> None:
         return ""
 
     assert [admits(500, messages, 0) for messages in (0, 1, 2)] == ["", "", "max_messages"]
-    assert [admits(500, 0, held) for held in (0, 600)] == ["", "max_bytes"]
-    assert admits(900, 0, 0) == "topic", "with what a record has beside its value"
+    assert [admits(500, 0, held) for held in (0, 400, 401, 600)] == ["", "", "max_bytes", "max_bytes"]
+    assert [admits(size, 0, 0) for size in (800, 801)] == ["", "topic"], "with what a record has beside its value"
+
+
+def test_a_block_takes_as_much_as_readme_says() -> None:
+    defaults = {name: one.default for name, one in signature(Capture).parameters.items()}
+
+    assert (defaults["max_messages"], defaults["max_bytes"]) == (100_000, 64 * 1024**2)
 
 
 @pytest.mark.parametrize("failure", [RowLocked("others hold the file"), KeyboardInterrupt()])
