@@ -305,8 +305,9 @@ def test_handlers_whose_process_dies_again_and_again_are_told_for_an_hour() -> N
         "queue orders: shop.orders/ledger.a.0 of `relay work` for ledger, on here, failed and was started again 3 times within an hour, last 60 s "
         "ago after: killed by SIGKILL; the log of that `relay work` has what each said last"
     )
-    assert [one.worker for one in handlers_lately([seldom, often, old, of_handlers(9, 86_401, "yesterday"), record()], NOW)] == [
-        "seldom", "shop.orders/ledger.a.0", "old",
+    oldest, gone = of_handlers(9, 86_399, "oldest"), of_handlers(9, 86_401, "yesterday")
+    assert [one.worker for one in handlers_lately([seldom, often, old, oldest, gone, record()], NOW)] == [
+        "seldom", "shop.orders/ledger.a.0", "old", "oldest",
     ]  # fmt: skip
 
 
