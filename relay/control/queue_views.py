@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from relay.queue.desired import Desired, Kind, Subject, Wish
-from relay.queue.message import MessageView, Parent, SubscriberView
+from relay.queue.message import MessageView, Parent, SubscriberView, Times
 from relay.queue.port import Filter, QueueStore
 from relay.queue.settings import QueueSettings
 from relay.run.logging import text
@@ -167,23 +167,23 @@ def subscriber_row(one: SubscriberView) -> dict[str, Any]:
 
 
 def timeline(view: MessageView) -> list[tuple[int, str, str]]:
-    """Return (time, who, state) of a message in the order in which the states were entered, as [82] to [85] tell it."""
-    own = [
+    """Return (time, who, state) of a message in the order in which the states were entered, as [82] to [85] tell it.
+
+    Of states entered in one write the order is that of the transition tables: a publisher's JOURNALLED follows all subscribers'.
+    """
+    before = (
         (view.put_at, "PUT"),
         (view.revealed_at, "REVEALED"),
         (view.unavailable_at, "UNAVAILABLE"),
-        (view.journalled_at, "JOURNALLED"),
         (view.deleted_at, "DELETED"),
-    ]
-    steps = [(at, 0, "publisher", name) for at, name in own if at is not None]
+    )
+    steps = [(at, rank, "publisher", name) for rank, (at, name) in enumerate(before) if at is not None]
     for one in view.subscribers:
-        # Of states entered in one write the order is that of the transition table.
-        order = ("get", "fetched", "in_process", "done", "unusable", "expired", "journalled")
-        steps += [
-            (at, 1 + order.index(name), one.subscriber, name.upper())
-            for name, at in one.times._asdict().items()
-            if at is not None
-        ]
+        order = enumerate(("get", "fetched", "in_process", "done", "unusable", "expired", "journalled"), len(before))
+        times = one.times._asdict()
+        steps += [(times[name], rank, one.subscriber, name.upper()) for rank, name in order if times[name] is not None]
+    if view.journalled_at is not None:
+        steps.append((view.journalled_at, len(before) + len(Times._fields), "publisher", "JOURNALLED"))
     return [(at, who, state) for at, _, who, state in sorted(steps)]
 
 

@@ -40,6 +40,7 @@ def test_81_to_85_the_example_message_object(on: Open) -> None:
         ("12:15:32", "GET"), ("12:15:32", "FETCHED"), ("12:15:59", "UNUSABLE"), ("12:15:59", "JOURNALLED"),
     ]  # fmt: skip
     assert [state for _, who, state in told if who == "1"] == ["GET", "FETCHED", "IN_PROCESS", "DONE", "JOURNALLED"]
+    assert told[-3:] == [("12:16:09", "1", "DONE"), ("12:16:09", "1", "JOURNALLED"), ("12:16:09", "publisher", "JOURNALLED")], "finally, [82]"
 
 
 def test_86_the_publisher_is_told_and_makes_it_available_again_for_that_subscriber(queue: Queue) -> None:

@@ -12,12 +12,17 @@ import pytest
 from relay.cli import message, queue
 from relay.cli.choosing import filter_of, me, retained
 from relay.cli.report import when
+from relay.control.queue_views import timeline
 from relay.delivery.queue_mapping import _expiry
 from relay.message.envelope import EXPIRY_TIME
 from relay.message.errors import ConfigError
 from relay.queue.message import Audience, Group
+from relay.queue.port import Holder
 from relay.queue.settings import Balancing, QueueSettings, Retention
 from relay.queue.states import PublisherState, SubscriberState
+from tests.contracts.queue_book import QueueBook
+from tests.contracts.queue_media import NOW, child, settings
+from tests.contracts.queue_media import message as new_message
 
 AUDIENCE = Audience((Group("approval", ("approval",)), Group("clerks", ("ann", "bob"))), in_order=True)
 ROW: dict[str, Any] = {
@@ -40,11 +45,11 @@ def test_what_is_retained(bounds: Retention, words: str) -> None:
 
 
 def test_a_queues_settings_are_told_as_they_are_configured(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = QueueSettings(
+    configured = QueueSettings(
         "credit", AUDIENCE, ttl_ms=60_000, publishers=frozenset({"/till", "/web"}), retain=Retention(count=3), balancing=Balancing(9, 2)
     )
 
-    queue._print(ROW, settings)
+    queue._print(ROW, configured)
 
     out = capsys.readouterr().out
     for line in (
@@ -109,3 +114,22 @@ def test_a_state_in_which_no_message_stays_is_refused_and_what_finds_it_is_named
         filter_of(subscriber="ann", subscriber_state=name)
 
     assert filter_of(subscriber="ann", subscriber_state="journalled").subscriber_state is SubscriberState.JOURNALLED
+
+
+def test_states_that_were_entered_in_one_moment_are_told_in_the_order_of_the_tables() -> None:
+    store = QueueBook(settings("ann"))
+    store.enter(Holder(b"w", "ann", 0, None))
+    store.put([new_message("done"), new_message("withdrawn"), child("discarded")], NOW)
+    (taken,) = store.take("ann", b"w", 1, NOW)
+    store.start("ann", [taken.ticket], NOW)
+    store.finish("ann", [taken.ticket], NOW)
+    store.withdraw([2], NOW)
+    store.discard([3], NOW)
+
+    told = [[(who, state) for _, who, state in timeline(view)] for view in store.views([1, 2, 3])]
+
+    taken_states = [("ann", state) for state in ("GET", "FETCHED", "IN_PROCESS", "DONE", "JOURNALLED")]
+    assert told[0] == [("publisher", "PUT"), ("publisher", "REVEALED"), *taken_states, ("publisher", "JOURNALLED")]
+    passed = [("ann", "EXPIRED"), ("ann", "JOURNALLED")]
+    assert told[1] == [("publisher", "PUT"), ("publisher", "REVEALED"), ("publisher", "UNAVAILABLE"), *passed]
+    assert told[2] == [("publisher", "PUT"), ("publisher", "DELETED"), *passed]
