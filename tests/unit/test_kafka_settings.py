@@ -156,6 +156,14 @@ def test_what_the_guarantee_depends_on() -> None:
     assert producer["acks"] == "all"
 
 
+def test_a_member_of_a_classic_group_beats_at_least_three_times_in_its_session() -> None:
+    shortest = settings.consumer(LOCAL, Timing(session_timeout=6.0), "g")
+
+    assert settings.consumer(LOCAL, TIMING, "g")["heartbeat.interval.ms"] == 3000
+    assert shortest["heartbeat.interval.ms"] == 2000
+    assert shortest["group.protocol"] == "classic", "until the newer one is proved equal, whatever is the client's default"
+
+
 def test_limits_keep_their_order_in_milliseconds() -> None:
     producer = settings.producer(LOCAL, TIMING, "t")
 
