@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 
 from relay.audit.ledger import Outcome
 from relay.audit.stored_ids import AsStored, as_postgresql_stores, as_sqlite_stores
@@ -80,6 +82,18 @@ def open_store(name: str, resource: ResourceConfig) -> Store:
     return _Sqlite(name, url) if resource.kind == "sqlite" else _Postgresql(name, url)
 
 
+def _readable(raw: bytes | bytearray | memoryview) -> str:
+    """Return a text, whatever it holds: a row that somebody else has written is no message of the log, and hides no other row."""
+    return str(raw, "utf-8", "replace")
+
+
+class _Text(Loader):
+    """Reads a text where the database lets it be of any characters."""
+
+    def load(self, data: Buffer) -> str:
+        return _readable(data)
+
+
 class _Postgresql:
     """PostgreSQL: a read-only transaction at repeatable read is one snapshot."""
 
@@ -92,6 +106,10 @@ class _Postgresql:
             )
             self._connection.read_only = True
             self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            if self._connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+                # Such a server refuses to send as UTF-8 what is none.
+                self._connection.execute("set client_encoding = 'SQL_ASCII'")
+                self._connection.adapters.register_loader("text", _Text)
             # The snapshot waits while the log is read, whatever the server's limits for applications are.
             self._connection.execute("set idle_in_transaction_session_timeout = 0")
             self._connection.execute("set statement_timeout = 0")
@@ -174,6 +192,7 @@ class _Sqlite:
         path = Path(url.removeprefix("sqlite:///")).absolute()
         with self._reaching():
             self._connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
+            self._connection.text_factory = _readable
             self._connection.execute("begin")
             self._connection.execute("select count(*) from sqlite_master")
 

@@ -58,7 +58,7 @@ def test_positions_of_a_queue_that_moves_into_a_file_are_found_there(tmp_path: P
 def test_it_is_checked_and_audited_as_any_other(plain: str) -> None:
     with psycopg.connect(plain) as database:
         database.execute("create table ledger (id text primary key, total integer not null)")
-        database.execute("insert into ledger values ('42', 1999)")
+        database.execute("insert into ledger values ('42', 1999), (convert_from(%s, 'SQL_ASCII'), 1)", (b"caf\xe9",))
     resource = ResourceConfig.model_validate({"url": plain})
     to = TableDestination.model_validate({"table": "ledger", "resource": "shop", "columns": {"id": "ce:id", "total": "json:/total"}})
     findings = Findings()
@@ -68,7 +68,7 @@ def test_it_is_checked_and_audited_as_any_other(plain: str) -> None:
 
     assert findings.faults == []
     with closing(open_store("shop", resource)) as store:
-        assert list(store.rows("ledger", ["id", "total"])) == [("42", "1999")]
+        assert list(store.rows("ledger", ["id", "total"])) == [("42", "1999"), ("caf\ufffd", "1")]
         assert len(store.uuid()) == 36
 
 
