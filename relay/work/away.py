@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from typing import Final
 
 import psycopg
@@ -47,6 +48,13 @@ def notes_time_is_over(said: Diagnostic) -> bool:
 def is_at_limit(error: BaseException) -> bool:
     """Has this process no file or thread left? That is no message's doing; memory may be, and what a file or socket would block for."""
     return not isinstance(error, MemoryError | BlockingIOError) and limit_met(error) is not None
+
+
+def spoken_for(error: BaseException, rank: Callable[[BaseException], int]) -> BaseException:
+    """Return the error that speaks for a task group's, the first of the lowest rank; any other error speaks for itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    return min((spoken_for(one, rank) for one in error.exceptions), key=rank)
 
 
 class Waits:

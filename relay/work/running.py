@@ -12,11 +12,10 @@ prepared writes to be committed: recovery does both.
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -36,7 +35,8 @@ from relay.queue.port import QueueStore, Refused, Retired
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
 from relay.run.seldom import Seldom
-from relay.work.away import Waits, is_at_limit
+from relay.work.away import Waits, is_at_limit, spoken_for
+from relay.work.cause import cause_of, storable
 from relay.work.desks import TIME_OVER, CommitTooLong, Database, Desk, Desks, EffectsInDoubt, TimeOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
@@ -46,7 +46,6 @@ from relay.work.message import Message
 from relay.work.subscriber import Handler, Unusable
 
 Children = dict[str, list[NewMessage]]
-CAUSE_CHARACTERS_MAX: Final = 4000
 FIND_OUT_S: Final = 30.0
 """So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""
 
@@ -178,27 +177,26 @@ class Runner:
         """Take back what the handler wrote before it raised, and return what that makes of its messages."""
         call.end()
         database, further = call.database, call.further
-        away = (
-            isinstance(error, Retriable | Unreachable) or _is_away(database, error) or further.is_away(error)
-        )
+        error = spoken_for(error, partial(_rank, call))
+        away = _is_away(call, error)
         _take_back(database)
         further.give_up()
         if isinstance(error, Unusable):
             return self._all_failed(call.work, Outcome.UNUSABLE, str(error))
         if away or is_at_limit(error):
             return self._all_away(call, error)
-        return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler))
+        return self._all_failed(call.work, Outcome.FAILED, cause_of(error, self._handler))
 
     def _all_failed(
         self, work: Work, outcome: Outcome, cause: str, together: Outcome = Outcome.SPLIT
     ) -> list[Ended]:
         if outcome is not Outcome.LOST:
             self._say_failure(outcome, cause)
-        return all_ended(work, outcome if len(work.messages) == 1 else together, _storable(cause))
+        return all_ended(work, outcome if len(work.messages) == 1 else together, storable(cause))
 
     def _all_away(self, call: Call, error: BaseException) -> list[Ended]:
         if not call.further.has_said(error):
-            self._waits.say(error, _cause(error, self._handler))
+            self._waits.say(error, cause_of(error, self._handler))
         return all_ended(call.work, Outcome.AWAY)
 
     def _say_failure(self, outcome: Outcome, cause: str) -> None:
@@ -245,7 +243,7 @@ class Runner:
         if isinstance(error, Retriable | Unreachable | Stopped | ConfigError):
             # Also a store that a person must mend (damaged, not recorded): the message has done nothing wrong.
             return self._all_away(call, error)
-        return self._all_failed(call.work, Outcome.FAILED, _cause(error, self._handler), together)
+        return self._all_failed(call.work, Outcome.FAILED, cause_of(error, self._handler), together)
 
     def _decide_in_database(
         self, work: Work, messages: list[Message], database: Database, further: Further
@@ -469,31 +467,11 @@ def _afterwards() -> Iterator[None]:
         structlog.get_logger("relay.work").warning("decided; what follows is left to recovery", kind=kind)
 
 
-def _is_away(database: Database | None, error: BaseException) -> bool:
-    return database is not None and database.desk is not None and database.desk.is_away(error)
+def _is_away(call: Call, error: BaseException) -> bool:
+    desk = None if call.database is None else call.database.desk
+    is_desks = desk is not None and desk.is_away(error)
+    return is_desks or isinstance(error, Retriable | Unreachable) or call.further.is_away(error)
 
 
-def _storable(cause: str) -> str:
-    """Return a cause as every store takes it, and not at any length: an application's own may quote what came in a message.
-
-    PostgreSQL has no NUL, and no store one half of a surrogate pair. What the store refused would be written anew for ever.
-    """
-    return cause[:CAUSE_CHARACTERS_MAX].replace("\0", "\\x00").encode(errors="backslashreplace").decode()
-
-
-def _cause(error: BaseException, handler: Handler) -> str:
-    """Return what failed and where, without the error's text: it may hold a payload or a secret, but for our own errors.
-
-    Where is the line of the application that was left last: the last line of all is mostly a driver's or a library's.
-    """
-    if isinstance(error, RelayError):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return type(error).__name__
-    file = handler.file
-    for frame in reversed(frames):
-        if frame.filename == file:
-            return f"{type(error).__name__} in {frame.name}, line {frame.lineno}"
-    last = frames[-1]
-    return f"{type(error).__name__} in {last.name}, line {last.lineno} of {Path(last.filename).name}"
+def _rank(call: Call, error: BaseException) -> int:
+    return 0 if isinstance(error, Unusable) else 1 + _is_away(call, error)
