@@ -13,10 +13,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 from structlog.testing import capture_logs
 
-from relay.message.errors import ConfigError, RelayError, Stopped, Unreachable
-from relay.queue.message import Audience, Group, NewMessage
-from relay.queue.port import Holder
-from relay.queue.settings import QueueSettings
+from relay.message.errors import ConfigError, Unreachable
 from relay.resources import begun
 from relay.run import schedule
 from relay.work import further
@@ -30,12 +27,7 @@ from relay.work.desks import (
     TimeOver,
     TransactionTaken,
 )
-from relay.work.dispatch import Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
-from relay.work.message import Message
-from relay.work.running import Place, Runner
-from relay.work.subscriber import Handler
-from tests.contracts.queue_book import QueueBook
 from tests.routes import wait_for
 
 WAIT_S = 5.0
@@ -373,31 +365,6 @@ def test_only_a_connection_without_a_transaction_is_lent_again(status: Transacti
     connections.give_back(second)  # type: ignore[arg-type]
     second.closed = True
     assert connections.borrow() not in (first, second)
-
-
-@pytest.mark.parametrize("wrong", [ConfigError("a pooler is between"), Stopped("another queue than recorded")])
-@pytest.mark.parametrize("is_further", [False, True])
-def test_a_connection_that_a_person_must_mend_first_is_waited_for_by_whoever_writes(is_further: bool, wrong: RelayError) -> None:
-    """As it is by whoever only publishes: the message has done nothing wrong."""
-
-    def refused() -> Any:
-        raise wrong
-
-    def handle(_: Message, *databases: Any) -> None:
-        databases[is_further].execute("insert")
-
-    book = QueueBook(QueueSettings("q", Audience((Group("s", ("s",)),))))
-    book.enter(Holder(b"a worker--------", "s", 0, None))
-    book.put([NewMessage("p", "1", b"")], 1)
-    place = Place("q", "s", "resource:shop", {"q": book}, {"q": schedule.lock()})
-    further = Further([FurtherDatabase("shop", "a", Connections("ledger", refused, 1))])
-    runner = Runner(Handler("q", handle, "shop", 0, "queue", ("ledger",)), place, Desks(refused, 1), lambda _: further)
-
-    with capture_logs() as lines:
-        (ended,) = runner(Work(tuple(book.take("s", b"a worker--------", 1, 1))))
-
-    assert ended.outcome is Outcome.AWAY
-    assert str(wrong) in str(lines)
 
 
 def test_an_attempt_that_cannot_begin_there_keeps_no_connection() -> None:
