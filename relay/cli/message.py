@@ -39,6 +39,7 @@ from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
 from relay.queue.receipt import edits_of
 from relay.queue.redriving import AT_ONCE, Redriven, chosen, redrive
+from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.withholding import waits_for_attempt
 from relay.run import clock
 from relay.run.logging import text
@@ -322,8 +323,16 @@ def _again(
 ) -> Iterator[Redriven]:
     for handle in handles:
         view = _view(desk, queue, handle)
+        if dry_run and not _is_over(view, subscriber):
+            continue  # it would be refused
         done = not dry_run and desk.store(queue).republish(handle, subscriber, clock.wall_ms(), even_done=True)
         yield Redriven(handle, view.publisher, view.id, subscriber, None, done)
+
+
+def _is_over(view: MessageView, subscriber: str) -> bool:
+    """Is a message over for this subscriber, and not withdrawn?"""
+    mine = [one for one in view.subscribers if one.subscriber == subscriber]
+    return view.state in (PublisherState.REVEALED, PublisherState.JOURNALLED) and any(one.state is SubscriberState.JOURNALLED for one in mine)
 
 
 def _redriven(one: Redriven) -> tuple[object, ...]:

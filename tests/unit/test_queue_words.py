@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -133,3 +134,17 @@ def test_states_that_were_entered_in_one_moment_are_told_in_the_order_of_the_tab
     passed = [("ann", "EXPIRED"), ("ann", "JOURNALLED")]
     assert told[1] == [("publisher", "PUT"), ("publisher", "REVEALED"), ("publisher", "UNAVAILABLE"), *passed]
     assert told[2] == [("publisher", "PUT"), ("publisher", "DELETED"), *passed]
+
+
+def test_what_may_not_be_given_again_is_refused_also_by_a_dry_run() -> None:
+    store = QueueBook(settings("ann"))
+    store.enter(Holder(b"w", "ann", 0, None))
+    store.put([new_message("done"), new_message("waits"), new_message("withdrawn")], NOW)
+    store.finish("ann", [one.ticket for one in store.take("ann", b"w", 1, NOW)], NOW)
+    store.withdraw([3], NOW)
+    desk: Any = SimpleNamespace(store=lambda _: store)
+
+    wanted = [one.handle for one in message._again(desk, "credit", [1, 2, 3], "ann", dry_run=True)]
+    given = [one.handle for one in message._again(desk, "credit", [1, 2, 3], "ann", dry_run=False) if one.done]
+
+    assert wanted == given == [1]
