@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar, cast
 
 from confluent_kafka import (
     IsolationLevel,
@@ -143,7 +143,8 @@ class Topics:
         self.close()
 
     def close(self) -> None:
-        """Nothing to flush; the client ends when it is forgotten."""
+        """End the client: forgotten with this object, it would wait in a fork for threads that are not there."""
+        self._admin = cast("AdminClient", _Closed())
 
     def describe(self, names: Iterable[str], *, settings: bool = True, wait_s: float = 0.0) -> dict[str, TopicFacts]:
         """Return the facts of the topics that exist; missing ones are absent, after they were asked for again for ``wait_s``."""
@@ -377,6 +378,13 @@ class Topics:
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
             f"{_remedy(self._last_error)}"
         )
+
+
+class _Closed:
+    """In the place of a client that another thread has closed."""
+
+    def __getattr__(self, _name: str) -> NoReturn:
+        raise Unreachable("the client that asks for topics is closed")
 
 
 class _Ear:

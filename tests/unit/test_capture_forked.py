@@ -156,3 +156,23 @@ print(orders(path))
 capture.close()
 """
     assert run(script, tmp_path / "shop.db") == "2\n"
+
+
+def test_one_that_was_closed_before_the_fork_may_be_forgotten_in_it(tmp_path: Path) -> None:
+    script = """
+import signal
+capture = prepared(path)
+capture.close()
+fork = os.fork()
+if fork == 0:
+    signal.alarm(20)
+    # A client that was left would join its threads, whose places in memory threads of the new ones have taken.
+    capture = opened(path)
+    gc.collect()
+    with capture.transaction() as tx:
+        tx.execute("insert into orders (what) values ('tea')")
+    os._exit(0)
+assert os.waitpid(fork, 0)[1] == 0
+print(orders(path))
+"""
+    assert run(script, tmp_path / "shop.db") == "1\n"
