@@ -203,7 +203,7 @@ class CaptureBlock:
     ) -> str:
         """Add a message to the capture and return its id.
 
-        ``data`` is bytes, or anything that JSON can express (NaN and infinity become null, since JSON has neither); with
+        ``data`` is bytes, or anything that JSON can express, which NaN and the infinities are not; with
         ``schema`` (see ``Capture.avro``), data that fits it. None makes a message without a value. Without ``partition`` the
         key decides where it goes, without a key the source, so that the publisher's order holds. Without ``id`` each call
         makes a message of its own. Raises CaptureError for what cannot be appended, ConfigError for a topic that does not
