@@ -96,12 +96,17 @@ def check_id(identifier: str | None) -> None:
 
 
 def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes | None:
-    """Return the key's bytes; numbers and text as UTF-8."""
+    """Return the key's bytes, of text and of what has a text as UTF-8; raises CaptureError for an object without one of its own."""
     if key is None or isinstance(key, bytes):
         return key
     if isinstance(key, bytearray | memoryview):
-        return bytes(key)  # as text it would be the address of the object, another one each time
-    return key.encode() if isinstance(key, str) else str(key).encode()
+        return bytes(key)
+    if isinstance(key, str):
+        return key.encode()
+    if type(key).__str__ is object.__str__ and type(key).__repr__ is object.__repr__:
+        # Its text would be its address, another one each time: nothing of such a key would keep an order.
+        raise CaptureError(f"key: a {type(key).__name__} is neither text, bytes nor a number; give what names it, such as its id")
+    return str(key).encode()
 
 
 def whole_partition(given: int, partitions: int, topic: str) -> int:

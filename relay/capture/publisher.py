@@ -84,6 +84,8 @@ class Capture:
             raise ConfigError(f"source = {source!r} is no name; give a text that names the publisher, such as '/checkout'")
         if async_blocks < 1:
             raise ConfigError(f"async_blocks = {async_blocks} lets no block begin; give at least 1")
+        if "\0" in source or not envelope.is_utf8(source):  # queues would take none of its messages
+            raise ConfigError(f"source = {source!r} holds a NUL, or half of a surrogate pair; give a text that names the publisher")
         self._timing = timing or DefaultTiming()
         self._resource = resource
         self._max_messages = max_messages

@@ -129,7 +129,7 @@ def test_a_topic_name_that_the_client_would_die_of_is_refused() -> None:
         appender.close()
 
 
-@pytest.mark.parametrize("source", ["", None, b"/checkout", 7])
+@pytest.mark.parametrize("source", ["", None, b"/checkout", 7, "/check\0out", "/\ud800"])
 def test_a_source_that_is_no_text_is_refused_with_the_remedy(source: Any, tmp_path: Path) -> None:
     resource = open_resource("shop", f"sqlite:///{tmp_path}/shop.db")
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -127,6 +128,22 @@ def test_the_key_of_a_text_is_its_text(block: CaptureBlock, publisher: Publisher
     block.publish("orders", {}, key=Region.NORTH)
 
     assert publisher.admitted[0].key == b"north"
+
+
+def test_a_key_whose_text_would_be_its_address_is_refused(block: CaptureBlock, publisher: Publisher) -> None:
+    class Order:
+        id = 42
+
+    with pytest.raises(CaptureError, match=r"^key: a Order is neither text, bytes nor a number; give what names it"):
+        block.publish("orders", {}, key=Order())  # type: ignore[arg-type]
+
+    assert publisher.admitted == []
+
+
+def test_a_key_may_be_what_has_a_text_of_its_own(block: CaptureBlock, publisher: Publisher) -> None:
+    block.publish("orders", {}, key=UUID(int=1))  # type: ignore[arg-type]
+
+    assert publisher.admitted[0].key == b"00000000-0000-0000-0000-000000000001"
 
 
 def test_a_message_without_an_id_is_given_one(block: CaptureBlock) -> None:
