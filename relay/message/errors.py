@@ -123,6 +123,14 @@ class CaptureInDoubt(InDoubt):
     """
 
 
+def words_of(error: BaseException) -> str:
+    """Return an error's text, or its type where an application's own fails to say it: whoever looks at it must go on."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever a stranger's text raises
+        return type(error).__name__
+
+
 def whence(error: BaseException) -> str:
     """Return an unforeseen error's type and where it arose, without its words: they may quote a password."""
     return f"{type(error).__name__}\n{''.join(format_tb(error.__traceback__))}"

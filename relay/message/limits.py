@@ -10,7 +10,7 @@ import os
 import re
 from typing import Final
 
-from relay.message.errors import Unreachable
+from relay.message.errors import Unreachable, words_of
 
 _LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """Files of a process, files of the machine, memory, processes."""
@@ -28,9 +28,9 @@ def limit_met(error: BaseException) -> str | None:
     words = "out of memory" if isinstance(error, MemoryError) else ""
     if isinstance(error, OSError) and error.errno in _LIMITS:
         words = os.strerror(error.errno or 0)
-    elif isinstance(error, ImportError) and str(error).endswith(os.strerror(errno.EMFILE)):
+    elif isinstance(error, ImportError) and words_of(error).endswith(os.strerror(errno.EMFILE)):
         words = os.strerror(errno.EMFILE)
-    elif str(error) == _NO_THREAD or _NO_CLIENT_THREAD.search(str(error)):
+    elif (said := words_of(error)) == _NO_THREAD or _NO_CLIENT_THREAD.search(said):
         words = "no further thread can be started"
     return f"{words}; {AT_LIMIT}" if words else None
 
@@ -44,7 +44,7 @@ def raise_limit(error: BaseException) -> None:
     """Raise what the caller is about to take for a fault of what it reads, if it is only a limit that was met."""
     if isinstance(error, MemoryError):
         raise error
-    if isinstance(error, ValueError) and str(error).startswith(_NO_JSON_MEMORY):
+    if isinstance(error, ValueError) and words_of(error).startswith(_NO_JSON_MEMORY):
         raise MemoryError from None
     if (sentence := limit_met(error)) is not None:
         raise Unreachable(sentence) from error

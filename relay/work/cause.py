@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from relay.message.errors import RelayError
+from relay.message.errors import RelayError, words_of
 from relay.work.subscriber import Handler
 
 CAUSE_CHARACTERS_MAX: Final = 4000
@@ -26,7 +26,7 @@ def cause_of(error: BaseException, handler: Handler) -> str:
     Where is the line of the application that was left last: the last line of all is mostly a driver's or a library's.
     """
     if isinstance(error, RelayError):
-        return str(error)
+        return words_of(error)
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return type(error).__name__

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import structlog
 
-from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable
+from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable, words_of
 from relay.queue.attempts import (
     AttemptAborted,
     AttemptName,
@@ -182,7 +182,7 @@ class Runner:
         _take_back(database)
         further.give_up()
         if isinstance(error, Unusable):
-            return self._all_failed(call.work, Outcome.UNUSABLE, str(error))
+            return self._all_failed(call.work, Outcome.UNUSABLE, words_of(error))
         if away or is_at_limit(error):
             return self._all_away(call, error)
         return self._all_failed(call.work, Outcome.FAILED, cause_of(error, self._handler))

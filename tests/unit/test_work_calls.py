@@ -117,6 +117,22 @@ def test_bytes_of_any_kind_are_key_and_value_of_a_child(of: Any) -> None:
     assert (type(view.key), view.key, view.lane, view.value) == (bytes, b"k", b"k", b"child")
 
 
+@pytest.mark.parametrize(("of", "outcome"), [(Exception, Outcome.FAILED), (ValueError, Outcome.FAILED), (Unusable, Outcome.UNUSABLE)])
+def test_an_error_that_fails_to_say_what_it_is_fails_its_message_and_not_the_worker(
+    of: type[Exception], outcome: Outcome
+) -> None:
+    class Wordless(of):  # type: ignore[misc, valid-type]
+        def __str__(self) -> str:
+            return f"no {self.field}"
+
+    def failing(_: Message) -> None:
+        raise Wordless
+
+    end = ended(queue("q", "s"), "s", failing)
+
+    assert (end.outcome, "Wordless" in str(end.cause)) == (outcome, True)
+
+
 def test_what_a_handler_returns_to_be_awaited_by_nobody_is_its_failure() -> None:
     class Awaitable:
         def __await__(self) -> Iterator[None]:
