@@ -20,7 +20,18 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
 from relay.jobs.archived import KEY_PREFIX, ArchivedUpTo, decode, made_again
-from relay.jobs.following import Following, exists, keep, kept, last_planned, names, qualified, rename, taken
+from relay.jobs.following import (
+    Following,
+    Place,
+    exists,
+    keep,
+    kept,
+    last_planned,
+    names,
+    qualified,
+    rename,
+    taken,
+)
 from relay.jobs.records import Broker, java_settings
 from relay.kafka import settings
 from relay.kafka.control import ControlTopic
@@ -53,7 +64,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         "--by", choices=tuple(PERIODS), default="day", help="the partitions' period (default: %(default)s)"
     )
     parser.add_argument(
-        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state, one for each --to)"
+        "--checkpoint", metavar="FOLDER", help="where progress is kept, a folder or an address that Spark knows (default: under the relay's state, one for each --to)"
     )
     parser.add_argument("--follow", type=session.period, metavar="SECONDS", help="go on, archiving this often")
     parser.add_argument("--keep", action="store_true", help="do not say that what is archived may be trimmed")
@@ -84,14 +95,14 @@ def _run(options: Namespace) -> int:
     return 0
 
 
-def checkpoint_of(spark: SparkSession, to: str, state: Path, given: Path | None) -> Path:
+def checkpoint_of(spark: SparkSession, to: str, state: Path, given: Place | None) -> Place:
     """Return where the progress of this destination is kept: ``given``, else a folder of its own below ``state``.
 
     ConfigError for a destination whose progress was kept elsewhere: the file sink would skip, as written before, as many
     batches as it has seen.
     """
     checkpoint = given or state / f"archive-{sha256(qualified(spark, to).encode()).hexdigest()[:16]}"
-    if exists(spark, checkpoint / "metadata") or not exists(spark, f"{to}/_spark_metadata"):
+    if exists(spark, f"{checkpoint}/metadata") or not exists(spark, f"{to}/_spark_metadata"):
         return checkpoint
     shared = state / "archive"  # where all destinations together had theirs
     if given is not None or not exists(spark, shared / "metadata"):
@@ -103,7 +114,7 @@ def checkpoint_of(spark: SparkSession, to: str, state: Path, given: Path | None)
     return checkpoint
 
 
-def refuse_another_archive(spark: SparkSession, to: str, by: str, checkpoint: Path) -> None:
+def refuse_another_archive(spark: SparkSession, to: str, by: str, checkpoint: Place) -> None:
     """Raise ConfigError for an archive that has batches of which its checkpoint knows nothing, or that has other periods.
 
     The file sink would skip, as written before, what such batches have now; and no reader takes folders of days and of hours together.
@@ -153,13 +164,13 @@ def _records(spark: SparkSession, java: dict[str, str], topics: list[str]) -> Da
     )  # fmt: skip
 
 
-def _same_topics(config: RelayConfig, spark: SparkSession, topics: list[str], checkpoint: Path) -> dict[str, bytes]:
+def _same_topics(config: RelayConfig, spark: SparkSession, topics: list[str], checkpoint: Place) -> dict[str, bytes]:
     """Return the topics' ids, and keep them with the progress; ConfigError if that is of another topic of one's name.
 
     Spark would go on at the other one's offsets, and pass over what lies below them.
     """
     ids = _topic_ids(config, topics)
-    path = checkpoint / _TOPICS
+    path = f"{checkpoint}/{_TOPICS}"
     begun = orjson.loads(kept(spark, path) or b"{}")
     reached = taken(spark, checkpoint)
     if left_out := sorted(reached.keys() - ids.keys()):

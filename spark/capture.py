@@ -18,7 +18,7 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.following import Following, exists, has_captured, refuse_lost_checkpoint
+from relay.jobs.following import Following, Place, exists, has_captured, refuse_lost_checkpoint
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
 
@@ -74,7 +74,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--null", default="", help="what stands for no value in CSV (default: nothing)")
     parser.add_argument("--table", help="with --format jdbc: the table or a query in brackets")
     parser.add_argument(
-        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
+        "--checkpoint", metavar="FOLDER", help="where progress is kept, a folder or an address that Spark knows (default: under the relay's state)"
     )
     parser.add_argument(
         "--follow", type=session.period, metavar="SECONDS", help="go on, looking for new files this often"
@@ -110,10 +110,10 @@ def _run(options: Namespace) -> int:
     return 0
 
 
-def refuse_name_of_files(spark: SparkSession, config: RelayConfig, name: str, checkpoint: Path) -> None:
+def refuse_name_of_files(spark: SparkSession, config: RelayConfig, name: str, checkpoint: Place) -> None:
     """Raise ConfigError if files have used the name: the table would be taken for their first batch, and nothing of it captured."""
     of_files = has_captured(config.relay.name, config.kafka, f"capture-{name}", behind=0)  # a table is one batch
-    if of_files or exists(spark, checkpoint / "metadata"):
+    if of_files or exists(spark, f"{checkpoint}/metadata"):
         raise ConfigError(f"--name {name}: files were captured under it, for whose first batch the table would be taken; choose another name")
 
 

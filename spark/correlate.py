@@ -60,7 +60,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         "--type", default="relay.correlated", help="the joined messages' type (default: %(default)s)"
     )
     parser.add_argument(
-        "--checkpoint", type=Path, help="where progress is kept (default: under the relay's state)"
+        "--checkpoint", metavar="FOLDER", help="where progress is kept, a folder or an address that Spark knows (default: under the relay's state)"
     )
     parser.add_argument(
         "--follow", type=session.period, metavar="SECONDS", help="go on, looking for messages this often"

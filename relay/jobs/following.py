@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 2
 Batch = Callable[["DataFrame", int], object]
+Place = Path | str
+"""A folder or a file where Spark finds it; an address stays a text, of which a path would fold the slashes before the host or bucket."""
 
 
 class Following:
@@ -27,7 +29,7 @@ class Following:
     ``anew`` is the job's option that begins another query at the log's beginning.
     """
 
-    def __init__(self, name: str, *, checkpoint: Path, trigger_s: float | None, anew: str = "--name") -> None:
+    def __init__(self, name: str, *, checkpoint: Place, trigger_s: float | None, anew: str = "--name") -> None:
         self._name = name
         self._checkpoint = checkpoint
         self._trigger_s = trigger_s
@@ -88,7 +90,7 @@ class Following:
 
 
 def refuse_lost_checkpoint(
-    spark: SparkSession, relay: str, kafka: Mapping[str, str], query: str, checkpoint: Path
+    spark: SparkSession, relay: str, kafka: Mapping[str, str], query: str, checkpoint: Place
 ) -> None:
     """Raise ConfigError if the query has captured a batch that the checkpoint knows nothing of: it is new, or went back.
 
@@ -114,36 +116,36 @@ def has_captured(relay: str, kafka: Mapping[str, str], query: str, *, behind: in
         log.close()
 
 
-def last_planned(spark: SparkSession, checkpoint: Path) -> int:
+def last_planned(spark: SparkSession, checkpoint: Place) -> int:
     """Return the last batch that a checkpoint knows, -1 if it knows none: Spark writes down there what a batch has before it runs it."""
-    return max(_batches(spark, checkpoint / "offsets"), default=-1)
+    return max(_batches(spark, f"{checkpoint}/offsets"), default=-1)
 
 
-def taken(spark: SparkSession, checkpoint: Path) -> dict[str, dict[int, int]]:
+def taken(spark: SparkSession, checkpoint: Place) -> dict[str, dict[int, int]]:
     """Return up to where a query over Kafka topics has ended its batches: topic -> partition -> the next offset.
 
     Read from the checkpoint (Spark's commits and offsets, one file for each batch), so that it also holds after a run
     that died behind its last batch.
     """
-    ended = _batches(spark, checkpoint / "commits")
+    ended = _batches(spark, f"{checkpoint}/commits")
     if not ended:
         return {}
     last = max(ended)
     found: dict[str, dict[int, int]] = {}
-    for line in _batches(spark, checkpoint / "offsets").get(last, []):
+    for line in _batches(spark, f"{checkpoint}/offsets").get(last, []):
         if line.startswith("{") and '"batchWatermarkMs"' not in line:
             for topic, offsets in orjson.loads(line).items():
                 found[topic] = {int(partition): int(offset) for partition, offset in offsets.items()}
     return found
 
 
-def exists(spark: SparkSession, path: Path | str) -> bool:
+def exists(spark: SparkSession, path: Place) -> bool:
     """Look where Spark itself looks: with a scheme, or on a cluster, that is another file system than this machine's."""
     system, found = _located(spark, path)
     return bool(system.exists(found))
 
 
-def names(spark: SparkSession, path: Path | str) -> list[str]:
+def names(spark: SparkSession, path: Place) -> list[str]:
     """Return what a folder has, nothing if there is none."""
     system, found = _located(spark, path)
     return sorted(str(one.getPath().getName()) for one in system.listStatus(found)) if system.exists(found) else []
@@ -155,14 +157,14 @@ def qualified(spark: SparkSession, path: str) -> str:
     return str(system.makeQualified(found).toString())
 
 
-def rename(spark: SparkSession, path: Path, to: Path) -> None:
+def rename(spark: SparkSession, path: Place, to: Place) -> None:
     """Give a folder another name. Raises Unreachable."""
     system, found = _located(spark, path)
     if not system.rename(found, _located(spark, to)[1]):
         raise Unreachable(f"{path} cannot be renamed to {to}: do so by hand, then run the job again")
 
 
-def keep(spark: SparkSession, path: Path, content: bytes) -> None:
+def keep(spark: SparkSession, path: Place, content: bytes) -> None:
     """Write a small file whole or not at all, in the place of one that there is. Raises Unreachable."""
     system, written = _located(spark, f"{path}.new")
     stream = system.create(written, True)
@@ -171,22 +173,22 @@ def keep(spark: SparkSession, path: Path, content: bytes) -> None:
     finally:
         stream.close()
     system.delete(_located(spark, path)[1], False)
-    rename(spark, Path(f"{path}.new"), path)
+    rename(spark, f"{path}.new", path)
 
 
-def kept(spark: SparkSession, path: Path) -> bytes:
+def kept(spark: SparkSession, path: Place) -> bytes:
     """Return what was written there, nothing where nothing was, or where its writer was killed between two steps."""
     lines = spark.read.text(str(path)).collect() if exists(spark, path) else []
     return "\n".join(line.value for line in lines).encode()
 
 
-def _located(spark: SparkSession, path: Path | str) -> tuple[Any, Any]:
+def _located(spark: SparkSession, path: Place) -> tuple[Any, Any]:
     java: Any = spark
     found = java._jvm.org.apache.hadoop.fs.Path(str(path))  # noqa: SLF001 - the only way to Spark's file systems
     return found.getFileSystem(java._jsc.hadoopConfiguration()), found  # noqa: SLF001
 
 
-def _batches(spark: SparkSession, folder: Path) -> dict[int, list[str]]:
+def _batches(spark: SparkSession, folder: Place) -> dict[int, list[str]]:
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - see the package
 
     try:
@@ -200,7 +202,7 @@ def _batches(spark: SparkSession, folder: Path) -> dict[int, list[str]]:
     return found
 
 
-def _sentence(name: str, text: str, checkpoint: Path, anew: str) -> RelayError:
+def _sentence(name: str, text: str, checkpoint: Place, anew: str) -> RelayError:
     """Name the cause in a failure of Spark: what a row or a file says wrongly is the user's, the rest may pass."""
     words = text.partition("=== Streaming Query ===")[0].partition("terminated with exception: ")[2] or text
     words = " ".join(words.split())[:400]

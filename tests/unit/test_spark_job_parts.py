@@ -13,7 +13,7 @@ import pytest
 from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.config.model import RelayConfig
 from relay.jobs.archived import ArchivedUpTo, decode, made_again
-from relay.jobs.following import Following
+from relay.jobs.following import Following, exists
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
 from relay.jobs.windows import Window
@@ -242,6 +242,30 @@ def test_a_number_that_is_none_or_beyond_all_use_is_refused(
 
     assert f"argument {option}: {given} is not " in capsys.readouterr().err
     assert module._parse([*words, f"{option}=30"])
+
+
+class Hadoop:
+    """Spark's file systems, which note what they are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=SimpleNamespace(fs=SimpleNamespace(Path=self._path)))))
+        self._jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
+
+    def _path(self, text: str) -> Any:
+        self.asked.append(text)
+        return SimpleNamespace(getFileSystem=lambda _: SimpleNamespace(exists=lambda _: False))
+
+
+@pytest.mark.parametrize(("module", "words"), [ARCHIVE, CAPTURE, CORRELATE], ids=["archive", "capture", "correlate"])
+def test_progress_may_be_kept_under_an_address(module: Any, words: list[str]) -> None:
+    """A path of Python's would fold hdfs://store/... to hdfs:/store/..., which is a folder of another store, or of none."""
+    spark = Hadoop()
+
+    options = module._parse([*words, "--checkpoint", "hdfs://store:8020/progress"])
+
+    assert not exists(cast("Any", spark), f"{options.checkpoint}/metadata")
+    assert spark.asked == ["hdfs://store:8020/progress/metadata"]
 
 
 def test_a_topic_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
