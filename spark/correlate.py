@@ -20,13 +20,15 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.following import Following, refuse_lost_checkpoint, taken
+from relay.jobs.following import Following, Place, keep, kept, refuse_lost_checkpoint, taken
 from relay.jobs.records import Broker, java_settings
 from relay.message.envelope import CAPTURE, ID, PARENTS, SOURCE, TIME
 from relay.message.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+_JOIN = "relay-join.json"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,6 +88,7 @@ def _run(options: Namespace) -> int:
     checkpoint = options.checkpoint or config.relay.state / "spark" / f"correlate-{options.name}"
     refuse_lost_checkpoint(spark, config.relay.name, config.kafka, f"correlate-{options.name}", checkpoint)
     _refuse_other_topics(list(taken(spark, checkpoint)), options)
+    _refuse_another_join(spark, checkpoint, options)
     following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow)
     counted = {"joined": 0}
 
@@ -106,6 +109,23 @@ def _refuse_other_topics(joined: Sequence[str], options: Namespace) -> None:
             f"--topic {', '.join(options.topic)}: {options.name} has joined {', '.join(joined)} before, and its progress is theirs, in this "
             "order; name them so, or choose another --name"
         )
+
+
+def _refuse_another_join(spark: SparkSession, checkpoint: Place, options: Namespace) -> None:
+    """Raise ConfigError where the name has joined by other parts or windows: what waits in its progress is kept by those, and finds no partner.
+
+    They are kept with the progress; one that was begun without them takes what is given.
+    """
+    path, now = f"{checkpoint}/{_JOIN}", {"on": options.on, "window": options.window}
+    before = orjson.loads(kept(spark, path) or b"{}")
+    for name, value in now.items():
+        if before.get(name, value) != value:
+            raise ConfigError(
+                f"--{name} {value}: {options.name} has joined with {before[name]} before, and what waits there for a partner would find none; "
+                f"give --{name} {before[name]}, or choose another --name"
+            )
+    if before != now:
+        keep(spark, path, orjson.dumps(now))
 
 
 def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> int:

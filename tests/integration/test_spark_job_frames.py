@@ -18,7 +18,7 @@ from relay.message.errors import ConfigError
 from relay.spark import following
 from spark.archive import PERIODS, refuse_another_archive
 from spark.capture import refuse_name_of_files
-from spark.correlate import _as_json, _joining
+from spark.correlate import _as_json, _joining, _parse, _refuse_another_join
 from tests.integration import test_spark_frames
 
 spark = test_spark_frames.spark
@@ -49,6 +49,21 @@ def test_a_pointer_finds_what_json_pointers_find(spark: Any) -> None:
     for on in ("origin", "", "/", "/o'clock", "/*"):
         with pytest.raises(ConfigError, match="--on"):
             joined(on)
+
+
+def test_a_join_keeps_what_it_joins_by(spark: Any, tmp_path: Path) -> None:
+    """Spark takes another window, and looks in the state for what waits there under the one before: it found no partner."""
+
+    def run(*given: str) -> None:
+        options = _parse(["relay.toml", "--topic", "a", "--topic", "b", "--to", "c", "--name", "ab", *given])
+        _refuse_another_join(spark, tmp_path / "progress", options)
+
+    run("--window", "60", "--on", "/n")
+    run("--window", "60", "--on", "/n", "--watermark", "5", "--outer")
+    for given, said in ((("--window", "120", "--on", "/n"), "--window 120: ab has joined with 60"), (("--window", "60"), "--on key: ab has joined with /n")):
+        with pytest.raises(ConfigError, match=said):
+            run(*given)
+    run("--window", "60", "--on", "/n")
 
 
 def test_sparks_pages_and_event_logs_hide_a_private_key_among_a_writers_options(spark: Any) -> None:
