@@ -23,7 +23,8 @@ from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructType
 
 FILES = ("csv", "json", "parquet")
 POSTGRESQL = "org.postgresql.Driver"
@@ -69,7 +70,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--type", default="relay.message", help="the messages' type (default: %(default)s)")
     parser.add_argument("--time", metavar="COLUMN", help="when it happened, as text or timestamp")
     parser.add_argument(
-        "--schema", help="columns with their types; else they are found in the files that are there"
+        "--schema", help="columns with their types; else they are found in the files that are there (in CSV 007 is the number 7)"
     )
     parser.add_argument("--null", default="", help="what stands for no value in CSV (default: nothing)")
     parser.add_argument("--table", help="with --format jdbc: the table or a query in brackets")
@@ -151,6 +152,8 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
                 .load(options.input)
                 .schema
             )
+            if options.format == "csv":
+                _refuse_alike(spark.read.options(**settings), options, schema)
         except (PySparkException, Py4JJavaError) as error:
             raise ConfigError(
                 f"{options.input}: no {options.format} files are there whose columns could be read, or one cannot be read, or has a column "
@@ -164,6 +167,29 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
     except ParseException as error:
         raise ConfigError(f"--schema {schema}: not columns with their types, such as 'id string, at timestamp'") from error
     return reader.options(**settings).format(options.format).load(options.input)
+
+
+def _refuse_alike(reader: DataFrameReader, options: Namespace, schema: StructType) -> None:
+    """Raise ConfigError where ids that differ in the files are one number, as 007 and 7: the relay would take one row for the other's repeat."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+    from pyspark.sql.types import NumericType, StringType, StructField, StructType  # noqa: PLC0415 - needs PySpark
+
+    ids = options.id.split(",")
+    numbers = [field for field in schema if field.name in ids and isinstance(field.dataType, NumericType)]
+    if not numbers or not {*ids} <= {*schema.names}:
+        return  # that a column is missing is said with the others
+    texts = reader.schema(StructType([StructField(one.name, StringType()) if one in numbers else one for one in schema])).csv(options.input)
+    read = {field.name: _column(field.name).try_cast(field.dataType) for field in numbers}
+    written = sql.to_json(sql.array(*(_column(name).cast("string") for name in ids)))
+    called = sql.to_json(sql.array(*(read.get(name, _column(name)).cast("string") for name in ids)))
+    if texts.where(written != called).isEmpty():
+        return  # each is written as it will be called, and nothing needs to be sorted
+    alike = texts.groupBy(called.alias("called")).agg(sql.min(written).alias("one"), sql.max(written).alias("other")).where("one <> other").head()
+    if alike is not None:
+        raise ConfigError(
+            f"--id {options.id}: rows with {alike.one} and {alike.other} would both be called {alike.called}, as numbers, and one of them be lost "
+            "as the other's repeat; give --schema, with these columns as string"
+        )
 
 
 def _read_table(spark: SparkSession, options: Namespace) -> DataFrame:

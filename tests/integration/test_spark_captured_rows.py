@@ -71,3 +71,24 @@ def test_what_cannot_be_read_is_one_sentence(spark: Any, tmp_path: Path, form: s
 
     with pytest.raises(ConfigError, match=said):
         captured(spark, tmp_path, "--format", form, "--id", "n", *given)
+
+
+@pytest.mark.parametrize(("rows", "schema", "refused"), [
+    (["007,a", "7,a"], None, r'rows with \["007","a"\] and \["7","a"\] would both be called \["7","a"\]'),
+    (["1.10,a", "1.1,a", "2,a"], None, r'\["1.1","a"\] and \["1.10","a"\]'),
+    ([f"{'1' * 40},a", f"{'1' * 39}2,a"], None, "would both be called"),
+    (["007,a", "7,b", "8,b", "8,b"], None, None),
+    (["007,a", "7,a"], "`item.no` string, shop string", None),
+])  # fmt: skip
+def test_ids_that_differ_in_a_file_are_never_one(
+    spark: Any, tmp_path: Path, rows: list[str], schema: str | None, refused: str | None
+) -> None:
+    """Spark takes them for numbers: the second row was a repeat of the first, and dropped by the relay."""
+    (tmp_path / "drop.csv").write_text("\n".join(["item.no,shop", *rows]), "utf-8")
+    given = ("--id", "item.no,shop", *(("--schema", schema) if schema else ()))
+
+    if refused is not None:
+        with pytest.raises(ConfigError, match=refused):
+            captured(spark, tmp_path, *given)
+    else:
+        assert len({row.id for row in captured(spark, tmp_path, *given)}) == len({*rows})
