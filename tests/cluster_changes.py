@@ -15,6 +15,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     ResourceType,
 )
@@ -36,6 +37,12 @@ def make_topics(admin: AdminClient, *topics: NewTopic) -> None:
         made.result(30)
     for topic in topics:
         shown(lambda topic=topic: _is_led(admin, topic), f"topic {topic.topic} with leaders")
+
+
+def add_partitions(admin: AdminClient, topic: str, total: int) -> None:
+    """Let a topic have so many partitions; return when each has its leader."""
+    admin.create_partitions([NewPartitions(topic, total)])[topic].result(30)
+    shown(lambda: _is_led(admin, NewTopic(topic, total)), f"topic {topic} with {total} partitions")
 
 
 def set_topic(admin: AdminClient, topic: str, name: str, value: object) -> None:

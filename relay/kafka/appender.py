@@ -7,6 +7,7 @@ the reports of the records that belong together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,7 @@ from relay.run import clock, schedule
 _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001
 _CLOSE_S: Final = 5.0
+_ASK_S: Final = 5.0
 _CLOSED: Final = "the log takes nothing from this publisher any more: it was closed"
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
@@ -101,6 +103,7 @@ class Appender:
         used = self._producer
         produce = used.produce
         told = receipt.told
+        asked: set[str] = set()
         for topic, partition, key, value, headers in records:
             while True:
                 try:
@@ -119,6 +122,10 @@ class Appender:
                         raise
                     raise CaptureError(_CLOSED) from error  # by another thread, since this began
                 except KafkaException as error:
+                    if topic not in asked and _is_unheard_of(error):
+                        asked.add(topic)
+                        _ask_partitions(used, topic, deadline - clock.monotonic())
+                        continue
                     # Of an earlier one it is no news: its successor, renewed in its turn, would take records that nobody reports.
                     if is_end(error.args[0]) and used is self._producer:
                         self._fatal = True
@@ -240,6 +247,18 @@ class Appender:
             old, self._producer = self._producer, self._make()
             self._fatal = False
             self._retired.append(old)  # last: whoever still finds it in its place gives it nothing too late for its last reports
+
+
+def _is_unheard_of(error: KafkaException) -> bool:
+    """Does the client know no such partition?"""
+    return bool(error.args[0].code() == KafkaError._UNKNOWN_PARTITION)
+
+
+def _ask_partitions(client: Producer, topic: str, wait_s: float) -> None:
+    """Have a client ask for a topic's partitions: of added ones it hears by itself minutes after whoever describes the topic."""
+    if wait_s > 0:
+        with suppress(KafkaException):  # what it is asked for will be refused, with the reason
+            client.list_topics(topic, timeout=min(wait_s, _ASK_S))
 
 
 def _prompt(kafka: Mapping[str, str]) -> dict[str, Any]:

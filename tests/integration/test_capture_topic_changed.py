@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay import Capture
 from relay.capture.marking import Marking
 from relay.resources import open_resource
-from tests.cluster_changes import make_topics
+from tests.cluster_changes import add_partitions, make_topics
 from tests.conftest import MakeTopic
 
 
@@ -37,3 +37,20 @@ def test_a_capture_whose_partition_is_gone_is_not_marked_again_for_ever(
     with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s"):
         until(lambda: decisions.unmarked(0.0, 10) == [], "the row to be marked: else it is never trimmed")
     decisions.close()
+
+
+def test_a_key_whose_partition_was_added_under_a_publisher_is_published_as_soon_as_the_capture_knows_of_it(
+    kafka: str, tmp_path: Path, make_topic: MakeTopic
+) -> None:
+    resource = open_resource("shop", f"sqlite:///{tmp_path}/shop.db", 0.2)
+    resource.create_tables()
+    topic = make_topic(partitions=1)
+    with Capture(kafka={"bootstrap.servers": kafka}, resource=resource, source="/s") as capture:
+        with capture.transaction() as tx:
+            tx.publish(topic, 1)
+        add_partitions(AdminClient({"bootstrap.servers": kafka}), topic, 4)
+        capture._appender.refresh()  # as it does by itself every half minute, the client only every five
+
+        for partition in range(4):
+            with capture.transaction() as tx:
+                tx.publish(topic, 2, partition=partition)
