@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+
+from confluent_kafka import KafkaException
 
 from relay.capture.resolver import Resolver
 from relay.config.model import RelayConfig
@@ -32,7 +35,7 @@ from relay.kafka.unawaited import UnawaitedAppender
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.avro_values import AvroDecoder
-from relay.message.errors import ConfigError, Stopped
+from relay.message.errors import ConfigError, RelayError, Stopped
 from relay.message.identity import Rule, rules
 from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
@@ -65,6 +68,7 @@ from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes
 
 READ_DEADLINE_S = 30.0
+TELL_S = 5.0
 INDEX_ENTRIES_IN_MEMORY = 2_000_000
 
 
@@ -102,7 +106,7 @@ class RoutePorts:
         """Make the worker's consumer and subscribe it."""
         return GroupConsumer(settings.consumer(self._config.kafka, self._config.timing, self._group), topics, on_revoked)
 
-    def control(self) -> ControlTopic:
+    def control(self, deadline_s: float = READ_DEADLINE_S) -> ControlTopic:
         """Open the control topic."""
         config = self._config
         return ControlTopic(
@@ -110,15 +114,27 @@ class RoutePorts:
             settings.producer(config.kafka, config.timing),
             config.control_topic,
             clock.monotonic,
-            READ_DEADLINE_S,
+            deadline_s,
         ).connect()
 
 
 def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
-    """Build worker ``number`` of a route. Raises ConfigError, Stopped or Unreachable before anything is read."""
+    """Build worker ``number`` of a route. Raises ConfigError, Stopped or Unreachable before anything is read.
+
+    What a person must mend is told to ``relay status``, as by a worker that has run.
+    """
     route = config.routes.get(route_name)
     if route is None:
         raise ConfigError(f"--route {route_name}: there is no such route; there are: {', '.join(config.routes)}")
+    try:
+        return _assembled(config, route, number)
+    except (ConfigError, Stopped) as refused:
+        with suppress(RelayError, KafkaException):  # it is the supervisor's to say in any case
+            _tell_refused(config, route, number, str(refused))
+        raise
+
+
+def _assembled(config: RelayConfig, route: RouteConfig, number: int) -> RouteWorker:
     topics = Topics(config.kafka, config.timing)
     ports = RoutePorts(config, route, _fitting(config, route, topics))
     output = route.to.topic if isinstance(route.to, TopicDestination) else None
@@ -395,6 +411,15 @@ def _identity(config: RelayConfig, route: RouteConfig, worker_id: str) -> dict[s
         "guarantee": route.guarantee,
         **asdict(Past.told(os.environ)),
     }
+
+
+def _tell_refused(config: RelayConfig, route: RouteConfig, number: int, why: str) -> None:
+    worker_id = config.transactional_id(route.name, number)
+    control = RoutePorts(config, route).control(TELL_S)
+    now = clock.wall_ms()
+    said = {"started_at": now, "at": now, "state": "stopped", "last_error": why, "last_error_at": now}
+    _status_writer(control, route, worker_id)({**_identity(config, route, worker_id), **said}, True)
+    control.close()
 
 
 def _status_writer(control: ControlTopic, route: RouteConfig, worker_id: str) -> Callable[[dict[str, Any], bool], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from typer.testing import CliRunner
 
 from relay import Capture
+from relay.cli.main import app
 from relay.config.loading import load
 from relay.message.envelope import ResourceName
 from relay.resources import open_resource
@@ -202,6 +205,21 @@ def test_partitions_added_later_begin_at_their_beginning_after_migrate(
 
     assert route.finish() == 0, route.said()
     assert_once_in_order(route, 100)
+
+
+def test_what_stops_a_worker_before_it_is_made_is_told_by_the_status(
+    make_route: Callable[..., TopicRoute], kafka_admin: AdminClient
+) -> None:
+    route = make_route("", PARTITIONS)
+    kafka_admin.create_partitions([NewPartitions(route.log, 4)])[route.log].result(30)
+    wait_for(lambda: len(kafka_admin.list_topics(route.log, 5).topics[route.log].partitions) == 4)
+
+    assert route.finish() == ExitCode.PERSON, route.said()
+
+    result = CliRunner().invoke(app, ["status", str(route.path), "--json"])
+    (view,) = json.loads(result.stdout)["routes"].values()
+    assert (result.exit_code, view["state"]) == (1, "stopped")
+    assert "run `relay migrate`, which adds them before they are read" in view["why"]
 
 
 def test_start_latest_holds_once(make_route: Callable[..., TopicRoute]) -> None:
