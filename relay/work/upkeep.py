@@ -13,7 +13,7 @@ import structlog
 from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
-from relay.queue.port import Holder, QueueStore, ValuesAway
+from relay.queue.port import Holder, QueueStore
 from relay.queue.recovery import SILENT, Recovery
 from relay.queue.withholding import reveal_kept
 from relay.run import clock, randomness
@@ -257,13 +257,14 @@ class Upkeep:
             again_at = now + self._backoff.pause_ms(failures, randomness.jitter())
             self._store.free(holder.subscriber, [ticket], now, again_at=again_at, failed=True)
 
-    def _say_once(self, event: str, sentence: str, **more: int) -> None:
+    def _say_once(self, event: str, sentence: str, **more: int | str) -> None:
         """Say what waits, once a minute: it is looked at every second, and may wait for days."""
         if not self._repeats.is_one(f"{event}: {sentence}", clock.monotonic()):
             self._log.warning(event, reason=sentence, **more)
 
     def away(self, error: Retriable) -> None:
-        """Say that the store did not do something; it is tried again."""
-        # A place in the log holds no secret, and a person may have to act on it; what a database's driver says might.
-        why = {"reason": str(error)} if isinstance(error, ValuesAway) else {}
-        self._log.warning("the queue's store does not take it for now", kind=type(error).__name__, **why)
+        """Say that the store did not do something, and why, since a person may have to act; it is tried again.
+
+        What stores raise holds neither values of messages nor passwords.
+        """
+        self._say_once("the queue's store does not take it for now", str(error), kind=type(error).__name__)

@@ -1,4 +1,4 @@
-"""A worker that waits for its queue says what a person may have to act on, and repeats no words of a database's driver."""
+"""A worker that waits for its queue says what a person may have to act on, and not at every try."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from relay.queue.port import Holder, StoreAway, ValuesAway
+from relay.message.errors import Retriable
+from relay.queue.port import Holder, StoreAway, StoreFull, ValuesAway
 from relay.work.backoff import Backoff
 from relay.work.upkeep import HolderForgotten, Upkeep
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import put, settings, take
 
-SENTENCE = "the log with the queue's values does not answer: orders[1] ends at offset 7 as its leader says"
+SAID = [
+    ValuesAway("the log with the queue's values does not answer: orders[1] ends at offset 7 as its leader says"),
+    StoreAway('the queue\'s database does not answer (connection failed: password authentication failed for user "clerk")'),
+    StoreFull("the queue's database cannot grow: make room on its disk"),
+]
 
 
-@pytest.mark.parametrize(("error", "said"), [(ValuesAway(SENTENCE), SENTENCE), (StoreAway("host=10.0.0.7 is away"), None)])
-def test_where_the_log_ends_is_said_and_a_databases_words_are_not(
-    error: StoreAway, said: str | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("error", SAID, ids=lambda error: type(error).__name__)
+def test_why_the_store_does_not_take_anything_is_said_once_a_minute(error: Retriable, tmp_path: Path) -> None:
+    """It is tried twice a second, and may be refused for days."""
     own = Holder(b"a worker--------", "ann", 0, None)
     upkeep = Upkeep("q", {"q": QueueBook(settings("ann"))}, lambda _: {}, own, tmp_path, 60.0, Backoff())
     with capture_logs() as lines:
-        upkeep.away(error)
+        for _ in range(3):
+            upkeep.away(error)
 
-    ((line,),) = [lines]
-    assert (line["kind"], line.get("reason")) == (type(error).__name__, said)
+    assert [(line["kind"], line.get("reason")) for line in lines] == [(type(error).__name__, str(error))]
 
 
 def test_what_waits_for_a_database_that_is_away_is_said_once_a_minute_not_at_every_look(tmp_path: Path) -> None:
