@@ -88,7 +88,8 @@ class RouteReport:
             return f"{self.route}: {findings.delivered:,} of {done:,} captured messages {took} exactly once{order}{dead}."
         wrong = [name for name in (*MUST_BE_ZERO, "unseen") if getattr(findings, name)]
         counts = ", ".join(f"{getattr(findings, name):,} {name.replace('_', ' ')}" for name in wrong)
-        return f"{self.route}: {counts}."
+        lag = "; `--allow-lag` lets pass what is still on its way" if wrong == ["unseen"] else ""
+        return f"{self.route}: {counts}{lag}."
 
     def document(self) -> dict[str, Any]:
         """Return the report for programs."""

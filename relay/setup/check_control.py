@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from relay.config.model import RelayConfig
 from relay.kafka.topics import TopicFacts, Topics
@@ -33,6 +34,17 @@ def check_control(config: RelayConfig, facts: Mapping[str, TopicFacts], findings
     check_queues(config, desired, findings)
 
 
+_FILLED_ANEW: Final = "a database that does not know the route is filled anew from where it first started, as far as the log has that"
+_NEVER_COMES: Final = (
+    "what the former got may never come here, and `relay verify` calls it lost; a route that leads elsewhere needs another name"
+)
+
+
+def _is_same_table(former: str, place: str) -> bool:
+    """Are both one table's name, in two databases? Those keep the positions beside their rows."""
+    return place.startswith("table ") and former.rpartition(" in ")[0] == place.rpartition(" in ")[0]
+
+
 def judge_first_starts(config: RelayConfig, records: Records, facts: Mapping[str, TopicFacts], findings: Findings) -> None:
     """A route that its workers would refuse to start under its new name, and one that has led elsewhere under the name it has."""
     starts: dict[str, str | None] = {}
@@ -44,8 +56,8 @@ def judge_first_starts(config: RelayConfig, records: Records, facts: Mapping[str
             former = starts[route.name] or place
             if former != place:
                 findings.notes.append(
-                    f"route {route.name} led to {former} when it first started, and leads to {place} now: what the former got may never "
-                    "come here, and `relay verify` calls it lost; a route that leads elsewhere needs another name"
+                    f"route {route.name} led to {former} when it first started, and leads to {place} now: "
+                    + (_FILLED_ANEW if _is_same_table(former, place) else _NEVER_COMES)
                 )
             continue
         topics = [topic_key(topic, facts[topic].topic_id) for topic in route.from_ if topic in facts]

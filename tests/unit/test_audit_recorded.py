@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.audit.checker import Checker, State
+from relay.audit.checker import Checker, Findings, State
 from relay.audit.ledger import Fact, Ledger
 from relay.audit.verify import RouteReport
 from relay.message.record import LogPartition
@@ -33,3 +33,11 @@ def test_of_a_queue_that_lets_messages_go_what_it_still_has_was_looked_at(there:
 
     report = RouteReport("r", "queue q", "g", found, [], 0.0, allow_lag=False, ordered=True)
     assert report.sentence == f"r: 3 of 3 captured messages {took} exactly once, in order."
+
+
+def test_where_nothing_is_wrong_but_what_is_on_its_way_the_verdict_says_how_to_let_it_pass() -> None:
+    def said(**counts: int) -> str:
+        return RouteReport("r", "topic t", "g", Findings(**counts), [], 0.0, allow_lag=False, ordered=True).sentence
+
+    assert said(captured=3, delivered=2, unseen=1) == "r: 1 unseen; `--allow-lag` lets pass what is still on its way."
+    assert said(captured=3, delivered=1, unseen=1, lost=1) == "r: 1 lost, 1 unseen."

@@ -53,6 +53,18 @@ def test_a_route_that_leads_elsewhere_under_its_name_is_noted() -> None:
     assert note.startswith("route r led to table ledger in shop when it first started, and leads to topic ledger now: ")
 
 
+def test_of_a_route_into_the_same_table_of_another_database_nothing_is_said_to_be_missing() -> None:
+    text = TEXT.replace('to = { topic = "ledger" }', 'to = { table = "ledger", resource = "shop", columns = { id = "ce:id" } }')
+    text += "\n[resources.shop]\nurl = \"sqlite:///shop.db\"\n"
+    (note,) = judged(start("r", "table ledger in former"), text=text).notes
+    assert note.startswith("route r led to table ledger in former when it first started, and leads to table ledger in shop now: ")
+    assert "is filled anew" in note
+    assert "lost" not in note
+
+    (note,) = judged(start("r", "table other in shop"), text=text).notes
+    assert "needs another name" in note
+
+
 def test_a_renamed_route_is_a_fault_before_its_workers_refuse_it() -> None:
     (fault,) = judged(start("old", "topic ledger")).faults
     assert fault.key == "routes.r"
