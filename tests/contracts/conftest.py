@@ -12,7 +12,7 @@ from psycopg import sql
 
 from relay.queue.stores.sql_schema import create
 from tests.conftest import Services
-from tests.contracts.queue_media import MEDIA, Medium, medium_of
+from tests.contracts.queue_media import MEDIA, SIMULATED, Medium, medium_of
 
 pytest.register_assert_rewrite("tests.contracts.kafka_reading", "tests.contracts.kafka_transactions", "tests.contracts.kafka_groups", "tests.contracts.resource_contract")
 
@@ -30,7 +30,7 @@ def queue_database(services: Services) -> Iterator[str]:
         admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
-@pytest.fixture(params=MEDIA)
+@pytest.fixture(params=[*MEDIA, SIMULATED])
 def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
     """One medium after the other; what was opened on it is closed."""
     medium = medium_of(request.param, tmp_path, request)

@@ -16,6 +16,10 @@ from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import open_store
 from tests.contracts.queue_book import QueueBook
+from tests.simulation.database_connection import Connection
+from tests.simulation.database_queue import bind_simulated
+from tests.simulation.databases import Database
+from tests.simulation.still import StillWorld
 
 NOW = 1_700_000_000_000
 """When the tests begin, milliseconds; a test adds to it, no clock is read."""
@@ -25,6 +29,8 @@ PARENT = Parent("inbound", 7, "clerk")
 """What every child of the tests was made from."""
 MEDIA = ["book", "sqlite", "postgresql", "files", "log"]
 """Every store there is; the book is the reference."""
+SIMULATED = "simulated"
+"""The store of a database over the session of a simulated one: what the simulator shows on it holds for the real ones."""
 
 
 @dataclass
@@ -60,10 +66,13 @@ class Medium:
     state: Path
     opened: list[QueueStore] = field(default_factory=list)
     log: Log = field(default_factory=Log)
+    simulated: Database = field(default_factory=lambda: Database(StillWorld()))
 
     def open(self, settings: QueueSettings) -> QueueStore:
         if self.name == "book":
             store: QueueStore = QueueBook(settings)
+        elif self.name == SIMULATED:
+            store = bind_simulated(settings, Connection(self.simulated, "queue"))
         else:
             store = open_store(settings, self.url, state=self.state, values=self.log)
         if self.name == "log":
@@ -87,6 +96,7 @@ def medium_of(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Medi
         "sqlite": lambda: "sqlite:///queues.db",
         "log": lambda: "log+sqlite:///queues.db",
         "files": lambda: "files:///queues",
+        SIMULATED: lambda: "simulated:",
         "postgresql": lambda: str(request.getfixturevalue("queue_database")),
     }
     return Medium(name, urls[name](), tmp_path)

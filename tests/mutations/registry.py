@@ -320,6 +320,39 @@ QUEUE_GUARDS: Final = (
         ),
     ),
 )
+PUTTING_GUARDS: Final = (
+    Guard(
+        "former_connection_kept",
+        "a batch that was formed before its database's connection was lost is put by nobody",
+        Search("putting", range(44, 45), "lost write"),
+    ),
+    Guard(
+        "held_asked_twice",
+        "what is put while its publisher is paused or resumed is put by neither half of the batch",
+        Named(
+            "tests/unit/test_publishers_heard_meanwhile.py",
+            "test_a_message_is_put_once_whenever_its_publisher_is_paused_or_resumed",
+        ),
+    ),
+    Guard(
+        "heirs_hear_nothing",
+        "what a dead worker put of a publisher that was resumed meanwhile stays hidden",
+        Search("putting", range(17, 24), "lost message"),
+    ),
+    Guard(
+        "takers_over_hear_nothing",
+        "the same, where a worker takes over that had obeyed long before",
+        Named(
+            "tests/unit/test_publishers_late.py",
+            "test_who_takes_partitions_over_reveals_what_their_owner_before_put_behind_the_rest",
+        ),
+    ),
+    Guard(
+        "revealed_by_any_answer",
+        "what was kept is taken for revealed by a batch that was sent before",
+        Named("tests/unit/test_publishers_late.py", "test_only_a_transaction_that_was_begun_since_has_revealed_it"),
+    ),
+)
 LOG_GUARDS: Final = (
     Guard(
         "another_topic_unnoticed",
@@ -378,4 +411,4 @@ REDRIVE_GUARDS: Final = (
         Named("tests/unit/test_redrive_orders.py", "test_nothing_is_trimmed_while_a_redrive_is_not_entered"),
     ),
 )
-GUARDS: Final = (*TOPIC_GUARDS, *TABLE_GUARDS, *CAPTURE_GUARDS, *LOG_GUARDS, *QUEUE_GUARDS, *REDRIVE_GUARDS)
+GUARDS: Final = (*TOPIC_GUARDS, *TABLE_GUARDS, *CAPTURE_GUARDS, *LOG_GUARDS, *QUEUE_GUARDS, *PUTTING_GUARDS, *REDRIVE_GUARDS)

@@ -171,11 +171,18 @@ def group_positions(cluster: Cluster, group: str) -> dict[Partition, int]:
 
 
 def table_of(
-    database: Database, table: str, into: Evidence, first_of: Callable[[bytes], int] = lambda _topic_id: 0
+    database: Database,
+    table: str,
+    into: Evidence,
+    first_of: Callable[[bytes], int] = lambda _topic_id: 0,
+    *,
+    named: Callable[[Row], MessageId] = lambda row: (row["source"], row["id"]),
+    placed: Callable[[Row], tuple[int, ...]] | None = None,
 ) -> None:
     """Read a destination table: its rows with the commits that made them, and every write of a position on the way.
 
-    ``first_of`` a topic id is where its offsets count from, if several topics had the log's name.
+    ``first_of`` a topic id is where its offsets count from, if several topics had the log's name. Rows stand in the order
+    of their commits, or as they are ``placed``.
     """
     effects: dict[tuple[object, ...], Effect] = {}
     rows: dict[tuple[int, Partition], int] = {}
@@ -185,8 +192,9 @@ def table_of(
         worker = next((after["worker"] for name, _, _, after in commit.changes if name == POSITIONS and after), "")
         for number, (name, key, before, after) in enumerate(commit.changes):
             if name == table and before is None and after is not None:
-                new.append(_id(after))
-                effects[key] = Effect(table, (commit.number, number), _id(after), worker, commit.at)
+                new.append(named(after))
+                place = (commit.number, number) if placed is None else placed(after)
+                effects[key] = Effect(table, place, named(after), worker, commit.at)
             elif name == table and after is None:
                 effects.pop(key, None)
             elif name == POSITIONS:
@@ -252,10 +260,6 @@ def digest_of(name: MessageId) -> bytes:
     found = cloudevents(headers, b"", None)
     assert found is not None
     return found
-
-
-def _id(row: Row) -> MessageId:
-    return (row["source"], row["id"])
 
 
 def end_of(cluster: Cluster, partition: LogPartition) -> int:

@@ -160,6 +160,7 @@ class SimulatedCursor:
     ) -> list[Verdict]:
         with self._session() as connection:
             moved = connection.call(lambda backend: self._move(backend, positions), what="move")
+            connection.in_transaction = True
             if not moved:
                 raise self._fenced(positions)
             if prepared.ranges:
@@ -170,9 +171,7 @@ class SimulatedCursor:
                 connection.call(lambda backend: self._revive(backend, prepared), what="revive")
             answer = connection.call(lambda backend: self._arrive(backend, prepared), what="inbox")
             crash_point("table.inbox")
-            causes = connection.call(
-                lambda backend: self._apply(backend, prepared, answer, one_by_one=one_by_one), what="effect"
-            )
+            causes = self._take_effect(connection, prepared, answer, one_by_one=one_by_one)
             stop_if_asked(self._plan, prepared, answer, causes)
             trimmed: dict[LogPartition, int] = {}
             if self._trims.due(self._claimed):
@@ -246,6 +245,14 @@ class SimulatedCursor:
                 answer.known[m.digest] = inbox_row(self._claimed, _fields(known))
         return answer
 
+    def _take_effect(
+        self, connection: Connection, prepared: Prepared, answer: InboxAnswer, *, one_by_one: bool
+    ) -> dict[int, MessageRejected]:
+        """Write the effects of the new messages; return the causes of those that are dead, by index."""
+        return connection.call(
+            lambda backend: self._apply(backend, prepared, answer, one_by_one=one_by_one), what="effect"
+        )
+
     def _apply(
         self, backend: Backend, prepared: Prepared, answer: InboxAnswer, *, one_by_one: bool
     ) -> dict[int, MessageRejected]:
@@ -256,12 +263,15 @@ class SimulatedCursor:
             return dict(mapped.faults)
         found = search(wanted, lambda run: self._attempt(backend, [mapped.rows[n] for n in run]))
         refused = {mapped.good[n]: fault.rejection for n, fault in found.faults.items()}
+        self._condemn(backend, prepared, refused)
+        return {**mapped.faults, **refused}
+
+    def _condemn(self, backend: Backend, prepared: Prepared, refused: Collection[int]) -> None:
         for i in refused:
             key = (self._plan.relay, self._plan.route, prepared.arrivals.messages[i].digest)
             row = backend.get(INBOX, key)
             assert row is not None
             backend.put(INBOX, key, {**row, "outcome": 1})
-        return {**mapped.faults, **refused}
 
     def _attempt(self, backend: Backend, rows: Sequence[Any]) -> None:
         self.progressed()
@@ -320,6 +330,7 @@ class SimulatedCursor:
             raise
 
     def _roll_back(self, connection: Connection) -> None:
+        connection.in_transaction = False
         try:
             connection.call(lambda backend: backend.rollback(), what="rollback")
         except ConnectionLost:
@@ -339,12 +350,16 @@ class SimulatedCursor:
         except ConnectionLost:
             raise Retriable(f"{self._plan.where}: the database does not answer") from None
         self._connection = connection
+        self._set_up(connection)
+        return connection
+
+    def _set_up(self, connection: Connection) -> None:
+        """Look whether the effect can be written at all."""
         if self._plan.table:
             table = self._database.tables.get(self._plan.table)
             missing = [name for name in self._plan.columns if table is not None and name not in table.columns]
             if table is None or missing:
                 raise Stopped(f"{self._plan.where} does not exist, or has no column {missing}")
-        return connection
 
     def _finish(self, columns: list[list[Any]]) -> list[Any]:
         table = self._database.tables.get(self._plan.table)

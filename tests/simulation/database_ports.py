@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import relay.queue.stores.postgresql
 import relay.run.assembly
+import relay.run.queue_cursor
 from relay.delivery.mapping import BatchMapping
+from relay.delivery.queue_effects import QueueEffect
 from relay.delivery.table import Limits, TablePlan
 from tests.simulation.database_cursor import SimulatedCursor
+from tests.simulation.database_queue import bind_simulated
+from tests.simulation.database_queue_cursor import SimulatedQueueCursor
 from tests.simulation.database_resource import SimulatedResource
 from tests.simulation.databases import Database
 
@@ -30,4 +35,14 @@ def stand_ins(databases: Mapping[str, Database]) -> list[tuple[Any, str, Any]]:
     ) -> SimulatedCursor:
         return SimulatedCursor(by_address[url], plan, limits, mapping=mapping)
 
-    return [(relay.run.assembly, "open_resource", resource), (relay.run.assembly, "PostgresqlCursor", cursor)]
+    def queue_cursor(
+        url: str, plan: TablePlan, limits: Limits, *, mapping: BatchMapping, effects: Callable[[Any], QueueEffect]
+    ) -> SimulatedQueueCursor:
+        return SimulatedQueueCursor(by_address[url], plan, limits, mapping, effects)
+
+    return [
+        (relay.run.assembly, "open_resource", resource),
+        (relay.run.assembly, "PostgresqlCursor", cursor),
+        (relay.run.queue_cursor, "PostgresqlCursor", queue_cursor),
+        (relay.queue.stores.postgresql, "bind_postgresql", bind_simulated),
+    ]

@@ -6,7 +6,8 @@ stand in `database_connection`. A crash keeps what was committed and nothing els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
@@ -90,6 +91,10 @@ class Database:
         self.weather = Weather()
         self.applied = 0
         """The identity column of the inbox: drawn at the insert, not given back by a rollback."""
+        self.numbers: Counter[str] = Counter()
+        """Other sequences, by name."""
+        self.mirror: object = None
+        """Of whoever runs SQL on it."""
         self.backends: set[Backend] = set()
         self.up_at = 0.0
         self.crashes = 0
@@ -128,6 +133,11 @@ class Database:
         """Draw the next number of the inbox."""
         self.applied += 1
         return self.applied
+
+    def next_number(self, sequence: str) -> int:
+        """Draw from a sequence."""
+        self.numbers[sequence] += 1
+        return self.numbers[sequence]
 
     def backup(self) -> tuple[dict[str, dict[Key, Row]], int]:
         """Return a copy of what is committed."""
@@ -252,6 +262,11 @@ class Backend:
             if name == table:
                 seen[key] = row
         return [(key, row) for key, row in seen.items() if row is not None and (where is None or where(row))]
+
+    def written(self, tables: Container[str]) -> object:
+        """Return what tells this transaction's writes from those of others, None if it wrote to none of these tables."""
+        self._refuse_if_failed()
+        return self._writes if any(name in tables for name, _ in self._writes or ()) else None
 
     def insert(self, table: str, row: Row, *, or_nothing: bool = False) -> bool:
         """Insert a row; a row of the same key that is not decided yet is waited for. False: it was there."""

@@ -29,8 +29,8 @@ class PlainProducers:
         self._world = world
         self._cluster = cluster
         self._partitions = len(cluster.topics.by_name[LOG].partitions)
-        self._sources = [f"/p{n}" for n in range(rng.randrange(1, 5))]
-        self._numbers = dict.fromkeys(self._sources, 0)
+        self.sources = [f"/p{n}" for n in range(rng.randrange(1, 5))]
+        self._numbers = dict.fromkeys(self.sources, 0)
         self._spread = rng.random() < 0.3
         self._repeats = rng.choice((0.0, 0.05, 0.3))
         self._aborts = rng.choice((0.0, 0.2, 0.5))
@@ -52,8 +52,8 @@ class PlainProducers:
     def _burst(self, count: int) -> None:
         """Some records of one source into one partition, perhaps as a Kafka transaction that stays open for a while."""
         rng = self._world.rng
-        source = rng.choice(self._sources)
-        home = rng.randrange(self._partitions) if self._spread else self._sources.index(source) % self._partitions
+        source = rng.choice(self.sources)
+        home = rng.randrange(self._partitions) if self._spread else self.sources.index(source) % self._partitions
         records = [self._record(source, home) for _ in range(count)]
         partition = self._cluster.topics.partition(LogPartition(LOG, home))
         if rng.random() >= self._aborts:

@@ -35,6 +35,7 @@ from tests.simulation.broker_transactions import Transactions
 from tests.simulation.database_removals import DATABASE_REMOVALS
 from tests.simulation.installation import StandIn, replaced
 from tests.simulation.log_removals import LOG_REMOVALS
+from tests.simulation.putting_removals import PUTTING_REMOVALS
 from tests.simulation.queue_removals import QUEUE_REMOVALS
 from tests.simulation.redrive_removals import REDRIVE_REMOVALS
 from tests.simulation.scheduler import World
@@ -420,7 +421,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
 }  # fmt: skip
 
 
-ALL_REMOVALS: Final = {**REMOVALS, **DATABASE_REMOVALS, **LOG_REMOVALS, **QUEUE_REMOVALS, **REDRIVE_REMOVALS}
+ALL_REMOVALS: Final = {**REMOVALS, **DATABASE_REMOVALS, **LOG_REMOVALS, **QUEUE_REMOVALS, **PUTTING_REMOVALS, **REDRIVE_REMOVALS}
 """Whatever can be taken away; a part with guards of its own adds its removals here."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from relay.config.model import RelayConfig
 from tests.simulation import collecting, database_atlas, database_ports, kafka_ports
 from tests.simulation.atlas import Faults
 from tests.simulation.auditor import audit
@@ -53,8 +54,7 @@ class RouteTrial:
         self.databases = {name: Database(world, name) for name in ("shop", "store")}
         for database in self.databases.values():
             database.create_relay_tables(f"{rng.getrandbits(128):032x}")
-        self.destination = rng.choice((None, "shop", "store"))
-        config = TOPIC_CONFIG if self.destination is None else TABLE_CONFIGS[self.destination]
+        self.destination, config = self._choose()
         _make_topics(world, self.cluster)
         self.crew = Crew(world, _vary(world, config))
         self.notes = Notes()
@@ -135,6 +135,11 @@ class RouteTrial:
             for row in rows
             if (row["topic_id"], row["route"]) == (topic_id, route)
         }
+
+    def _choose(self) -> tuple[str | None, RelayConfig]:
+        """Draw the database of the destination, None for a topic."""
+        destination = self.world.rng.choice((None, "shop", "store"))
+        return destination, TOPIC_CONFIG if destination is None else TABLE_CONFIGS[destination]
 
     def _publishers(self) -> list[Publisher]:
         world, rng = self.world, self.world.rng
@@ -236,7 +241,7 @@ class RouteTrial:
         else:
             assert self.destination is not None
             evidence = Evidence(quiescent=quiescent)
-            collecting.table_of(self.databases[self.destination], LEDGER, evidence, self._first_of)
+            self._collect_effects(self.databases[self.destination], evidence)
             collecting.dead_of(self.cluster, f"{RELAY}.deadletter", evidence)
         evidence.redriven = self.redriver.redriven
         evidence.told, evidence.undone = self.notes.told, self.notes.undone
@@ -245,6 +250,9 @@ class RouteTrial:
         collecting.leaks_of(self.cluster, [OUTPUT, f"{RELAY}.deadletter"], evidence)
         evidence.markers_due = False  # a COMMIT may land after its publisher's last start
         return evidence
+
+    def _collect_effects(self, database: Database, evidence: Evidence) -> None:
+        collecting.table_of(database, LEDGER, evidence, self._first_of)
 
     def _first_of(self, _topic_id: bytes) -> int:
         """Where the offsets of a topic with the log's name count from: here is one only."""

@@ -1,0 +1,101 @@
+"""Guards of routes into queues, each removable by name, as in `removals`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from relay.delivery.queue_effects import HeldPublishers, QueueEffect, Word
+from relay.delivery.queue_mapping import Putting
+from relay.delivery.queue_route import QueueDelivery
+from relay.delivery.table_route import Shipment
+from relay.run import clock
+from relay.transfer.cursor import Verdict
+
+Change = tuple[Any, str, Any]
+MEANWHILE_S: Final = 0.01
+
+
+def former_connection_kept() -> list[Change]:
+    """A batch is put by the store that its effect was made with, whichever connection it is written on."""
+    apply = QueueEffect.apply
+
+    def as_made(self: QueueEffect, _connection: Any, rows: Sequence[Putting]) -> None:
+        apply(self, self._connection, rows)
+
+    return [(QueueEffect, "apply", as_made)]
+
+
+def held_asked_twice() -> list[Change]:
+    """Who is held is asked anew for each half of a batch, between which another word may be heard."""
+    apply = QueueEffect.apply
+
+    class Twice:
+        def __init__(self, publishers: HeldPublishers) -> None:
+            self._publishers = publishers
+
+        @property
+        def word(self) -> Word:
+            return Word(_Asked(self._publishers), self._publishers.resumed)  # type: ignore[arg-type]
+
+    def asking(self: QueueEffect, connection: Any, rows: Sequence[Putting]) -> None:
+        asked, self._publishers = self._publishers, Twice(self._publishers)  # type: ignore[assignment]
+        try:
+            apply(self, connection, rows)
+        finally:
+            self._publishers = asked
+
+    return [(QueueEffect, "apply", asking)]
+
+
+class _Asked:
+    """Who is held in the moment in which it is asked."""
+
+    def __init__(self, publishers: HeldPublishers) -> None:
+        self._publishers = publishers
+
+    def __contains__(self, name: object) -> bool:
+        clock.sleep(MEANWHILE_S)
+        return name in self._publishers.word.held
+
+    def __bool__(self) -> bool:
+        return bool(self._publishers.word.held)
+
+
+def heirs_hear_nothing() -> list[Change]:
+    """A process that starts takes who was resumed once for who never had anything kept."""
+    now = HeldPublishers.now
+
+    def knowing(self: HeldPublishers, held: frozenset[str], running: frozenset[str]) -> None:
+        self._running |= running
+        now(self, held, running)
+
+    return [(HeldPublishers, "now", knowing)]
+
+
+def takers_over_hear_nothing() -> list[Change]:
+    """A worker that takes partitions over has nothing to reveal of whoever was resumed long before."""
+    return [(HeldPublishers, "taken_over", lambda self: None)]
+
+
+def revealed_by_any_answer() -> list[Change]:
+    """The answer to any batch says that what was kept is revealed, also to one that was sent before the word was heard."""
+    accept = QueueDelivery._accept
+
+    def of_now(self: QueueDelivery, shipment: Shipment, verdicts: Sequence[Verdict]) -> None:
+        accept(self, shipment, verdicts)
+        self._publishers.revealed(dict(self._publishers.resumed))
+
+    return [(QueueDelivery, "_accept", of_now)]
+
+
+PUTTING_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
+    removal.__name__: removal
+    for removal in (
+        former_connection_kept,
+        held_asked_twice,
+        heirs_hear_nothing,
+        takers_over_hear_nothing,
+        revealed_by_any_answer,
+    )
+}

@@ -1,0 +1,166 @@
+"""One seed of a route into a queue: while it puts, persons pause and resume publishers, and the queue gets other subscribers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final
+
+from relay.config.model import RelayConfig
+from relay.config.queues import SubscriberEntry
+from relay.queue.desired import Kind, Subject, Wanted, Wish, encode_uuid
+from relay.queue.states import PublisherState, SubscriberState
+from tests.simulation import collecting, putting_audit
+from tests.simulation.broker import NewRecord, StoredRecord
+from tests.simulation.crew import RELAY, read_config
+from tests.simulation.database_queue import DELIVERIES, MESSAGES, OPENED, create_queue
+from tests.simulation.databases import Database, Row
+from tests.simulation.evidence import Evidence, MessageId
+from tests.simulation.plain_producers import LARGE_BYTES
+from tests.simulation.route_trial import RESOURCES, RouteTrial
+from tests.simulation.subscribers import Taker
+from tests.simulation.trial import FAULTS_S, Outcome
+
+QUEUE: Final = "orders"
+CONFIGS: Final = {
+    name: read_config(
+        f'queue = "{QUEUE}"',
+        resources=f'{RESOURCES}[queues.{QUEUE}]\nstore = "{name}"\nsubscribers = {{ ann = {{}} }}\n'
+        f"message_bytes = {LARGE_BYTES}\n",
+    )
+    for name in ("shop", "store")
+}
+ALONE: Final = SubscriberEntry()
+POOL: Final = SubscriberEntry(pool=["bob", "cid"])
+AUDIENCES: Final[tuple[dict[str, SubscriberEntry], ...]] = (
+    {"ann": ALONE},
+    {"ann": ALONE, "dan": ALONE},
+    {"ann": ALONE, "pool": POOL},
+    {"pool": POOL, "ann": ALONE, "dan": ALONE},
+)
+
+
+class PuttingTrial(RouteTrial):
+    """A route trial whose destination is a queue."""
+
+    def __init__(self, seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> None:
+        self._rng = Random(f"{seed}/queue")
+        self._takers: dict[str, Taker] = {}
+        self._held: set[Subject] = set()
+        self._audiences: list[dict[str, SubscriberEntry]] = []
+        super().__init__(seed, tracing=tracing, only=only)
+        self._go_on_with(self._rng.choice(AUDIENCES), in_order=self._rng.random() < 0.2)
+
+    def _choose(self) -> tuple[str | None, RelayConfig]:
+        destination = self.world.rng.choice(("shop", "store"))
+        return destination, CONFIGS[destination]
+
+    @property
+    def _database(self) -> Database:
+        assert self.destination is not None
+        return self.databases[self.destination]
+
+    def is_done(self) -> bool:
+        """As of any route; and subscribers have all there is."""
+        if not super().is_done():
+            return False
+        waits = any(row["state"] == PublisherState.PUT for row in self._database.rows(OPENED))
+        return not waits and all(row["state"] == SubscriberState.JOURNALLED for row in self._database.rows(DELIVERIES))
+
+    def _make_table(self) -> None:
+        uuid = f"{self.world.rng.getrandbits(128):032x}"
+        create_queue(self._database, QUEUE, uuid)
+        self._tell(*encode_uuid(QUEUE, uuid))
+
+    def _take_what_was_refused(self) -> None:
+        """The queue's bound is raised, and the workers are started again with it."""
+        self._configure({"message_bytes": 10 * LARGE_BYTES})
+
+    def _plan(self) -> None:
+        super()._plan()
+        rng, world = self._rng, self.world
+        sources = [*(publisher.source for publisher in self.publishers), *self.plain.sources]
+        for _ in range(rng.choice((0, 5, 20, 40))):
+            world.at(rng.uniform(0.0, FAULTS_S), self._pause, Subject(Kind.PUBLISHER, QUEUE, rng.choice(sources)), Wanted.PAUSE)
+        for _ in range(rng.choice((0, 0, 0, 2))):
+            world.at(rng.uniform(0.0, FAULTS_S), self._pause, Subject(Kind.QUEUE, QUEUE), Wanted.DRAIN)
+        world.at(FAULTS_S, self._resume_all)
+        if rng.random() < 0.3:
+            world.at(rng.uniform(1.0, FAULTS_S), self._go_on_with, rng.choice(AUDIENCES))
+
+    def _pause(self, subject: Subject, wanted: Wanted) -> None:
+        self._wish(subject, wanted)
+        self.world.at(self._rng.choice((0.2, 1.0, 4.0, 12.0)) * self._rng.random(), self._resume, subject)
+
+    def _resume(self, subject: Subject) -> None:
+        if subject not in self._held:
+            return
+        self._wish(subject, Wanted.RUN)
+        if self._rng.random() < 0.3:
+            self.world.at(self._rng.uniform(0.0, 0.5), self._kill_one)
+
+    def _kill_one(self) -> None:
+        """Let a worker die that has just heard of it, or has not."""
+        running = [process for process in self.crew.running.values() if process.alive]
+        if running and self.world.now < FAULTS_S:
+            self._rng.choice(running).kill()
+
+    def _resume_all(self) -> None:
+        for subject in sorted(self._held, key=Subject.key):
+            self._wish(subject, Wanted.RUN)
+
+    def _wish(self, subject: Subject, wanted: Wanted) -> None:
+        if wanted is Wanted.RUN:
+            self._held.discard(subject)
+        elif self.world.now >= FAULTS_S:
+            return
+        else:
+            self._held.add(subject)
+        self.world.trace("person", wanted.value, subject.kind.value, subject.name)
+        self._tell(*Wish(subject, wanted, "a person", "simulated", 0).encode())
+
+    def _tell(self, key: bytes, value: bytes | None) -> None:
+        self.cluster.topics.by_name[f"{RELAY}.control"].partitions[0].append([NewRecord(key, value, [], 0)])
+
+    def _go_on_with(self, subscribers: Mapping[str, SubscriberEntry], *, in_order: bool | None = None) -> None:
+        """Give the queue these subscribers; workers hear of it as they start."""
+        self._audiences.append(dict(subscribers))
+        self._configure({"subscribers": dict(subscribers), **({} if in_order is None else {"in_order": in_order})})
+        settings = self.crew.config.queues[QUEUE].settings()
+        for group in settings.audience.groups:
+            for name in group.members:
+                if name not in self._takers:
+                    self._takers[name] = Taker(self.world, self._database, settings, name)
+
+    def _configure(self, changed: dict[str, Any]) -> None:
+        queue = self.crew.config.queues[QUEUE].model_copy(update=changed)
+        self.crew.config = self.crew.config.model_copy(update={"queues": {QUEUE: queue}})
+        for process in self.world.processes:
+            if process.alive and process.name.startswith("worker-"):
+                self.world.at(self._rng.uniform(0.0, 3.0), process.kill)
+
+    def _collect_effects(self, database: Database, evidence: Evidence) -> None:
+        collecting.table_of(database, MESSAGES, evidence, self._first_of, named=_named, placed=_placed)
+        putting_audit.takes_of(database, evidence)
+
+    def _evidence(self, *, quiescent: bool) -> Evidence:
+        evidence = super()._evidence(quiescent=quiescent)
+        groups = [{name: entry.pool or [name] for name, entry in audience.items()} for audience in self._audiences]
+        self.outcome.problems += putting_audit.audit(self._database, groups, quiescent=quiescent)
+        return evidence
+
+    def _is_poison(self, record: StoredRecord) -> bool:
+        return len(record) >= LARGE_BYTES
+
+
+def _named(row: Row) -> MessageId:
+    return row["publisher"], row["id"]
+
+
+def _placed(row: Row) -> tuple[int, ...]:
+    return (row["handle"],)
+
+
+def run_putting(seed: int, *, tracing: bool = False) -> Outcome:
+    """Run one seed of captured and other messages on their way into a queue, and on to its subscribers."""
+    return PuttingTrial(seed, tracing=tracing).run()

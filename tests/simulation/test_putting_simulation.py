@@ -1,0 +1,27 @@
+"""A share of the search over routes into queues with every test run, and what its workload must be for the search to mean anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.queue.desired import Wanted
+from tests.simulation.database_queue import DELIVERIES
+from tests.simulation.putting_trial import PuttingTrial, run_putting
+
+
+@pytest.mark.parametrize("first", range(0, 20, 10))
+def test_no_seed_of_routes_into_queues_breaks_a_promise(first: int) -> None:
+    for seed in range(first, first + 10):
+        assert not run_putting(seed).problems, f"python -m tests.simulation.run --kind putting --seed {seed} --trace"
+
+
+def test_publishers_are_paused_and_subscribers_get_messages() -> None:
+    paused = done = 0
+    for seed in range(6):
+        trial = PuttingTrial(seed, tracing=True)
+        lines = trial.run().lines
+        paused += sum(line[1:3] == ("person", Wanted.PAUSE.value) for line in lines)
+        done += sum(row["done_at"] is not None for row in trial._database.rows(DELIVERIES))
+
+    assert paused > 10
+    assert done > 100
