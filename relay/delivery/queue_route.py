@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.ports import Group, Starts
@@ -14,6 +14,9 @@ from relay.message.errors import RelayError
 from relay.message.record import LogPartition
 from relay.queue.desired import Desired
 from relay.transfer.cursor import DELIVERED, Verdict
+
+BATCHES_IN_QUEUE: Final = 10
+"""So many batches at least fit into a queue, so that one waits for a tenth of its room and not for all of it."""
 
 
 class QueueDelivery(TableDelivery):
@@ -26,9 +29,12 @@ class QueueDelivery(TableDelivery):
         store: str,
         desired: Callable[[], Desired],
         publishers: HeldPublishers,
+        waiting_max: int,
         **named: Any,
     ) -> None:
         super().__init__(*given, **named)
+        # A batch is put as a whole: one that is larger than the room would wait for ever, or until nothing waits any more.
+        self.narrowed_to = max(1, waiting_max // BATCHES_IN_QUEUE)
         self._queue = queue
         self._store = store
         self._desired = desired

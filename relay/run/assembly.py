@@ -335,6 +335,7 @@ def _queue(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: T
         store=store,
         desired=follower.now,
         publishers=publishers,
+        waiting_max=config.queues[name].waiting_max,
         **_table_names(config, route, topics, worker_id),
     )
 

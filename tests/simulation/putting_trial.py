@@ -43,6 +43,9 @@ AUDIENCES: Final[tuple[dict[str, SubscriberEntry], ...]] = (
 class PuttingTrial(RouteTrial):
     """A route trial whose destination is a queue."""
 
+    waiting_max: int | None = None
+    """How many messages may wait in the queue; then nobody is paused, whose messages would fill it."""
+
     def __init__(self, seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> None:
         self._rng = Random(f"{seed}/queue")
         self._takers: dict[str, Taker] = {}
@@ -50,6 +53,8 @@ class PuttingTrial(RouteTrial):
         self._audiences: list[dict[str, SubscriberEntry]] = []
         super().__init__(seed, tracing=tracing, only=only)
         self._go_on_with(self._rng.choice(AUDIENCES), in_order=self._rng.random() < 0.2)
+        if self.waiting_max is not None:
+            self._configure({"waiting_max": self.waiting_max})
 
     def _choose(self) -> tuple[str | None, RelayConfig]:
         destination = self.world.rng.choice(("shop", "store"))
@@ -80,7 +85,7 @@ class PuttingTrial(RouteTrial):
         super()._plan()
         rng, world = self._rng, self.world
         sources = [*(publisher.source for publisher in self.publishers), *self.plain.sources]
-        for _ in range(rng.choice((0, 5, 20, 40))):
+        for _ in range(rng.choice((0, 5, 20, 40)) if self.waiting_max is None else 0):
             world.at(rng.uniform(0.0, FAULTS_S), self._pause, Subject(Kind.PUBLISHER, QUEUE, rng.choice(sources)), Wanted.PAUSE)
         for _ in range(rng.choice((0, 0, 0, 2))):
             world.at(rng.uniform(0.0, FAULTS_S), self._pause, Subject(Kind.QUEUE, QUEUE), Wanted.DRAIN)

@@ -25,3 +25,14 @@ def test_publishers_are_paused_and_subscribers_get_messages() -> None:
 
     assert paused > 10
     assert done > 100
+
+
+class SmallQueue(PuttingTrial):
+    """Into a queue that takes less than a batch."""
+
+    waiting_max = 3
+
+
+def test_a_queue_that_takes_less_than_a_batch_is_filled_little_by_little() -> None:
+    for seed in range(4):
+        assert not SmallQueue(seed).run().problems, seed

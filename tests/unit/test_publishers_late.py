@@ -70,7 +70,7 @@ def delivery(desired: Desired, publishers: HeldPublishers, monkeypatch: pytest.M
     sending = Sending()
     made = QueueDelivery(
         None, None, sending, lambda: None, queue="credit", store="here", desired=lambda: desired, publishers=publishers,
-        route="r", target="t", group_id="g", worker_id="w", monitor_topic="m", deadletter_topic="d", deadletter_partitions=1,
+        waiting_max=1000, route="r", target="t", group_id="g", worker_id="w", monitor_topic="m", deadletter_topic="d", deadletter_partitions=1,
         keep_inbox_s=None,
     )  # fmt: skip
     monkeypatch.setattr(table_route.TableDelivery, "_accept", lambda *_: None)
