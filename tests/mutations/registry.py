@@ -324,7 +324,7 @@ PUTTING_GUARDS: Final = (
     Guard(
         "former_connection_kept",
         "a batch that was formed before its database's connection was lost is put by nobody",
-        Search("putting", range(44, 45), "lost write"),
+        Search("putting", range(15, 16), "lost write"),
     ),
     Guard(
         "held_asked_twice",

@@ -49,7 +49,12 @@ def crashes(database: Database, rng: Random, until: float) -> None:
         database.world.at(rng.uniform(0.0, until), database.crash, rng.uniform(0.0, 6.0))
 
 
-def locked_rows(database: Database, rng: Random, until: float) -> None:
+def locked_rows(
+    database: Database,
+    rng: Random,
+    until: float,
+    tables: tuple[str, ...] = ("relay_position", "relay_inbox", "relay_capture", "stock"),
+) -> None:
     """A stranger's transaction holds rows of the relay's tables for a while."""
 
     def lock(table: str, seconds: float) -> None:
@@ -72,7 +77,7 @@ def locked_rows(database: Database, rng: Random, until: float) -> None:
         database.spawn("a stranger", hold)
 
     for _ in range(rng.randint(1, 6)):
-        table = rng.choice(("relay_position", "relay_inbox", "relay_capture", "stock"))
+        table = rng.choice(tables)
         if table in database.tables:
             database.world.at(rng.uniform(0.0, until), lock, table, rng.uniform(0.1, 12.0))
 

@@ -10,7 +10,7 @@ from relay.config.model import RelayConfig
 from relay.config.queues import SubscriberEntry
 from relay.queue.desired import Kind, Subject, Wanted, Wish, encode_uuid
 from relay.queue.states import PublisherState, SubscriberState
-from tests.simulation import collecting, putting_audit
+from tests.simulation import collecting, database_atlas, putting_audit
 from tests.simulation.broker import NewRecord, StoredRecord
 from tests.simulation.crew import RELAY, read_config
 from tests.simulation.database_queue import DELIVERIES, MESSAGES, OPENED, create_queue
@@ -51,6 +51,9 @@ class PuttingTrial(RouteTrial):
         self._takers: dict[str, Taker] = {}
         self._held: set[Subject] = set()
         self._audiences: list[dict[str, SubscriberEntry]] = []
+        further = self._further = Random(f"{seed}/further")
+        if further.random() < 0.15:
+            self.waiting_max = further.choice((1, 5, 30))
         super().__init__(seed, tracing=tracing, only=only)
         self._go_on_with(self._rng.choice(AUDIENCES), in_order=self._rng.random() < 0.2)
         if self.waiting_max is not None:
@@ -90,6 +93,9 @@ class PuttingTrial(RouteTrial):
         for _ in range(rng.choice((0, 0, 0, 2))):
             world.at(rng.uniform(0.0, FAULTS_S), self._pause, Subject(Kind.QUEUE, QUEUE), Wanted.DRAIN)
         world.at(FAULTS_S, self._resume_all)
+        if self._further.random() < 0.25:
+            self.outcome.faults.append("queue:locked_rows")
+            database_atlas.locked_rows(self._database, self._further, FAULTS_S, (OPENED, DELIVERIES, "relay_queue_group"))
         if rng.random() < 0.3:
             world.at(rng.uniform(1.0, FAULTS_S), self._go_on_with, rng.choice(AUDIENCES))
 
