@@ -133,3 +133,12 @@ def test_an_empty_batch_that_fails_says_nothing_of_sizes() -> None:
     for _ in range(5):
         narrowing.failed(0)
     assert narrowing.limit is None
+
+
+@pytest.mark.parametrize(("failing", "refused", "limit"), [(160, 320, 10), (1_600, 32, 2)])
+def test_of_two_reasons_for_small_batches_the_smaller_one_holds(failing: int, refused: int, limit: int) -> None:
+    narrowing = Narrowing()
+    narrowing.failed(failing)
+    narrowing.failed(failing)
+    narrowing.refused([message(n) for n in range(refused)])
+    assert narrowing.limit == limit

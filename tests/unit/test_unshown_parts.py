@@ -15,7 +15,7 @@ from relay.delivery.sealed import SealedProducer
 from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import InDoubt
 from relay.message.record import LogPartition
-from relay.monitor.entries import Begin, Entry, Page, Seal, SettleSeal, encode, pages
+from relay.monitor.entries import Begin, Entry, Page, Proof, Seal, SettleSeal, encode, pages
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.test_recovery_again import LOG, MESSAGES, OUT, message, view, work
 
@@ -170,6 +170,21 @@ def test_a_claim_that_does_not_show_is_none() -> None:
     asked = unshown.question(seen_of([owner, claiming], [begun(ONE, 5, 3)]))
     assert asked is not None
     assert asked.begin.instance == ONE
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked"),
+    [({}, True), ({"n": 5}, False), ({"instance": TWO}, False), ({"proof": Proof.PROVEN}, False), ({"recovery": "a person"}, False)],
+    ids=["since", "seen closed", "another's", "proven otherwise", "a person's word"],
+)
+def test_only_what_a_seal_alone_proves_of_what_was_not_seen_closed_is_in_question(changed: dict[str, Any], *, asked: bool) -> None:
+    offset, begin = begun(ONE, 7, 10)
+    (page,) = pages([message(0)], worker="w", instance=ONE, n=6)
+    question = unshown.Question(view(), replace(begin, closed=5), offset)
+
+    question.take(replace(page, **changed))
+
+    assert (message(0).digest in question.rows) is asked
 
 
 def test_of_what_vanished_only_what_it_settled_itself_is_taken_for_its_own() -> None:
