@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 
@@ -15,6 +16,7 @@ from relay.monitor.ranges import (
     MARKS_MAX,
     Closing,
     Closings,
+    Mark,
     RangeEntry,
     RangeKey,
     RangeLimits,
@@ -22,6 +24,7 @@ from relay.monitor.ranges import (
     Standing,
     note,
     note_claim,
+    thinned,
 )
 
 ONE = RangeKey("orders", b"/shop", b"first")
@@ -315,6 +318,17 @@ def test_whoever_reads_every_record_keeps_few_marks_that_tell_old_from_new() -> 
     again.is_complete_from(1000)
     assert again.standing(ONE, 1) is Standing.AGED
     assert again.standing(ONE, 101) is Standing.CONFLICT
+
+
+def test_of_too_many_marks_those_that_stay_are_spread_over_all() -> None:
+    marks: list[Mark] = []
+    for n in range(1, 1_001):
+        marks = thinned([*marks, Mark(n, 1, n)])
+
+    gaps = [after.below - before.below for before, after in pairwise(marks)]
+    assert len(marks) == MARKS_MAX
+    assert (marks[0].below, marks[-1].below) == (1, 1_000)
+    assert max(gaps) <= 4 * 1_000 / MARKS_MAX
 
 
 def test_an_older_record_takes_no_mark_away() -> None:

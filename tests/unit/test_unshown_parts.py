@@ -15,7 +15,7 @@ from relay.delivery.sealed import SealedProducer
 from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import InDoubt
 from relay.message.record import LogPartition
-from relay.monitor.entries import Begin, Entry, Page, Proof, Seal, SettleSeal, encode, pages
+from relay.monitor.entries import Begin, Entry, OutputStart, Page, Proof, Seal, SettleSeal, encode, pages
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.test_recovery_again import LOG, MESSAGES, OUT, message, view, work
 
@@ -185,6 +185,35 @@ def test_only_what_a_seal_alone_proves_of_what_was_not_seen_closed_is_in_questio
     question.take(replace(page, **changed))
 
     assert (message(0).digest in question.rows) is asked
+
+
+@pytest.mark.parametrize("floors", [(2, 5), (5, 2)])
+def test_an_output_of_several_claimants_is_read_from_the_lowest_of_their_beginnings(floors: tuple[int, int]) -> None:
+    gone = set[LogPartition]()
+    starts = [OutputStart(*LOG, floor) for floor in floors]
+
+    spans = unshown._spans(OfLog(1), starts, unshown.Outputs([LOG], [], b""), 100, gone)  # type: ignore[arg-type]
+
+    assert spans == {LOG: (2, 7)}
+    assert not gone
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_what_vanished_is_read_from_the_first_of_its_begins_and_is_none_where_its_begin_shows(
+    *, shows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A former owner that stood still may have begun before the owner's last begin."""
+    former, heir = begun(TWO, 5, 12), begun(ONE, 2, 14)
+    asked: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(unshown, "trace_of", lambda *_: lambda _begin: True)
+    monkeypatch.setattr(unshown, "entries", lambda _scanner, _monitor, spans: asked.update(spans) or iter(()))
+    seen = seen_of([former, heir], [begun(ONE, 1, 10), (11, Seal("w", ONE, 1)), *([heir] if shows else [])])
+    reader: Any = None
+
+    found = unshown.vanished(reader, reader, "monitor", [seen], {0: (0, 20)}, (), unshown.Outputs([], [], b""))
+
+    assert [(one.offset, one.begin) for one in found] == ([] if shows else [former, heir])
+    assert asked == ({} if shows else {0: (12, 20)})
 
 
 def test_of_what_vanished_only_what_it_settled_itself_is_taken_for_its_own() -> None:
