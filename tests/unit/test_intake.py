@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.capture.outcomes import encode_marker, marker_headers
+from relay.log.anchor import NewEpoch, anchor_of
 from relay.log.holds import Decision, HoldBudget, Waiting
 from relay.log.intake import HEADERS_MAX, Intake
 from relay.message.envelope import LOG_ONLY_HEADERS, ResourceName
@@ -399,6 +400,58 @@ def test_an_end_of_partition_passes_what_is_no_message_and_never_goes_back() -> 
         made.passed(PLACE, end)
         made.passed(LogPartition("gone", 0), end)
         assert made.positions() == made.reached() == {PLACE: 3}
+
+
+class Led(Fake):
+    """A record that the leader of an epoch has written."""
+
+    def __init__(self, offset: int, epoch: int, place: LogPartition = PLACE) -> None:
+        super().__init__(offset, place=place)
+        self._epoch = epoch
+
+    def leader_epoch(self) -> int:
+        return self._epoch
+
+
+def test_another_leaders_records_are_told_once_with_what_was_read_before_and_not_beyond_a_new_start() -> None:
+    made = intake()
+    made.take([Led(0, 3), Led(1, 3)], 0)
+    assert made.new_epochs() == {PLACE: NewEpoch(3, None)}
+    made.take([Led(2, 3)], 0)
+    assert made.new_epochs() == {}
+
+    for offset, epoch in [(3, 4), (4, 4), (5, 6)]:
+        made.take([Led(offset, epoch)], 0)
+    assert made.new_epochs() == {PLACE: NewEpoch(4, anchor_of(Led(2, 3)))}, "the first one since it was asked for"
+    assert made.new_epochs() == {}
+
+    made.take([Led(6, 7)], 0)
+    made.start({PLACE: 6}, {"orders": TOPIC_ID})
+    assert made.new_epochs() == {}
+
+
+def test_what_is_no_longer_assigned_is_dropped_wherever_it_lies_between_what_is() -> None:
+    made, other, gone = intake(), LogPartition("orders", 1), LogPartition("orders", 2)
+    made.start({PLACE: 0, other: 0}, {"orders": TOPIC_ID})
+
+    made.take([Led(0, 3), Led(7, 9, gone), Led(0, 4, other), Led(8, 9, gone)], 0)
+    made.take([Led(9, 9, gone)], 0)
+
+    assert [(one.partition, one.offset) for one in made.take_ready(10)] == [(0, 0), (1, 0)]
+    assert made.new_epochs() == {PLACE: NewEpoch(3, None), other: NewEpoch(4, None)}
+    assert made.anchors({PLACE: 1, other: 1}) == {PLACE: anchor_of(Led(0, 3)), other: anchor_of(Led(0, 4, other))}
+
+
+@pytest.mark.parametrize("order", ["publisher", "partition"])
+def test_what_a_recovery_reads_of_a_topic_that_was_taken_out_is_the_message_that_it_was(order: str) -> None:
+    record = Fake(3, [("ce_specversion", b"1.0"), ("ce_id", b"m")], place=LogPartition("former", 0))
+    there, gone = intake(order), intake(order)
+    there.start({}, {"former": TOPIC_ID})
+
+    before, after = there.derive(record, "former", 0), gone.derive(record, "former", 0)
+
+    assert before is not None
+    assert before == after
 
 
 def test_a_new_start_gives_the_bytes_of_holds_back() -> None:
