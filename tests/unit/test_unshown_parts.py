@@ -17,7 +17,7 @@ from relay.message.errors import InDoubt
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, Entry, OutputStart, Page, Proof, Seal, SettleSeal, encode, pages
 from tests.unit.memory_kafka import MemoryKafka
-from tests.unit.test_recovery_again import LOG, MESSAGES, OUT, message, view, work
+from tests.unit.test_recovery_again import LOG, MESSAGES, MONITOR, OUT, message, view, work
 
 
 class OfLog:
@@ -281,3 +281,75 @@ def test_that_outputs_are_closed_is_news_until_a_begin_has_said_so() -> None:
     assert producer.news == {0: 2}
     producer.run(work(MESSAGES[4:], 0, producer, 4))
     assert producer.news == {}
+
+
+def hangings(kafka: MemoryKafka | None = None) -> hanging.HangingTransactions:
+    return hanging.HangingTransactions(kafka or MemoryKafka(), "own", MONITOR.topic, unshown.Outputs([OUT], [], b""))
+
+
+def test_the_last_of_an_instance_is_the_highest_whatever_partition_it_was_read_in() -> None:
+    assert hanging._last([(ONE, 8), (TWO, 3), None, (ONE, 9), (ONE, 7)]) == {ONE: 9, TWO: 3}
+
+
+class Monitors:
+    """Two monitor partitions of which what is read by whoever reads committed ends at 300; nothing shows there."""
+
+    def partitions(self, _topic: str) -> int:
+        return 2
+
+    def watermarks(self, _place: LogPartition) -> tuple[int, int]:
+        return 0, 300
+
+    def read(self, spans: dict[LogPartition, tuple[int, int]]) -> Any:
+        self.spans = spans
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("offset", "is_sealed", "hangs", "traced", "committed", "torn"),
+    [
+        (250, True, True, True, True, False),
+        (250, True, False, True, False, False),
+        (199, True, False, True, True, False),
+        (200, True, False, True, False, False),
+        (250, True, True, False, False, False),
+        (250, False, True, True, False, True),
+        (250, False, False, True, False, False),
+        (199, False, False, True, False, False),
+        (250, False, True, False, False, False),
+    ],
+    ids=["sealed where it hangs", "its seal would show", "too far back for that", "just read", "no trace", "torn", "no seal shows", "nor far back", "not torn"],
+)  # fmt: skip
+def test_what_left_a_trace_was_committed_where_its_seal_cannot_show_and_torn_without_one(
+    offset: int, *, is_sealed: bool, hangs: bool, traced: bool, committed: bool, torn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hanging, "TAIL", 100)
+    asked = [hanging.Begun(MONITOR.partition, offset, begun(ONE, 7, offset)[1], is_sealed)]
+    places = {MONITOR} if hangs else {OUT}
+    reader: Any = Monitors()
+
+    assert hangings()._committed(reader, reader, asked, places, lambda _: traced) == ({ONE: 7} if committed else {})
+    assert set(reader.spans.values()) == {(200, 300)}
+    assert hangings()._torn(asked, places, lambda _: traced) == ({ONE: 7} if torn else {})
+
+
+def test_behind_what_a_stranger_left_open_a_bounded_part_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hanging, "READ_MAX", 50)
+    for end, parts in [(900, [(300, 301), (850, 900)]), (340, [(300, 301), (301, 340)])]:
+        read: list[tuple[int, int]] = []
+        reader: Any = SimpleNamespace(
+            watermarks=lambda _place: (0, 300), read=lambda spans, read=read: read.extend(spans.values()) or iter(())
+        )
+        assert hangings()._found(reader, reader, {OUT: end}) == ({}, {OUT: {}})
+        assert read == parts
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_what_touches_a_place_shows_there_if_and_only_if_that_is_to_be_committed(*, commit: bool) -> None:
+    kafka = MemoryKafka()
+    kafka.transaction("own").init()
+
+    hangings(kafka)._touch("own", [OUT], {}, b"", commit=commit)
+
+    assert [one.key() for one in kafka.visible(OUT)] == [hanging.TOUCH] * commit
+    assert not kafka.open
