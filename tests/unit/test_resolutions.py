@@ -72,7 +72,7 @@ def test_a_name_is_read_as_it_is_written(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "capture:", "capture:zz", "capture:" + "A" * 32, "lost:a/b/c/1-2", "delivery:a/b/0/9-3", "stuck:a/b/0/1", "delivery:a/b/0/", f"lost:r/{'x' * 250}/0/1", "lost:r/a b/0/1"]
+    "name", ["", "capture:", "capture:zz", "capture:" + "A" * 32, "lost:a/b/c/1-2", "delivery:a/b/0/9-3", "delivery:a/b/0/9-8", "lost:" + "a" * 32, "stuck:a/b/0/1", "delivery:a/b/0/", f"lost:r/{'x' * 250}/0/1", "lost:r/a b/0/1"]
 )
 def test_what_names_nothing_is_refused_with_an_example(name: str) -> None:
     with pytest.raises(ConfigError, match="copy a name from `relay indoubt list`"):
@@ -150,6 +150,7 @@ def test_what_no_span_covers_is_named() -> None:
     assert list(uncovered(0, 10, [Span(2, 4), Span(3, 6), Span(8, 20)])) == [Span(0, 2), Span(6, 8)]
     assert list(uncovered(5, 7, [Span(0, 9)])) == []
     assert list(uncovered(0, 10, [Span(0, 8), Span(2, 4)])) == [Span(8, 10)]
+    assert list(uncovered(5, 10, [Span(0, 5), Span(10, 12), Span(20, 30)])) == [Span(5, 10)], "nor what lies beyond"
 
 
 class Says:

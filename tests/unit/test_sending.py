@@ -104,6 +104,48 @@ def test_a_trim_that_works_is_let_go_on_and_is_no_batch() -> None:
     sending.close()
 
 
+class UntilAbandoned(Cursor):
+    """A cursor whose batch takes until its connection is closed."""
+
+    def deliver(self, positions: Mapping[LogPartition, int], prepared: Any) -> list[Verdict]:
+        assert self._broken.wait(10)
+        return [Verdict(0, 1)]
+
+
+def test_a_batch_that_gets_on_is_given_its_time_anew() -> None:
+    """Rows at fault are found one by one: sent again, they would take as long again, for ever."""
+    cursor, now = UntilAbandoned(silent=False), [0.0]
+    sending = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), lambda: now[0])  # type: ignore[arg-type]
+    sending.send({PLACE: 7}, None)
+    wait_until(lambda: sending._expires is not None)
+    for at in (4.0, 8.0, 12.0):
+        now[0] = at
+        cursor.progressed()
+        sending.tend(at + 4.5)
+        assert not cursor._broken.is_set()
+
+    sending.tend(17.0)
+    assert cursor._broken.is_set(), "five seconds without a step"
+    wait_until(sending.is_idle)
+    assert sending.answers() == [[Verdict(0, 1)]]
+    cursor.progressed()
+    assert sending._expires is None, "what comes late starts no timer"
+    sending.close()
+
+
+def test_whoever_waits_is_woken_by_an_answer_that_is_there() -> None:
+    sending = Sending(Cursor(silent=False), ResendTimes(5.0, 60.0, lambda: 0.0), lambda: 0.0)  # type: ignore[arg-type]
+    there: list[bool] = []
+    wake: Any = SimpleNamespace(set=lambda: there.append(sending.is_idle()))
+    sending._wake = wake
+
+    sending.send({PLACE: 7}, None)
+
+    wait_until(lambda: bool(there))
+    assert there == [True]
+    sending.close()
+
+
 class Unanswered(Cursor):
     """A cursor that answers each batch at the third try; it looks at when the timer would end each of them."""
 
