@@ -13,7 +13,7 @@ from relay.delivery import hanging, unshown
 from relay.delivery.evidence_reading import BeginScan, MonitorView
 from relay.delivery.sealed import SealedProducer
 from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N, REDRIVEN
-from relay.message.errors import InDoubt
+from relay.message.errors import InDoubt, Retriable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, Entry, OutputStart, Page, Proof, Seal, SettleSeal, encode, pages
 from tests.unit.memory_kafka import MemoryKafka
@@ -353,3 +353,54 @@ def test_what_touches_a_place_shows_there_if_and_only_if_that_is_to_be_committed
 
     assert [one.key() for one in kafka.visible(OUT)] == [hanging.TOUCH] * commit
     assert not kafka.open
+
+
+def test_what_hangs_again_where_all_was_closed_meanwhile_is_ended_again() -> None:
+    found = hangings()
+    closed: Any = SimpleNamespace(still_open=lambda *_: set())
+
+    def ends() -> bool:
+        return found._end_under("own", [OUT], (), commit=False)
+
+    assert [ends() for _ in range(hanging.ROUNDS_MAX + 1)] == [True] * hanging.ROUNDS_MAX + [False]
+    found.end(closed, closed, [], {OUT: 5}, ())
+    assert ends()
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "first", "committed", "torn", "ended"),
+    [
+        (MONITOR, (ONE, 7), TWO, 7, 0, ("1", True, False)),
+        (MONITOR, (ONE, 8), TWO, 7, 0, ("1", False, False)),
+        (MONITOR, (ONE, 7), TWO, 0, 7, ("1", True, False)),
+        (MONITOR, (ONE, 8), TWO, 0, 7, ("1", False, False)),
+        (OUT, (ONE, 7), TWO, 0, 7, ("1", False, False)),
+        (OUT, (ONE, 8), ONE, 7, 0, ("1", False, True)),
+        (OUT, (ONE, 7), ONE, 7, 0, ("1", False, True)),
+        (OUT, (ONE, 7), TWO, 7, 0, None),
+        (OUT, (TWO, 7), TWO, 0, 0, ("own", False, False)),
+        (OUT, (TWO, 7), TWO, 7, 0, None),
+    ],
+    ids=[
+        "committed", "behind what was committed", "torn", "behind what was torn", "an output of a torn one", "first there", "first there and committed",
+        "committed, behind a stranger", "of whom nothing is known", "of whom nothing is known, committed",
+    ],
+)  # fmt: skip
+def test_under_whose_id_and_how_what_hangs_is_ended(
+    place: LogPartition, number: tuple[bytes, int], first: bytes, committed: int, torn: int, ended: tuple[str, bool, bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, seen, done = hangings(), seen_of([begun(ONE, 7, 10)], []), list[Any]()
+    reader: Any = SimpleNamespace(still_open=lambda *_: {place})
+    told = {
+        "_found": ({place: first}, {place: dict([number])}),
+        "_committed": {number[0]: committed} if committed else {},
+        "_torn": {number[0]: torn} if torn else {},
+    }
+    for name, answer in told.items():
+        monkeypatch.setattr(found, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(found, "_end_under", lambda one, places, sure, *, commit: done.append((one, places, commit, place in sure)) or True)
+
+    with pytest.raises(Retriable) if ended else nullcontext():
+        found.end(reader, reader, [seen], {place: 30}, ())
+
+    assert done == ([(ended[0], [place], *ended[1:])] if ended else [])
