@@ -203,9 +203,10 @@ class TestStarts:
         made.resolve({PLACE: position}, {PLACE}, {PLACE: anchor})
         return asked
 
-    def test_a_log_that_has_another_record_below_the_position_stops_the_route(self) -> None:
+    @pytest.mark.parametrize("low", [2, 6], ids=["in the log", "the first that is left"])
+    def test_a_log_that_has_another_record_below_the_position_stops_the_route(self, low: int) -> None:
         with pytest.raises(Stopped, match=r"orders\[0\] of route 'main' stands at 7, and what it has read at 6 .* at or below 6"):
-            self.start(below(7))
+            self.start(below(7), marks=(low, 9))
 
     @pytest.mark.parametrize("at", [1, 7, 8], ids=["taken by retention", "put back by a person", "put back further"])
     def test_what_says_nothing_of_the_position_is_not_looked_for(self, at: int) -> None:

@@ -131,6 +131,7 @@ def test_the_resource_is_asked_only_after_the_scan_to_the_high_watermark() -> No
     assert not h.wants_watermark(3.0), "it is asked for once"
     h.take(message(1, b"/q", B), SHOP, 2.5)  # not overdue: its own scan comes later
     h.scan_to(6, 3.0)
+    assert [hold.scan_to for hold in h.holds()] == [5, None]
     assert not h.wants_watermark(3.0)
     assert h.due(3.0) == []
 
@@ -292,6 +293,35 @@ def test_a_range_that_is_wholly_gone_is_passed_and_what_waits_behind_it_goes_on(
 
     assert [hold.capture for hold in h.holds()] == [B]
     assert h.position() == 2
+
+
+@pytest.mark.parametrize("limit", [0, 20], ids=["kept as a range, too", "kept"])
+def test_what_waits_decided_behind_a_range_that_is_wholly_gone_goes_on(limit: int) -> None:
+    h = holds(limit=limit)
+    filling = [message(0, b"/other", B)] * bool(limit)
+    for m in [*filling, message(1, capture=A)]:
+        h.take(m, SHOP, 0)
+    h.decide(B, Decision.ABORTED)
+    h.take(message(2), None, 0)
+    h.decide(A, Decision.COMMITTED)
+    ((lane, _),) = h.reloads()
+    h.lose(lane, 2)
+
+    assert h.pass_lost() == 1
+
+    assert [(one.first, one.last) for _, one in h.reloads()] == ([] if limit else [(2, 2)])
+    assert offsets(h) == ([2] if limit else [])
+
+
+def test_what_is_lost_is_shown_from_the_first_lane_that_stops_to_where_the_last_one_goes_on() -> None:
+    h = holds(limit=0)
+    for offset, lane in [(0, b"/p"), (1, b"/q"), (2, b"/p"), (3, b"/q")]:
+        h.take(message(offset, lane, A), SHOP, 0)
+    h.decide(A, Decision.COMMITTED)
+    for lane, _ in sorted(h.reloads()):
+        h.lose(lane, 9)
+
+    assert h.lost() == (0, 4)
 
 
 def test_what_only_a_person_can_decide_is_asked_often_enough_to_be_obeyed_soon() -> None:

@@ -222,4 +222,5 @@ def test_what_left_the_log_unread_is_passed_only_when_a_person_lets_it_go() -> N
     with pytest.raises(Stopped, match="relay indoubt resolve CONFIG lost:main/log/1/2-4 --abort"):
         made.resolve({place(1): 2}, (), {})
     assert made.resolve({place(1): 2}, (), {}) == {place(1): 5}
+    assert made.resolve({place(1): 5, place(0): 7}, (), {}) == {place(1): 5, place(0): 7}, "nothing left it"
     assert asked == [(place(1), 2, 5)] * 2

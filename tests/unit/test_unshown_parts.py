@@ -198,6 +198,15 @@ def test_an_output_of_several_claimants_is_read_from_the_lowest_of_their_beginni
     assert not gone
 
 
+@pytest.mark.parametrize(("floor", "low", "most", "is_gone"), [(7, 1, 9, False), (8, 1, 9, True), (2, 2, 9, False), (2, 3, 9, True), (2, 1, 4, True), (3, 1, 4, False)])
+def test_an_output_whose_beginning_is_not_read_or_lies_beyond_its_end_has_lost_what_it_showed(floor: int, low: int, most: int, *, is_gone: bool) -> None:
+    gone = set[LogPartition]()
+
+    unshown._spans(OfLog(low), [OutputStart(*LOG, floor)], unshown.Outputs([LOG], [], b""), most, gone)  # type: ignore[arg-type]
+
+    assert gone == ({LOG} if is_gone else set())
+
+
 @pytest.mark.parametrize("shows", [False, True])
 def test_what_vanished_is_read_from_the_first_of_its_begins_and_is_none_where_its_begin_shows(
     *, shows: bool, monkeypatch: pytest.MonkeyPatch
