@@ -320,6 +320,40 @@ def test_whoever_reads_every_record_keeps_few_marks_that_tell_old_from_new() -> 
     assert again.standing(ONE, 101) is Standing.CONFLICT
 
 
+@pytest.mark.parametrize(
+    ("then", "has_gap", "standing"),
+    [(20, False, Standing.CONFLICT), (20, True, Standing.CONFLICT), (50, False, Standing.AGED), (30, True, Standing.AGED), (29, True, Standing.CONFLICT)],
+)
+def test_an_index_that_was_filled_from_further_back_knows_what_it_holds(then: int, *, has_gap: bool, standing: Standing) -> None:
+    ranges = Ranges()
+    ranges.close(batch([1]))
+    ranges.mark(30, exact=True)
+    ranges.is_complete_from(40)
+    assert ranges.standing(ONE, 1) is Standing.AGED
+
+    ranges.is_complete_from(then, has_gap=has_gap)
+
+    assert ranges.standing(ONE, 1) is standing
+
+
+def test_a_batch_of_claims_alone_is_no_suspect_and_takes_nothing_back_of_what_was_seen() -> None:
+    ranges = Ranges()
+    ranges.close(batch([1, 2, 3]))
+    claimed = batch([], claims=[(4, 4)])
+
+    assert ranges.suspects(claimed) == set()
+    assert one_entry(ranges, claimed).seen == 3
+
+
+def test_what_is_not_followed_closes_nothing_when_it_is_proven() -> None:
+    ranges = Ranges(RangeLimits(incarnations=1))
+    ranges.close(batch([1]))
+
+    ranges.restore_closing(one_entry(Ranges(), batch([1], TWO)))
+
+    assert (len(ranges), ranges.refused, closed(ranges, key=TWO)) == (1, 1, [])
+
+
 def test_of_too_many_marks_those_that_stay_are_spread_over_all() -> None:
     marks: list[Mark] = []
     for n in range(1, 1_001):
