@@ -209,6 +209,14 @@ def test_a_malformed_capture_header_is_a_fault_and_holds_nothing(raw: bytes | No
     assert made.positions() == {PLACE: 1}
 
 
+def test_as_many_headers_as_a_message_may_have_are_no_fault() -> None:
+    made = intake()
+    made.take([Fake(0, [("n", b"%d" % n) for n in range(HEADERS_MAX)])], 0)
+
+    (message,) = made.take_ready(10)
+    assert (message.fault, len(message.headers)) == (None, HEADERS_MAX)
+
+
 def test_too_many_headers_are_a_fault_and_are_cut() -> None:
     made = intake()
 
