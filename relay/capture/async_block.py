@@ -74,6 +74,14 @@ class BlockThreads:
                 self._lent -= 1
 
 
+class _Step(Future[_R]):
+    """A step that is asked for, and its place among those of its block."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 class _Steps:
     """What one block has its thread do, one step after the other, also where its coroutines ask for several at once."""
 
@@ -81,9 +89,10 @@ class _Steps:
         self._publisher = publisher
         self._queue: schedule.Queue[tuple[Future[Any], Callable[[], Any]] | None] = schedule.fifo()
         self._is_new = True
-        self.is_open = False
-        self.given_up = 0
+        self._asked = 0
+        self._given_up: list[int] = []
         """Steps that had begun when who waited for them was cancelled, and that nothing has undone since."""
+        self.is_open = False
 
     def open(self, threads: BlockThreads) -> None:
         """Take a thread, or a place among those who wait for one."""
@@ -95,14 +104,29 @@ class _Steps:
         if not self._is_new:
             self._refuse()
 
-    def do(self, step: Callable[[], _R]) -> Future[_R]:
+    def do(self, step: Callable[[], _R]) -> _Step[_R]:
         """Have a step done after those before it. Cancelled before it is begun, it is not done."""
         self._publisher.check_process()  # in a fork there is no such thread
         if not self.is_open:
             self._refuse()
-        done: Future[_R] = Future()
+        self._asked += 1
+        done: _Step[_R] = _Step(self._asked)
         self._queue.put((done, step))
         return done
+
+    def give_up(self, step: _Step[Any]) -> None:
+        """Nobody waits for a step any more: have it left out, or undone with what is around it if it had begun."""
+        if not step.cancel():
+            self._given_up.append(step.number)
+
+    def refuse_given_up(self, since: int) -> None:
+        """Raise CaptureError if a step that was asked for behind step ``since`` was given up."""
+        if max(self._given_up, default=0) > since:
+            raise CaptureError(GIVEN_UP)
+
+    def undone(self, since: int, until: int) -> None:
+        """What was asked for between these two is undone."""
+        self._given_up = [number for number in self._given_up if not since < number < until]
 
     def close(self) -> None:
         """Give the thread back after the last step."""
@@ -136,36 +160,47 @@ class _Stay:
 
     def __init__(self, steps: _Steps) -> None:
         self._steps = steps
-        self._given_up_before = 0
+        self._since = 0
 
     async def begin(self, enter: Callable[[], Any], leave: _Leave) -> None:
         """Enter, or raise with nothing left of it."""
-        self._given_up_before = self._steps.given_up
         entering = self._steps.do(enter)
+        self._since = entering.number
         try:
             await asyncio.wrap_future(entering)
         except BaseException as error:
-            if not entering.cancel():
+            if not entering.cancel() and not _has_failed(entering):
                 await _ended(self._steps.do(partial(_undone, entering, leave, error)), error)
             raise
 
     async def end(self, leave: _Leave, error: BaseException | None) -> None:
         """Leave, and raise what that raises; who is cancelled meanwhile hears of it when it is over."""
-        refused = None
-        if error is None and self._steps.given_up > self._given_up_before:
-            error = refused = CaptureError(GIVEN_UP)
-        self._steps.given_up = self._given_up_before  # undone with the rest
-        leaving = self._steps.do(partial(_left, leave, error))
-        if (cancelled := await _ended(leaving, error)) is not None:
+        leaving = self._steps.do(partial(self._leave, leave, error))
+        cancelled = await _ended(leaving, error)
+        if error is not None or _has_failed(leaving):
+            self._steps.undone(self._since, leaving.number)
+        if cancelled is not None:
             raise cancelled from leaving.exception()
         if not isinstance(error, GeneratorExit):
             leaving.result()
-        if refused is not None:
-            raise refused
+
+    def _leave(self, leave: _Leave, error: BaseException | None) -> None:
+        if error is None:
+            # Here, behind all that was asked for before: some of it may still have run when the coroutine came to its end.
+            try:
+                self._steps.refuse_given_up(self._since)
+            except CaptureError as refused:
+                _left(leave, refused)
+                raise
+        _left(leave, error)
+
+
+def _has_failed(step: Future[Any]) -> bool:
+    return step.done() and step.exception() is not None
 
 
 def _undone(entering: Future[Any], leave: _Leave, error: BaseException) -> None:
-    if entering.exception() is None:
+    if not _has_failed(entering):
         _left(leave, error)
 
 
@@ -254,8 +289,7 @@ class AsyncCaptureBlock:
         try:
             return await asyncio.wrap_future(done)
         except asyncio.CancelledError:
-            if not done.cancel():
-                self._steps.given_up += 1
+            self._steps.give_up(done)
             raise
 
     def savepoint(self) -> AsyncSavepoint:

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from relay.capture import publisher
+from relay.capture import async_block, publisher
 from relay.capture.async_block import AsyncCaptureBlock
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
-from relay.message.errors import CaptureError, CaptureInDoubt
+from relay.message.errors import CaptureError, CaptureInDoubt, Unreachable
 from relay.run import clock
 from tests.unit.async_capture_site import (
     INSERT,
@@ -259,6 +259,71 @@ class TestCancelled:
         asyncio.run(run())
 
         assert orders(path) == [3]
+
+    def test_the_savepoint_of_another_task_does_not_undo_what_was_asked_for_before_it(
+        self, capture: Capture, path: Path
+    ) -> None:
+        pause = Pause()
+
+        async def another(tx: AsyncCaptureBlock) -> None:
+            with suppress(ValueError):
+                async with tx.savepoint():
+                    raise ValueError
+
+        async def run() -> None:
+            async with capture.async_transaction() as tx:
+                first = asyncio.create_task(tx.run(lambda block: (pause(), block.execute(INSERT, (1,)))))
+                await until(pause.reached)
+                second = asyncio.create_task(another(tx))
+                await asyncio.sleep(0.02)
+                first.cancel()
+                await asyncio.sleep(0.02)
+                pause.may_go_on.set()
+                await asyncio.wait({first, second})
+
+        with pytest.raises(CaptureError, match="was cancelled while it ran"):
+            asyncio.run(run())
+
+        assert orders(path) == []
+
+    def test_one_that_still_ran_where_the_block_was_left_does_not_commit(self, capture: Capture, path: Path) -> None:
+        pause = Pause()
+
+        async def run() -> None:
+            async with capture.async_transaction() as tx:
+                left_behind = asyncio.create_task(tx.run(lambda block: (pause(), block.execute(INSERT, (1,)))))
+                await until(pause.reached)
+                asyncio.get_running_loop().call_later(0.05, left_behind.cancel)
+                asyncio.get_running_loop().call_later(0.2, pause.may_go_on.set)
+
+        with pytest.raises(CaptureError, match="was cancelled while it ran"):
+            asyncio.run(run())
+
+        assert orders(path) == []
+
+    def test_behind_a_block_that_could_not_begin_it_is_not_lost(
+        self, capture: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who runs the block again after `Unreachable` would not hear of it."""
+        undoing = Pause()
+
+        def away() -> NoReturn:
+            raise Unreachable("the database is away")
+
+        async def run() -> None:
+            task = asyncio.create_task(place(capture, 1))
+            while not task.done() and not undoing.reached.is_set():
+                await asyncio.sleep(0.001)
+            is_cancelled = task.cancel()
+            await asyncio.sleep(0.02)
+            undoing.may_go_on.set()
+            with pytest.raises(asyncio.CancelledError if is_cancelled else Unreachable):
+                await task
+
+        monkeypatch.setattr(capture, "begin", away)
+        monkeypatch.setattr(async_block, "_undone", undoing)
+
+        asyncio.run(run())
 
     def test_while_a_savepoint_is_set_it_is_undone(
         self, capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
