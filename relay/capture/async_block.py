@@ -87,7 +87,8 @@ class _Steps:
 
     def __init__(self, publisher: Capture) -> None:
         self._publisher = publisher
-        self._queue: schedule.Queue[tuple[Future[Any], Callable[[], Any]] | None] = schedule.fifo()
+        # No lock of Python's: the thread that waits here may collect what a loop has left behind, whose end is put here.
+        self._queue: schedule.Mailbox[tuple[Future[Any], Callable[[], Any]] | None] = schedule.mailbox()
         self._is_new = True
         self._asked = 0
         self._given_up: list[int] = []

@@ -15,6 +15,7 @@ Thread = threading.Thread
 Lock = threading.Lock
 Event = threading.Event
 Queue = queue.Queue
+Mailbox = queue.SimpleQueue
 Empty = queue.Empty
 Full = queue.Full
 
@@ -44,3 +45,8 @@ def event() -> Event:
 def fifo(maxsize: int = 0) -> Queue[Any]:
     """Make a queue between threads; without end if ``maxsize`` is 0. It raises ``Empty`` and ``Full``."""
     return queue.Queue(maxsize)
+
+
+def mailbox() -> Mailbox[Any]:
+    """Make a queue without end whose ``put`` may be called anywhere, also by a finalizer that runs inside of ``get``."""
+    return queue.SimpleQueue()

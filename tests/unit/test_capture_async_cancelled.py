@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -13,11 +14,11 @@ from typing import Any, NoReturn
 import pytest
 
 from relay.capture import async_block, publisher
-from relay.capture.async_block import AsyncCaptureBlock
+from relay.capture.async_block import AsyncCaptureBlock, _Steps
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt, Unreachable
-from relay.run import clock
+from relay.run import clock, schedule
 from tests.unit.async_capture_site import (
     INSERT,
     WAIT_S,
@@ -312,8 +313,8 @@ class TestCancelled:
 
         async def run() -> None:
             task = asyncio.create_task(place(capture, 1))
-            while not task.done() and not undoing.reached.is_set():
-                await asyncio.sleep(0.001)
+            reached = asyncio.create_task(asyncio.to_thread(undoing.reached.wait, 0.5))
+            await asyncio.wait({task, reached}, return_when=asyncio.FIRST_COMPLETED)
             is_cancelled = task.cancel()
             await asyncio.sleep(0.02)
             undoing.may_go_on.set()
@@ -402,3 +403,32 @@ class TestDropped:
         at_rest(lambda: capture._threads._lent)
         writable(path)
         assert orders(path) == []
+
+    def test_its_end_may_come_wherever_its_thread_is(self, capture: Capture, path: Path) -> None:
+        """What a loop left behind is garbage, and any thread may be the one that collects it, in the middle of anything."""
+        left = iter(range(40))
+        steps: list[_Steps] = []
+
+        def collected(_frame: object, event: str, _given: object) -> None:
+            if steps and event in ("call", "return") and next(left, None) is not None:
+                with suppress(CaptureError):
+                    steps[0].do(lambda: None)  # as `__del__` does, and the coroutine that is closed
+
+        async def run() -> None:
+            async with capture.async_transaction() as tx:
+                steps.append(tx._steps)
+                await tx.execute(INSERT, (1,))
+
+        def beside() -> None:
+            sys.setprofile(None)
+            asyncio.run(run())
+
+        threading.setprofile(collected)  # of threads that are started from now on: the block's
+        loop = schedule.start_thread("loop", beside)
+        try:
+            loop.join(WAIT_S)
+        finally:
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+        assert not loop.is_alive(), "a thread waits for itself"
+        assert orders(path) == [1]
