@@ -129,9 +129,10 @@ class _Steps:
         """What was asked for between these two is undone."""
         self._given_up = [number for number in self._given_up if not since < number < until]
 
-    def close(self) -> None:
-        """Give the thread back after the last step."""
+    def close(self, abandon: Callable[[], None]) -> None:
+        """Give the thread back after the last step: ``abandon``, for what nobody has left."""
         self.is_open = False
+        self._queue.put((Future(), abandon))
         self._queue.put(None)
 
     def _refuse(self) -> NoReturn:
@@ -263,7 +264,6 @@ class AsyncCaptureBlock:
         self._publisher = publisher
         self._threads = threads
         self._block = CaptureBlock(publisher)
-        self._leave_block: _Leave = self._block.__exit__  # looked up before it is entered, as a `with` statement does
         self._entered = Entered()
         self._steps = _Steps(publisher)
         self._stay = _Stay(self._steps)
@@ -312,7 +312,7 @@ class AsyncCaptureBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._publisher.is_here:
-            self._leave_block(kind, error, trace)  # a fork: the thread is the parent's, as all of the block
+            self._leave(kind, error, trace)  # a fork: the thread is the parent's, as all of the block
             return
         try:
             await self._stay.end(self._leave, error)
@@ -326,15 +326,15 @@ class AsyncCaptureBlock:
     def __del__(self) -> None:
         """End a block that was entered by hand and dropped, whose thread would wait for it."""
         if self._steps.is_open and self._publisher.is_here:
-            self._steps.do(partial(_left, self._leave, GeneratorExit()))
             self._over()
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave_block(kind, error, trace)
+        # Not as a `with` statement looks it up: dropped, that would end the block in whatever thread collects it.
+        CaptureBlock.__exit__(self._block, kind, error, trace)
         self._is_committed = kind is None
 
     def _over(self) -> None:
-        self._steps.close()
+        self._steps.close(self._block.abandon)
         self._entered.of = None

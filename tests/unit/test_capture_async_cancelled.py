@@ -432,3 +432,60 @@ class TestDropped:
 
         assert not loop.is_alive(), "a thread waits for itself"
         assert orders(path) == [1]
+
+    @pytest.mark.parametrize("how", ["a task", "by hand"])
+    def test_only_its_thread_ends_it(
+        self, capture: Capture, path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever collects what a loop left behind must not touch its connection, on which the thread works."""
+        ended: list[str] = []
+        roll_back = CaptureBlock._roll_back
+
+        def noted(block: CaptureBlock, **asked: bool) -> bool:
+            ended.append(threading.current_thread().name)
+            return roll_back(block, **asked)
+
+        async def left(tx: AsyncCaptureBlock) -> None:
+            async with tx:
+                await tx.execute(INSERT, (1,))
+                await asyncio.get_running_loop().create_future()
+
+        async def by_hand(tx: AsyncCaptureBlock) -> None:
+            await tx.__aenter__()
+            await tx.execute(INSERT, (1,))
+
+        monkeypatch.setattr(CaptureBlock, "_roll_back", noted)
+        loop = asyncio.new_event_loop()
+        tx = capture.async_transaction()
+        tx.itself = tx  # type: ignore[attr-defined] # all that is in a cycle is finalized at once
+        task = loop.create_task(left(tx) if how == "a task" else by_hand(tx))
+        loop.run_until_complete(asyncio.wait({task}, timeout=0.3))
+        loop.close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        del tx, task, loop
+        gc.collect()
+
+        at_rest(lambda: capture._threads._lent)
+        assert set(ended) == {"capture-block"}
+        assert orders(path) == []
+
+    def test_the_next_block_of_its_thread_begins_though_an_interrupt_kept_it_from_its_end(
+        self, make: Callable[..., Capture], path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        capture = make(async_blocks=1)
+        tx = capture.async_transaction()
+
+        def interrupted(*_: object) -> NoReturn:
+            raise KeyboardInterrupt
+
+        async def run() -> None:
+            async with tx:
+                await tx.execute(INSERT, (1,))
+                monkeypatch.setattr(tx._stay, "end", interrupted)
+
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(run())
+        asyncio.run(place(capture, 2))
+
+        assert not tx.is_committed
+        assert orders(path) == [2]
