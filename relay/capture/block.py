@@ -97,8 +97,10 @@ class _Leaving:
 class CaptureBlock:
     """The block of a ``with capture.transaction()``. One thread at a time uses it, not always the same one."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, *, fetches: bool = False) -> None:
+        """With ``fetches``, `execute` returns cursors that have read their rows, for whichever thread looks at them."""
         self._publisher = capture
+        self._fetches = fetches
         self._phase = _Phase.NEW
         self._messages: list[Buffered] = []
         self._bytes = 0
@@ -180,7 +182,7 @@ class CaptureBlock:
         """
         self._refuse_unless_in_transaction()
         try:
-            return self._session.execute(query, params)
+            return (self._session.fetched if self._fetches else self._session.execute)(query, params)
         except BaseException:
             if not self._savepoints:
                 self._roll_back()

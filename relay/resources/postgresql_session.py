@@ -139,6 +139,10 @@ class PostgresqlSession:
             self._is_prepared = False
         return cursor
 
+    def fetched(self, query: Any, params: Any = None) -> Any:
+        """Run one statement of the application; psycopg has read its rows when it returns."""
+        return self.execute(query, params)
+
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""
         self._savepoint(b"savepoint relay_%d", number)

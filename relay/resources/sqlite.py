@@ -24,7 +24,7 @@ from relay.resources.port import (
     UnmarkedRow,
     identity_of,
 )
-from relay.resources.sqlite_file import FileConnection
+from relay.resources.sqlite_file import FetchedCursor, FileConnection
 from relay.resources.sqlite_writers import LOOK_S, Writers, insist
 from relay.resources.turns import Turn
 
@@ -188,6 +188,10 @@ class SqliteSession:
         cursor = self._connection.execute(query, params if params is not None else ())
         self._has_rows = self._has_rows or cursor.description is not None
         return cursor
+
+    def fetched(self, query: Any, params: Any = None) -> Any:
+        """Run one statement of the application and read its rows, which another thread may look at from then on."""
+        return self._connection.cursor(FetchedCursor).execute(query, params if params is not None else ())
 
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 from relay.message.errors import ConfigError, Unreachable
@@ -67,6 +69,40 @@ class FileConnection(sqlite3.Connection):
         """Have nothing let go of it: not even the end of the process may close it in a fork."""
         _inherited.add(self._opened)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+
+class FetchedCursor(sqlite3.Cursor):
+    """A cursor whose rows are read where its statement is run, for another thread, which would wait for the database."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
+        self._rows: Iterator[Any] = iter(())
+
+    def execute(self, query: str, params: Any = ()) -> Self:
+        """Run a statement and read its rows; what they are made into is asked when somebody looks at them."""
+        made, self.row_factory = self.row_factory, None
+        try:
+            super().execute(query, params)
+            self._rows = iter(super().fetchall())
+        finally:
+            self.row_factory = made
+        return self
+
+    def __next__(self) -> Any:
+        row = next(self._rows)
+        return row if self.row_factory is None else self.row_factory(self, row)
+
+    def fetchone(self) -> Any:
+        """Return the next row, or None."""
+        return next(self, None)
+
+    def fetchmany(self, size: int | None = None) -> list[Any]:
+        """Return the next rows."""
+        return list(islice(self, self.arraysize if size is None else size))
+
+    def fetchall(self) -> list[Any]:
+        """Return the rows that are left."""
+        return list(self)
 
 
 def _found(name: str, path: Path) -> tuple[int, int]:

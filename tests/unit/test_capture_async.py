@@ -92,6 +92,39 @@ def test_rows_are_read_from_the_drivers_cursor(capture: Capture) -> None:
     assert asyncio.run(run()) == [(7,)]
 
 
+def test_rows_are_read_in_the_thread(capture: Capture) -> None:
+    """On the loop it would wait for the scan of a table, or for the statement of another task."""
+    pause = Pause()
+
+    def slow(number: int) -> int:
+        if number == 3:
+            pause()
+        return number
+
+    async def run() -> list[object]:
+        async with capture.async_transaction() as tx:
+            await asyncio.gather(*(tx.execute(INSERT, (number,)) for number in range(5)))
+            await tx.run(lambda block: block._session._connection.create_function("slow", 1, slow))
+            reading = asyncio.create_task(tx.execute("select slow(id) from orders order by id"))
+            await until(pause.reached)
+            pause.may_go_on.set()
+            cursor = await reading
+            return [cursor.fetchone(), cursor.fetchmany(2), next(cursor), cursor.fetchall(), cursor.fetchone()]
+
+    assert asyncio.run(asyncio.wait_for(run(), WAIT_S)) == [(0,), [(1,), (2,)], (3,), [(4,)], None]
+
+
+def test_a_cursor_of_a_block_gives_rows_as_it_is_asked_for_them(capture: Capture) -> None:
+    async def run() -> object:
+        async with capture.async_transaction() as tx:
+            cursor = await tx.execute("insert into orders values (1), (2), (3) returning id")
+            cursor.row_factory = sqlite3.Row
+            first = next(iter(cursor))
+            return first["id"], [row["id"] for row in cursor], cursor.rowcount, cursor.description[0][0]
+
+    assert asyncio.run(run()) == (1, [2, 3], 3, "id")
+
+
 def test_a_savepoint_is_undone_and_the_block_goes_on(capture: Capture, path: Path, log: Log) -> None:
     async def run() -> None:
         async with capture.async_transaction() as tx:
