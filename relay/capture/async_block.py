@@ -174,17 +174,22 @@ class _Stay:
             if not entering.cancel() and not _has_failed(entering):
                 await _ended(self._steps.do(partial(_undone, entering, leave, error)), error)
             raise
+        finally:
+            del entering
 
     async def end(self, leave: _Leave, error: BaseException | None) -> None:
         """Leave, and raise what that raises; who is cancelled meanwhile hears of it when it is over."""
         leaving = self._steps.do(partial(self._leave, leave, error))
-        cancelled = await _ended(leaving, error)
-        if error is not None or _has_failed(leaving):
-            self._steps.undone(self._since, leaving.number)
-        if cancelled is not None:
-            raise cancelled from leaving.exception()
-        if not isinstance(error, GeneratorExit):
-            leaving.result()
+        try:
+            cancelled = await _ended(leaving, error)
+            if error is not None or _has_failed(leaving):
+                self._steps.undone(self._since, leaving.number)
+            if cancelled is not None:
+                raise cancelled from leaving.exception()
+            if not isinstance(error, GeneratorExit):
+                leaving.result()
+        finally:
+            del leaving, error
 
     def _leave(self, leave: _Leave, error: BaseException | None) -> None:
         if error is None:
@@ -292,6 +297,8 @@ class AsyncCaptureBlock:
         except asyncio.CancelledError:
             self._steps.give_up(done)
             raise
+        finally:
+            del done  # or what it raised would hold it, and all of the block, until they are collected
 
     def savepoint(self) -> AsyncSavepoint:
         """Undo statements and drop messages of the inner block if an exception leaves it; the outer may go on."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from relay.capture import async_block, publisher
 from relay.capture.async_block import AsyncCaptureBlock, AsyncSavepoint, BlockThreads
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
-from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError, Unreachable
 from relay.run import schedule
 from tests.unit.async_capture_site import INSERT, WAIT_S, Log, Pause, at_rest, opened, orders, place, until
 
@@ -361,6 +362,28 @@ def test_the_loop_says_nothing_of_failures_that_were_raised(capture: Capture) ->
     asyncio.run(run())
 
     assert said == []
+
+
+@pytest.mark.parametrize("statement", ["nonsense", "rollback"])
+def test_a_block_that_failed_is_let_go_at_once(capture: Capture, statement: str) -> None:
+    """Not when cycles are collected next: it holds what was sent, and what was read."""
+    kept: list[weakref.ref[AsyncCaptureBlock]] = []
+
+    async def run() -> None:
+        async with capture.async_transaction() as tx:
+            kept.append(weakref.ref(tx))
+            await tx.execute(statement)
+
+    async def fails() -> None:
+        with suppress(sqlite3.Error, CaptureInDoubt):
+            await run()
+
+    gc.disable()
+    try:
+        asyncio.run(fails())
+        at_rest(lambda: kept[0]() is not None)
+    finally:
+        gc.enable()
 
 
 def test_a_closed_capture_refuses_it(capture: Capture) -> None:
