@@ -155,8 +155,9 @@ class CaptureBlock:
             else:
                 self._end()
         except BaseException as failure:
-            # Abort, unless COMMIT was sent: then the block is over already, and this does nothing.
-            self._fail(failure)
+            # Abort, unless COMMIT was sent: then the block is over already. One that has failed before was looked at above.
+            if self._phase is _Phase.OPEN:
+                self._fail(failure)
             raise
         finally:
             self._phase = _Phase.ENDED
@@ -393,12 +394,14 @@ class CaptureBlock:
 
     def _fail(self, error: BaseException | None) -> None:
         """Roll back; CaptureInDoubt if the error says that the block took no effect, and that is not so, or not known."""
-        if self._phase is not _Phase.OPEN:
+        if self._phase not in (_Phase.OPEN, _Phase.FAILED):
             return
-        if not isinstance(error, _SAYS_NO_EFFECT):
-            self._roll_back()
-            return
-        if self._roll_back(is_asked=True):
+        is_asked = isinstance(error, _SAYS_NO_EFFECT)
+        if self._phase is _Phase.OPEN:
+            is_undone = self._roll_back(is_asked=is_asked)
+        else:  # rolled back when a statement of it failed, and nobody asked then
+            is_undone = is_asked and self._session.is_undone(self._capture)
+        if is_undone or not is_asked:
             return
         found = self._publisher.find_out(self._capture)
         if found is None:

@@ -215,6 +215,33 @@ def test_a_block_that_goes_on_after_a_failed_statement_commits_nothing() -> None
     assert (session.decided, publisher.told) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("is_sure", "row", "raised"),
+    [
+        (True, None, CaptureError),
+        (False, Decided.ABORTED, CaptureError),
+        (False, Decided.COMMITTED_EARLY, CaptureInDoubt),
+        (False, None, CaptureInDoubt),
+    ],
+)
+def test_a_block_that_is_used_after_a_failed_statement_is_told_what_it_committed_before(
+    *, is_sure: bool, row: Decided | None, raised: type[BaseException]
+) -> None:
+    """`commit and chain`, a statement whose error is passed over, and a `publish` that is refused then: not run again."""
+    session = Session(None, is_sure=is_sure)
+    publisher: Any = Deciding(session, row)
+
+    def execute(query: str, _: object) -> None:
+        raise ZeroDivisionError(query)
+
+    session.execute = execute  # type: ignore[attr-defined]
+
+    with pytest.raises(raised), CaptureBlock(publisher) as block:  # noqa: PT012
+        with suppress(ZeroDivisionError):
+            block.execute("insert")
+        block.publish("orders", 1)
+
+
 def test_a_block_is_entered_once() -> None:
     publisher: Any = Deciding(Session(None, is_sure=True), None)
     block = CaptureBlock(publisher)
