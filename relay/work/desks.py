@@ -367,8 +367,8 @@ class Desks:
     def _made(self) -> Desk:
         try:
             return self._make()
-        except (ConfigError, Stopped) as wrong:
-            # Wait: a person must mend it, and no message has done anything wrong.
+        except (ConfigError, Stopped, InDoubt) as wrong:
+            # Wait: a person must mend it, or the queues there are opened once more; no message has done anything wrong.
             raise DatabaseAway(str(wrong)) from wrong
 
     def give_back(self, desk: Desk) -> None:

@@ -94,15 +94,15 @@ class Table:
 class OnceCancelled(psycopg.Connection[Any]):
     """What a server answers that is told to cancel while it flushes: the commit is on its disk already."""
 
-    has_answered = False
+    is_due = False
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
-        """Run a statement; the first one that ends a transaction is answered with an error."""
+        """Run a statement; the first one that ends a transaction when it is due is answered with an error."""
         before = self.info.transaction_status
         answer = super().wait(*arguments, **options)
         ends = (before, self.info.transaction_status) == (TransactionStatus.INTRANS, TransactionStatus.IDLE)
-        if ends and not self.has_answered:
-            self.has_answered = True
+        if ends and self.is_due:
+            self.is_due = False
             raise psycopg.errors.QueryCanceled("canceling statement due to user request")
         return answer
 

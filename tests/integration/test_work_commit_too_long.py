@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
@@ -37,9 +36,10 @@ TRIGGERS = pytest.mark.parametrize("trigger", [SLOW, CANCELLED])
 class Shop:
     """A queue in the handler's database, which decides, or decides for it as if it lay elsewhere."""
 
-    def __init__(self, url: str, connecting: type[psycopg.Connection[Any]] = psycopg.Connection) -> None:
+    def __init__(self, url: str) -> None:
         self.table = Table(url)
-        self._connecting = connecting
+        self.is_opening_cancelled = False
+        self.is_commit_cancelled = False
         open_resource("shop", url).create_tables()
 
     def end(self, handle: Any, *, is_near: bool = True, work: Work | None = None) -> list[Ended]:
@@ -48,8 +48,14 @@ class Shop:
         def bind(connection: Any) -> dict[str, QueueStore]:
             return {"q": bind_store(SETTINGS, self.table.url, connection)} if is_near else {}
 
-        url = self.table.url
-        desks = Desks(lambda: PostgresqlDesk("shop", self._connecting.connect(url, autocommit=True), bind), 1)
+        def opened() -> PostgresqlDesk:
+            connection = OnceCancelled.connect(self.table.url, autocommit=True)
+            connection.is_due = self.is_opening_cancelled
+            desk = PostgresqlDesk("shop", connection, bind)
+            connection.is_due = self.is_commit_cancelled
+            return desk
+
+        desks = Desks(opened, 1)
         deciding = "queue:q" if is_near else "resource:shop"
         place = Place("q", "s", deciding, {"q": self.table.store}, {"q": schedule.lock()})
         work = Work((self.table.taken,)) if work is None else work
@@ -107,16 +113,27 @@ def test_it_costs_its_message_a_try(shop: Shop, trigger: str, is_near: bool) -> 
 @pytest.mark.parametrize("tries", [1, 5])
 @pytest.mark.parametrize("is_near", [True, False])
 def test_one_that_had_committed_by_then_costs_nothing_and_is_done_once(
-    postgres: str, tries: int, is_near: bool
+    shop: Shop, tries: int, is_near: bool
 ) -> None:
     """A server that is told to cancel while it flushes has committed: no failure may be counted, and no effect follow."""
-    shop = Shop(postgres, OnceCancelled)
+    shop.is_commit_cancelled = True
 
     (ended,) = shop.end(lambda _, db: db.execute(EFFECT), is_near=is_near)
     shop.write([ended], tries)
 
     assert (shop.table.effects(), shop.table.state(), shop.failures()) == (1, SubscriberState.DONE, 0)
-    shop.table.close()
+
+
+def test_a_connection_whose_queues_could_not_be_opened_for_a_lost_answer_costs_no_try(shop: Shop) -> None:
+    """Its queues are written down when it is opened, and nothing of the message is in doubt yet."""
+    shop.is_opening_cancelled = True
+
+    (ended,) = shop.end(lambda _, db: db.execute(EFFECT))
+
+    assert (ended.outcome, shop.table.effects()) == (Outcome.AWAY, 0)
+    shop.is_opening_cancelled = False
+    (ended,) = shop.end(lambda _, db: db.execute(EFFECT))
+    assert (ended.outcome, shop.table.effects()) == (Outcome.WRITTEN, 1)
 
 
 @pytest.mark.parametrize("is_near", [True, False])

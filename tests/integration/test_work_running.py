@@ -327,6 +327,7 @@ def test_a_commit_that_was_cancelled_when_it_was_durable_is_found_to_hold(postgr
         "q", "s", "resource:shop", {"q": queue, "audit": audit}, {"q": schedule.lock(), "audit": schedule.lock()}
     )
     connection = OnceCancelled.connect(postgres, autocommit=True)
+    connection.is_due = True
     desks = Desks(lambda: PostgresqlDesk("shop", connection, lambda _: {}), 1)
 
     (ended,) = Runner(Handler("q", handle, "shop", 0, "queue"), place, desks)(Work((taken,)))
