@@ -117,12 +117,15 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any
 
 DECIDING_COMMIT = b"'); commit\x00"
 """How the request ends that decides a capture."""
+_PANIC = b"SPANIC\0VPANIC\0C53100\0Mcould not write to file: No space left on device\0\0"
+PANIC = b"E" + (len(_PANIC) + 4).to_bytes(4, "big") + _PANIC
+"""What a server says that finds no room for its log: it ends with all its connections, and may have written the COMMIT before."""
 
 
 class DatabaseProxy:
     """Stands before PostgreSQL. ``lose_answer_to`` cuts the connection once the server has answered a command.
 
-    With ``refuse`` that answer ends all others too, and there are no new ones.
+    It answers ``instead``. With ``refuse`` that answer ends all others too, and there are no new ones.
     """
 
     def __init__(self, url: str) -> None:
@@ -131,6 +134,7 @@ class DatabaseProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = _with_address(url, self._listener.getsockname()[1])
         self.lose_answer_to: bytes | None = None
+        self.instead = b""
         self.silent = False
         self.refuse = False
         self._open: list[socket.socket] = []
@@ -194,6 +198,7 @@ class DatabaseProxy:
                         continue
                     if self.refuse:
                         self.cut()  # the database is away: also for the process's other threads
+                    client.sendall(self.instead)
                     break
                 client.sendall(data)
         except OSError:

@@ -58,9 +58,11 @@ def durable() -> str:
 def leaves_commit_open(error: psycopg.Error) -> bool:
     """Does an error that COMMIT met leave open whether it took effect?
 
-    So does one of the connection, and of the server as a whole: one that is told to cancel while it flushes has committed.
+    So does one of the connection, and of the server as a whole: one that is told to cancel while it flushes has committed. So does
+    whatever it ends the connection with: one that finds no room for the rest of its log may have written the commit before.
     """
-    return error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
+    is_end = error.diag.severity_nonlocalized in {"FATAL", "PANIC"}
+    return is_end or error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
 
 
 def own_cursor(connection: psycopg.Connection[Any], *, binary: bool = False) -> psycopg.Cursor[tuple[Any, ...]]:

@@ -23,7 +23,7 @@ from relay.queue.stores.postgresql import bind_postgresql
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sqlite import bind_sqlite
 from relay.resources import patience
-from tests.capture_log import DatabaseProxy, until
+from tests.capture_log import PANIC, DatabaseProxy, until
 from tests.contracts.queue_media import NOW, message, put, settings
 from tests.integration.threads import in_thread
 
@@ -205,7 +205,8 @@ def test_a_queue_retires_only_when_what_is_being_written_is_there(
         put(writer, "too late")
 
 
-def test_a_commit_whose_answer_is_lost_is_in_doubt_and_found_by_ticket(postgres: str, opened: Opened) -> None:
+@pytest.mark.parametrize("instead", [b"", PANIC], ids=["nothing", "panic"])
+def test_a_commit_whose_answer_is_lost_is_in_doubt_and_found_by_ticket(postgres: str, opened: Opened, instead: bytes) -> None:
     asked = settings("ann")
     direct = opened(asked)
     put(direct, "m")
@@ -213,7 +214,7 @@ def test_a_commit_whose_answer_is_lost_is_in_doubt_and_found_by_ticket(postgres:
     (taken,) = direct.take("ann", b"h", 1, NOW)
     with DatabaseProxy(postgres) as proxy:
         store = opened(asked, proxy.url + "?sslmode=disable")
-        proxy.lose_answer_to = b"commit\0"
+        proxy.lose_answer_to, proxy.instead = b"commit\0", instead
         with pytest.raises(InDoubt):
             store.finish("ann", [taken.ticket], NOW)
         proxy.lose_answer_to = None

@@ -273,6 +273,9 @@ def _judged(*, committing: bool) -> Iterator[None]:
         raise
     except psycopg.Error as error:
         state = error.sqlstate
+        if committing and leaves_commit_open(error):
+            # The answer is lost or says nothing of the commit, which may have been heard: in doubt.
+            raise InDoubt("the answer to the commit of a queue's states was lost: read them again") from error
         if state in _COLLISIONS:
             raise Collided("another writer was in the way: try again") from error
         if state in _FULL:
@@ -294,9 +297,6 @@ def _judged(*, committing: bool) -> Iterator[None]:
         if state in _NOT_NOW:
             raise StoreAway(f"the queue's database does not write now ({type(error).__name__})") from error
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            if committing and leaves_commit_open(error):
-                # The answer is lost or says nothing of the commit, which may have been heard: in doubt.
-                raise InDoubt("the answer to the commit of a queue's states was lost: read them again") from error
             # A client's own sentence, without a state, tells why there is no connection; it holds no password.
             why = type(error).__name__ if state else (str(error).splitlines() or [type(error).__name__])[0]
             raise StoreAway(f"the queue's database does not answer ({why})") from error
