@@ -63,6 +63,7 @@ def test_after_a_lost_answer_recovery_finishes_by_the_outcome(books: Books, comm
     books.fate = (lambda _: None) if committed else SqliteDesk.rollback
     assert books.end(entering) is Outcome.BACK
     assert (books.entries(), len(books.prepared.pending())) == (0, 1)
+    assert books.connections._free.qsize() == 1, "its place is free for another message"
 
     books.recover()
 

@@ -71,9 +71,12 @@ class Bank:
 class Site:
     """A queue, this worker's upkeep of it, and another worker."""
 
-    def __init__(self, folder: Path, other: Holder = OTHER, tries: int = 5, **over: Any) -> None:
+    def __init__(
+        self, folder: Path, other: Holder = OTHER, tries: int = 5, names: tuple[str, ...] = ("ann",), **over: Any
+    ) -> None:
         self.marks = folder / "marks"
-        self.store = QueueBook(QueueSettings("sales", Audience((Group("ann", ("ann",)),)), tries=tries))
+        audience = Audience(tuple(Group(name, (name,)) for name in names))
+        self.store = QueueBook(QueueSettings("sales", audience, tries=tries))
         self.other = other
         self.store.enter(OWN)
         self.store.enter(other)
@@ -328,6 +331,22 @@ def test_the_last_try_that_killed_its_worker_ends_unusable_with_the_cause(tries:
     _, _, cause, again_at = site.subscriber(taken.ticket)
     assert (cause, again_at is None) == ((KILLED, True) if ends else (None, False))
     assert [holder.id for holder in site.store.holders()] == [OWN.id]
+
+
+def test_tries_that_another_subscriber_has_used_up_are_its_own(tmp_path: Path) -> None:
+    site = Site(tmp_path, tries=3, names=("abe", "ann"))
+    (taken,) = site.taken(1)
+    site.store.enter(OTHER._replace(id=b"abe's worker----", subscriber="abe"))
+    for _ in range(2):
+        (abes,) = site.store.take("abe", b"abe's worker----", 1, NOW)
+        site.store.free("abe", [abes.ticket], NOW, again_at=NOW, failed=True)
+    site.dies(taken.ticket)
+
+    site.upkeep.once(100.0)
+
+    view = site.store.view(taken.ticket.handle)
+    assert view is not None
+    assert [(one.subscriber, one.failures, one.cause) for one in view.subscribers] == [("abe", 2, None), ("ann", 1, None)]
 
 
 def test_a_mark_of_what_its_worker_has_no_more_blames_nothing(tmp_path: Path) -> None:

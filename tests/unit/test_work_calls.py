@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from relay.message.errors import InDoubt, Stopped, Unreachable
+from relay.message.errors import ConfigError, InDoubt, RelayError, Stopped, Unreachable
 from relay.queue.attempts import AttemptName
 from relay.queue.message import Audience, Group, NewMessage
-from relay.queue.port import Filter, Holder, QueueStore
+from relay.queue.port import Filter, Holder, QueueStore, StoreAway
 from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
 from relay.run import schedule
@@ -210,20 +210,32 @@ def test_children_that_another_thread_counts_in_the_same_moment_are_counted_too(
 
 
 class Damaged(dict[str, QueueStore]):
-    """Queues of which one cannot be opened until a person has mended it."""
+    """Queues of which one cannot be opened, mostly until a person has mended it."""
+
+    why: RelayError
 
     def __getitem__(self, name: str) -> QueueStore:
         if name == "credit":
-            raise Stopped("queue 'credit' is not recorded; run `relay migrate`")
+            raise self.why
         return super().__getitem__(name)
 
 
-def test_a_childs_queue_that_a_person_must_mend_uses_up_no_try_of_its_parent() -> None:
+@pytest.mark.parametrize(
+    "why",
+    [
+        Stopped("queue 'credit' is not recorded; run `relay migrate`"),
+        ConfigError("the queue's tables are missing or old; run `relay migrate`"),
+        StoreAway("the queue's database does not answer"),
+        Unreachable("the queue's database does not answer"),
+    ],
+)
+def test_a_childs_queue_that_cannot_be_opened_uses_up_no_try_of_its_parent(why: RelayError) -> None:
     store = queue("q", "s")
     store.enter(Holder(HOLDER, "s", 0, None))
     store.put([NewMessage("p", "1", b"1")], 1)
     (taken,) = store.take("s", HOLDER, 1, 1)
     queues = Damaged({"q": store, "credit": store})
+    queues.why = why
     place = Place("q", "s", "queue:q", queues, {name: schedule.lock() for name in queues})
     handler = Handler("q", lambda message: message.publish("credit", b"child"), None, 0, "queue")
 

@@ -178,6 +178,36 @@ def test_a_store_that_is_away_keeps_what_was_to_be_written_before_what_comes_lat
     assert desk.done == [first.ticket.handle, second.ticket.handle]
 
 
+def test_whatever_a_store_that_was_away_did_not_write_is_written_with_what_comes_later() -> None:
+    desk = Desk(5)
+    done, refused, back, failed, later = desk.cycle(5)
+    desk.store.is_away = True
+    early = Writes(
+        unusable=[(refused.ticket, "why")], back=[back.ticket], failed=[Failure(failed.ticket, 1)], lanes={done.lane}
+    )
+    with pytest.raises(StoreAway):
+        desk.states.write_and_take(early, 0, ())
+    desk.store.is_away = False
+
+    written = desk.states.pending(Writes(done=[done.ticket], lanes={b"later"}))
+    desk.states.write_and_take(written, 0, ())
+
+    assert desk.report == Report(taken=5, done=1, unusable=1, returned=1, failed=1)
+    assert desk.held() == [later.ticket.handle]
+    assert written.lanes == {done.lane, b"later"}
+
+
+def test_what_waited_for_something_is_tried_later_and_counts_as_no_failure() -> None:
+    desk = Desk(1)
+    (away,) = desk.cycle(1)
+
+    desk.cycle(0, Writes(failed=[Failure(away.ticket, 1, counted=False)]))
+
+    (view,) = desk.store.views([away.ticket.handle])
+    assert (view.subscribers[0].failures, view.subscribers[0].again_at is not None) == (0, True)
+    assert desk.report.failed == 1
+
+
 def test_what_another_worker_has_by_now_is_overtaken_and_not_done() -> None:
     desk = Desk(2)
     enter(desk.store, holder=OTHER)
