@@ -28,6 +28,7 @@ from relay.work.dispatch import Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import Handler, Unusable
+from tests.capture_log import PANIC, DatabaseProxy
 from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table
 
 
@@ -158,9 +159,16 @@ def test_a_constraint_that_the_commit_checks_is_a_failure_of_the_message(table: 
 
 
 @pytest.mark.parametrize("table", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("state", ["P0001", "42501", "42P01", "55000", "54000", "53400"])
-def test_a_trigger_that_raises_only_at_the_commit_is_a_failure_of_the_message(table: Table, state: str) -> None:
-    """Whatever state its author chose: as the database's doing it would be tried for ever."""
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [
+        # Whatever state its author chose: as the database's doing it would be tried for ever.
+        *((state, Outcome.FAILED) for state in ("P0001", "42501", "42P01", "55000", "54000", "53400")),
+        *((state, Outcome.AWAY) for state in ("40001", "53100", "55P03")),  # what the server itself says when it is busy or full
+        *((state, Outcome.BACK) for state in ("57P03", "58030")),  # no word about the transaction
+    ],
+)
+def test_what_a_trigger_raises_only_at_the_commit_is_judged_by_its_state(table: Table, state: str, outcome: Outcome) -> None:
     table.run(
         f"""create function refuse() returns trigger language plpgsql as $$
         begin raise exception 'no' using errcode = '{state}'; end $$"""
@@ -170,7 +178,7 @@ def test_a_trigger_that_raises_only_at_the_commit_is_a_failure_of_the_message(ta
     )
     ended = table.end(lambda _, db: db.execute(EFFECT))
 
-    assert (ended.outcome, table.effects(), table.state()) == (Outcome.FAILED, 0, SubscriberState.FETCHED)
+    assert (ended.outcome, table.effects(), table.state()) == (outcome, 0, SubscriberState.FETCHED)
 
 
 @pytest.mark.parametrize("word", ["commit", "rollback"])
@@ -307,7 +315,10 @@ def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(tabl
     assert table.store.free("s", [table.taken.ticket], 2) == [table.effects() == 0]
 
 
-def test_a_commit_that_was_cancelled_when_it_was_durable_is_found_to_hold(postgres: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_panic", [False, True])
+def test_a_commit_that_is_answered_by_an_error_when_it_was_durable_is_found_to_hold(
+    postgres: str, tmp_path: Path, is_panic: bool
+) -> None:
     """Taken for a rollback, the message would have its effect a second time, and its child would be thrown away."""
     shop = psycopg.connect(postgres, autocommit=True)
     shop.execute("create table effect (number integer)")
@@ -326,11 +337,21 @@ def test_a_commit_that_was_cancelled_when_it_was_durable_is_found_to_hold(postgr
     place = Place(
         "q", "s", "resource:shop", {"q": queue, "audit": audit}, {"q": schedule.lock(), "audit": schedule.lock()}
     )
-    connection = OnceCancelled.connect(postgres, autocommit=True)
-    connection.is_due = True
-    desks = Desks(lambda: PostgresqlDesk("shop", connection, lambda _: {}), 1)
+    proxy = DatabaseProxy(postgres)
+    proxy.lose_answer_to, proxy.instead = b"; commit\0", PANIC
+    lost = psycopg.connect(proxy.url + "?sslmode=disable", autocommit=True) if is_panic else OnceCancelled.connect(postgres, autocommit=True)
+    if isinstance(lost, OnceCancelled):
+        lost.is_due = True
+    connections = [lost]
 
-    (ended,) = Runner(Handler("q", handle, "shop", 0, "queue"), place, desks)(Work((taken,)))
+    def opened() -> PostgresqlDesk:
+        connection = connections.pop() if connections else psycopg.connect(postgres, autocommit=True)
+        return PostgresqlDesk("shop", connection, lambda _: {})
+
+    desks = Desks(opened, 1)
+
+    with proxy:
+        (ended,) = Runner(Handler("q", handle, "shop", 0, "queue"), place, desks)(Work((taken,)))
 
     assert shop.execute("select count(*) from effect").fetchall() == [(1,)]
     assert ended.outcome is Outcome.DONE

@@ -301,7 +301,7 @@ def test_what_a_dead_worker_has_committed_is_done_also_if_it_is_to_blame(tmp_pat
 # Who is to blame --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", [OTHER, ELSEWHERE])
+@pytest.mark.parametrize("other", [OTHER, OTHER._replace(deciding="queue:sales"), ELSEWHERE])
 def test_the_message_that_killed_its_worker_has_failed_and_is_tried_again_later_and_the_rest_waits_behind_it(
     other: Holder, tmp_path: Path
 ) -> None:
@@ -318,6 +318,18 @@ def test_the_message_that_killed_its_worker_has_failed_and_is_tried_again_later_
     assert site.subscriber(second.ticket) == (SubscriberState.AVAILABLE, 0, None, None)
     assert site.store.take("ann", OWN.id, 2, NOW) == [], "nothing of its lane before it"
     assert [one.ticket.handle for one in site.store.take("ann", OWN.id, 2, again_at)] == [1, 2]
+
+
+def test_what_its_worker_had_committed_of_the_rest_is_done_and_does_not_go_back_with_it(tmp_path: Path) -> None:
+    site = Site(tmp_path, ELSEWHERE)
+    first, second = site.taken(2)
+    site.shop.stands[site.attempt(second.ticket)] = True
+    site.dies(first.ticket)
+
+    site.upkeep.once(100.0)
+
+    assert site.subscriber(first.ticket)[:2] == (SubscriberState.AVAILABLE, 1)
+    assert site.store.holds("ann", [second.ticket]) == [SubscriberState.DONE]
 
 
 @pytest.mark.parametrize(("tries", "ends"), [(1, True), (2, False)])
