@@ -147,10 +147,18 @@ class InDoubt(Further):
         return False
 
 
-def test_children_do_not_wait_for_a_further_database_that_recovery_has_to_ask(tmp_path: Path) -> None:
+class Unforeseen(InDoubt):
+    """Fails as nobody foresaw once the attempt is decided: taken for the handler's failure, it would have a second effect."""
+
+    def finish(self) -> bool:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("further", [InDoubt, Unforeseen])
+def test_children_do_not_wait_for_a_further_database_that_recovery_has_to_ask(tmp_path: Path, further: type[Further]) -> None:
     site = Site(tmp_path, has_database=True)
 
-    assert site.end(lambda: None, lambda _: InDoubt()) == {Outcome.WRITTEN}
+    assert site.end(lambda: None, lambda _: further()) == {Outcome.WRITTEN}
     assert shown(site.far) == 2
     site.close()
 
