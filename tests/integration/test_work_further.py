@@ -193,6 +193,12 @@ def test_one_that_cannot_be_committed_now_is_left_to_recovery_and_holds_up_no_ot
     """Be the database away, or the role without the right to: the attempt is decided, so the others follow at once."""
     archive = Connections("archive", lambda: psycopg.connect(postgres), 1)
     used: list[psycopg.Connection[Any]] = []
+    finished: list[bool] = []
+
+    class Told(FurtherDatabase):
+        def finish(self) -> bool:
+            finished.append(super().finish())
+            return finished[-1]
 
     def handle(_: Message, db: Database, ledger: FurtherDatabase, further: FurtherDatabase) -> None:
         db.execute("select 1")
@@ -220,10 +226,11 @@ def test_one_that_cannot_be_committed_now_is_left_to_recovery_and_holds_up_no_ot
         place = Place("q", "s", "queue:q", {"q": books.store}, {"q": schedule.lock()})
         handler = Handler("q", handle, "shop", 0, "queue", ("ledger", "archive"))
         runner = Runner(
-            handler, place, desks, lambda attempt: Further([FurtherDatabase("shop", attempt, one) for one in both])
+            handler, place, desks, lambda attempt: Further([Told("shop", attempt, one) for one in both])
         )
         (ended,) = runner(Work((books.taken,)))
 
+        assert finished == [False, True], "while recovery needs it, the attempt's outcome is not forgotten"
         assert ended.outcome is Outcome.WRITTEN
         rows = books.direct.execute("select number from entry order by number").fetchall()
         assert rows == ([(1,), (2,)] if is_gone else [(2,)])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from relay.message.errors import InDoubt as UnknownOutcome
+from relay.message.errors import RelayError, Unreachable
 from relay.queue.message import Audience, Group, NewMessage, Taken
 from relay.queue.port import Filter, Holder, QueueStore, StoreAway
 from relay.queue.recovery import Recovery
@@ -37,11 +39,17 @@ class Book(QueueBook):
     """A queue that takes children, and does not show them while it is away."""
 
     is_away = False
+    discarding: RelayError | None = None
 
     def accept(self, handles: list[int], now: int) -> list[bool]:
         if self.is_away:
             raise StoreAway("the store does not answer")
         return super().accept(handles, now)
+
+    def discard(self, handles: list[int], now: int) -> list[bool]:
+        if self.discarding is not None:
+            raise self.discarding
+        return super().discard(handles, now)
 
 
 class Site:
@@ -111,6 +119,19 @@ def test_a_batch_of_which_another_worker_has_one_message_by_now_leaves_nothing_o
     assert site.states()[1 - number] is SubscriberState.FETCHED
     assert site.effects() == 0
     assert {view.state for view in site.far.find(Filter(), limit=10)} == {PublisherState.DELETED}, "taken back at once"
+    Recovery(site.stores, {"queue:q": site.store}).children("far", 3)
+    assert shown(site.far) == 0
+
+
+@pytest.mark.parametrize("error", [StoreAway("it does not answer"), UnknownOutcome("the answer was lost")])
+def test_children_that_cannot_be_taken_back_now_are_left_to_recovery_and_change_nothing(site: Site, error: RelayError) -> None:
+    """Else what is lost, or has failed, would be taken for a message that waits for the other queue, and be tried for ever."""
+    site.store.free("s", [site.taken[0].ticket], 2)
+    site.far.discarding = error
+
+    assert site.end(lambda: None) == {Outcome.APART}
+
+    site.far.discarding = None
     Recovery(site.stores, {"queue:q": site.store}).children("far", 3)
     assert shown(site.far) == 0
 
@@ -198,7 +219,7 @@ def test_a_commit_without_an_answer_is_what_the_handlers_database_says_of_each_a
             desk.rollback()
             raise failures.pop(0)
 
-    settle, refusals = desk.outcomes.settle, [DatabaseAway("the file is held")]
+    settle, refusals = desk.outcomes.settle, [DatabaseAway("the file is held"), Unreachable("resources.shop: it does not answer")]
 
     def asked(attempt: str, *, committed: bool, now: int) -> bool:
         if refusals and not committed:
