@@ -17,6 +17,7 @@ from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Filter, Holder, QueueStore, StoreAway
 from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState
 from relay.run import schedule
 from relay.work.away import Waits
 from relay.work.desks import CallOver
@@ -242,6 +243,24 @@ def test_a_childs_queue_that_cannot_be_opened_uses_up_no_try_of_its_parent(why: 
     (end,) = Runner(handler, place, None)(Work((taken,)))
 
     assert end.outcome is Outcome.AWAY
+
+
+def test_a_child_that_is_refused_takes_back_at_once_what_was_put_before_it() -> None:
+    store, credit = queue("q", "s"), queue("credit", "clerk")
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    (taken,) = store.take("s", HOLDER, 1, 1)
+    queues: dict[str, QueueStore] = {"q": store, "credit": credit}
+    place = Place("q", "s", "queue:q", queues, {name: schedule.lock() for name in queues})
+
+    def publishing(message: Message) -> None:
+        message.publish("credit", b"child")
+        message.publish("nowhere", b"child")
+
+    (end,) = Runner(Handler("q", publishing, None, 0, "queue"), place, None)(Work((taken,)))
+
+    assert (end.outcome, end.cause) == (Outcome.FAILED, "queue 'nowhere' is not configured: add [queues.nowhere]")
+    assert [view.state for view in credit.find(Filter(), limit=10)] == [PublisherState.DELETED]
 
 
 def lose_the_next_answer(store: QueueBook, monkeypatch: pytest.MonkeyPatch) -> None:
