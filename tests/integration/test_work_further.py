@@ -46,6 +46,7 @@ def test_a_failure_takes_the_entry_back(books: Books) -> None:
     assert books.end(failing) is Outcome.FAILED
 
     assert (books.entries(), books.prepared.pending()) == (0, [])
+    assert books.connections._free.qsize() == 1, "it is free for another message"
 
 
 def test_a_worker_that_lost_its_message_leaves_no_entry(books: Books) -> None:
@@ -63,7 +64,7 @@ def test_after_a_lost_answer_recovery_finishes_by_the_outcome(books: Books, comm
     books.fate = (lambda _: None) if committed else SqliteDesk.rollback
     assert books.end(entering) is Outcome.BACK
     assert (books.entries(), len(books.prepared.pending())) == (0, 1)
-    assert books.connections._free.qsize() == 1, "its place is free for another message"
+    assert books.connections._free.get_nowait() is None, "its place is free, and not for one that has something prepared"
 
     books.recover()
 
