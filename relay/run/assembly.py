@@ -8,8 +8,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException
-
 from relay.capture.resolver import Resolver
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
@@ -35,7 +33,7 @@ from relay.kafka.unawaited import UnawaitedAppender
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.avro_values import AvroDecoder
-from relay.message.errors import ConfigError, RelayError, Stopped
+from relay.message.errors import ConfigError, Stopped
 from relay.message.identity import Rule, rules
 from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
@@ -129,7 +127,7 @@ def assemble(config: RelayConfig, route_name: str, number: int) -> RouteWorker:
     try:
         return _assembled(config, route, number)
     except (ConfigError, Stopped) as refused:
-        with suppress(RelayError, KafkaException):  # it is the supervisor's to say in any case
+        with suppress(Exception):  # whatever it fails for, it is the supervisor's to say in any case
             _tell_refused(config, route, number, str(refused))
         raise
 

@@ -289,7 +289,7 @@ CAPTURE_GUARDS: Final = (
     Guard(
         "untaken_overtaken",
         "what too many ranges kept from being taken in is overtaken",
-        Named("tests/unit/test_intake.py", "test_what_comes_behind_too_many_ranges_is_read_again"),
+        Named("tests/unit/test_intake_bounds.py", "test_what_comes_behind_too_many_ranges_is_read_again"),
     ),
 )
 QUEUE_GUARDS: Final = (

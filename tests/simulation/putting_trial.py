@@ -55,7 +55,9 @@ class PuttingTrial(RouteTrial):
         if further.random() < 0.15:
             self.waiting_max = further.choice((1, 5, 30))
         super().__init__(seed, tracing=tracing, only=only)
-        self._go_on_with(self._rng.choice(AUDIENCES), in_order=self._rng.random() < 0.2)
+        self._go_on_with(self._rng.choice(AUDIENCES))
+        if self._rng.random() < 0.2:
+            self._configure({"in_order": True})
         if self.waiting_max is not None:
             self._configure({"waiting_max": self.waiting_max})
 
@@ -97,7 +99,9 @@ class PuttingTrial(RouteTrial):
             self.outcome.faults.append("queue:locked_rows")
             database_atlas.locked_rows(self._database, self._further, FAULTS_S, (OPENED, DELIVERIES, "relay_queue_group"))
         if rng.random() < 0.3:
-            world.at(rng.uniform(1.0, FAULTS_S), self._go_on_with, rng.choice(AUDIENCES))
+            at, subscribers = rng.uniform(1.0, FAULTS_S), rng.choice(AUDIENCES)
+            if not self.crew.config.queues[QUEUE].in_order:  # a group that comes first now would get what follows before what waits for others
+                world.at(at, self._go_on_with, subscribers)
 
     def _pause(self, subject: Subject, wanted: Wanted) -> None:
         self._wish(subject, wanted)
@@ -133,10 +137,10 @@ class PuttingTrial(RouteTrial):
     def _tell(self, key: bytes, value: bytes | None) -> None:
         self.cluster.topics.by_name[f"{RELAY}.control"].partitions[0].append([NewRecord(key, value, [], 0)])
 
-    def _go_on_with(self, subscribers: Mapping[str, SubscriberEntry], *, in_order: bool | None = None) -> None:
+    def _go_on_with(self, subscribers: Mapping[str, SubscriberEntry]) -> None:
         """Give the queue these subscribers; workers hear of it as they start."""
         self._audiences.append(dict(subscribers))
-        self._configure({"subscribers": dict(subscribers), **({} if in_order is None else {"in_order": in_order})})
+        self._configure({"subscribers": dict(subscribers)})
         settings = self.crew.config.queues[QUEUE].settings()
         for group in settings.audience.groups:
             for name in group.members:
