@@ -213,8 +213,8 @@ class CaptureBlock:
         exist or is compacted, Unreachable.
         """
         self._refuse_unless_open()
+        message.check_text(topic=topic, key=key, type=type, id=id, subject=subject, content_type=content_type, time=time)
         facts = self._publisher.topic(topic)
-        message.check_text(key=key, type=type, id=id, subject=subject, content_type=content_type, time=time)
         message.check_type(type)
         message.check_id(id)
         raw_key = message.encoded_key(key)

@@ -32,7 +32,8 @@ _RESERVED: Final = frozenset(
         envelope.INCARNATION,
     }
 )
-_TEXTS: Final = frozenset({"subject", "content_type", "time"})
+_TEXTS: Final = frozenset({"topic", "type"})
+_TEXTS_IF_GIVEN: Final = frozenset({"subject", "content_type", "time"})
 _RECORD_OVERHEAD: Final = 100
 """At most so many bytes does a record batch add to a record: 61 for the batch, lengths and offsets."""
 
@@ -77,8 +78,10 @@ def check_text(**arguments: object) -> None:
     """Raise CaptureError, naming the argument of `publish` that is no text, or one that UTF-8 does not have."""
     for name, text in arguments.items():
         if not isinstance(text, str):
-            if name == "type" or (name in _TEXTS and text is not None):
+            if name in _TEXTS or (name in _TEXTS_IF_GIVEN and text is not None):
                 raise CaptureError(f"{name} = {text!r} is no text; give one")
+        elif not text and name in _TEXTS:
+            raise CaptureError(f"{name} = '' names nothing; give a text")
         elif not text.isascii() and not is_utf8(text):
             raise CaptureError(f"{name}: it holds half of a surrogate pair, which UTF-8 does not have")
 

@@ -89,6 +89,19 @@ def test_what_is_no_text_where_text_is_wanted_is_refused_by_its_name(block: Capt
         block.publish("orders", {}, **given)
 
 
+@pytest.mark.parametrize("given", [5, None, b"orders", ""])
+def test_what_names_no_topic_is_refused_by_its_name(block: CaptureBlock, publisher: Publisher, given: Any) -> None:
+    with pytest.raises(CaptureError, match=r"^topic = .* (is no text; give one|names nothing; give a text)"):
+        block.publish(given, {})
+
+    assert publisher.admitted == []
+
+
+def test_a_type_that_says_nothing_is_refused(block: CaptureBlock) -> None:
+    with pytest.raises(CaptureError, match=r"^type = '' names nothing; give a text"):
+        block.publish("orders", {}, type="")
+
+
 @pytest.mark.parametrize("given", [1.0, "1", 1.5])
 def test_a_partition_that_is_no_whole_number_is_refused(block: CaptureBlock, publisher: Publisher, given: Any) -> None:
     with pytest.raises(CaptureError, match=r"^partition = .* is no whole number"):
