@@ -17,6 +17,7 @@ from relay.resources.patience import Awaited, await_on
 from relay.resources.port import AgedRow, DecisionRow, RowLocked, UnmarkedRow, identity_of
 from relay.resources.postgresql_pooler import refuse_shared
 from relay.resources.postgresql_session import PostgresqlSession
+from relay.resources.postgresql_states import TIME_IS_OVER
 
 CONNECT_TIMEOUT_S: Final = 5
 TCP_TIMEOUT_MS: Final = 10_000
@@ -59,9 +60,10 @@ def leaves_commit_open(error: psycopg.Error) -> bool:
     """Does an error that COMMIT met leave open whether it took effect?
 
     So does one of the connection, and of the server as a whole: one that is told to cancel while it flushes has committed. So does
-    whatever it ends the connection with: one that finds no room for the rest of its log may have written the commit before.
+    whatever it ends the connection with: one that finds no room for the rest of its log may have written the commit before. Only
+    what took too long was ended before COMMIT was heard.
     """
-    is_end = error.diag.severity_nonlocalized in {"FATAL", "PANIC"}
+    is_end = error.diag.severity_nonlocalized in {"FATAL", "PANIC"} and error.sqlstate not in TIME_IS_OVER
     return is_end or error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
 
 
