@@ -26,9 +26,12 @@ from relay.run import clock
 
 INITDB_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0
+RECOVERY_TIMEOUT_S = 300.0
+"""For one that says that it recovers: it has up to ``max_wal_size`` to go through, and all files to write to the disk."""
 STOP_GRACE_S = 20.0
 _POLL_S = 0.02
 _STILL_IN_USE = "pre-existing shared memory block"
+_RECOVERS = "the database system is "
 
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": LOOPBACK,
@@ -86,21 +89,22 @@ class PostgresServer:
         if not (self.directory / "access.json").exists():
             self._initialise(account, programs, tell)
         account.reach(self._data, tell)
-        deadline = clock.monotonic() + START_TIMEOUT_S
+        begun = clock.monotonic()
         if not self.is_running():
             self._spawn(account, programs)
         while (silence := self._silence()) is not None:
+            allowed_s = RECOVERY_TIMEOUT_S if _RECOVERS in silence else START_TIMEOUT_S
+            is_late = clock.monotonic() - begun > allowed_s
             if self.process() is None:
                 # Orphans of a killed server hold its memory until they notice: retry, they end by themselves.
-                if _STILL_IN_USE not in tail(self._log, 3) or clock.monotonic() > deadline:
+                if _STILL_IN_USE not in tail(self._log, 3) or is_late:
                     raise CheckFailed(
                         f"PostgreSQL ended while starting; the end of {self._log}:\n{tail(self._log)}"
                     )
                 self._spawn(account, programs)
-            if clock.monotonic() > deadline:
-                raise Unreachable(
-                    f"PostgreSQL did not answer in {START_TIMEOUT_S:g} s ({silence}): look into {self._log}."
-                )
+            if is_late:
+                words = (silence.splitlines() or [""])[-1]
+                raise Unreachable(f"PostgreSQL did not answer in {allowed_s:g} s ({words}): look into {self._log}.")
             clock.sleep(_POLL_S)
 
     def stop(self, mode: StopMode = StopMode.FAST) -> bool:
@@ -181,11 +185,11 @@ class PostgresServer:
         RecordedProcess.start(command, record, self._log, Path("/"), **account.process_arguments())
 
     def _silence(self) -> str | None:
-        """Return why it does not answer, in the driver's last words; None if it does."""
+        """Return why it does not answer, in the driver's words; None if it does."""
         try:
             check_answers(self.url)
         except Unreachable as error:
-            return (str(error.__cause__).splitlines() or [""])[-1]  # retry: starting up is the state being waited out
+            return str(error.__cause__)  # retry: starting up is the state being waited out
         return None
 
 
