@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from relay.capture import publisher
 from relay.capture.async_block import AsyncCaptureBlock
 from relay.capture.publisher import Capture, DefaultTiming
 from relay.kafka.appender import Receipt, Record
@@ -49,6 +52,28 @@ class Pause:
     def __call__(self, *_: object) -> None:
         self.reached.set()
         assert self.may_go_on.wait(WAIT_S)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shop.db"
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def make(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Capture]]:
+    monkeypatch.setattr(publisher, "CLOSE_S", 0.1)  # what a coroutine left behind is not waited for
+    with ExitStack() as made:
+        yield lambda **options: made.enter_context(opened(path, log, **options))
+
+
+@pytest.fixture
+def capture(make: Callable[..., Capture]) -> Capture:
+    return make()
 
 
 def opened(path: Path, log: Log, **options: Any) -> Capture:

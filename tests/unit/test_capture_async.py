@@ -7,43 +7,36 @@ import gc
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from relay.capture import async_block, publisher
+from relay.capture import async_block
 from relay.capture.async_block import AsyncCaptureBlock, AsyncSavepoint, BlockThreads
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError, Unreachable
 from relay.run import schedule
-from tests.unit.async_capture_site import INSERT, WAIT_S, Log, Pause, at_rest, opened, orders, place, until
+from tests.unit.async_capture_site import (
+    INSERT,
+    WAIT_S,
+    Log,
+    Pause,
+    at_rest,
+    capture,
+    log,
+    make,
+    orders,
+    path,
+    place,
+    until,
+)
 
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "shop.db"
-
-
-@pytest.fixture
-def log() -> Log:
-    return Log()
-
-
-@pytest.fixture
-def make(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Capture]]:
-    monkeypatch.setattr(publisher, "CLOSE_S", 0.1)  # what a coroutine left behind is not waited for
-    with ExitStack() as made:
-        yield lambda **options: made.enter_context(opened(path, log, **options))
-
-
-@pytest.fixture
-def capture(make: Callable[..., Capture]) -> Capture:
-    return make()
+__all__ = ["capture", "log", "make", "path"]
 
 
 def test_a_block_commits_statements_and_messages(capture: Capture, path: Path, log: Log) -> None:

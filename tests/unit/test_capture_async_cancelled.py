@@ -6,14 +6,14 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from relay.capture import async_block, publisher
+from relay.capture import async_block
 from relay.capture.async_block import AsyncCaptureBlock, _Steps
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
@@ -25,34 +25,17 @@ from tests.unit.async_capture_site import (
     Log,
     Pause,
     at_rest,
-    opened,
+    capture,
+    log,
+    make,
     orders,
+    path,
     place,
     until,
     writable,
 )
 
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "shop.db"
-
-
-@pytest.fixture
-def log() -> Log:
-    return Log()
-
-
-@pytest.fixture
-def make(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Capture]]:
-    monkeypatch.setattr(publisher, "CLOSE_S", 0.1)  # what a coroutine left behind is not waited for
-    with ExitStack() as made:
-        yield lambda **options: made.enter_context(opened(path, log, **options))
-
-
-@pytest.fixture
-def capture(make: Callable[..., Capture]) -> Capture:
-    return make()
+__all__ = ["capture", "log", "make", "path"]
 
 
 async def cancelled_at(event: threading.Event, task: asyncio.Task[Any]) -> None:
