@@ -26,6 +26,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.config.routes import TopicDestination
 from relay.config.timing import Timing
+from relay.delivery.deadletter import Letters
 from relay.delivery.topic_recovery import TopicRecovery
 from relay.kafka.bench_clients import append, consume_plainly
 from relay.kafka.group import GroupConsumer
@@ -190,6 +191,7 @@ def _recover(config: RelayConfig) -> Cost:
         transactional_id=config.transactional_id(ROUTE, 0),
         monitor_topic=monitor,
         outputs=[LogPartition(to.topic, number) for number in range(PARTITIONS)],
+        letters=Letters(route=ROUTE, target=to.topic, group="", topic=config.deadletter_topic, partitions=0),
     )
     started, before, idle = clock.monotonic(), _cpu_s(), _peak_mib()
     found = recovery.run(

@@ -6,11 +6,13 @@ letters of that route and key with a lower ``replay_count`` count no more.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
+from zlib import crc32
 
 from relay.message.envelope import ID, REDRIVEN, UNTOLD_CODE, Headers, outgoing
 from relay.message.errors import MessageRejected
-from relay.message.record import LogMessage
+from relay.message.record import LogMessage, LogPartition
 
 PREFIX: Final = "__relay.errors."
 SENTENCE_CHARACTERS_MAX: Final = 1000
@@ -37,44 +39,55 @@ OUTPUT_LOST: Final = MessageRejected(
 )
 
 
-def dead_letter(
-    message: LogMessage,
-    cause: MessageRejected,
-    *,
-    route: str,
-    target: str,
-    group: str,
-    attempts: int,
-    first_failed_at: str | None = None,
-    last_failed_at: str | None = None,
-    replay_count: int = 0,
-) -> tuple[bytes, bytes | None, Headers]:
-    """Return (key, value, headers) of the record for ``<relay>.deadletter``.
+@dataclass(slots=True)
+class DeadRecord:
+    """A dead letter on its way, or what takes one back: where it goes and what it says."""
 
-    The key is the digest in hexadecimal: the record is written at least once on table routes, so readers key by it.
-    ``first_failed_at`` and ``last_failed_at`` are RFC 3339 times for people; the header is left out without one.
-    """
-    facts = {
-        "route": route,
-        "target": target,
-        "stage": cause.stage,
-        "code": cause.code,
-        "class": type(cause.__cause__ or cause).__name__,
-        "message": _one_line(str(cause))[:SENTENCE_CHARACTERS_MAX],
-        "topic": message.topic,
-        "partition": str(message.partition),
-        "offset": str(message.offset),
-        "timestamp": str(message.timestamp_ms),
-        "group": group,
-        "attempts": str(attempts),
-        "first_failed_at": first_failed_at or last_failed_at,
-        "last_failed_at": last_failed_at or first_failed_at,
-        "replay_count": str(replay_count),
-    }
-    headers = [header for header in outgoing(message.headers) if not header[0].startswith(PREFIX)]
-    headers += [(PREFIX + name, fact.encode()) for name, fact in facts.items() if fact is not None]
-    headers.append((PREFIX + "message_id", _cut(message.header(ID) or b"")))
-    return message.digest.hex().encode(), message.value, headers
+    partition: LogPartition
+    key: bytes
+    value: bytes | None
+    headers: Headers
+
+
+class Letters:
+    """The dead letters of one route, whose ``target`` and consumer ``group`` they name; those of a lane lie in one partition."""
+
+    def __init__(self, *, route: str, target: str, group: str, topic: str, partitions: int) -> None:
+        self.places = [LogPartition(topic, p) for p in range(partitions)]
+        self._route = route
+        self._target = target
+        self._group = group
+
+    def of(self, message: LogMessage, cause: MessageRejected, replay: int) -> DeadRecord:
+        """Return the letter of a message that died after so many redrives.
+
+        The key is the digest in hexadecimal: the record is written at least once on table routes, so readers key by it. No
+        worker's clock dates it: the topic's time is the brokers'.
+        """
+        facts = {
+            "route": self._route,
+            "target": self._target,
+            "stage": cause.stage,
+            "code": cause.code,
+            "class": type(cause.__cause__ or cause).__name__,
+            "message": _one_line(str(cause))[:SENTENCE_CHARACTERS_MAX],
+            "topic": message.topic,
+            "partition": str(message.partition),
+            "offset": str(message.offset),
+            "timestamp": str(message.timestamp_ms),
+            "group": self._group,
+            "attempts": "1",
+            "replay_count": str(replay),
+        }
+        headers = [header for header in outgoing(message.headers) if not header[0].startswith(PREFIX)]
+        headers += [(PREFIX + name, fact.encode()) for name, fact in facts.items()]
+        headers.append((PREFIX + "message_id", _cut(message.header(ID) or b"")))
+        place = self.places[crc32(message.lane) % len(self.places)]
+        return DeadRecord(place, message.digest.hex().encode(), message.value, headers)
+
+    def taking_back(self, message: LogMessage, replay: int) -> DeadRecord:
+        """Return the record that takes the letters of a message back, which this redrive has delivered."""
+        return self.of(message._replace(value=None), TAKEN_BACK, replay)
 
 
 def _cut(identifier: bytes) -> bytes:

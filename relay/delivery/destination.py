@@ -35,10 +35,10 @@ class Destination(Protocol):
         """Find out what became of everything attempted before, take over, and say where to read on."""
 
     def submit(self, batch: Batch) -> None:
-        """Deliver a batch, or hand it on to be delivered; at most one is under way."""
+        """Deliver a batch, or hand it on to be delivered."""
 
     def settled(self) -> bool:
-        """Is nothing under way? Raises what went wrong with the last batch."""
+        """Is there room for another batch? Raises what went wrong with an earlier one."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until nothing is under way, at most so long."""

@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from relay.delivery.deadletter import DeadRecord
 from relay.delivery.ports import Transaction
 from relay.delivery.position_note import PositionNote
 from relay.delivery.sightings import SOON_S, UNTOLD_MAX, Committed, Sightings, Watch
@@ -29,16 +30,6 @@ from relay.run.crash import crash_point
 
 log = structlog.get_logger("relay.topic")
 WARN_S: Final = 600.0
-
-
-@dataclass(slots=True)
-class DeadRecord:
-    """A dead letter on its way, or what takes one back: where it goes and what it says."""
-
-    partition: LogPartition
-    key: bytes
-    value: bytes | None
-    headers: Headers
 
 
 @dataclass(slots=True)

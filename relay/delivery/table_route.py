@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
-from zlib import crc32
+from dataclasses import dataclass
+from typing import Any, Final
 
 import structlog
 
 from relay.delivery.anchor_rows import AnchorRows
 from relay.delivery.batch import Batch, Counts
-from relay.delivery.deadletter import TAKEN_BACK, dead_letter
+from relay.delivery.deadletter import Letters
+from relay.delivery.entering import Appends, Bundle, Entered, Entering
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks
 from relay.delivery.inbox_ages import InboxMarks, Rungs
 from relay.delivery.inbox_messages import as_message, read_again
@@ -25,13 +25,10 @@ from relay.delivery.numbering import HORIZON_S, RangeUpkeep, closings, judged, k
 from relay.delivery.ports import Group, KafkaPorts, Starts
 from relay.delivery.sifting import sift
 from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
-from relay.message.envelope import Headers
-from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
-from relay.monitor.entries import DEAD, DELIVERED, Page, Proof, encode, pages
+from relay.monitor.entries import DEAD, DELIVERED
 from relay.monitor.index import Standing
 from relay.monitor.ranges import RangeKey, RangeLimits, Ranges
-from relay.run import randomness
 from relay.run.crash import crash_point
 from relay.transfer.cursor import DUPLICATE, InboxRow, TableCursor, Verdict
 from relay.transfer.sending import Sending
@@ -43,28 +40,6 @@ READ_AT_ONCE: Final = 20_000
 ASKED_AGAIN_S: Final = 30.0
 """So long at most a database that went back to an older state behind an idle worker, as a standby may be when it takes over, lacks rows."""
 TRIM_PERIOD_S: Final = 10.0
-FLUSH_TIMEOUT_S: Final = 30.0
-
-
-class Appends(Protocol):
-    """Appends records outside a transaction and knows what is acknowledged."""
-
-    def bundle(self, token: object) -> Any:
-        """Open a bundle of records that count as acknowledged together."""
-
-    def append(
-        self, bundle: Any, partition: LogPartition, key: bytes, value: bytes | None, headers: Headers | None = None
-    ) -> None:
-        """Append one record as part of a bundle."""
-
-    def close(self, bundle: Any) -> None:
-        """Nothing more joins this bundle."""
-
-    def acknowledged(self) -> list[object]:
-        """Return the tokens of the bundles that are wholly acknowledged, in order."""
-
-    def flush(self, timeout_s: float) -> None:
-        """Wait for every acknowledgement."""
 
 
 @dataclass(slots=True)
@@ -75,17 +50,6 @@ class Shipment:
     messages: list[LogMessage]
     prepared: Any
     tried: Counts
-
-
-@dataclass(slots=True, eq=False)
-class Entered:
-    """What a bundle of entries stands for: their pages, which count once it is acknowledged, the digests in them, and
-    the positions below which the monitor has everything then."""
-
-    positions: dict[LogPartition, int]
-    pages: list[Page] = field(default_factory=list)
-    digests: set[bytes] = field(default_factory=set)
-    is_redriven: bool = False
 
 
 class TableDelivery:
@@ -99,12 +63,9 @@ class TableDelivery:
         appends: Callable[[], Appends],
         *,
         route: str,
-        target: str,
-        group_id: str,
         worker_id: str,
         monitor_topic: str,
-        deadletter_topic: str,
-        deadletter_partitions: int,
+        letters: Letters,
         keep_inbox_s: float | None,
         limits: RangeLimits | None = None,
         horizon_s: float = HORIZON_S,
@@ -116,14 +77,11 @@ class TableDelivery:
         self._ports = ports
         self._cursor = cursor
         self._sending = sending
-        self._open_appends = appends
-        self._appends = appends()
+        self._entering = Entering(appends, worker_id, monitor_topic)
+        self._letters = letters
         self._route = route
-        self._target = target
-        self._group_id = group_id
         self._worker = worker_id
         self._monitor = monitor_topic
-        self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]
         self._keep_inbox_s = keep_inbox_s
         self._limits = limits or RangeLimits()
         self._upkeep = RangeUpkeep(ports, monitor_topic, horizon_s)
@@ -132,14 +90,11 @@ class TableDelivery:
         self._now = 0.0
         self._views: dict[int, MonitorView] = {}
         self._under_way: deque[Shipment] = deque()
-        self._entering: deque[Entered] = deque()
         self._durable: dict[LogPartition, int] = {}
         self._trimmable = Rungs(keep_inbox_s)
         self._marks = InboxMarks()
         self._anchors = AnchorRows()
         self._trim_at = 0.0
-        self._instance = randomness.uuid_bytes()
-        self._n = 0
 
     def recover(
         self,
@@ -151,8 +106,7 @@ class TableDelivery:
     ) -> dict[LogPartition, int]:
         """Raise the epoch, read position, monitor and inbox, and write the entries that the monitor lacks."""
         self.abandon()
-        self._appends = self._open_appends()
-        self._instance, self._n = randomness.uuid_bytes(), 0
+        self._entering.start()
         claims = self._anchors.take(self._marks.take(self._cursor.claim({p: topic_ids[p.topic] for p in assigned})))
         crash_point("recovery.raised")
         self._views = {view.partition: view for view in views}
@@ -239,11 +193,9 @@ class TableDelivery:
         """Run the resend timer; trim what the monitor holds by now."""
         self._sending.tend(now)
         self.counts.resent = self._sending.resent
-        for token in self._appends.acknowledged():
-            assert isinstance(token, Entered)
-            self._entering.remove(token)
-            self._index(token)
-            self._trimmable.note(token.positions, now)
+        for entered in self._entering.acknowledged():
+            self._index(entered)
+            self._trimmable.note(entered.positions, now)
         self._now = now
         for partition, keys in self._upkeep.tend(now, self._views.values(), self._topics).items():
             self._forgotten.setdefault(partition, []).extend(keys)
@@ -253,7 +205,7 @@ class TableDelivery:
 
     def entering(self) -> AbstractSet[bytes]:
         """Digests of messages whose rows are committed, and whose entries are still on their way to the monitor."""
-        return set[bytes]().union(*(token.digests for token in self._entering))
+        return self._entering.digests()
 
     def abandon(self) -> None:
         """Let go of what is under way: whether it took effect, the inbox tells the next recovery."""
@@ -266,7 +218,7 @@ class TableDelivery:
 
     def close(self) -> None:
         """Wait for the monitor's acknowledgements and give the connections back."""
-        self._appends.flush(FLUSH_TIMEOUT_S)
+        self._entering.flush()
         if self._sending.close():
             self._cursor.close()
 
@@ -302,7 +254,7 @@ class TableDelivery:
 
         So is one of a message whose entry is on its way to the monitor: the index does not know it yet.
         """
-        if not self._under_way and not self._entering:
+        if not self._under_way and self._entering.is_idle:
             return fresh
         on_their_way = {message.digest for shipment in self._under_way for message in shipment.messages}
         on_their_way |= self.entering()
@@ -316,8 +268,7 @@ class TableDelivery:
         entered: list[LogMessage] = []
         outcomes = bytearray()
         applied: list[int] = []
-        token, bundle = self._bundle(shipment.batch.positions)
-        token.is_redriven = bool(replays)
+        bundle = self._entering.open(shipment.batch.positions, is_redriven=bool(replays))
         for message, verdict in zip(shipment.messages, verdicts, strict=True):
             outcome = verdict.outcome
             if outcome == DUPLICATE:
@@ -333,16 +284,16 @@ class TableDelivery:
                 tried.delivered += 1
             elif outcome == DEAD and verdict.cause is not None:
                 tried.died(verdict.cause.code)
-                self._append_dead(bundle, message, verdict.cause, replays.get(message.digest, self._replay(message)))
+                replay = replays.get(message.digest, self._replay(message))
+                self._entering.letter(bundle, self._letters.of(message, verdict.cause, replay))
             if replays and outcome == DELIVERED:
-                self._append_dead(bundle, message._replace(value=None), TAKEN_BACK, replays[message.digest])
-        token.digests.update(message.digest for message in entered)
+                self._entering.letter(bundle, self._letters.taking_back(message, replays[message.digest]))
+        bundle.entered.digests.update(message.digest for message in entered)
         if replays or DEAD in outcomes:
             self._letters_first()
         numbered = bytes(replays[message.digest] for message in entered) if replays else self._replays(entered)
-        for number, page in enumerate(self._entries(entered, bytes(outcomes), applied, numbered)):
-            self._write(bundle, token, page, number)
-        self._appends.close(bundle)
+        self._entering.enter(bundle, entered, bytes(outcomes), applied, numbered)
+        self._entering.close(bundle)
         crash_point("table.entered")
         self._durable.update(shipment.batch.positions)
         self.counts.add(tried)
@@ -357,47 +308,11 @@ class TableDelivery:
     def _replay(self, message: LogMessage) -> int:
         return self._views[message.partition].index.replay(message.digest)
 
-    def _entries(
-        self,
-        messages: list[LogMessage],
-        outcomes: bytes,
-        applied: list[int],
-        replays: bytes,
-        recovery: str | None = None,
-    ) -> list[Page]:
-        """Entries proven by the inbox's transaction; instance and n only make their keys unique."""
-        if not messages:
-            return []
-        self._n += 1
-        return list(
-            pages(
-                messages,
-                worker=self._worker,
-                instance=self._instance,
-                n=self._n,
-                proof=Proof.PROVEN,
-                recovery=recovery,
-                outcomes=outcomes,
-                replays=replays if any(replays) else b"",
-                destinations=applied,
-            )
-        )
-
-    def _bundle(self, positions: Mapping[LogPartition, int]) -> tuple[Entered, Any]:
-        token = Entered(dict(positions))
-        self._entering.append(token)
-        return token, self._appends.bundle(token)
-
-    def _write(self, bundle: Any, token: Entered, page: Page, number: int) -> None:
-        key, value = encode(page, number)
-        self._appends.append(bundle, LogPartition(self._monitor, page.partition), key, value)
-        token.pages.append(page)
-
-    def _index(self, token: Entered) -> None:
+    def _index(self, entered: Entered) -> None:
         """Know what the monitor has: before that, a recovery must find it missing and write it again."""
-        for page in token.pages:
+        for page in entered.pages:
             self._views[page.partition].index.add_page(page)
-        token.pages = []
+        entered.pages = []
 
     def _enter_inbox(self, assigned: Sequence[LogPartition], meanwhile: Callable[[], object]) -> int:
         """Write the entries of inbox rows that the monitor lacks: a predecessor died between commit and entry.
@@ -407,7 +322,7 @@ class TableDelivery:
         """
         entered = 0
         for rows in self._cursor.inbox(list(assigned)):
-            token, bundle = self._bundle({})
+            bundle = self._entering.open({})
             stands = list(zip(rows, self._standings(rows), strict=True))
             missing = [row for row, known in stands if known is None]
             # A redrive was committed, and its entry did not arrive: the monitor still says that the message is dead.
@@ -415,30 +330,28 @@ class TableDelivery:
             # Of one that is entered, whether the record that takes its dead letters back arrived is not known.
             known = [(row, one.replay) for row, one in stands if one and _is_redriven(row, one)]
             for row, replay in [*revived, *(known if self._keep_inbox_s is None else ())]:
-                self._append_dead(bundle, as_message(row), TAKEN_BACK, replay)
+                self._entering.letter(bundle, self._letters.taking_back(as_message(row), replay))
             self._repeat_dead_letters(bundle, rows if self._keep_inbox_s is None else missing, meanwhile)
             self._letters_first()
-            self._enter(bundle, token, [*((row, self._replay(as_message(row))) for row in missing), *revived])
+            self._enter(bundle, [*((row, self._replay(as_message(row))) for row in missing), *revived])
             entered += len(missing) + len(revived)
-            self._appends.close(bundle)
+            self._entering.close(bundle)
             crash_point("recovery.entering")
-            self._appends.flush(FLUSH_TIMEOUT_S)
-            self._index(token)
+            self._entering.flush()
+            self._index(bundle.entered)
             meanwhile()
         return entered
 
-    def _enter(self, bundle: Any, token: Entered, rows: Sequence[tuple[InboxRow, int]]) -> None:
+    def _enter(self, bundle: Bundle, rows: Sequence[tuple[InboxRow, int]]) -> None:
         """Write entries of inbox rows, each with its replay number."""
         for partition in {row.partition for row, _ in rows}:
             mine = [(row, replay) for row, replay in rows if row.partition == partition]
             group = [as_message(row) for row, _ in mine]
             outcomes, applied = bytes(row.outcome for row, _ in mine), [row.applied for row, _ in mine]
             replays = bytes(replay for _, replay in mine)
-            found = self._entries(group, outcomes, applied, replays, self._worker)
-            for number, page in enumerate(found):
-                self._write(bundle, token, page, number)
+            self._entering.enter(bundle, group, outcomes, applied, replays, recovery=self._worker)
 
-    def _repeat_dead_letters(self, bundle: Any, rows: Sequence[InboxRow], meanwhile: Callable[[], object]) -> None:
+    def _repeat_dead_letters(self, bundle: Bundle, rows: Sequence[InboxRow], meanwhile: Callable[[], object]) -> None:
         """Append the dead letters of inbox rows again: whether the predecessor's arrived is not known.
 
         A row outlives its dead letter's acknowledgement only until it is trimmed, so repeats are few; readers key
@@ -451,29 +364,23 @@ class TableDelivery:
         with self._ports.reader(committed=True, meanwhile=meanwhile) as reader:
             for message in read_again(reader, dead):
                 del gone[LogPartition(message.topic, message.partition), message.offset]
-                self._append_dead(bundle, message, LOST_CAUSE, self._replay(message))
+                self._entering.letter(bundle, self._letters.of(message, LOST_CAUSE, self._replay(message)))
         for row in gone.values():
             log.error("payload lost", topic=row.partition.topic, partition=row.partition.partition, offset=row.offset)
             message = as_message(row)
-            self._append_dead(bundle, message, LOST_PAYLOAD, self._replay(message))
+            self._entering.letter(bundle, self._letters.of(message, LOST_PAYLOAD, self._replay(message)))
 
     def _letters_first(self) -> None:
         """Where rows are kept for the horizon, an entry says that the letter arrived: nobody repeats it after that."""
         if self._keep_inbox_s is not None:
-            self._appends.flush(FLUSH_TIMEOUT_S)
-
-    def _append_dead(self, bundle: Any, message: LogMessage, cause: MessageRejected, replay: int) -> None:
-        key, value, headers = dead_letter(
-            message, cause, route=self._route, target=self._target, group=self._group_id, attempts=1, replay_count=replay
-        )
-        self._appends.append(bundle, self._deads[crc32(message.lane) % len(self._deads)], key, value, headers)
+            self._entering.flush()
 
     def _standings(self, rows: Sequence[InboxRow]) -> list[Standing | None]:
         return [self._views[row.partition.partition].index.standings([row.digest])[0] for row in rows]
 
     def _awaits_redriven(self) -> bool:
         under_way = any(one.batch.replays for one in self._under_way)
-        return under_way or any(token.is_redriven for token in self._entering)
+        return under_way or self._entering.has_redriven
 
     def _trim(self, now: float) -> None:
         """Have the rows below what is acknowledged for long enough deleted.

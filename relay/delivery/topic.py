@@ -5,35 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, NoReturn
-from zlib import crc32
 
 import structlog
 
 from relay.delivery.batch import Batch, Counts
 from relay.delivery.carrying import Carrying
-from relay.delivery.deadletter import LETTER_LOST, OUTPUT_LOST, TAKEN_BACK, UNTOLD, dead_letter
+from relay.delivery.deadletter import DeadRecord, Letters
 from relay.delivery.evidence_reading import MonitorView
-from relay.delivery.inbox_messages import as_message
+from relay.delivery.lane_outputs import LaneOutputs
 from relay.delivery.narrowing import Narrowing
 from relay.delivery.numbering import HORIZON_S, RangeUpkeep, accept, closings, judged, written
 from relay.delivery.ports import Book, Group, KafkaPorts, Starts
-from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
+from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.sifting import sift
 from relay.delivery.told import Persons, split
 from relay.delivery.topic_recovery import TopicRecovery
-from relay.delivery.unshown import Again, Derive, Missing
+from relay.delivery.unshown import Derive
+from relay.delivery.written_again import WrittenAgain
 from relay.message.errors import Fenced, InDoubt, MessageRejected, RecordRefused, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.monitor.entries import DEAD, DELIVERED, InputRange, Page, pages
+from relay.monitor.entries import DEAD, InputRange, Page, pages
 from relay.monitor.ranges import Closings, RangeEntry, RangeLimits, Ranges
 from relay.monitor.resolution import Resolution
-from relay.transfer.cursor import InboxRow
 
 log = structlog.get_logger("relay.topic")
 READ_AT_ONCE: Final = 500
 """Few enough that what records become still lies in the processor's cache when it is used."""
-LANE_KEPT_MAX: Final = 1024
-"""A lane's name may be a key or a source as large as a record; such a one is not remembered."""
 CLAIMS_PER_HORIZON: Final = 4
 LOOK_S: Final = 1.0
 """Between batches outputs are asked for so often, while some were not seen closed."""
@@ -57,8 +54,7 @@ class TopicDelivery:
         topic: str,
         topic_partitions: int,
         output_id: bytes = b"",
-        deadletter_topic: str,
-        deadletter_partitions: int,
+        letters: Letters,
         stop_on_dead: bool,
         book: Book | None = None,
         limits: RangeLimits | None = None,
@@ -67,26 +63,24 @@ class TopicDelivery:
         keeps_all: bool = True,
         kept: Mapping[str, float] | None = None,
     ) -> None:
-        self._keeps_all = keeps_all
         self._monitor = monitor_topic
         self.counts = Counts()
         self.read_at_once = READ_AT_ONCE
         self.asked_again_s = float("inf")
         self._narrowing = Narrowing()
-        self._outputs = [LogPartition(topic, p) for p in range(topic_partitions)]
-        self._deads = [LogPartition(deadletter_topic, p) for p in range(deadletter_partitions)]
+        self._outputs = LaneOutputs([LogPartition(topic, p) for p in range(topic_partitions)])
+        self._letters = letters
         self._recovery = TopicRecovery(
             ports,
             transactional_id=transactional_id,
             monitor_topic=monitor_topic,
-            outputs=self._outputs,
+            outputs=self._outputs.places,
             output_id=output_id,
             group_id=group_id,
-            deads=self._deads,
-            letter=lambda message, replay: self._letter(message, UNTOLD, replay),
+            letters=letters,
             persons=Persons(book, route),
             derive=derive,
-            rewrite=self._written_again,
+            rewrite=WrittenAgain(transactional_id, self._outputs, letters, keeps_all=keeps_all),
             kept=kept,
         )
         self._told: list[Resolution] = []
@@ -102,12 +96,10 @@ class TopicDelivery:
         self._news: Mapping[int, int] = {}
         self._worker = transactional_id
         self._route = route
-        self._group_id = group_id
         self._stop_on_dead = stop_on_dead
         self._producer: SealedProducer | None = None
         self._views: dict[int, MonitorView] = {}
         self._in_doubt_to: dict[LogPartition, int] = {}
-        self._lane_outputs: dict[bytes, LogPartition] = {}
         self._topic_ids: Mapping[str, str] = {}
         self._condemned: dict[tuple[bytes, int], MessageRejected] = {}
         self._replays: Mapping[bytes, int] = {}
@@ -129,8 +121,8 @@ class TopicDelivery:
             found = self._recovery.run(assigned, views, group, starts, self._topic_ids)
         except RecordRefused as refusal:
             raise Stopped(
-                f"what a recovery writes is refused ({refusal}), since it writes again what {self._outputs[0].topic!r} or "
-                f"{self._deads[0].topic!r} has lost, or settles in the monitor; undo what was changed at these topics, "
+                f"what a recovery writes is refused ({refusal}), since it writes again what {self._outputs.places[0].topic!r} or "
+                f"{self._letters.places[0].topic!r} has lost, or settles in the monitor; undo what was changed at these topics, "
                 "max.message.bytes or message.timestamp.*.max.ms most likely"
             ) from refusal
         self._producer = found.producer
@@ -303,12 +295,12 @@ class TopicDelivery:
                 for p, reached in batch.reached.items()
                 if reached > batch.first[p] or p in redriven
             ],
-            outputs=self._by_output(good),
+            outputs=self._outputs.sort(good),
             pages=entered,
             dead=[self._dead(message, cause, tried) for message, cause in bad],
             dead_pages=dead_entered,
             taken_back=[
-                self._letter(message._replace(value=None), TAKEN_BACK, batch.replays[message.digest])
+                self._letters.taking_back(message, batch.replays[message.digest])
                 for message in (good if batch.replays else ())
             ],
             claims={p.partition for p, end in batch.positions.items() if end > batch.first[p]},
@@ -363,93 +355,9 @@ class TopicDelivery:
             )
         ]
 
-    def _by_output(self, messages: list[LogMessage]) -> dict[LogPartition, list[LogMessage]]:
-        known = self._lane_outputs
-        groups: dict[LogPartition, list[LogMessage]] = {}
-        for message in messages:
-            output = known.get(message.lane) or self._output(message.lane)
-            group = groups.get(output)
-            if group is None:
-                groups[output] = [message]
-            else:
-                group.append(message)
-        return groups
-
-    def _output(self, lane: bytes) -> LogPartition:
-        """The output partition is a function of the lane, so a lane's order is the order of one partition."""
-        found = self._lane_outputs.get(lane)
-        if found is None:
-            if len(self._lane_outputs) > 100_000:
-                self._lane_outputs.clear()
-            found = self._outputs[crc32(lane) % len(self._outputs)]
-            if len(lane) <= LANE_KEPT_MAX:
-                self._lane_outputs[lane] = found
-        return found
-
-    def _written_again(self, missing: list[Missing], gone: set[LogPartition], instance: bytes) -> Again:
-        """What a claim writes again: outputs and dead letters as they were; a letter for what the log has no more.
-
-        Where an output may have left its topic, as it may at any time where older ones of a key do not stay, the seal's word
-        is all there is: an older value behind a newer one would be worse than none. In which partition it lay its lane does
-        not tell: partitions may have been added since, or the route have another order.
-        """
-        gone = gone if self._keeps_all else {*gone, *self._outputs}
-        good: list[LogMessage] = []
-        replays: dict[bytes, int] = {}
-        letters: list[tuple[LogMessage, MessageRejected]] = []
-        untold = 0
-        for row, message in missing:
-            if any((place in self._deads) is row.is_dead for place in gone):
-                untold += 1
-                continue
-            replays[row.digest] = row.replay
-            if message is None:
-                known = InboxRow(row.digest, row.content, row.place, row.offset, DEAD, -1)
-                letters.append((as_message(known), LETTER_LOST if row.is_dead else OUTPUT_LOST))
-            elif row.is_dead:
-                letters.append((message, message.fault or LETTER_LOST))
-            else:
-                good.append(message)
-        if untold:
-            log.warning("outputs do not show and may have left their topics by now; they are taken for shown", messages=untold)
-        lost = [message for message, _ in letters]
-        return Again(
-            outputs=self._by_output(good),
-            pages=self._pages_again(good, replays, instance, DELIVERED),
-            dead=[self._letter(m, cause, replays[m.digest]) for m, cause in letters],
-            dead_pages=self._pages_again(lost, replays, instance, DEAD),
-            taken_back=[
-                self._letter(m._replace(value=None), TAKEN_BACK, replays[m.digest]) for m in good if replays[m.digest]
-            ],
-        )
-
-    def _pages_again(
-        self, messages: Sequence[LogMessage], replays: Mapping[bytes, int], instance: bytes, outcome: int
-    ) -> list[tuple[int, Page]]:
-        """Entries of what is written again; redrives have pages of their own, as they fall back to a death where they are taken back."""
-        made: list[Page] = []
-        for is_redriven in (False, True):
-            some = [message for message in messages if bool(replays[message.digest]) is is_redriven]
-            numbers = bytes(replays[message.digest] for message in some) if is_redriven else b""
-            made += pages(
-                some, worker=self._worker, instance=instance, n=1, recovery=self._worker,
-                outcomes=bytes([outcome]) * len(some), replays=numbers,
-            )  # fmt: skip
-        return [(page.partition, page) for page in made]
-
-    def _dead_place(self, lane: bytes) -> LogPartition:
-        return self._deads[crc32(lane) % len(self._deads)]
-
     def _dead(self, message: LogMessage, cause: MessageRejected, tried: Counts) -> DeadRecord:
         tried.died(cause.code)
-        return self._letter(message, cause, self._replays.get(message.digest, 0))
-
-    def _letter(self, message: LogMessage, cause: MessageRejected, replay: int) -> DeadRecord:
-        key, value, headers = dead_letter(
-            message, cause, route=self._route, target=self._outputs[0].topic, group=self._group_id, attempts=1,
-            replay_count=replay,
-        )  # fmt: skip
-        return DeadRecord(self._dead_place(message.lane), key, value, headers)
+        return self._letters.of(message, cause, self._replays.get(message.digest, 0))
 
     def _stop(self, fresh: list[LogMessage], message: LogMessage, cause: MessageRejected) -> NoReturn:
         """Deliver what lies before a message that nobody may put aside, then stop at it."""
@@ -465,7 +373,7 @@ class TopicDelivery:
         if len(fresh) == 1 and self._fault(fresh[0]) is not None:
             raise Stopped(
                 f"the dead letter of {fresh[0]!r} is refused as well ({refusal}); raise max.message.bytes of "
-                f"{self._deads[0].topic!r}, and \"message.max.bytes\" of [kafka] if it is set"
+                f"{self._letters.places[0].topic!r}, and \"message.max.bytes\" of [kafka] if it is set"
             )
         if len(fresh) == 1:
             tried = fresh[0].digest, self._replays.get(fresh[0].digest, 0)

@@ -24,13 +24,14 @@ from typing import Final, NamedTuple
 import structlog
 
 from relay.delivery.compaction import why_untold
+from relay.delivery.deadletter import UNTOLD, DeadRecord, Letters
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
 from relay.delivery.hanging import HangingTransactions
 from relay.delivery.inbox_messages import as_message, read_again
 from relay.delivery.old_leaders import check_shown, check_whole
 from relay.delivery.ports import Group, KafkaPorts, Reader, Starts, Transaction
 from relay.delivery.position_note import Stored, anchors_of, committed_by, is_hint, read_note
-from relay.delivery.sealed import DeadRecord, SealedProducer, SealedWork
+from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.delivery.sightings import Watch
 from relay.delivery.stamped_outputs import what_shows
 from relay.delivery.told import Persons
@@ -48,7 +49,7 @@ from relay.delivery.unshown import (
 )
 from relay.message.errors import NAMESAKE_REMEDY, Fenced, Retriable, Stopped, TwinDetected, Unreachable
 from relay.message.identity import CONTENT_BYTES, DIGEST_BYTES
-from relay.message.record import LogMessage, LogPartition
+from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, Begin, Page, Proof, SettleSeal
 from relay.monitor.index import DedupIndex
 from relay.monitor.recovery import settle
@@ -59,8 +60,6 @@ from relay.transfer.cursor import InboxRow
 
 log = structlog.get_logger("relay.recovery")
 FENCE_ROUNDS_MAX: Final = 5
-Letter = Callable[[LogMessage, int], DeadRecord]
-"""Makes the dead letter of a redrive of which nobody can tell; the number is the redrive's."""
 Rewrite = Callable[[list[Missing], set[LogPartition], bytes], Again]
 """Makes what a claim of this instance writes again, of what does not show, given the outputs that cannot tell."""
 
@@ -108,8 +107,7 @@ class TopicRecovery:
         outputs: Sequence[LogPartition],
         output_id: bytes = b"",
         group_id: str = "",
-        deads: Sequence[LogPartition] = (),
-        letter: Letter | None = None,
+        letters: Letters,
         persons: Persons | None = None,
         derive: Derive = lambda *_: None,
         rewrite: Rewrite = lambda *_: Again(),
@@ -121,9 +119,9 @@ class TopicRecovery:
         self._worker = transactional_id
         self._monitor = monitor_topic
         self._group_id = group_id
-        self._today = Outputs([*outputs, *deads], frozenset(deads), output_id)
+        self._today = Outputs([*outputs, *letters.places], frozenset(letters.places), output_id)
         self._kept = kept or {}
-        self._letter = letter
+        self._letters = letters
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
         self._hanging = HangingTransactions(ports, transactional_id, monitor_topic, self._today)
@@ -320,7 +318,7 @@ class TopicRecovery:
             )
         ]
         whole = {message.digest: message for message in read_again(reader, [row for row, _ in rows])}
-        return [self._letter(whole.get(row.digest) or as_message(row), replay) for row, replay in rows if self._letter]
+        return [self._letters.of(whole.get(row.digest) or as_message(row), UNTOLD, replay) for row, replay in rows]
 
     def _claim(
         self,

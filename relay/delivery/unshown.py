@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from relay.delivery.deadletter import DeadRecord
 from relay.delivery.evidence_reading import MonitorView, entries
 from relay.delivery.ports import Reader
 from relay.delivery.position_note import Stored
-from relay.delivery.sealed import DeadRecord
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.identity import CONTENT_BYTES
 from relay.message.record import LogMessage, LogPartition, Record, headers_if_any

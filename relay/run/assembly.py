@@ -11,6 +11,7 @@ from typing import Any
 from relay.capture.resolver import Resolver
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
+from relay.delivery.deadletter import Letters
 from relay.delivery.destination import Destination
 from relay.delivery.queue_effects import HeldPublishers
 from relay.delivery.queue_route import QueueDelivery
@@ -293,8 +294,6 @@ def _destination(
         found = described(topics, [route.to.topic, config.deadletter_topic], VISIBLE_S)
         if route.to.topic not in found:
             raise Stopped(f"topic {route.to.topic!r} does not exist; create it, or correct `to` of the route")
-        if config.deadletter_topic not in found:
-            raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
         return TopicDelivery(
             ports,
             route=route.name,
@@ -304,8 +303,7 @@ def _destination(
             topic=route.to.topic,
             topic_partitions=found[route.to.topic].partitions,
             output_id=found[route.to.topic].topic_id,
-            deadletter_topic=config.deadletter_topic,
-            deadletter_partitions=found[config.deadletter_topic].partitions,
+            letters=_letters(config, route, route.to.topic, found),
             stop_on_dead=route.on_dead == "stop",
             book=book,
             limits=_range_limits(route),
@@ -351,22 +349,25 @@ def _table_parts(config: RelayConfig, ports: RoutePorts, cursor: TableCursor) ->
 def _table_names(config: RelayConfig, route: RouteConfig, topics: Topics, worker_id: str) -> dict[str, Any]:
     to = route.to
     assert not isinstance(to, TopicDestination)
-    found = described(topics, [config.deadletter_topic], VISIBLE_S)
-    if config.deadletter_topic not in found:
-        raise Stopped(f"topic {config.deadletter_topic!r} does not exist; run `relay migrate`")
+    target = to.queue if isinstance(to, QueueDestination) else to.table or to.resource
     timing = config.timing
     return {
         "route": route.name,
-        "target": to.queue if isinstance(to, QueueDestination) else to.table or to.resource,
-        "group_id": config.group_id(route.name),
         "worker_id": worker_id,
         "monitor_topic": config.monitor_topic(route.name),
-        "deadletter_topic": config.deadletter_topic,
-        "deadletter_partitions": found[config.deadletter_topic].partitions,
+        "letters": _letters(config, route, target, described(topics, [config.deadletter_topic], VISIBLE_S)),
         "keep_inbox_s": timing.dedup_horizon if route.dedup == "route" else None,
         "limits": _range_limits(route),
         "horizon_s": timing.dedup_horizon,
     }
+
+
+def _letters(config: RelayConfig, route: RouteConfig, target: str, found: Mapping[str, TopicFacts]) -> Letters:
+    topic = config.deadletter_topic
+    if topic not in found:
+        raise Stopped(f"topic {topic!r} does not exist; run `relay migrate`")
+    group = config.group_id(route.name)
+    return Letters(route=route.name, target=target, group=group, topic=topic, partitions=found[topic].partitions)
 
 
 def _range_limits(route: RouteConfig) -> RangeLimits:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from relay.delivery.batch import Batch
+from relay.delivery.deadletter import Letters
 from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.topic import TopicDelivery
 from relay.kafka.group import GroupConsumer
@@ -83,10 +84,10 @@ class Worker:
         self.view = MonitorView(0, index, Evidence(index.add_page, index.void), 0, 0)
         with stage.world.acting_as(self.process):
             self.member: GroupConsumer = stage.system.group(GROUP, stage.log.topic)
+            letters = Letters(route=ROUTE, target=stage.out.topic, group=GROUP, topic=stage.dead.topic, partitions=1)
             self.delivery = TopicDelivery(
                 self, route=ROUTE, group_id=GROUP, transactional_id=transactional_id, monitor_topic=stage.monitor.topic,
-                topic=stage.out.topic, topic_partitions=1, deadletter_topic=stage.dead.topic, deadletter_partitions=1,
-                stop_on_dead=False,
+                topic=stage.out.topic, topic_partitions=1, letters=letters, stop_on_dead=False,
             )  # fmt: skip
             until(self._is_assigned, "assignment")
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from relay.delivery.deadletter import Letters
 from relay.message.envelope import Headers
 from relay.message.errors import Fenced, Stuck
 from relay.message.record import Appended, LogPartition
+
+LETTERS = Letters(route="main", target="out", group="g", topic="dead", partitions=1)
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from relay.monitor.index import Budget
 from relay.monitor.ranges import RangeLimits
 from relay.run.views import CUT_LOOKS, SAVE_PERIOD_S, ViewKeeper
 from relay.run.worker import RECOVERY_BACKOFF_S
-from tests.unit.memory_kafka import MemoryKafka, MemoryReader
+from tests.unit.memory_kafka import LETTERS, MemoryKafka, MemoryReader
 from tests.unit.numbered_messages import LOG, MONITOR, batch, captured, out, start, view
 
 DAY = 86_400.0
@@ -36,7 +36,7 @@ class Worker:
         self.keeper = ViewKeeper(store, lambda: 0.0)
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out", topic_partitions=1,
-            deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, limits=RangeLimits(), horizon_s=7 * DAY,
+            letters=LETTERS, stop_on_dead=False, limits=RangeLimits(), horizon_s=7 * DAY,
         )  # fmt: skip
         self.delivery.tend(0.0)
 

@@ -18,7 +18,7 @@ from relay.message.numbers import Number, NumberRun, number_of, numbers_of
 from relay.message.record import LogPartition
 from relay.monitor.entries import decode
 from relay.monitor.ranges import RangeEntry, RangeLimits
-from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.memory_kafka import LETTERS, MemoryKafka
 from tests.unit.numbered_messages import DAY, KEY, LOG, MONITOR, OTHER, batch, captured, out, start, view
 
 
@@ -37,7 +37,7 @@ class TopicProcess:
         self.views = {p.partition: opened(p.partition) for p in places}
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id=worker, monitor_topic="monitor", topic="out",
-            topic_partitions=1, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=stop,
+            topic_partitions=1, letters=LETTERS, stop_on_dead=stop,
             limits=RangeLimits(), horizon_s=7 * DAY,
         )  # fmt: skip
         self.delivery.tend(0.0)

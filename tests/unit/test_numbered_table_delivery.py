@@ -18,7 +18,7 @@ from relay.message.record import LogMessage, LogPartition
 from relay.monitor.ranges import MARKS_MAX, RangeLimits, Standing, decode_value
 from relay.resources.schema import statements
 from relay.transfer.cursor import TableCursor, Verdict
-from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.memory_kafka import LETTERS, MemoryKafka
 from tests.unit.numbered_messages import DAY, KEY, LOG, MONITOR, batch, captured, out, start, view
 
 
@@ -92,8 +92,7 @@ class TableProcess:
         self.view = view()
         self.delivery = TableDelivery(
             kafka, cursor, MemorySending(cursor), lambda: MemoryAppends(kafka),  # type: ignore[arg-type]
-            route="main", target="ledger", group_id="g", worker_id="w", monitor_topic="monitor",
-            deadletter_topic="dead", deadletter_partitions=1, keep_inbox_s=keep_inbox_s, limits=limits, horizon_s=7 * DAY,
+            route="main", worker_id="w", monitor_topic="monitor", letters=LETTERS, keep_inbox_s=keep_inbox_s, limits=limits, horizon_s=7 * DAY,
         )  # fmt: skip
         self.delivery.recover([LOG], [self.view], kafka, start, {"log": b"i" * 16})
 
@@ -234,7 +233,7 @@ class LosingAppends(MemoryAppends):
 def test_an_entry_that_could_not_be_appended_is_written_at_the_recovery(database: Path) -> None:
     kafka = MemoryKafka()
     process = TableProcess(kafka, database)
-    process.delivery._appends = LosingAppends(kafka)
+    process.delivery._entering._appends = LosingAppends(kafka)
     process.submit([plain(1)], 1)
     with pytest.raises(Unreachable):
         process.delivery.tend(1.0)
@@ -281,7 +280,7 @@ def test_a_repeat_of_what_the_monitor_does_not_have_yet_is_no_conflict_of_its_nu
     assert (process.delivery.counts.duplicates, process.delivery.counts.conflicts) == (1, 0)
     process.delivery.tend(1.0)
     assert all(process.view.index.find([captured(1).digest]))
-    assert not process.delivery._entering
+    assert process.delivery._entering.is_idle
 
 
 def test_an_inbox_kept_for_the_horizon_is_trimmed_behind_it_whatever_recovers_meanwhile(database: Path) -> None:

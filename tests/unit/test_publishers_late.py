@@ -22,6 +22,7 @@ from relay.queue.states import PublisherState
 from relay.transfer.cursor import DELIVERED, Verdict
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import NOW, settings
+from tests.unit.memory_kafka import LETTERS
 
 SOURCE = "/checkout"
 
@@ -70,8 +71,7 @@ def delivery(desired: Desired, publishers: HeldPublishers, monkeypatch: pytest.M
     sending = Sending()
     made = QueueDelivery(
         None, None, sending, lambda: None, queue="credit", store="here", desired=lambda: desired, publishers=publishers,
-        waiting_max=1000, route="r", target="t", group_id="g", worker_id="w", monitor_topic="m", deadletter_topic="d", deadletter_partitions=1,
-        keep_inbox_s=None,
+        waiting_max=1000, route="r", worker_id="w", monitor_topic="m", letters=LETTERS, keep_inbox_s=None,
     )  # fmt: skip
     monkeypatch.setattr(table_route.TableDelivery, "_accept", lambda *_: None)
     return made, sending

@@ -29,7 +29,7 @@ from relay.monitor.resolution import (
     of_offsets,
 )
 from relay.run import crash
-from tests.unit.memory_kafka import MemoryKafka, MemoryTransaction
+from tests.unit.memory_kafka import LETTERS, MemoryKafka, MemoryTransaction
 
 LOG, OUT, DEAD, MONITOR = (LogPartition(name, 0) for name in ("log", "out", "dead", "monitor"))
 COUNT = 12
@@ -144,7 +144,7 @@ class Process:
         self.view = view()
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
-            topic_partitions=1, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, book=book,
+            topic_partitions=1, letters=LETTERS, stop_on_dead=False, book=book,
             kept=kept,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from relay.delivery.batch import Batch
-from relay.delivery.table_route import Entered, TableDelivery
+from relay.delivery.table_route import TableDelivery
 from relay.delivery.topic_recovery import _next_replays
 from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition
@@ -21,6 +21,7 @@ from relay.monitor.index import DedupIndex, Standing, memory_index
 from relay.monitor.recovery import settle
 from relay.monitor.redrive import ROWS_MAX, Do, Ending, Order, Orders, Wanted, decide, encode, encode_ending
 from relay.run.redriving import GONE, OFFSETS_MAX, OTHER_MESSAGE, Redriving
+from tests.unit.memory_kafka import LETTERS
 
 PLACE = LogPartition("log", 2)
 OWNER, HEIR = b"O" * 16, b"H" * 16
@@ -398,8 +399,8 @@ def test_nothing_is_trimmed_while_a_redrive_is_not_entered() -> None:
     parts = MagicMock()
     parts.appends.return_value.acknowledged.return_value = []
     delivery = TableDelivery(
-        parts.ports, parts.cursor, parts.sending, parts.appends, route="main", target="t", group_id="g", worker_id="w",
-        monitor_topic="m", deadletter_topic="d", deadletter_partitions=1, keep_inbox_s=None,
+        parts.ports, parts.cursor, parts.sending, parts.appends, route="main", worker_id="w", monitor_topic="m",
+        letters=LETTERS, keep_inbox_s=None,
     )  # fmt: skip
     delivery._topics, delivery._views = {"log"}, {2: MagicMock()}
     delivery._trimmable.note({PLACE: 9}, 0.0)
@@ -410,7 +411,7 @@ def test_nothing_is_trimmed_while_a_redrive_is_not_entered() -> None:
     assert asked == ["forget_trims", "send"], "what was asked for before is not trimmed behind it either"
     delivery.tend(100.0)
     delivery._under_way.clear()
-    delivery._entering.append(Entered({PLACE: 9}, is_redriven=True))
+    delivery._entering.open({PLACE: 9}, is_redriven=True)
     delivery.tend(200.0)
     parts.sending.trim.assert_not_called()
 

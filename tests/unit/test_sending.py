@@ -342,7 +342,7 @@ def test_a_connection_is_closed_once_nobody_uses_it_any_more(hangs: bool, monkey
     cursor = Busy(hangs=hangs)
     sending = Sending(cursor, ResendTimes(5.0, 60.0, lambda: 0.0), time.monotonic)  # type: ignore[arg-type]
     sending.send({PLACE: 7}, None)
-    route: Any = SimpleNamespace(_appends=SimpleNamespace(flush=lambda _: None), _sending=sending, _cursor=cursor)
+    route: Any = SimpleNamespace(_entering=SimpleNamespace(flush=lambda: None), _sending=sending, _cursor=cursor)
 
     TableDelivery.close(route)
 

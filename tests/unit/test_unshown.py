@@ -19,7 +19,7 @@ from relay.message.envelope import DEAD_CODE, OUT_DIGEST
 from relay.message.errors import InDoubt, MessageRejected, RecordRefused, Retriable, Stopped, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.entries import Begin, OutputStart, decode
-from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Unit
+from tests.unit.memory_kafka import LETTERS, MemoryKafka, MemoryReader, Unit
 from tests.unit.test_recovery_again import (
     COUNT,
     LOG,
@@ -106,7 +106,7 @@ class Worker:
             log.commit()
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
-            topic_partitions=outputs, deadletter_topic="dead", deadletter_partitions=1, stop_on_dead=False, derive=self.derive,
+            topic_partitions=outputs, letters=LETTERS, stop_on_dead=False, derive=self.derive,
             keeps_all=keeps_all, output_id=output_id,
         )  # fmt: skip
 
