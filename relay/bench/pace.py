@@ -12,13 +12,14 @@ from relay.run import clock
 SAMPLE_S: Final = 0.05
 WARM: Final = 0.2
 END: Final = 0.9
+DEADLINE_S: Final = 300.0
 
 
-def pace(command: Sequence[str], filled: Callable[[], int], total: int, deadline_s: float = 300.0) -> float:
+def pace(command: Sequence[str], filled: Callable[[], int], total: int) -> float:
     """Run ``command`` until the destination holds ``total`` and return messages per second of the warm part."""
     process = subprocess.Popen(list(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     samples: list[tuple[float, int]] = []
-    limit = clock.monotonic() + deadline_s
+    limit = clock.monotonic() + DEADLINE_S
     try:
         while not samples or samples[-1][1] < total:
             if process.poll() is not None and filled() < total:
@@ -27,7 +28,7 @@ def pace(command: Sequence[str], filled: Callable[[], int], total: int, deadline
                     f"{command[1:4]} ended with code {process.returncode} before it was done: {said}"
                 )
             if clock.monotonic() > limit:
-                raise CheckFailed(f"{command[1:4]} reached {filled()} of {total} within {deadline_s:.0f} s")
+                raise CheckFailed(f"{command[1:4]} reached {filled()} of {total} within {DEADLINE_S:.0f} s")
             samples.append((clock.monotonic(), filled()))
             clock.sleep(SAMPLE_S)
     finally:

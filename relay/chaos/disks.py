@@ -32,9 +32,8 @@ class NotPermitted(Exception):
 class Disk:
     """A mounted file system; the image is sparse, and stays when it is unmounted (``mount -o loop`` shows it again)."""
 
-    def __init__(self, image: Path, place: Path) -> None:
+    def __init__(self, place: Path) -> None:
         self.place = place
-        self._image = image
         self._filler = place / ".filler"
 
     @classmethod
@@ -49,7 +48,7 @@ class Disk:
         # No blocks are kept back for root: a broker runs as root here, and must find the disk as full as others do.
         _run("mkfs.ext4", "-q", "-m", "0", "-i", str(_BYTES_PER_INODE), "-O", "^has_journal", str(image))
         _run("mount", "-o", "loop", str(image), str(place))
-        disk = cls(image, place)
+        disk = cls(place)
         # Database and broker want an empty directory.
         (place / "lost+found").rmdir()
         return disk

@@ -44,9 +44,7 @@ def page(title: str, routes: dict[str, dict[str, Any]], extra: str = "") -> str:
     )
 
 
-def bars(
-    title: str, starts: Sequence[int | str], series: Sequence[tuple[str, Sequence[float]]], unit: str = ""
-) -> str:
+def bars(title: str, starts: Sequence[int | str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
     """Return a bar chart; each series (class name, values) is drawn over the ones before it."""
     top = max((max(values, default=0) for _, values in series), default=0) or 1
     step = (WIDTH - LEFT) / max(len(starts), 1)
@@ -58,7 +56,7 @@ def bars(
         for i, value in enumerate(values)
         if value
     ]
-    return _chart(title, starts, top, drawn, unit)
+    return _chart(title, starts, top, drawn, "")
 
 
 def lines(

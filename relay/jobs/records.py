@@ -126,9 +126,9 @@ class Broker:
         """Return the low watermarks."""
         return self._offsets(partitions, "earliest", committed=False)
 
-    def wait_until_stable(self, ranges: Mapping[LogPartition, Range], wait_s: float = STABLE_WAIT_S) -> None:
+    def wait_until_stable(self, ranges: Mapping[LogPartition, Range]) -> None:
         """Return when nothing below the ranges' ends is undecided; Unreachable names what stays open too long."""
-        limit = clock.monotonic() + wait_s
+        limit = clock.monotonic() + STABLE_WAIT_S
         while True:
             stable = self.ends(ranges, committed=True)
             waiting = [p for p, (first, end) in ranges.items() if first < end and stable[p] < end]
@@ -137,7 +137,7 @@ class Broker:
             if clock.monotonic() > limit:
                 where = ", ".join(f"{p.topic}[{p.partition}] at offset {stable[p]}" for p in waiting)
                 raise Unreachable(
-                    f"a Kafka transaction is still open after {wait_s:g} s: {where}; wait for its timeout, or end it "
+                    f"a Kafka transaction is still open after {STABLE_WAIT_S:g} s: {where}; wait for its timeout, or end it "
                     "(kafka-transactions.sh), and try again."
                 )
             clock.sleep(0.2)

@@ -42,7 +42,7 @@ _ASSIGNED: Final = re.compile(
 _SECRET_NAMES: Final = ("token", "authorization", "credential", "passphrase", "nonce")
 
 
-def setup(*, as_json: bool | None = None, stream: IO[str] | None = None, level: str = "info") -> None:
+def setup(*, as_json: bool | None = None, stream: IO[str] | None = None) -> None:
     """Configure structlog for the process: JSON lines unless the stream (standard error) is a terminal."""
     out = stream if stream is not None else sys.stderr
     if as_json is None:
@@ -51,7 +51,7 @@ def setup(*, as_json: bool | None = None, stream: IO[str] | None = None, level: 
     lines = Lines(out)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, _stamp, _failure, _clean, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS["info"]),
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )

@@ -69,13 +69,13 @@ def _in_log(settings: QueueSettings, inner: QueueStore, values: Values | None) -
     return LogQueue(settings, inner.session, values)
 
 
-def bind_store(settings: QueueSettings, url: str, connection: Any, *, values: Values | None = None) -> QueueStore:
+def bind_store(settings: QueueSettings, url: str, connection: Any) -> QueueStore:
     """Return the queue at ``url`` on somebody's open connection, whose owner begins and ends the transactions.
 
     The queue must be known to the database already. Raises ConfigError for a medium that has no such connection.
     """
     if url.startswith(LOG):
-        return _in_log(settings, bind_store(settings, url.removeprefix(LOG), connection), values)
+        return _in_log(settings, bind_store(settings, url.removeprefix(LOG), connection), None)
     if url.startswith("sqlite:///"):
         from relay.queue.stores.sqlite import SqliteSession  # noqa: PLC0415 - load the driver in use only
 
