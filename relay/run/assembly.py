@@ -44,6 +44,7 @@ from relay.resources import open_resource
 from relay.resources.port import Resource
 from relay.run import clock, randomness, status_record
 from relay.run.anchorage import Anchorage
+from relay.run.appetite import Bounds
 from relay.run.asking import AddingMarkers, AskingWithBook, Inquiring
 from relay.run.book import ControlBook
 from relay.run.following import control_records, follow
@@ -61,7 +62,7 @@ from relay.run.twins import Twins
 from relay.run.units import AskingUnits
 from relay.run.unread import Unread
 from relay.run.views import ViewKeeper
-from relay.run.worker import Bounds, RouteWorker
+from relay.run.worker import RouteWorker
 from relay.transfer.cursor import TableCursor
 from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes

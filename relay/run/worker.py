@@ -7,7 +7,6 @@ after it; whatever failed in a way that is not understood leads to recovery, whi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -32,8 +31,9 @@ from relay.message.errors import (
     TwinDetected,
     Unreachable,
 )
-from relay.message.record import LogMessage, LogPartition, bytes_of
+from relay.message.record import LogPartition
 from relay.run import clock, randomness
+from relay.run.appetite import Appetite, Bounds
 from relay.run.crash import crash_point
 from relay.run.progress import Progress
 from relay.run.redriving import Redriving
@@ -56,16 +56,6 @@ which cannot keep up does not keep what was held from being read."""
 REVOKE_WAIT_S: Final = 3.0
 STUCK_RETRY_S: Final = 60.0
 STUCK_LOOK_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one worker may take in and hand on at once."""
-
-    batch_messages: int
-    batch_bytes: int
-    linger_s: float
-    inflight_messages: int
 
 
 class RouteWorker:
@@ -114,8 +104,7 @@ class RouteWorker:
         self._repeat_at = float("inf")
         self._stopping = False
         self._submitting = False
-        self._batch_limit = bounds.batch_messages
-        self._resting = False
+        self._appetite = Appetite(bounds)
         self._denied: Stopped | None = None
         self._heard = ""
 
@@ -173,7 +162,7 @@ class RouteWorker:
 
     def _read(self, patience_s: float) -> int | None:
         """Poll once and take in what came; None after a rebalance, or while nothing is assigned."""
-        records = self._group.consume(self._room(), patience_s)
+        records = self._group.consume(self._appetite.room(self._intake, self._destination.read_at_once), patience_s)
         if self._group.fatal is not None:
             raise RelayError(f"the consumer cannot go on ({self._group.fatal}); a new process takes over")
         moved = self._group.generation != self._generation
@@ -199,50 +188,23 @@ class RouteWorker:
         Little by little, so that records are taken in while the processor still has them at hand: a batch is as large
         as what came in while the last one was under way.
         """
-        if self._has_a_batch():
+        if self._appetite.has_batch(self._intake):
             return False
         return bool(self._read(0.0))
 
-    def _has_a_batch(self) -> bool:
-        """Is a whole batch ready, by number or by bytes?"""
-        return self._intake.ready() >= self._batch_limit or self._intake.ready_bytes() >= self._bounds.batch_bytes
-
-    def _room(self) -> int:
-        """How many records to poll: a batch in all, and one at least, since polling also serves rebalances."""
-        if self._has_a_batch():
-            return 1
-        return min(self._destination.read_at_once, self._batch_limit - self._intake.ready())
-
     def _rest(self) -> None:
-        """At the bound read nothing and stay a member; with room again, read on from where the reading stood.
-
-        A poll asks for one record at least, and whoever makes a route wait (its database away, its queue drained) may
-        do so for hours.
-        """
+        """With enough at hand read nothing and stay a member; with room again, read on from where the reading stood."""
         if not self._running or self._group.generation != self._generation:
             return  # what is assigned now is read after its take-over only
-        back = self._intake.go_back()
-        if back:
-            self._group.stand_by()
+        goes_back = self._intake.go_back()
+        was_sated = self._appetite.is_sated
+        is_sated = self._appetite.look(self._intake)
+        if goes_back:
             self._progress.moved(clock.monotonic())
-        most = min(2 * self._batch_limit, self._bounds.inflight_messages)
-        if not self._resting:
-            self._resting = (
-                self._intake.ready() > most or self._intake.ready_bytes() > 2 * self._bounds.batch_bytes
-            )
-            if self._resting:
-                self._group.stand_by()
-        elif not self._has_a_batch():
-            self._resting, back = False, True
-        if back and not self._resting:
+        if goes_back or (is_sated and not was_sated):
+            self._group.stand_by()
+        if not is_sated and (goes_back or was_sated):
             self._group.start(self._intake.reached())
-
-    def _measure(self, messages: list[LogMessage]) -> None:
-        """Keep a batch within its bytes: large messages make the next ones shorter, small ones longer again."""
-        if not messages:
-            return
-        fits = len(messages) * self._bounds.batch_bytes // max(1, bytes_of(messages))
-        self._batch_limit = max(1, min(self._bounds.batch_messages, fits))
 
     def _patience(self) -> float:
         if not self._running:
@@ -279,7 +241,7 @@ class RouteWorker:
         self._redriving.start()
         self._submitted = dict(starts)
         self._running = dict(starts)
-        self._resting = False
+        self._appetite.is_sated = False
         self._group.start(starts)
         self._failures = 0
         self._repeat_at = min(self._repeat_at, clock.monotonic() + self._destination.asked_again_s)
@@ -288,10 +250,10 @@ class RouteWorker:
 
     def _deliver(self, now: float) -> None:
         if not self._destination.settled():
-            if self._has_a_batch():
+            if self._appetite.has_batch(self._intake):
                 self._destination.wait(IDLE_POLL_S)
             return
-        limit = self._batch_limit
+        limit = self._appetite.batch
         if self._destination.narrowed_to is not None:
             limit = min(limit, self._destination.narrowed_to)
         messages = self._intake.take_ready(limit)
@@ -301,7 +263,7 @@ class RouteWorker:
             return
         self._advance_at = now + OFFSET_ADVANCE_PERIOD_S
         self._repeat_at = now + (POSITIONS_REPEATED_AFTER_S if moved else self._destination.asked_again_s)
-        self._measure(messages)
+        self._appetite.weigh(messages)
         self._check_topics()  # after the reading: what a namesake of the log holds is never delivered as the log's
         batch = Batch(
             generation=self._generation,
@@ -324,7 +286,7 @@ class RouteWorker:
         """Deliver dead messages that a person has redriven, in a batch of their own, which moves no position."""
         if not self._redriving.is_due(now) or not self._destination.settled():
             return
-        limit = min(self._batch_limit, self._destination.narrowed_to or self._batch_limit)
+        limit = min(self._appetite.batch, self._destination.narrowed_to or self._appetite.batch)
         indexes = {view.partition: view.index for view in self._views.views()}
         found = self._redriving.turn(now, self._running, indexes, self._topic_ids, limit)
         if not found:

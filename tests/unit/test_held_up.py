@@ -10,9 +10,10 @@ from structlog.testing import capture_logs
 
 from relay.log.holds import Decision, Waiting
 from relay.message.envelope import CAPTURE, RESOURCE, ResourceName
+from relay.run.appetite import Bounds
 from relay.run.seldom import SAID_EVERY_S
 from relay.run.unread import Unread
-from relay.run.worker import Bounds, RouteWorker
+from relay.run.worker import RouteWorker
 from tests.unit.test_intake import Fake
 from tests.unit.test_progress import PLACE, Said
 

@@ -15,11 +15,12 @@ from relay.log.intake import Intake
 from relay.message.identity import rules
 from relay.message.record import LogPartition
 from relay.run import clock
+from relay.run.appetite import Bounds
 from relay.run.progress import PERIOD_S, Progress
 from relay.run.seldom import KINDS_MAX, OTHERS, Seldom
 from relay.run.status_record import StatusRecord
 from relay.run.unread import Unread
-from relay.run.worker import Bounds, RouteWorker
+from relay.run.worker import RouteWorker
 from tests.unit.test_intake import Fake
 
 PLACE = LogPartition("orders", 0)

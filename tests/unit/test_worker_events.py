@@ -16,7 +16,8 @@ from relay.message.errors import Fenced, RelayError, Retriable, Stopped, Stuck, 
 from relay.message.record import LogPartition
 from relay.run import clock
 from relay.run import worker as worker_module
-from relay.run.worker import Bounds, RouteWorker
+from relay.run.appetite import Bounds
+from relay.run.worker import RouteWorker
 from tests.unit.test_intake import Fake
 
 
@@ -204,10 +205,9 @@ def test_two_workers_that_fence_each_other_do_not_recover_in_step_for_ever(monke
     assert max(one[0], other[0]) <= 0.16 < max(one[-1], other[-1]), "spread round what grows with the failures"
 
 
-def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_are_said_once_more_when_nothing_follows() -> None:
     made, parts = worker()
     at, place = 100.0, LogPartition("orders", 2)
-    monkeypatch.setattr(made, "_batch_limit", 10)
     parts.destination.narrowed_to = None
     parts.intake.take_ready.return_value = []
     parts.intake.positions.return_value = {place: 8}
@@ -223,7 +223,6 @@ def test_positions_are_said_once_more_when_nothing_follows(monkeypatch: pytest.M
 def test_a_database_is_asked_again_and_again_whether_it_still_has_the_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     made, parts = worker()
     at, place = 100.0, LogPartition("orders", 2)
-    monkeypatch.setattr(made, "_batch_limit", 10)
     parts.destination.narrowed_to, parts.destination.asked_again_s = None, ASKED_AGAIN_S
     parts.intake.take_ready.return_value = []
     parts.intake.positions.return_value = {place: 8}
