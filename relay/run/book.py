@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import structlog
 
@@ -21,20 +21,11 @@ from relay.monitor.resolution import (
     uncovered,
 )
 from relay.run import clock
+from relay.run.register import Register
 
 log = structlog.get_logger("relay.book")
 FRESH_S: Final = 5.0
 """Who asks again and again is answered from what was read so long ago at most."""
-
-
-class Register(Protocol):
-    """A compacted topic of one partition: the order of its records is the order of the decisions."""
-
-    def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
-        """Return key and value of every record whose key begins so, in their order."""
-
-    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
-        """Append a record."""
 
 
 class ControlBook:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import orjson
 
@@ -11,19 +11,10 @@ from relay.log.anchor import Anchor
 from relay.message.errors import NAMESAKE_REMEDY, Stopped
 from relay.message.record import LogPartition
 from relay.run.crash import crash_point
+from relay.run.register import Register
 
 STARTS: Final = b"start/"
 """What the keys of first starts begin with; the route's name follows."""
-
-
-class Register(Protocol):
-    """Where the first start is recorded, for all workers; the first record under a key decides."""
-
-    def first(self, key: bytes) -> bytes | None:
-        """Return the first record under ``key``."""
-
-    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
-        """Append a record."""
 
 
 def recorded_start(register: Register, route: str, partition: LogPartition, topic_id: bytes) -> int | None:

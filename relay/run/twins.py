@@ -11,23 +11,13 @@ sees the bid and stops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from relay.message.errors import TwinDetected
 from relay.run import randomness
+from relay.run.register import Register
 
 KEY_PREFIX: Final = b"process/"
-
-
-class Register(Protocol):
-    """A compacted topic of one partition: the order of its records is the order of the announcements."""
-
-    def under(self, prefixes: Sequence[bytes]) -> list[tuple[bytes, bytes | None]]:
-        """Return key and value of every record whose key begins so, in their order."""
-
-    def put(self, key: bytes, value: bytes, *, wait: bool) -> None:
-        """Append a record."""
 
 
 class Twins:
