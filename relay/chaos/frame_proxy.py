@@ -146,14 +146,13 @@ class Fate(Enum):
 
 @dataclass(eq=False)
 class Caught:
-    """A rule and the one request that it caught; ``released`` is the broker's answer to a late copy."""
+    """A rule and the one request that it caught."""
 
     match: Match
     fate: Fate
     reset: bool
     action: Callable[[Request], None] | None = None
     request: Request | None = None
-    released: bytes | None = None
     _broker: tuple[str, int] = ("", 0)
     _seen: schedule.Event = field(default_factory=schedule.event)
 
@@ -180,7 +179,6 @@ class Caught:
             answer = read_frame(broker)
         if answer is None:
             raise ConnectionError("the broker closed the connection of a late copy without an answer")
-        self.released = answer
         return answer
 
     def release_end_txn(self) -> int:

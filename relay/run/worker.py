@@ -391,7 +391,7 @@ class RouteWorker:
     def _is_idle(self, seconds: float) -> bool:
         now = clock.monotonic()
         return (
-            bool(self._group.assigned is not None)
+            self._group.assigned is not None
             and self._generation == self._group.generation
             and self._destination.wait(0)
             and not self._intake.ready()
