@@ -26,8 +26,9 @@ from relay.work.backoff import Backoff
 from relay.work.coroutines import AwaitedRunner
 from relay.work.mark import Mark
 from relay.work.message import Message
+from relay.work.place import Place
 from relay.work.process import SWITCH_INTERVAL_S
-from relay.work.running import Place, Runner
+from relay.work.running import Runner
 from relay.work.subscriber import Handler
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker

@@ -27,7 +27,8 @@ from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.locked import locked
 from relay.work.mark import Mark
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.stores import Deciding, Stores
 from relay.work.subscriber import Handler
 from relay.work.upkeep import Upkeep

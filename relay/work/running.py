@@ -12,8 +12,7 @@ prepared writes to be committed: recovery does both.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,62 +20,26 @@ from typing import Any, Final
 import structlog
 
 from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable, words_of
-from relay.queue.attempts import (
-    AttemptAborted,
-    AttemptName,
-    PutChildren,
-    accept_children,
-    commit_here,
-    discard_children,
-    put_children,
-)
-from relay.queue.message import NewMessage, Parent, Taken
-from relay.queue.port import QueueStore, Refused, Retired
-from relay.run import clock, schedule
+from relay.queue.attempts import AttemptAborted, commit_here
+from relay.queue.message import Taken
+from relay.queue.port import Retired
+from relay.run import clock
 from relay.run.crash import crash_point
 from relay.run.seldom import Seldom
 from relay.work.away import Waits, is_at_limit, spoken_for
 from relay.work.cause import cause_of, storable
+from relay.work.children import HiddenChildren, left_to_recovery, named, parted
 from relay.work.desks import TIME_OVER, CommitTooLong, Database, Desk, Desks, EffectsInDoubt, TimeOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
 from relay.work.further import Further, FurtherDatabase
 from relay.work.hands import all_ended
 from relay.work.message import Message
+from relay.work.place import Place
 from relay.work.subscriber import Handler, Unusable
 
-Children = dict[str, list[NewMessage]]
 FIND_OUT_S: Final = 30.0
 """So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker works: its queue and subscriber, the queues it may reach, what decides.
-
-    ``deciding`` is ``queue:NAME`` or ``resource:NAME``. The threads share the objects in ``stores``, so each of them has its
-    lock; whoever holds a transaction of the handler's database never waits for the lock of a queue in that database.
-    """
-
-    queue: str
-    subscriber: str
-    deciding: str
-    stores: Mapping[str, QueueStore]
-    locks: Mapping[str, schedule.Lock]
-
-    @property
-    def store(self) -> QueueStore:
-        """The queue's own store."""
-        return self.stores[self.queue]
-
-    def attempt(self, taken: Taken) -> str:
-        """Return the name of this attempt."""
-        return AttemptName(self.deciding, self.queue, self.store.uuid, self.subscriber, taken.ticket).encode()
-
-    def parents(self, message: Message) -> tuple[Parent, ...]:
-        """Return how a child names this message, and the earlier ones it was made from."""
-        handles = (message.handle, *message.further)
-        return tuple(Parent(self.queue, handle, self.subscriber) for handle in handles)
 
 
 class NotAwaited(RelayError):
@@ -248,16 +211,16 @@ class Runner:
     def _decide_in_database(
         self, work: Work, messages: list[Message], database: Database, further: Further
     ) -> Sequence[Ended]:
-        put: list[PutChildren] = []
+        hidden = HiddenChildren(self._place)
         try:
             desk = database.begun()
             desk.check()
-            near, far = _sorted(messages, desk.stores)
-            self._put_far(far, put)
+            near, far = parted(messages, desk.stores)
+            hidden.put(far)
             further.prepare()
             now = clock.wall_ms()
             for message, children in near:
-                for queue, new in self._named(message, children).items():
+                for queue, new in named(self._place, message, children).items():
                     parents = self._place.parents(message)
                     desk.stores[queue].put([one._replace(parents=parents) for one in new], now)
             elsewhere = [message.taken for message, _ in far]
@@ -274,15 +237,15 @@ class Runner:
             is_time_over = database.is_time_over(error) or further.is_time_over(error)
             database.rollback()
             further.give_up()
-            self._discard(put)
+            hidden.discard()
             if is_time_over:
                 raise TimeOver(TIME_OVER) from error
             raise
         crash_point("work.decided")
         has_all = False
-        with _afterwards():
+        with left_to_recovery():
             has_all = further.finish()
-        has_all = self._accept(put) and has_all
+        has_all = hidden.show() and has_all
         self._count(messages)
         if self._place.queue in desk.stores:
             return all_ended(work, Outcome.WRITTEN)
@@ -342,11 +305,11 @@ class Runner:
             commit_here(own, place.attempt(taken), now)
 
     def _decide_in_queue(self, work: Work, messages: list[Message]) -> Sequence[Ended]:
-        _, far = _sorted(messages, {})
-        put: list[PutChildren] = []
+        _, far = parted(messages, {})
+        hidden = HiddenChildren(self._place)
         place, now = self._place, clock.wall_ms()
         try:
-            self._put_far(far, put)
+            hidden.put(far)
             with place.locks[place.queue], place.store.transaction():
                 if not all(place.store.finish(place.subscriber, [one.ticket for one in work.messages], now)):
                     raise AttemptAborted("another worker has the message")
@@ -357,10 +320,10 @@ class Runner:
             # In doubt: the children stay hidden until the attempt's outcome is known.
             raise
         except BaseException:
-            self._discard(put)
+            hidden.discard()
             raise
         crash_point("work.decided")
-        self._accept(put)
+        hidden.show()
         self._count(messages)
         return all_ended(work, Outcome.WRITTEN)
 
@@ -396,75 +359,9 @@ class Runner:
             else:
                 return stands
 
-    def _put_far(self, far: list[tuple[Message, Children]], put: list[PutChildren]) -> None:
-        """Put children, and add them to ``put`` one by one: whoever is refused the next one takes these back."""
-        place = self._place
-        for message, children in far:
-            for queue, new in self._named(message, children).items():
-                if queue not in place.stores:
-                    raise Refused(f"queue {queue!r} is not configured: add [queues.{queue}]")
-                with place.locks[queue]:
-                    parents, attempt = place.parents(message), place.attempt(message.taken)
-                    put += put_children(attempt, parents, {queue: new}, place.stores, clock.wall_ms())
-
-    def _named(self, message: Message, children: Children) -> Children:
-        """Give the children publisher and id, the same in every attempt at their parent."""
-        place, number = self._place, 0
-        named: Children = {}
-        for queue, new in children.items():
-            named[queue] = []
-            for one in new:
-                number += 1
-                name = f"{place.store.uuid}.{message.handle}.{number}"
-                named[queue].append(one._replace(publisher=f"{place.queue}/{place.subscriber}", id=name))
-        return named
-
-    def _accept(self, put: list[PutChildren]) -> bool:
-        """Show children; False if recovery has to show any: these are decided already."""
-        shown = 0
-        for one in put:
-            with _afterwards(), self._place.locks[one.queue]:
-                accept_children([one], self._place.stores, clock.wall_ms())
-                shown += 1
-        return shown == len(put)
-
-    def _discard(self, put: list[PutChildren]) -> None:
-        with suppress(Retriable, InDoubt):  # aborted already: recovery takes back what this does not reach
-            for one in put:
-                with self._place.locks[one.queue]:
-                    discard_children([one], self._place.stores, clock.wall_ms())
-
-
-def _sorted(
-    messages: list[Message], here: Mapping[str, QueueStore]
-) -> tuple[list[tuple[Message, Children]], list[tuple[Message, Children]]]:
-    """Part the children into those whose queues are in the deciding database and the others, by parent."""
-    near: list[tuple[Message, Children]] = []
-    far: list[tuple[Message, Children]] = []
-    for message in messages:
-        for side, is_near in ((near, True), (far, False)):
-            chosen: Children = {}
-            for queue, child in message.children:
-                if (queue in here) is is_near:
-                    chosen.setdefault(queue, []).append(child)
-            if chosen:
-                side.append((message, chosen))
-    return near, far
-
-
 def _take_back(database: Database | None) -> None:
     if database is not None:
         database.rollback()
-
-
-@contextmanager
-def _afterwards() -> Iterator[None]:
-    """Let no error of what follows a decision be taken for the attempt's: tried again, it would have a second effect."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, recovery finishes what this did not
-        kind = type(error).__name__
-        structlog.get_logger("relay.work").warning("decided; what follows is left to recovery", kind=kind)
 
 
 def _is_away(call: Call, error: BaseException) -> bool:

@@ -23,7 +23,8 @@ from relay.work.desks import Database, Desk, Desks, EffectsInDoubt, PostgresqlDe
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import Handler
 
 HOLDER = b"a worker--------"

@@ -18,7 +18,8 @@ from relay.run import schedule
 from relay.work.desks import Database, Desks, PostgresqlDesk
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import Handler
 from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table
 from tests.integration.work_site import Site, site_on

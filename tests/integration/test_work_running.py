@@ -26,7 +26,8 @@ from relay.run import schedule
 from relay.work.desks import CallOver, Database, Desks, PostgresqlDesk, SqliteDesk
 from relay.work.dispatch import Outcome, Work
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import Handler, Unusable
 from tests.capture_log import PANIC, DatabaseProxy
 from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table

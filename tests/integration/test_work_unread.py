@@ -16,7 +16,8 @@ from relay.work.coroutines import AwaitedDatabase, AwaitedRunner
 from relay.work.desks import Database
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import subscriber
 from tests.integration.handler_site import Table
 

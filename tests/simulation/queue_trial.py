@@ -22,7 +22,8 @@ from relay.work.backoff import Backoff
 from relay.work.desks import Desks
 from relay.work.forgetting import Forgetting
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.stores import Deciding, Stores
 from relay.work.subscriber import Unusable, subscriber
 from relay.work.upkeep import Upkeep

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import pytest
 
-from relay.queue.attempts import AttemptName, PutChildren
+from relay.queue.attempts import AttemptName
 from relay.queue.message import Ticket
 from relay.queue.recovery import Recovered, Recovery
+from relay.work.children import HiddenChildren
 from relay.work.dispatch import Dispatch
 from relay.work.forgetting import Forgetting
 from relay.work.leases import Leases
-from relay.work.running import Runner
 from tests.contracts.queue_book import QueueBook
 from tests.simulation.installation import StandIn, replaced
 from tests.simulation.queue_removals import recovery_taken_literally
@@ -90,13 +90,13 @@ def forgotten_before_done() -> list[StandIn]:
 
 def forgotten_before_shown() -> list[StandIn]:
     """An attempt's outcome is forgotten though one of its children still waits for it."""
-    accept = Runner._accept
+    show = HiddenChildren.show
 
-    def shown(self: Runner, put: list[PutChildren]) -> bool:
-        accept(self, put)
+    def shown(self: HiddenChildren) -> bool:
+        show(self)
         return True
 
-    return [(Runner, "_accept", shown)]
+    return [(HiddenChildren, "show", shown)]
 
 
 SEARCHED: Final[dict[Callable[[], list[StandIn]], tuple[tuple[int, ...], str]]] = {

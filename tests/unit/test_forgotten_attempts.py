@@ -23,7 +23,8 @@ from relay.work.dispatch import Outcome, Work, Writes
 from relay.work.forgetting import Forgetting
 from relay.work.further import Further
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.states import Report, States
 from relay.work.subscriber import subscriber
 from tests.contracts.queue_book import QueueBook

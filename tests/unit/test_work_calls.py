@@ -23,7 +23,8 @@ from relay.work.away import Waits
 from relay.work.desks import CallOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import Handler, Unusable
 from tests.contracts.queue_book import QueueBook
 

@@ -19,7 +19,8 @@ from relay.work.coroutines import Apart, AwaitedDatabase, AwaitedRunner, Corouti
 from relay.work.desks import CallOver
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import subscriber
 from tests.contracts.queue_book import QueueBook
 

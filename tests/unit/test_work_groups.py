@@ -16,7 +16,8 @@ from relay.work.coroutines import AwaitedRunner
 from relay.work.desks import DatabaseAway
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import Unusable, subscriber
 from tests.contracts.queue_book import QueueBook
 

@@ -16,7 +16,8 @@ from relay.work.desks import Desks
 from relay.work.dispatch import Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.message import Message
-from relay.work.running import Place, Runner
+from relay.work.place import Place
+from relay.work.running import Runner
 from relay.work.subscriber import Handler
 from tests.contracts.queue_book import QueueBook
 
