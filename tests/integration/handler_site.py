@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.pq import TransactionStatus
 
 from relay.queue.message import Audience, Group, NewMessage, Taken
@@ -90,6 +91,15 @@ class Table:
     def close(self) -> None:
         self.desks.close()
         self.store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
+    """A message in a file, and one in PostgreSQL."""
+    is_file = request.param == "sqlite"
+    made = Table(f"sqlite:///{tmp_path}/shop.db" if is_file else request.getfixturevalue("postgres"))
+    yield made
+    made.close()
 
 
 class OnceCancelled(psycopg.Connection[Any]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +11,11 @@ from relay.work.desks import Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
-from tests.integration.handler_site import EFFECT, Books, Table
+from tests.integration.handler_site import EFFECT, Books, Table, table
+
+__all__ = ["table"]
 
 ENTRY = "insert into entry values (1)"
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
-    is_file = request.param == "sqlite"
-    made = Table(f"sqlite:///{tmp_path}/shop.db" if is_file else request.getfixturevalue("postgres"))
-    yield made
-    made.close()
 
 
 def leaves(cursor: Any) -> None:

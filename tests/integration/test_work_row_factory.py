@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
@@ -41,13 +41,6 @@ def own_cursors(connection: Connection) -> None:
 
 
 MEDDLING = pytest.mark.parametrize("meddle", [own_rows, own_cursors])
-
-
-@pytest.fixture
-def table(postgres: str) -> Iterator[Table]:
-    made = Table(postgres)
-    yield made
-    made.close()
 
 
 @MEDDLING

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import sqlite3
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,9 @@ from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler, Unusable
 from tests.capture_log import PANIC, DatabaseProxy
-from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table
+from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table, table
 
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
-    url = (
-        f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres")
-    )
-    made = Table(url)
-    yield made
-    made.close()
+__all__ = ["table"]
 
 
 def test_effect_and_done_are_one_commit(table: Table) -> None:

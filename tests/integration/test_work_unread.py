@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,17 +17,11 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import subscriber
-from tests.integration.handler_site import Table
+from tests.integration.handler_site import Table, table
+
+__all__ = ["table"]
 
 RETURNING = "insert into effect (number) values (1) returning number"
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
-    is_file = request.param == "sqlite"
-    made = Table(f"sqlite:///{tmp_path}/shop.db" if is_file else request.getfixturevalue("postgres"))
-    yield made
-    made.close()
 
 
 def test_what_a_statement_returns_need_not_be_read_in_an_async_handler(table: Table) -> None:
