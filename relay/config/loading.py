@@ -5,24 +5,49 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from relay.config.faults import Fault, raise_if_any
 from relay.config.model import RelayConfig
 from relay.config.reading import read
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, RelayError
 from relay.message.limits import raise_limit
+
+_FILE: Final = "${file:"
 
 
 def load(path: Path, text: str | None = None) -> RelayConfig:
     """Read a configuration file; ConfigError names every fault, or why the file cannot be read.
 
-    ``text`` is what the file said when somebody else read it.
+    ``text`` is what the file said when somebody else read it. Databases are connected to with what the files of their secrets say
+    then (`relay.resources.addresses`).
     """
-    config, faults = examine(path, text=text)
+    said = text_of(path) if text is None else text
+    config, faults = examine(path, text=said)
     raise_if_any(faults, str(path))
     assert config is not None, "no fault, no configuration"
+    if _FILE in said:
+        _follow_addresses(config, said)
     return config
+
+
+def _follow_addresses(config: RelayConfig, text: str) -> None:
+    for name, resource in config.resources.items():
+        if resource.kind == "postgresql":
+            from relay.resources import addresses  # noqa: PLC0415 - load the driver in use only
+
+            addresses.follow(resource.url.get_secret_value(), partial(_address_now, config.path, text, name))
+
+
+def _address_now(path: Path, text: str, resource: str) -> str | None:
+    """Return a database's address with the secrets that its files hold now; None while one of them cannot be read."""
+    try:
+        config, _ = examine(path, text=text)
+    except RelayError:
+        return None
+    return None if config is None else config.resources[resource].url.get_secret_value()
 
 
 def text_of(path: Path) -> str:

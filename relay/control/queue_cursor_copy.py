@@ -12,7 +12,7 @@ from psycopg import sql
 
 from relay.config.model import QueueDestination, RelayConfig
 from relay.message.errors import ConfigError, Unreachable
-from relay.resources.postgresql import address
+from relay.resources.addresses import address
 from relay.resources.sqlite import SqliteResource
 from relay.run.queues import address_of
 from relay.setup.check_table import away

@@ -43,13 +43,12 @@ from relay.delivery.table import (
     verdicts,
 )
 from relay.delivery.trims import Trims
-from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped, Unreachable
+from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.patience import answered
 from relay.resources.postgresql import UNLIMITED, PostgresqlResource, leaves_commit_open
-from relay.resources.postgresql_lockout import Lockout
 from relay.resources.postgresql_states import is_servers
-from relay.run import clock, randomness, schedule
+from relay.run import randomness, schedule
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 
@@ -122,7 +121,6 @@ class PostgresqlCursor:
         self._connection: Connection | None = None
         # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
         self._replacing = schedule.lock()
-        self._lockout = Lockout()
         self._statements: dict[str, bytes] = {}
         self._effect: Effect | None = None
         self._committing = self._doubting = False
@@ -450,16 +448,11 @@ class PostgresqlCursor:
             return self._connection
         self._drop()
         limits, plan = self._limits, self._plan
-        try:
-            connection = self._resource.connect(
-                lock_timeout=limits.lock_timeout_s,
-                statement_timeout=limits.statement_timeout_s,
-                idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
-            )
-        except Unreachable as away:
-            self._lockout.met(away, clock.monotonic())
-            raise
-        self._lockout.let_in()
+        connection = self._resource.connect(
+            lock_timeout=limits.lock_timeout_s,
+            statement_timeout=limits.statement_timeout_s,
+            idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
+        )
         with self._replacing:
             self._connection = connection  # before it is set up: what never answers then is abandoned, too
         try:

@@ -127,13 +127,12 @@ class PostgresqlAlerts:
             self._listen()
 
     def _listen(self) -> psycopg.Connection[Any]:
-        import psycopg  # noqa: PLC0415 - only who waits for PostgreSQL loads its driver
 
+        from relay.resources.addresses import connected  # noqa: PLC0415
         from relay.resources.patience import await_on  # noqa: PLC0415
-        from relay.resources.postgresql import address  # noqa: PLC0415
 
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(autocommit=True, **address(self._url))
+            self._connection, _ = connected(self._url)
             awaited = await_on(self._connection.fileno())
             try:
                 with awaited.asking():

@@ -7,20 +7,19 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import sql
 from psycopg.rows import tuple_row
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources import postgresql_session, schema
+from relay.resources.addresses import connected
 from relay.resources.patience import Awaited, await_on
 from relay.resources.port import AgedRow, DecisionRow, RowLocked, UnmarkedRow, identity_of
 from relay.resources.postgresql_pooler import refuse_shared
 from relay.resources.postgresql_session import PostgresqlSession
 from relay.resources.postgresql_states import TIME_IS_OVER
 
-CONNECT_TIMEOUT_S: Final = 5
-TCP_TIMEOUT_MS: Final = 10_000
 _SCAN_TIMEOUT_S: Final = 120
 _DECISIONS_TIMEOUT_S: Final = 8
 _SAYS_NOTHING: Final = frozenset({"08", "57", "58"})
@@ -33,21 +32,6 @@ UNLIMITED: Final = b"select set_config(name, '0', false) from pg_settings where 
 
 _SCHEMA: Final = """select n.nspname from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)"""
-
-
-def address(url: str) -> dict[str, Any]:
-    """Return what psycopg is to connect with, so that a server that falls silent is noticed in seconds; the address's own words hold."""
-    wanted: dict[str, Any] = {
-        "connect_timeout": CONNECT_TIMEOUT_S,
-        "tcp_user_timeout": TCP_TIMEOUT_MS,
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "application_name": "relay",
-        # A database that says nothing about characters (SQL_ASCII) would have psycopg return bytes for text.
-        "client_encoding": "utf8",
-    }
-    return {**wanted, **conninfo.conninfo_to_dict(url)}
 
 
 def durable() -> str:
@@ -165,9 +149,8 @@ class PostgresqlResource:
     @contextmanager
     def _connecting(self, **settings: float) -> Iterator[tuple[psycopg.Connection[tuple[Any, ...]], Awaited]]:
         """Connect; what the block asks of the connection has an end, and an error of it closes the connection."""
-        given = address(self._url)
         with reaching(self.name):
-            connection = psycopg.connect(autocommit=True, **given)
+            connection, given = connected(self._url)
             try:
                 awaited = await_on(connection.fileno())
                 with awaited.asking():

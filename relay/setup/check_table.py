@@ -16,7 +16,8 @@ from psycopg.conninfo import conninfo_to_dict
 from relay.config.model import ResourceConfig, TableDestination
 from relay.delivery.table import quoted
 from relay.message.errors import Unreachable
-from relay.resources.postgresql import address, remedy
+from relay.resources.addresses import address
+from relay.resources.postgresql import remedy
 from relay.resources.schema import own_columns
 from relay.setup.check_topics import Findings
 

@@ -13,7 +13,7 @@ from relay.config.model import RelayConfig, ResourceConfig
 from relay.kafka.topics import VISIBLE_S, TopicFacts, TopicPlan, Topics, numeric_setting
 from relay.message.errors import ConfigError
 from relay.resources import open_resource
-from relay.resources.postgresql import address
+from relay.resources.addresses import address
 from relay.resources.schema import ONE_AT_A_TIME, statements
 from relay.setup.check_table import OWN_TABLES, away
 from relay.setup.new_name import find_repeat

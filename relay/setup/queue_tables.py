@@ -12,7 +12,7 @@ from relay.config.queues import QueueConfig
 from relay.message.errors import ConfigError
 from relay.queue.desired import Desired, encode_uuid
 from relay.resources import open_resource
-from relay.resources.postgresql import address
+from relay.resources.addresses import address
 from relay.run.following import control_topic, follow
 from relay.run.queues import address_of, check_identity, open_at
 from relay.setup.check_table import away

@@ -8,12 +8,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 import relay.kafka.group
-from relay.delivery.table_postgresql import PostgresqlCursor
 from relay.kafka.group import GroupConsumer
-from relay.message.errors import LockedOut, Unreachable
-from relay.resources.postgresql import PostgresqlResource
+from relay.message.errors import LockedOut
 from relay.run import clock
-from tests.contracts.table_databases import plan
 from tests.unit.test_worker_events import Event
 
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "invalid credentials")
@@ -61,29 +58,3 @@ def test_it_goes_on_with_what_it_reads_meanwhile_and_when_the_refusals_lie_far_a
     for _ in range(5):
         member._consumer.news = [Event(KafkaError._PARTITION_EOF)]  # type: ignore[attr-defined]
         refused(member, now, 30)
-
-
-def test_a_database_that_goes_on_to_refuse_the_password_ends_it_too(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    said = ["password authentication failed for user"]
-
-    def connect(*_: Any, **__: Any) -> None:
-        raise Unreachable(f"resources.shop: the database does not answer ({said[0]}); correct the password")
-
-    monkeypatch.setattr(PostgresqlResource, "connect", connect)
-    cursor = PostgresqlCursor("postgresql://u@h/d", plan())
-    for after_s in (0, 19):
-        now[0] += after_s
-        with pytest.raises(Unreachable):
-            cursor.claim({})
-    said.insert(0, "starting up")
-    now[0] += 10
-    with pytest.raises(Unreachable):
-        cursor.claim({})
-    said.pop(0)
-    for after_s in (1, 19):
-        now[0] += after_s
-        with pytest.raises(Unreachable):
-            cursor.claim({})
-    now[0] += 1
-    with pytest.raises(LockedOut):
-        cursor.claim({})

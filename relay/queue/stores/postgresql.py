@@ -22,11 +22,11 @@ from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Arriving, Collided, Repeated, Row
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, Columns, copy, postgresql_text
 from relay.queue.stores.sql_values import arrivals
+from relay.resources.addresses import connected
 from relay.resources.patience import Awaited, await_on
 from relay.resources.postgresql import (
     AS_WRITTEN,
     UNLIMITED,
-    address,
     before_names,
     leaves_commit_open,
     own_cursor,
@@ -97,8 +97,7 @@ class PostgresqlSession:
             assert self._depth == 0, "a connection that was lost inside a unit is not replaced inside it"
             with _judged(committing=False):
                 self.close()
-                given = address(self._url)
-                connection = psycopg.connect(autocommit=True, prepare_threshold=None, **given)
+                connection, given = connected(self._url, prepare_threshold=None)
                 try:
                     self._awaited = await_on(connection.fileno())
                     with self._awaited.asking():
