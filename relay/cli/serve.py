@@ -13,7 +13,7 @@ import typer
 
 from relay import __version__
 from relay.cli.report import ConfigArgument, print_json, print_line
-from relay.config.loading import load
+from relay.config.loading import load, text_of
 from relay.config.model import RelayConfig
 from relay.kafka.settings import is_loopback
 from relay.message.errors import ConfigError
@@ -43,13 +43,15 @@ def serve_command(
     One process tells of the whole relay, wherever its workers run. The secret is given as `Authorization: Bearer`, or in a
     browser as a password.
     """
-    loaded = load(Path(config))
+    text = text_of(Path(config))
+    loaded = load(Path(config), text)
     tls = _tls(certificate, key)
     token = None if token_file is None else _token(token_file)
     _check_host(loaded, host, token, has_tls=tls is not None)
     setup(as_json=True if as_json else None)
     listening = _listen(host, port)
-    watching = Watching(lambda: RelayEyes(loaded))
+    # After a look that failed its secrets are read again: brokers may want another password by now.
+    watching = Watching(lambda: RelayEyes(load(Path(config), text)))
     door = Door(token, (*LOOPBACK_NAMES, host) if is_loopback(host) else None)
     # It may come before the server listens to signals; one that has ended the server is let go on to here.
     signal.signal(signal.SIGTERM, _end)
