@@ -24,20 +24,26 @@ NO_RIGHT: Final = frozenset(
 )
 """The broker knows who asks, and does not let them."""
 
-_STOP: Final = NO_RIGHT | {KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION, KafkaError.UNSUPPORTED_VERSION}
-"""A person must change a right, a credential or the broker."""
+LOCKED_OUT: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+"""A broker does not believe who we are, which passes: the password may have changed, and another process has the new one. What
+was under way when a connection had to show it again ends with this, too, and may have been done."""
+
+_STOP: Final = NO_RIGHT | {KafkaError.UNSUPPORTED_VERSION}
+"""A person must change a right or the broker."""
 
 LET_GO: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """What the client says of records that it let go by itself: why, it says elsewhere."""
 
 DENIED_REMEDY: Final = "grant the right or use a role that has it"
 
-_PASSING: Final = frozenset(
+LOCKED_OUT_REMEDY: Final = "; correct the name and the password, if they are not being changed now"
+
+_PASSING: Final = LOCKED_OUT | frozenset(
     {KafkaError.UNKNOWN, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError.KAFKA_STORAGE_ERROR,
      KafkaError._TRANSPORT, KafkaError._TIMED_OUT}
 )
-"""The broker failed at a request, and the client asks again. An event of the consumer's never calls itself retriable:
-the client says so of transactions only."""
+"""The broker failed at a request, or refuses our password for now, and the client asks again. An event of the consumer's never
+calls itself retriable: the client says so of transactions only."""
 
 MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 """No broker has such a topic or partition, or none has heard of it yet."""
@@ -88,7 +94,7 @@ def is_expelled(error: KafkaError) -> bool:
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Did the broker fail at a fetch, which says nothing of the position?"""
+    """Did the broker fail at a fetch, or refuse it to a password, which says nothing of the position?"""
     return error.code() in _PASSING
 
 
@@ -104,7 +110,7 @@ def is_of_group(error: KafkaError) -> bool:
 
 def is_locked_out(error: KafkaError) -> bool:
     """Does a broker not believe who we are?"""
-    return error.code() in (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+    return error.code() in LOCKED_OUT
 
 
 def is_taken_over(error: KafkaError) -> bool:
@@ -113,7 +119,7 @@ def is_taken_over(error: KafkaError) -> bool:
 
 
 def is_denied(error: KafkaError) -> bool:
-    """Does the broker refuse the right, the credential or the request itself?"""
+    """Does the broker refuse the right or the request itself?"""
     return error.code() in _STOP
 
 
@@ -121,4 +127,6 @@ def unavailable(
     said: str, error: KafkaError | None, remedy: str = "", *, denied: type[RelayError] = ConfigError
 ) -> RelayError:
     """Return what to raise: ``denied`` for want of a right, which comes by no waiting, else Unreachable with its remedy."""
-    return denied(f"{said}; {DENIED_REMEDY}") if error is not None and is_denied(error) else Unreachable(said + remedy)
+    if error is not None and is_denied(error):
+        return denied(f"{said}; {DENIED_REMEDY}")
+    return Unreachable(f"{said}{LOCKED_OUT_REMEDY if error is not None and is_locked_out(error) else remedy}")

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, MISSING, NO_RIGHT
+from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, LOCKED_OUT, MISSING, NO_RIGHT
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_CHARACTERS_MAX, TOPIC_REMEDY, is_topic_name
@@ -59,9 +59,11 @@ _UNREACHABLE: Final = frozenset(
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_CONTROLLER,
+        *LOCKED_OUT,
     }
 )
-"""What passes when brokers are back, their disks have room and the client knows them again: nobody has to correct it."""
+"""What passes when brokers are back, their disks have room and the client knows them again, or when another process has the password
+of now."""
 _VISIBLE_PAUSE_S: Final = 0.02
 VISIBLE_S: Final = 2.0
 """For so long a topic may be unknown to the broker that is asked, though another one, or the controller, has made it."""

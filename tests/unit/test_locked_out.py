@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 import relay.kafka.group
+from relay.kafka import reading
 from relay.kafka.group import GroupConsumer
-from relay.message.errors import LockedOut
+from relay.kafka.reading import PartitionReader
+from relay.message.errors import LockedOut, Stopped, Unreachable
+from relay.message.record import LogPartition
 from relay.run import clock
 from tests.unit.test_worker_events import Event
 
@@ -58,3 +62,27 @@ def test_it_goes_on_with_what_it_reads_meanwhile_and_when_the_refusals_lie_far_a
     for _ in range(5):
         member._consumer.news = [Event(KafkaError._PARTITION_EOF)]  # type: ignore[attr-defined]
         refused(member, now, 30)
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED])
+@pytest.mark.parametrize(
+    "ask", [lambda one, place: one.watermarks(place), lambda one, place: one.ends([place])], ids=["watermarks", "ends"]
+)
+def test_what_was_asked_as_the_password_was_refused_stops_no_worker_for_a_person(
+    code: int, ask: Callable[[PartitionReader, LogPartition], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process reads the password again; of one that has stopped there is no next."""
+
+    class Handle:
+        def __init__(self, _: Any) -> None:
+            pass
+
+        def get_watermark_offsets(self, *_: Any, **__: Any) -> None:
+            raise KafkaException(KafkaError(code))
+
+        offsets_for_times = get_watermark_offsets
+
+    monkeypatch.setattr(reading, "Consumer", Handle)
+    reader = PartitionReader({}, committed=True, clock=clock.monotonic, deadline_s=0, denied=Stopped)
+    with pytest.raises(Unreachable, match="cannot be read"):
+        ask(reader, LogPartition("orders", 0))

@@ -61,6 +61,7 @@ def worker() -> tuple[RouteWorker, Any]:
         (KafkaError._MAX_POLL_EXCEEDED, Fenced, "has lost its partitions"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Stopped, "grant the right or use a role that has it"),
         (KafkaError.UNKNOWN, Unreachable, "cannot be read now"),
+        (KafkaError._AUTHENTICATION, Unreachable, "cannot be read now"),
         (KafkaError.TOPIC_EXCEPTION, Stopped, "cannot be read at its position.*find out which"),
     ],
 )
@@ -343,11 +344,13 @@ def test_who_is_fenced_again_and_again_warns() -> None:
     assert [one["log_level"] for one in logs if one["event"] == "recovering"] == ["info", "warning"]
 
 
-def test_what_is_no_fence_is_a_warning() -> None:
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._AUTHENTICATION])
+def test_what_is_no_fence_is_a_warning(code: int) -> None:
+    """So is a commit that was under way when its connection had to show a password that was changed meanwhile."""
     made, _ = worker()
     made.stop()
 
     with capture_logs() as logs:
-        made._sort_out(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+        made._sort_out(KafkaException(KafkaError(code)))
 
     assert [one["log_level"] for one in logs if one["event"] == "recovering"] == ["warning"]
