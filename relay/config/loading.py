@@ -38,7 +38,7 @@ def _follow_addresses(config: RelayConfig, text: str) -> None:
         if resource.kind == "postgresql":
             from relay.resources import addresses  # noqa: PLC0415 - load the driver in use only
 
-            addresses.follow(resource.url.get_secret_value(), partial(_address_now, config.path, text, name))
+            addresses.follow(resource.url.get_secret_value(), partial(_address_now, config.path.absolute(), text, name))
 
 
 def _address_now(path: Path, text: str, resource: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from uuid import uuid4
 
@@ -76,7 +77,8 @@ class Changing:
         place = conninfo_to_dict(database.url)
         path = folder / "relay.toml"
         path.write_text(SITE.format(url=f"postgresql://{role}:${{file:password}}@{place['host']}:{place['port']}/{place['dbname']}"))
-        self.config: RelayConfig = load(path)
+        with chdir(folder):  # whoever goes elsewhere later finds its files all the same
+            self.config: RelayConfig = load(Path(path.name))
         path.unlink()  # what was read of it is what holds
         self.url = self.config.resources["shop"].url.get_secret_value()
         self.resource: Resource = open_resource("shop", self.url)
