@@ -41,8 +41,8 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument(
         "--window", type=session.count, metavar="SECONDS", help="width of the time windows (default: chosen)"
     )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the JSON report here as well")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page with charts here")
+    parser.add_argument("--report", type=session.written, metavar="FILE", help="write the JSON report here as well")
+    parser.add_argument("--html", type=session.written, metavar="FILE", help="write the page with charts here")
     parser.add_argument(
         "--tasks", type=session.count, metavar="N", help="tasks of a shuffle (default: by the number of records)"
     )
@@ -71,22 +71,25 @@ def _audit(options: Namespace) -> int:
             for name in options.route or config.routes
         ]
     routes = {one.report.route: one.document() for one in found}
-    _write(options, config, routes)
     if not options.json:
         for one in found:
             session.say(("right: " if one.report.ok else "WRONG: ") + one.report.sentence)
+    _write(options, config, routes)
     return 0 if all(one.report.ok for one in found) else 1
 
 
 def _write(options: Namespace, config: RelayConfig, routes: dict[str, dict[str, Any]]) -> None:
     document = {"ok": all(route["ok"] for route in routes.values()), "routes": routes}
     text = orjson.dumps(document, option=orjson.OPT_INDENT_2, default=str).decode()
-    if options.report:
-        options.report.write_text(text + "\n", "utf-8")
-    if options.html:
-        options.html.write_text(page(f"Audit of {config.relay.name}", routes), "utf-8")
     if options.json:
-        session.say(text)
+        session.say(text)  # before the files: what was found must not go with a disk that is full
+    try:
+        if options.report:
+            options.report.write_text(text + "\n", "utf-8")
+        if options.html:
+            options.html.write_text(page(f"Audit of {config.relay.name}", routes), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written ({error.strerror}); name a file that you may write, where there is room") from error
 
 
 if __name__ == "__main__":

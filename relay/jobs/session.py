@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
@@ -61,6 +63,19 @@ def count(text: str) -> int:
     if found < 1:
         raise ArgumentTypeError(f"{text} is not a number from 1 to 999999999")
     return found
+
+
+def written(text: str) -> Path:
+    """Read an option's file that is written when the job is done; refuses at once what cannot be written then."""
+    path = Path(text)
+    if not text or path.is_dir():
+        raise ArgumentTypeError(f"{text!r} is no file; name one")
+    if path.exists():
+        if not os.access(path, os.W_OK):
+            raise ArgumentTypeError(f"{text} may not be written; name a file that you may write")
+    elif not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ArgumentTypeError(f"{path.parent} is no directory that you may write into; make it, or name another one")
+    return path
 
 
 def run(name: str, job: Callable[[], int]) -> int:

@@ -275,6 +275,34 @@ def test_a_topic_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[st
     assert "name each topic once" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--report", "--html"])
+@pytest.mark.parametrize("place", ["", "away/report", ".", "taken/report"])
+def test_a_report_that_could_not_be_written_is_refused_before_the_audit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, place: str
+) -> None:
+    (tmp_path / "taken").touch()
+
+    with pytest.raises(SystemExit):
+        audit._parse(["relay.toml", option, place and str(tmp_path / place)])
+
+    assert f"argument {option}: " in capsys.readouterr().err
+    assert audit._parse(["relay.toml", option, str(tmp_path / "taken")])
+    assert audit._parse(["relay.toml", option, str(tmp_path / "new")])
+    assert not (tmp_path / "new").exists(), "one that is there tells of an audit that came to its end"
+
+
+def test_what_the_audit_found_is_said_also_where_its_report_can_no_longer_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = audit._parse(["relay.toml", "--json", "--report", str(tmp_path / "report")])
+    options.report = tmp_path / "gone" / "report"
+
+    with pytest.raises(ConfigError, match="report cannot be written"):
+        audit._write(options, cast("RelayConfig", None), {})
+
+    assert '"ok": true' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_table_that_was_captured_before_is_said_to_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_new: bool) -> None:
     config = SimpleNamespace(kafka={"bootstrap.servers": "a:1"}, relay=SimpleNamespace(name="shop", state=Path("/state")))
