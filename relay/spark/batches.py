@@ -157,16 +157,21 @@ def _records(
     columns = [sql.col("value").cast("binary").alias("value"), headers.alias("headers")]
     if "key" in names:
         columns.append(sql.col("key").cast("binary").alias("key"))
-    columns.append(_placed(names, partitions).alias("partition"))
+    columns.append(_placed(names, options.topic or "", partitions).alias("partition"))
     return df.select(*columns)
 
 
-def _placed(names: Sequence[str], partitions: int) -> Column:
+def _placed(names: Sequence[str], topic: str, partitions: int) -> Column:
     """Return the partition of each row; null leaves it to the sink, which places a key and repeats that for a repeat.
 
     A row without a key is placed by its id: the sink would put the repeat of a retried task anywhere, and repeats are
-    known within a partition only.
+    known within a partition only. A number that the topic does not have stops the batch: the sink would wait a minute for it.
     """
     by_id = sql.pmod(sql.crc32(sql.col("id").cast("string").cast("binary")), sql.lit(partitions)).cast("int")
     found = sql.when(sql.col("key").isNull(), by_id) if "key" in names else by_id
-    return sql.coalesce(sql.col("partition").cast("int"), found) if "partition" in names else found
+    if "partition" not in names:
+        return found
+    given = sql.col("partition")
+    words = sql.lit("column partition is "), given.cast("string"), sql.lit(f", but topic {topic} has {partitions} partitions")
+    refused = sql.raise_error(sql.concat(*words))
+    return sql.when(given.isNull(), found).when(given.between(0, partitions - 1), given.cast("int")).otherwise(refused)

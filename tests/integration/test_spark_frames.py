@@ -114,6 +114,18 @@ def test_of_a_batch_a_row_says_no_more_than_it_may_and_a_gap_falls_back(spark: A
     assert [row.partition for row in made] == [crc32(row_id) % 4 for row_id in (b"a", b"b")]
 
 
+@pytest.mark.parametrize(("given", "kind"), [(-1, "int"), (4, "int"), (2**32, "long"), ("4", "string")])
+def test_a_partition_that_the_topic_does_not_have_stops_the_batch_with_a_sentence(spark: Any, given: Any, kind: str) -> None:
+    def placed(number: Any) -> Any:
+        rows = spark.createDataFrame([(b"1", "a", number)], f"value binary, id string, partition {kind}")
+        return _records(rows, WriteOptions("shop", {}, "orders"), "q", b"c" * 16, b"decisions:q/1/run", 4).head().partition
+
+    with pytest.raises(Exception, match=f"column partition is {given}, but topic orders has 4 partitions"):
+        placed(given)
+    assert placed(type(given)(3)) == 3
+    assert placed(None) == crc32(b"a") % 4
+
+
 @pytest.mark.parametrize(("decided", "is_refused"), [(None, False), (3, False), (4, True), (11, True)])
 def test_a_checkpoint_that_does_not_know_a_batch_that_is_decided_is_refused(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: int | None, is_refused: bool
