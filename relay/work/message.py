@@ -17,6 +17,8 @@ from relay.work.desks import check_call
 
 _ENDING: Final = schedule.lock()
 """Held for a moment while a child is added, or a call ends. One for all: a message may be pickled, which a lock cannot."""
+_TIME_MOST_MS: Final = 2**62
+"""Stores have 64 bits for when a message shows or expires: this, and the time of day."""
 
 
 class Message:
@@ -115,7 +117,7 @@ class Message:
 
         Its key and lane are ``key``, else this message's, and so is its priority (0 to 9; 9 goes first). Raises CallOver
         after the handler has returned, and in another process; HeadersRefused; TypeError for a value that JSON cannot
-        express; ValueError for a priority or a time that is no number.
+        express; ValueError for a priority or a time that is no number, or one that no store has room for.
         """
         check_call(self.process, is_over=self.is_over)
         payload = value if value is None else _raw(value)
@@ -130,12 +132,23 @@ class Message:
             lane=name if name is not None else self.taken.lane,
             # Here, where an error names the handler's line: the store is asked only once the handler has returned.
             priority=self.taken.priority if priority is None else int(priority),
-            ttl_ms=None if ttl_ms is None else int(ttl_ms),
-            delay_ms=int(delay_ms),
+            ttl_ms=None if ttl_ms is None else _milliseconds("ttl_ms", ttl_ms),
+            delay_ms=_milliseconds("delay_ms", delay_ms),
         )
         with _ENDING:
             check_call(self.process, is_over=self.is_over)  # it may have returned since, in another thread
             self.children.append((queue, child))
+
+
+def _milliseconds(name: str, given: float) -> int:
+    """Return a time as a whole number; raises ValueError for one that is none, or that no store could add to the time of day."""
+    try:
+        found = int(given)
+    except OverflowError:  # the infinities
+        found = _TIME_MOST_MS
+    if abs(found) >= _TIME_MOST_MS:
+        raise ValueError(f"{name} = {given!s:.40} is beyond what any store can keep; give fewer milliseconds, or leave it out")
+    return found
 
 
 def _checked(subject: Any) -> str | None:

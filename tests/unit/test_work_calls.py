@@ -329,6 +329,21 @@ def test_a_child_with_a_number_that_is_none_fails_at_the_handlers_own_line(given
     assert (end.outcome, end.cause) == (Outcome.FAILED, f"ValueError in function, line {function.__code__.co_firstlineno + 1}")
 
 
+@pytest.mark.parametrize("name", ["ttl_ms", "delay_ms"])
+@pytest.mark.parametrize("given", [2**63, -(2**63), 2**63 - 1, float("inf"), pytest.param(10**4000, id="long")])
+def test_a_child_s_time_that_no_store_has_room_for_is_refused_by_name_at_the_handlers_own_line(name: str, given: Any) -> None:
+    said: list[str] = []
+
+    def function(message: Message) -> None:
+        with pytest.raises(ValueError, match=f"{name} = ") as refused:
+            message.publish("orders", b"child", **{name: given})
+        said.append(str(refused.value))
+        message.publish("orders", b"child", **{name: 2**62 - 1})
+
+    assert ended(queue("orders", "approval"), "approval", function).outcome is Outcome.WRITTEN
+    assert len(said[0]) < 200
+
+
 def test_a_child_s_numbers_may_be_those_of_a_library_or_in_parts() -> None:
     def function(message: Message) -> None:
         message.publish("orders", b"child", ttl_ms=1e3, delay_ms=0.5, priority=True)  # type: ignore[arg-type]
