@@ -23,7 +23,7 @@ from relay.capture.outcomes import Placed
 from relay.capture.upkeep import Decided
 from relay.message import envelope
 from relay.message.avro_values import AvroEncoder
-from relay.message.envelope import GivenHeaders
+from relay.message.envelope import FilledHeaders
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, ConfigError, Unreachable
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
 from relay.run import clock
@@ -199,7 +199,7 @@ class CaptureBlock:
         id: str | None = None,  # noqa: A002 - CloudEvents' word
         subject: str | None = None,
         partition: int | None = None,
-        headers: GivenHeaders | None = None,
+        headers: FilledHeaders | None = None,
         content_type: str | None = None,
         time: str | None = None,
         schema: AvroEncoder | None = None,

@@ -11,7 +11,7 @@ import orjson
 from relay.message import envelope
 from relay.message.avro_values import CONTENT_TYPE as AVRO
 from relay.message.avro_values import AvroEncoder
-from relay.message.envelope import GivenHeaders, Headers, given_headers, is_utf8
+from relay.message.envelope import FilledHeaders, Headers, given_headers, is_utf8
 from relay.message.errors import CaptureError, HeadersRefused
 from relay.message.json_text import as_json
 
@@ -123,7 +123,7 @@ def whole_partition(given: int, partitions: int, topic: str) -> int:
     return number
 
 
-def extra_headers(headers: GivenHeaders | None) -> Headers:
+def extra_headers(headers: FilledHeaders | None) -> Headers:
     """Return the application's own headers; raises CaptureError for a name that the relay writes itself."""
     found: Headers = []
     try:

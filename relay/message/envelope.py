@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from relay.message.errors import HeadersRefused
 
@@ -38,8 +39,14 @@ HEADERS_MAX: Final = 256
 RESOURCE_BYTES_MAX: Final = 2048
 """A longer header names no resource."""
 
-GivenHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
+_Value = TypeVar("_Value")
+_Content = str | bytes | bytearray | memoryview
+_Pairs = Mapping[str, _Value] | Sequence[tuple[str, _Value]] | Iterator[tuple[str, _Value]] | AbstractSet[tuple[str, _Value]]
+"""Any iterable of pairs will do; named so a type checker takes no mapping for one, and finds the types of a literal's values."""
+GivenHeaders = _Pairs[_Content | None]
 """What an application gives as headers: a mapping, or pairs if a name repeats."""
+FilledHeaders = _Pairs[_Content]
+"""The same where each has a value, as in the log: CloudEvents know no attribute without one."""
 
 OUT_INSTANCE: Final = "relay_instance"
 OUT_N: Final = "relay_n"
