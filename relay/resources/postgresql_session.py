@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.rows import tuple_row
 
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
@@ -104,6 +105,8 @@ class PostgresqlSession:
 
     def begin(self) -> tuple[bytes, bytes]:
         """Begin, with the decision as the first statement, in one round trip."""
+        # What an earlier block, perhaps another thread's, has set there is not this one's.
+        self._connection.row_factory, self._connection.cursor_factory = tuple_row, psycopg.Cursor
         try:
             if not self._nonces:
                 self._hand_over()

@@ -146,6 +146,7 @@ class SqliteSession:
     def begin(self) -> tuple[bytes, bytes]:
         """Take the file's write lock and insert the decision."""
         self._has_rows = False
+        self._connection.row_factory, self._connection.text_factory = None, str  # what an earlier block set is not this one's
         (nonce,) = nonces.draw(1)
         capture = capture_id(nonce)
         try:
@@ -211,9 +212,9 @@ class SqliteSession:
         if not self._connection.in_transaction:
             return False
         seen = self._outside.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
-        here = self._connection.execute(
-            "select 1 from relay_capture where capture = ?", (capture,)
-        ).fetchone()
+        own = self._connection.cursor()
+        own.row_factory = None  # what the block has set might take no row of the relay's, or make nothing of it
+        here = own.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
         return seen is None and here is not None
 
     @property

@@ -52,6 +52,25 @@ class Migrated(ResourceContract):
         assert list(session.execute("select position, writes from relay_position").fetchall()) == [(7, 0)]
         session.close()
 
+    def test_how_a_block_has_rows_made_is_its_own_matter(self, session: Session, decisions: Decisions) -> None:
+        """As it sets it on the driver's connection, which a later block gets: often for the columns of its own tables only."""
+
+        def fails(*given: object) -> Any:
+            if len(given) == 1 and isinstance(given[0], psycopg.Cursor):
+                return fails  # psycopg asks for what makes the rows
+            raise LookupError("no such column")
+
+        for number in (1, 2):
+            capture = self.begin(session)
+            cursor = session.execute("select id, what from orders")
+            assert [type(row) for row in session.execute("select 1 union select 2").fetchall()] == [tuple, tuple]
+            cursor.connection.row_factory = fails
+            session.execute(f"insert into orders values ({number}, 'tea')")
+            assert session.is_intact(capture)
+            session.decide(capture, PLACED)
+            assert decisions.read([capture])[capture].committed
+            assert session.usable
+
 
 class TestPostgresql(Migrated):
     """PostgreSQL."""
