@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from relay.cli.report import print_line
 from relay.control.queue_desk import QueueDesk
+from relay.control.silence import Silence
 from relay.message.errors import RelayError
 
 T = TypeVar("T")
@@ -28,12 +29,16 @@ class Told(Generic[T]):
 
 
 def ask_every(desk: QueueDesk, names: Sequence[str], ask: Callable[[str], T]) -> Told[T]:
-    """Ask each of the queues. Raises Unreachable if the brokers are away: they are waited for once, not for each queue."""
+    """Ask each of the queues. Raises Unreachable if the brokers are away: they are waited for once, not for each queue.
+
+    So is a database with several queues.
+    """
     desk.reach()
     told = Told[T]()
+    silence = Silence(desk.place)
     for name in names:
         try:
-            told.answers.append(ask(name))
+            told.answers.append(silence.ask(name, ask))
         except RelayError as error:
             told.notes.append(f"queue {name}: {error}")
             told.code = max(told.code, error.exit_code)

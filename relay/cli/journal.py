@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli.choosing import AfterOption, LimitOption, QueueArgument, QueueOption, WhoOption, me, retained
+from relay.cli.every_queue import ask_every
 from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose, when
 from relay.config.loading import load
+from relay.config.model import RelayConfig
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_views import message_row
 from relay.message.errors import CheckFailed
 from relay.queue import journal
-from relay.queue.port import Filter
+from relay.queue.port import Filter, QueueStore
 from relay.queue.states import PublisherState
 from relay.run import clock
 from relay.run.logging import text
@@ -59,57 +61,64 @@ def list_command(
 
 @app.command("show")
 def show_command(config: ConfigArgument, *, queue: QueueOption = None, as_json: JsonOption = False) -> None:
-    """Show what each queue retains and which periods are archived on this host."""
+    """Show what each queue retains and which periods are archived on this host; exit 3 if a store does not answer."""
     loaded = load(Path(config))
-    rows: list[dict[str, Any]] = []
     with QueueDesk(loaded, me()) as desk:
-        for name in desk.names(queue):
-            given = loaded.queues[name]
-            files = sorted(archive_folder(loaded).glob(f"{name}.*.avro"))
-            counts, _ = desk.store(name).counts()
-            rows.append(
-                {
-                    "queue": name,
-                    "retain": given.retain.model_dump(),
-                    "archive": given.archive,
-                    "journalled": counts.get(PublisherState.JOURNALLED, 0),
-                    "periods": sorted({path.name.split(".")[-3] for path in files}),
-                    "bytes": sum(path.stat().st_size for path in files),
-                }
-            )
+        told = ask_every(desk, desk.names(queue), lambda name: _kept(loaded, desk.store(name)))
     if as_json:
-        print_json({"queues": rows})
-        return
-    for row in rows:
+        print_json({"queues": told.answers, "notes": told.notes})
+        raise typer.Exit(told.code)
+    for row in told.answers:
         kept = retained(loaded.queues[row["queue"]].settings().retain)
         print_line(f"{row['queue']}: {row['journalled']} journalled, retained {kept}, archive {row['archive']}")
         print_line(f"  periods: {', '.join(row['periods']) or 'none'} ({row['bytes']} bytes)")
+    told.print_notes()
+    raise typer.Exit(told.code)
+
+
+def _kept(config: RelayConfig, store: QueueStore) -> dict[str, Any]:
+    name = store.settings.name
+    given = config.queues[name]
+    files = sorted(archive_folder(config).glob(f"{name}.*.avro"))
+    counts, _ = store.counts()
+    return {
+        "queue": name,
+        "retain": given.retain.model_dump(),
+        "archive": given.archive,
+        "journalled": counts.get(PublisherState.JOURNALLED, 0),
+        "periods": sorted({path.name.split(".")[-3] for path in files}),
+        "bytes": sum(path.stat().st_size for path in files),
+    }
 
 
 @app.command("archive")
 def archive_command(
     config: ConfigArgument, *, queue: QueueOption = None, who: WhoOption = None, as_json: JsonOption = False
 ) -> None:
-    """Archive and remove now what is past its retention, which workers do by themselves as well."""
+    """Archive and remove now what is past its retention, which workers do by themselves as well; exit 3 if a store does not answer."""
     loaded = load(Path(config))
-    rows: list[dict[str, Any]] = []
     with QueueDesk(loaded, who or me()) as desk:
-        for name in desk.names(queue):
-            messages = 0
-            files: set[str] = set()
-            try:
-                while (done := archive(desk.store(name), loaded, clock.wall_ms())).messages:
-                    messages += done.messages
-                    files.update(path.name for path in done.files)
-            except OSError as error:
-                where = archive_folder(loaded)
-                raise CheckFailed(f"{where} cannot be written ({error.strerror}); nothing unwritten was trimmed") from None
-            rows.append({"queue": name, "messages": messages, "files": sorted(files)})
+        told = ask_every(desk, desk.names(queue), lambda name: _archived(loaded, desk.store(name)))
     if as_json:
-        print_json({"queues": rows})
+        print_json({"queues": told.answers, "notes": told.notes})
     else:
-        for row in rows:
+        for row in told.answers:
             print_line(f"{row['queue']}: {row['messages']} messages, {len(row['files'])} files")
+        told.print_notes()
+    raise typer.Exit(told.code)
+
+
+def _archived(config: RelayConfig, store: QueueStore) -> dict[str, Any]:
+    messages = 0
+    files: set[str] = set()
+    try:
+        while (done := archive(store, config, clock.wall_ms())).messages:
+            messages += done.messages
+            files.update(path.name for path in done.files)
+    except OSError as error:
+        where = archive_folder(config)
+        raise CheckFailed(f"{where} cannot be written ({error.strerror}); nothing unwritten was trimmed") from None
+    return {"queue": store.settings.name, "messages": messages, "files": sorted(files)}
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:

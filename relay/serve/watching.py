@@ -15,10 +15,10 @@ import structlog
 
 from relay.config.model import RelayConfig
 from relay.control.queue_desk import QueueDesk
+from relay.control.silence import Silence
 from relay.control.status import RouteView, handlers_lately
 from relay.control.status_reading import StatusReader
 from relay.message.errors import RelayError
-from relay.queue.port import StoreAway
 from relay.run import clock, schedule
 from relay.run.status_record import StatusRecord
 
@@ -30,8 +30,6 @@ QUEUES_EVERY_S: Final = 15.0
 STALE_AFTER_S: Final = 60.0
 HUNG_AFTER_S: Final = 300.0
 """Every question has a bound, that to a store which fell silent a minute: a look that takes so long never ends."""
-SILENT_S: Final = 3.0
-"""Who does not answer for so long will not answer the next question."""
 CLOSE_S: Final = 5.0
 
 QueueRows = Mapping[str, Mapping[str, Any] | None]
@@ -108,29 +106,15 @@ class RelayEyes:
         self._desk.reach()
         rows: dict[str, Mapping[str, Any] | None] = {}
         notes = []
-        silent: dict[str, StoreAway] = {}
+        silence = Silence(self._desk.place)
         for name in self._desk.names():
             try:
-                rows[name] = self._row(name, silent)
+                rows[name] = silence.ask(name, self._desk.row)
             except RelayError as away:
                 # Go on with the others: this one is shown as one that does not answer.
                 rows[name] = None
                 notes.append(f"queue {name}: {away}")
         self._queues, self._queue_notes = rows, tuple(notes)
-
-    def _row(self, name: str, silent: dict[str, StoreAway]) -> Mapping[str, Any]:
-        """Ask a queue, unless its store is among those that were waited for in vain: once in a look, not for each queue there."""
-        place = self._desk.place(name)
-        if place in silent:
-            raise silent[place]
-        asked_at = clock.monotonic()
-        try:
-            return self._desk.row(name)
-        except StoreAway as away:
-            # A server that says something, such as that counting took too long, means this queue alone.
-            if clock.monotonic() - asked_at >= SILENT_S and getattr(away.__cause__, "sqlstate", None) is None:
-                silent[place] = away
-            raise
 
 
 class Watching:
