@@ -27,7 +27,7 @@ def refuse_repeats(
         if name not in configured:
             raise Stopped(
                 f"route {route.name!r} has not run before, and route {name!r}, which is not configured any more, has led "
-                f"{', '.join(again)} to {route.to.place}: all that the log has would be delivered there once more. If it is that "
+                f"{', '.join(again)} to {route.to.place}: all that the log has would be delivered there once more; if it is that "
                 f'route, give it the name {name!r} back; if not, set start = "earliest" to deliver all, or start = "latest" for '
                 "what is written from now on"
             )

@@ -64,7 +64,7 @@ def judge_first_starts(config: RelayConfig, records: Records, facts: Mapping[str
         try:
             refuse_repeats(lambda: records, route, config.routes, topics)
         except Stopped as refused:
-            problem, _, remedy = str(refused).partition(". ")
+            problem, _, remedy = str(refused).partition("; ")
             findings.fault(f"routes.{route.name}", "", problem, remedy)
 
 

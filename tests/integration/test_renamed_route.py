@@ -25,7 +25,7 @@ def test_a_renamed_route_delivers_nothing_again_unasked(make_route: MakeRoute) -
             "value": "",
             "problem": f"route 'other' has not run before, and route 'main', which is not configured any more, has led {route.log} to "
             f"topic {route.out}: all that the log has would be delivered there once more",
-            "remedy": "If it is that route, give it the name 'main' back; if not, set start = \"earliest\" to deliver all, or "
+            "remedy": "if it is that route, give it the name 'main' back; if not, set start = \"earliest\" to deliver all, or "
             'start = "latest" for what is written from now on',
         }
     ]

@@ -69,7 +69,7 @@ def test_a_renamed_route_is_a_fault_before_its_workers_refuse_it() -> None:
     (fault,) = judged(start("old", "topic ledger")).faults
     assert fault.key == "routes.r"
     assert fault.problem.endswith("all that the log has would be delivered there once more")
-    assert fault.remedy.startswith("If it is that route, give it the name 'old' back; if not, set start = ")
+    assert fault.remedy.startswith("if it is that route, give it the name 'old' back; if not, set start = ")
 
 
 def test_who_has_run_or_says_where_to_start_or_reads_another_topic_of_the_name_is_not_refused() -> None:
