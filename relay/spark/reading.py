@@ -77,7 +77,7 @@ def committed(
         sql.broadcast(counted.select(sql.lower(sql.hex("capture")).alias("counted"))),
         sql.lower("capture_hex") == sql.col("counted"), "left",
     )  # fmt: skip
-    shown = joined.where(sql.col("capture_hex").isNull() | sql.col("counted").isNotNull())
+    shown = joined.where(~_names_capture() | sql.col("counted").isNotNull())
     return _outgoing(_first_of_each(shown) if deduplicate else shown)
 
 
@@ -100,6 +100,11 @@ def _header(name: str) -> Column:
     """Return the last value of a header."""
     found = sql.filter("headers", lambda header: header["key"] == name)
     return sql.try_element_at(found, sql.lit(-1))["value"]
+
+
+def _names_capture() -> Column:
+    """Is there the header that names a capture? What is null or malformed in it belongs to none that could count, as for workers."""
+    return sql.coalesce(sql.exists("headers", lambda header: header["key"] == envelope.CAPTURE), sql.lit(False))
 
 
 def _filled(name: str) -> Column:

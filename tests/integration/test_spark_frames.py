@@ -32,7 +32,7 @@ from relay.spark import following as spark_following
 from relay.spark.batches import _records
 from relay.spark.columns import kafka_columns, utc_text
 from relay.spark.options import WriteOptions
-from relay.spark.reading import _each_once
+from relay.spark.reading import _each_once, _names_capture
 from spark.archive import checkpoint_of
 from spark.capture import _identifier, _read_files
 from spark.correlate import _parts
@@ -112,6 +112,14 @@ def test_of_a_batch_a_row_says_no_more_than_it_may_and_a_gap_falls_back(spark: A
     )
     assert sorted(second) == sorted({**own, "ce_id": b"b", "ce_source": b"/spark/q", "ce_type": b"t", "ce_subject": b"u"}.items())
     assert [row.partition for row in made] == [crc32(row_id) % 4 for row_id in (b"a", b"b")]
+
+
+def test_a_message_whose_capture_is_null_is_no_plain_one(spark: Any) -> None:
+    """Workers make a dead letter of it, and the stream does not show it."""
+    given = [None, [], [("ce_id", b"a")], [("ce_relaycapture", None)], [("ce_relaycapture", b"c" * 32)]]
+    rows = spark.createDataFrame([(one,) for one in given], "headers array<struct<key:string,value:binary>>")
+
+    assert [row.named for row in rows.select(_names_capture().alias("named")).collect()] == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize(("given", "kind"), [(-1, "int"), (4, "int"), (2**32, "long"), ("4", "string")])
