@@ -158,6 +158,7 @@ class StatusReader:
         self._retention_at = float("-inf")
         self._latest: dict[bytes, tuple[bytes, int]] = {}
         """By its key each worker's last record, and when the broker took it."""
+        self._records: list[StatusRecord] = []
         self._dead = SeenLetters()
         self.notes: list[str] = []
         self.unseen: Unreachable | None = None
@@ -197,7 +198,7 @@ class StatusReader:
             )
         self._read_tail(self._deadletter, found[config.deadletter_topic], self._dead.take)
         self._read_retention(logs & found.keys())
-        records = self.records()
+        self._records = records = self._decoded()
         # The time is read after the records: one that comes later is simply newer.
         now_ms = clock.wall_ms()
         self.notes += beside(records, config.routes, now_ms)
@@ -222,6 +223,9 @@ class StatusReader:
 
     def records(self) -> list[StatusRecord]:
         """Return the last word of every worker that the last reading found, whether it lives or not."""
+        return self._records
+
+    def _decoded(self) -> list[StatusRecord]:
         records = []
         for key, (value, taken_at) in self._latest.items():
             record = decode(value, taken_at)

@@ -48,3 +48,23 @@ def test_a_silent_database_is_waited_for_once_in_a_look(tmp_path: Path, monkeypa
             reader.read()
         assert reader._positions(config.routes["r0"], {}, {}) is None
         assert asked == ["shop", "other", "shop"], "and at the next look it is asked again"
+
+
+def test_a_record_that_cannot_be_read_is_noted_once_however_often_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`relay serve` and `relay indoubt list` ask for the records as well as for the routes."""
+    config = good(BASE + ROUTE.format(name="r", resource="shop"), tmp_path)
+    with StatusReader(config) as reader:
+        topics = {name: object() for name in (config.control_topic, config.deadletter_topic)}
+        monkeypatch.setattr(reader._topics, "describe", lambda *_, **__: topics)
+        monkeypatch.setattr(reader, "_read_tail", lambda *_: None)
+        monkeypatch.setattr(reader, "_read_retention", lambda *_: None)
+        monkeypatch.setattr(reader, "_facts", lambda *_: None)
+        monkeypatch.setattr(reader._control, "complete", True)
+        monkeypatch.setattr(status_reading, "view", lambda *_: None)
+        reader._latest[b"status/w"] = b"nonsense", 0
+
+        reader.read()
+
+        assert reader.records() == reader.records() == []
+        assert len(reader.notes) == 1
+        assert "is no status record of this version" in reader.notes[0]
