@@ -29,6 +29,8 @@ class RecordedQueue:
         found, self._left = self._left, []
         return list(found)
 
+    to_end = records
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -28,6 +28,7 @@ class QueueDelivery(TableDelivery):
         queue: str,
         store: str,
         desired: Callable[[], Desired],
+        latest: Callable[[], Desired],
         publishers: HeldPublishers,
         waiting_max: int,
         **named: Any,
@@ -38,6 +39,7 @@ class QueueDelivery(TableDelivery):
         self._queue = queue
         self._store = store
         self._desired = desired
+        self._latest = latest
         self._publishers = publishers
         self._resumed: deque[Mapping[str, int]] = deque()
 
@@ -61,13 +63,20 @@ class QueueDelivery(TableDelivery):
             raise RelayError(
                 f"queue {self._queue!r} has moved to another store; a new process goes on there, from the copied position"
             )
-        self._publishers.now(desired.held_publishers(self._queue), desired.resumed_publishers(self._queue))
+        self._obey(desired)
         return room and desired.may_put(self._queue)
 
     def abandon(self) -> None:
         """Let go of what is under way."""
         super().abandon()
         self._resumed.clear()
+
+    def _claimed(self) -> None:
+        """Hear at least what the owner before has heard: what it kept of a publisher that was paused would be overtaken."""
+        self._obey(self._latest())
+
+    def _obey(self, desired: Desired) -> None:
+        self._publishers.now(desired.held_publishers(self._queue), desired.resumed_publishers(self._queue))
 
     def _ship(self, shipment: Shipment) -> None:
         self._resumed.append(dict(self._publishers.resumed))

@@ -109,6 +109,7 @@ class TableDelivery:
         self._entering.start()
         claims = self._anchors.take(self._marks.take(self._cursor.claim({p: topic_ids[p.topic] for p in assigned})))
         crash_point("recovery.raised")
+        self._claimed()
         self._views = {view.partition: view for view in views}
         with self._ports.reader(committed=False) as scanner:
             highs = high_watermarks(scanner, self._monitor, views)
@@ -226,6 +227,9 @@ class TableDelivery:
     def in_doubt(self) -> Mapping[LogPartition, int]:
         """The inbox decides at once, so nothing stays in doubt on a table route."""
         return {}
+
+    def _claimed(self) -> None:
+        """From now on nobody else writes for these partitions."""
 
     def _mark_ranges(self, views: list[MonitorView]) -> None:
         """Every entry of a closed number lies below this end now: what the monitor lacked has just been written."""

@@ -331,6 +331,7 @@ def _queue(config: RelayConfig, route: RouteConfig, ports: RoutePorts, topics: T
         queue=name,
         store=store,
         desired=follower.now,
+        latest=follower.latest,
         publishers=publishers,
         waiting_max=config.queues[name].waiting_max,
         **_table_names(config, route, topics, worker_id),

@@ -27,10 +27,17 @@ class Records(Protocol):
         """Leave."""
 
 
+class WholeRecords(Records, Protocol):
+    """One of which all can be told that was written by now."""
+
+    def to_end(self) -> Iterable[tuple[bytes, bytes | None]]:
+        """Return all that was written since the last call."""
+
+
 class DesiredFollower:
     """For one thread, which calls `now` as often as it likes."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: WholeRecords) -> None:
         self._records = records
         self._desired = Desired()
         self._read_at = float("-inf")
@@ -41,6 +48,13 @@ class DesiredFollower:
             for key, value in self._records.records():
                 self._desired.add(key, value)
             self._read_at = clock.monotonic()
+        return self._desired
+
+    def latest(self) -> Desired:
+        """Return what is wanted with all that was said before this call; the same object. Raises Unreachable."""
+        for key, value in self._records.to_end():
+            self._desired.add(key, value)
+        self._read_at = clock.monotonic()
         return self._desired
 
     def close(self) -> None:

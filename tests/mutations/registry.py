@@ -348,6 +348,11 @@ PUTTING_GUARDS: Final = (
         ),
     ),
     Guard(
+        "latest_word_not_asked",
+        "what a dead worker kept of a publisher is overtaken by one that has not heard of the pause",
+        Named("tests/unit/test_publishers_paused_at_takeover.py", "test_what_the_owner_before_kept_is_not_overtaken"),
+    ),
+    Guard(
         "revealed_by_any_answer",
         "what was kept is taken for revealed by a batch that was sent before",
         Named("tests/unit/test_publishers_late.py", "test_only_a_transaction_that_was_begun_since_has_revealed_it"),

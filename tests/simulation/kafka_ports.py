@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import relay.kafka.appender
@@ -53,16 +53,30 @@ class SimTopics:
 
 
 class SimFollowing:
-    """Takes the place of ``Following``; it takes no time, so that runs without orders are as they were."""
+    """Takes the place of ``Following``; it takes no time, so that runs without orders are as they were.
 
-    def __init__(self, cluster: Cluster, topic: str) -> None:
+    What is new is heard ``late_s`` after it was written, but where all is asked for, and at first.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str, late_s: float) -> None:
         self._partition = cluster.topics.by_name[topic].partitions[0]
+        self._world = cluster.world
+        self._late_s = late_s
         self._next = 0
 
     def records(self) -> list[tuple[bytes, bytes | None]]:
         """Return what came since the last call."""
-        found, self._next = self._partition.read(self._next, 1_000_000, committed=False)
-        return [(record.key() or b"", record.value()) for record in found]
+        return self._read(self._world.now - self._late_s) if self._next else self.to_end()
+
+    def to_end(self) -> list[tuple[bytes, bytes | None]]:
+        """Return all that came since the last call."""
+        return self._read(self._world.now)
+
+    def _read(self, until: float) -> list[tuple[bytes, bytes | None]]:
+        found, end = self._partition.read(self._next, 1_000_000, committed=False)
+        heard = [record for record in found if record.stored_at <= until]
+        self._next = end if len(heard) == len(found) else found[len(heard)].offset()
+        return [(record.key() or b"", record.value()) for record in heard]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -125,8 +139,8 @@ class SimCheckpoints:
         self._firsts.pop(index.partition, None)
 
 
-def stand_ins(cluster: Cluster, disks: Disks) -> list[tuple[Any, str, Any]]:
-    """Return (module, name, stand-in) for ``installed``."""
+def stand_ins(cluster: Cluster, disks: Disks, heard_late: Callable[[], float] = float) -> list[tuple[Any, str, Any]]:
+    """Return (module, name, stand-in) for ``installed``; who follows a topic hears by so many seconds late."""
 
     def producer(settings: Mapping[str, Any]) -> SimProducer:
         return SimProducer(cluster, settings)
@@ -142,7 +156,7 @@ def stand_ins(cluster: Cluster, disks: Disks) -> list[tuple[Any, str, Any]]:
         return SimCheckpoints(disks, cluster.world.current.process, directory, watermarks=watermarks)
 
     def following(_settings: Mapping[str, Any], topic: str, **_: Any) -> SimFollowing:
-        return SimFollowing(cluster, topic)
+        return SimFollowing(cluster, topic, heard_late())
 
     return [
         *[(module, "Producer", producer) for module in PRODUCERS],

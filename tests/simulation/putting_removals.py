@@ -78,6 +78,11 @@ def takers_over_hear_nothing() -> list[Change]:
     return [(HeldPublishers, "taken_over", lambda self: None)]
 
 
+def latest_word_not_asked() -> list[Change]:
+    """A worker that takes partitions over goes by what it has heard, though their owner before had heard more."""
+    return [(QueueDelivery, "_claimed", lambda self: None)]
+
+
 def revealed_by_any_answer() -> list[Change]:
     """The answer to any batch says that what was kept is revealed, also to one that was sent before the word was heard."""
     accept = QueueDelivery._accept
@@ -96,6 +101,7 @@ PUTTING_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         held_asked_twice,
         heirs_hear_nothing,
         takers_over_hear_nothing,
+        latest_word_not_asked,
         revealed_by_any_answer,
     )
 }

@@ -54,6 +54,8 @@ class PuttingTrial(RouteTrial):
         further = self._further = Random(f"{seed}/further")
         if further.random() < 0.15:
             self.waiting_max = further.choice((1, 5, 30))
+        self._late = Random(f"{seed}/late")
+        self._late_s = self._late.choice((0.0, 0.0, 1.0))
         super().__init__(seed, tracing=tracing, only=only)
         self._go_on_with(self._rng.choice(AUDIENCES))
         if self._rng.random() < 0.2:
@@ -76,6 +78,9 @@ class PuttingTrial(RouteTrial):
             return False
         waits = any(row["state"] == PublisherState.PUT for row in self._database.rows(OPENED))
         return not waits and all(row["state"] == SubscriberState.JOURNALLED for row in self._database.rows(DELIVERIES))
+
+    def _heard_late(self) -> float:
+        return self._late.uniform(0.0, self._late_s)
 
     def _make_table(self) -> None:
         uuid = f"{self.world.rng.getrandbits(128):032x}"

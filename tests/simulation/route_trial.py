@@ -79,7 +79,7 @@ class RouteTrial:
         """Let it happen, heal, wait until nothing is left to do, audit."""
         world, outcome = self.world, self.outcome
         also = [
-            *kafka_ports.stand_ins(self.cluster, kafka_ports.Disks()),
+            *kafka_ports.stand_ins(self.cluster, kafka_ports.Disks(), self._heard_late),
             *database_ports.stand_ins(self.databases),
         ]
         with installed(world, crash_points=self._passed, also=also):
@@ -140,6 +140,10 @@ class RouteTrial:
         """Draw the database of the destination, None for a topic."""
         destination = self.world.rng.choice((None, "shop", "store"))
         return destination, TOPIC_CONFIG if destination is None else TABLE_CONFIGS[destination]
+
+    def _heard_late(self) -> float:
+        """How late a process that starts now will hear what persons say."""
+        return 0.0
 
     def _publishers(self) -> list[Publisher]:
         world, rng = self.world, self.world.rng

@@ -70,7 +70,7 @@ class Sending:
 def delivery(desired: Desired, publishers: HeldPublishers, monkeypatch: pytest.MonkeyPatch) -> tuple[QueueDelivery, Sending]:
     sending = Sending()
     made = QueueDelivery(
-        None, None, sending, lambda: None, queue="credit", store="here", desired=lambda: desired, publishers=publishers,
+        None, None, sending, lambda: None, queue="credit", store="here", desired=lambda: desired, latest=lambda: desired, publishers=publishers,
         waiting_max=1000, route="r", worker_id="w", monitor_topic="m", letters=LETTERS, keep_inbox_s=None,
     )  # fmt: skip
     monkeypatch.setattr(table_route.TableDelivery, "_accept", lambda *_: None)

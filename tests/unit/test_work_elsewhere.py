@@ -35,6 +35,8 @@ class Nothing:
     def records(self) -> list[tuple[bytes, bytes | None]]:
         return []
 
+    to_end = records
+
     def close(self) -> None:
         pass
 
