@@ -115,7 +115,7 @@ class Assembled:
             if resource.kind == "postgresql" and name not in job.handler.also
         }
         upkeep = Upkeep(
-            job.queue, beside, deciding, holder, marks, queue.lease_s, backoff, prepared, unnamed, self._held_publishers
+            job.queue, beside, deciding, holder, marks, queue.lease_s, backoff, prepared, unnamed, self._follower.now
         )
         with lock:
             store.enter(holder)
@@ -200,9 +200,6 @@ class Assembled:
 
     def _held_back(self) -> bool:
         return not self._follower.now().may_take(self._job.queue, self._job.subscriber)
-
-    def _held_publishers(self) -> frozenset[str]:
-        return self._follower.now().held_publishers(self._job.queue)
 
     def _open_queue(self, name: str) -> QueueStore:
         return open_queue(self._config, name, self._desired)

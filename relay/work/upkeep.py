@@ -12,6 +12,7 @@ import structlog
 
 from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
+from relay.queue.desired import Desired, Kind, Wanted, Wish
 from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore
 from relay.queue.recovery import SILENT, Recovery
@@ -65,7 +66,7 @@ class Upkeep:
     ``queues`` and ``deciding`` are what recovery may reach; ``lent`` hands out a deciding resource while it is used.
     ``prepared`` opens the further databases of this worker's handler, each by its name, for as long as ``lent`` lasts;
     ``unnamed`` does so for the other databases of the configuration, where an earlier application may have prepared something.
-    ``held`` tells the publishers of whom nothing is to be revealed.
+    ``desired`` tells what persons want: of publishers that they hold nothing is revealed.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Upkeep:
         backoff: Backoff,
         prepared: Mapping[str, OpenPrepared] | None = None,
         unnamed: Mapping[str, OpenPrepared] | None = None,
-        held: Callable[[], frozenset[str]] = frozenset,
+        desired: Callable[[], Desired] = Desired,
     ) -> None:
         self._queue = queue
         self._queues = queues
@@ -95,8 +96,8 @@ class Upkeep:
         self._prepared_at = 0.0
         self._unnamed = unnamed or {}
         self._unnamed_at = dict.fromkeys(self._unnamed, 0.0)
-        self._held = held
-        self._held_before: frozenset[str] = frozenset()
+        self._desired = desired
+        self._resumed: frozenset[Wish] = frozenset()
         self._children_after = 0
         self._beat_at = 0.0
         self._look_at = 0.0
@@ -125,12 +126,16 @@ class Upkeep:
         self._finish_unnamed(now)
 
     def _reveal_due(self, wall: int) -> None:
-        """Reveal what was delayed, but for held publishers; of one that goes on, what waits for a word comes before it."""
-        held = self._held()
-        for publisher in sorted(self._held_before - held):
+        """Reveal what was delayed, but for held publishers; of one that goes on, what waits for a word comes before it.
+
+        That is so also where this process started since, or did not look while the publisher was held.
+        """
+        desired = self._desired()
+        resumed = frozenset(wish for wish in desired.of(Kind.PUBLISHER, self._queue) if wish.wanted is Wanted.RUN)
+        for publisher in sorted({wish.subject.name for wish in resumed - self._resumed}):
             reveal_kept(self._store, publisher, wall)
-        self._held_before = held
-        self._all_due(partial(self._store.reveal_due, held=held), wall)
+        self._resumed = resumed
+        self._all_due(partial(self._store.reveal_due, held=desired.held_publishers(self._queue)), wall)
 
     def _all_due(self, some: Callable[[int, int], int], wall: int) -> None:
         """Let what is due come, in small steps, until none is left or the worker's own messages have waited long enough."""

@@ -357,6 +357,21 @@ PUTTING_GUARDS: Final = (
         "what was kept is taken for revealed by a batch that was sent before",
         Named("tests/unit/test_publishers_late.py", "test_only_a_transaction_that_was_begun_since_has_revealed_it"),
     ),
+    Guard(
+        "due_shown_while_held",
+        "what a publisher has delayed is shown although it is held",
+        Search("putting", range(6, 7), "shown while held"),
+    ),
+    Guard(
+        "due_before_what_was_kept",
+        "what was delayed overtakes what was put before it and waited for its publisher to go on",
+        Search("putting", range(45, 46), "inversion read"),
+    ),
+    Guard(
+        "ones_own_pauses_alone",
+        "the same, where who shows it has started, or looked away, while the publisher was held",
+        Search("putting", range(3020061, 3020062), "inversion read"),
+    ),
 )
 LOG_GUARDS: Final = (
     Guard(

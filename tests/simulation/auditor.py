@@ -397,7 +397,8 @@ def _in_order(case: Case, name: str, shown: list[tuple[str, tuple[int, ...], Mes
             continue  # of one that left the log a later repeat may have the effect
         key = (lane, message[0], record.partition)
         before = last.get(key)
-        if before is not None and record.offset < before.offset and place != place_of_last[key]:
+        is_delayed = message in case.evidence.delayed
+        if before is not None and record.offset < before.offset and place != place_of_last[key] and not is_delayed:
             yield Anomaly(name, "I6", f"{_at(record)} stands at {place} of {lane}, after {_at(before)}")
         if before is None or record.offset > before.offset:
             last[key], place_of_last[key] = record, place

@@ -119,6 +119,8 @@ class Evidence:
     effects: list[Effect] = field(default_factory=list)
     redriven: set[MessageId] = field(default_factory=set)
     """What died and was redriven once the destination takes it: it has its effect, behind what was sent after it."""
+    delayed: set[MessageId] = field(default_factory=set)
+    """What readers get later than its place says, and nothing earlier that is not delayed behind it."""
     dead: list[MessageId] = field(default_factory=list)
     positions: dict[Partition, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)

@@ -5,6 +5,9 @@ They are not under test, so they speak to the broker directly; what they leave i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from relay.message.envelope import Headers
 from relay.message.record import LogPartition
 from tests.simulation.broker import NewRecord
 from tests.simulation.crew import LOG, OUTPUT
@@ -38,6 +41,8 @@ class PlainProducers:
         self._sent: list[tuple[int, NewRecord]] = []
         self._producer_ids = 50_000
         self.sent = 0
+        self.further_headers: Callable[[], Headers] = list
+        """What else a message asks for."""
         # Crowded, batch follows batch; thinly spread, the relay idles between them.
         crowds = [seconds * rng.random() for _ in range(rng.randrange(1, 4))] if rng.random() < 0.7 else []
         while self.sent < messages:
@@ -82,6 +87,7 @@ class PlainProducers:
             ("ce_id", str(number).encode()),
             ("ce_source", source.encode()),
             ("ce_type", b"simulated"),
+            *self.further_headers(),
         ]
         record = NewRecord(source.encode(), b"x" * (LARGE_BYTES if large else 5), headers, 1_800_000_000_000)
         self._sent.append((home, record))

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from relay.capture.publisher import Capture
+from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError, RelayError, Unreachable
 from relay.run import clock, schedule
 from tests.simulation.database_resource import SimulatedResource
@@ -48,6 +49,8 @@ class Habits:
     slow_s: tuple[float, float] = (0.05, 8.0)
     pause_s: tuple[float, float] = (0.0, 1.0)
     restart_s: tuple[float, float] = (0.1, 5.0)
+    further_headers: Callable[[], Headers] = list
+    """What else a message asks for."""
 
 
 @dataclass
@@ -180,7 +183,8 @@ class Publisher:
         topic, partitions = rng.choice(self._topics)
         poison = rng.random() < self._habits.poison
         data: Any = b"{broken" if poison else orjson.dumps({"number": number, "total": number})
-        name = tx.publish(topic, type="ordered", data=data, id=f"{number}", partition=rng.randrange(partitions))
+        asked = dict(self._habits.further_headers())
+        name = tx.publish(topic, type="ordered", data=data, id=f"{number}", partition=rng.randrange(partitions), headers=asked)
         self._notes.published += 1
         if poison:
             self._notes.poison.add((self.source, name))

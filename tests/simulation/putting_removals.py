@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from relay.delivery.queue_effects import HeldPublishers, QueueEffect, Word
 from relay.delivery.queue_mapping import Putting
 from relay.delivery.queue_route import QueueDelivery
 from relay.delivery.table_route import Shipment
+from relay.queue.desired import Kind
 from relay.run import clock
 from relay.transfer.cursor import Verdict
+from relay.work import upkeep
+from relay.work.upkeep import Upkeep
 
 Change = tuple[Any, str, Any]
 MEANWHILE_S: Final = 0.01
@@ -94,6 +98,36 @@ def revealed_by_any_answer() -> list[Change]:
     return [(QueueDelivery, "_accept", of_now)]
 
 
+def due_shown_while_held() -> list[Change]:
+    """What is due is shown of whomever it is, held or not."""
+
+    def of_all(self: Upkeep, wall: int) -> None:
+        self._all_due(self._store.reveal_due, wall)
+
+    return [(Upkeep, "_reveal_due", of_all)]
+
+
+def due_before_what_was_kept() -> list[Change]:
+    """What is due of a publisher that goes on is shown before what waited for that word."""
+    return [(upkeep, "reveal_kept", lambda *_: 0)]
+
+
+def ones_own_pauses_alone() -> list[Change]:
+    """What was kept is shown first only by a process that has itself seen its publisher held."""
+    reveal_due = Upkeep._reveal_due
+
+    def of_those(self: Upkeep, wall: int) -> None:
+        desired = self._desired()
+        held = desired.held_publishers(self._queue)
+        before, _HELD_BEFORE[self] = _HELD_BEFORE.get(self, held), held
+        self._resumed |= {wish for wish in desired.of(Kind.PUBLISHER, self._queue) if wish.subject.name not in before}
+        reveal_due(self, wall)
+
+    return [(Upkeep, "_reveal_due", of_those)]
+
+
+_HELD_BEFORE: Final[WeakKeyDictionary[Upkeep, frozenset[str]]] = WeakKeyDictionary()
+
 PUTTING_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
@@ -103,5 +137,8 @@ PUTTING_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         takers_over_hear_nothing,
         latest_word_not_asked,
         revealed_by_any_answer,
+        due_shown_while_held,
+        due_before_what_was_kept,
+        ones_own_pauses_alone,
     )
 }

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from random import Random
 from typing import Any, Final
 
 from relay.config.model import RelayConfig
 from relay.config.queues import SubscriberEntry
+from relay.message import envelope
+from relay.message.envelope import Headers
 from relay.queue.desired import Kind, Subject, Wanted, Wish, encode_uuid
 from relay.queue.states import PublisherState, SubscriberState
+from relay.run import clock
+from relay.run.following import DesiredFollower
 from tests.simulation import collecting, database_atlas, putting_audit
 from tests.simulation.broker import NewRecord, StoredRecord
 from tests.simulation.crew import RELAY, read_config
 from tests.simulation.database_queue import DELIVERIES, MESSAGES, OPENED, create_queue
 from tests.simulation.databases import Database, Row
 from tests.simulation.evidence import Evidence, MessageId
+from tests.simulation.kafka_ports import SimFollowing
 from tests.simulation.plain_producers import LARGE_BYTES
+from tests.simulation.publishers import Habits
+from tests.simulation.putting_audit import Asked, Pause
 from tests.simulation.route_trial import RESOURCES, RouteTrial
-from tests.simulation.subscribers import Taker
+from tests.simulation.subscribers import Heard, Taker
 from tests.simulation.trial import FAULTS_S, Outcome
 
 QUEUE: Final = "orders"
@@ -49,14 +58,21 @@ class PuttingTrial(RouteTrial):
     def __init__(self, seed: int, *, tracing: bool = False, only: frozenset[str] | None = None) -> None:
         self._rng = Random(f"{seed}/queue")
         self._takers: dict[str, Taker] = {}
-        self._held: set[Subject] = set()
+        self._held: dict[Subject, float] = {}
+        self._pauses: list[Pause] = []
+        self._asked: dict[MessageId, Asked] = {}
         self._audiences: list[dict[str, SubscriberEntry]] = []
         further = self._further = Random(f"{seed}/further")
         if further.random() < 0.15:
             self.waiting_max = further.choice((1, 5, 30))
         self._late = Random(f"{seed}/late")
         self._late_s = self._late.choice((0.0, 0.0, 1.0))
+        asks = self._asks = Random(f"{seed}/asks")
+        self._delays, self._expires = asks.choice((0.0, 0.0, 0.2, 0.6)), asks.choice((0.0, 0.0, 0.0, 0.2))
+        if self._delays or self._expires:
+            self.never = frozenset({"clock_jumps"})  # what is shown or expires an hour late is no fault of the queue
         super().__init__(seed, tracing=tracing, only=only)
+        self.plain.further_headers = self._further_headers
         self._go_on_with(self._rng.choice(AUDIENCES))
         if self._rng.random() < 0.2:
             self._configure({"in_order": True})
@@ -87,6 +103,22 @@ class PuttingTrial(RouteTrial):
         create_queue(self._database, QUEUE, uuid)
         self._tell(*encode_uuid(QUEUE, uuid))
 
+    def _habits(self) -> Habits:
+        return replace(super()._habits(), further_headers=self._further_headers)
+
+    def _further_headers(self) -> Headers:
+        """What a message asks of the queue."""
+        found: Headers = []
+        if self._delays and self._asks.random() < self._delays:
+            found.append((envelope.DELAY, str(self._asks.choice((1, 300, 2_000, 8_000))).encode()))
+        if self._expires and self._asks.random() < self._expires:
+            at = clock.wall_ms() / 1000 + self._asks.choice((-1.0, 0.5, 4.0, 20.0))
+            found.append((envelope.EXPIRY_TIME, datetime.fromtimestamp(at, UTC).isoformat().encode()))
+        return found
+
+    def _follow(self) -> Heard:
+        return DesiredFollower(SimFollowing(self.cluster, f"{RELAY}.control", self._heard_late())).now
+
     def _take_what_was_refused(self) -> None:
         """The queue's bound is raised, and the workers are started again with it."""
         self._configure({"message_bytes": 10 * LARGE_BYTES})
@@ -100,6 +132,8 @@ class PuttingTrial(RouteTrial):
         for _ in range(rng.choice((0, 0, 0, 2))):
             world.at(rng.uniform(0.0, FAULTS_S), self._pause, Subject(Kind.QUEUE, QUEUE), Wanted.DRAIN)
         world.at(FAULTS_S, self._resume_all)
+        if self._delays or self._expires:
+            self._plan_waiting(sources)
         if self._further.random() < 0.25:
             self.outcome.faults.append("queue:locked_rows")
             database_atlas.locked_rows(self._database, self._further, FAULTS_S, (OPENED, DELIVERIES, "relay_queue_group"))
@@ -108,9 +142,20 @@ class PuttingTrial(RouteTrial):
             if not self.crew.config.queues[QUEUE].in_order:  # a group that comes first now would get what follows before what waits for others
                 world.at(at, self._go_on_with, subscribers)
 
-    def _pause(self, subject: Subject, wanted: Wanted) -> None:
+    def _plan_waiting(self, sources: Sequence[str]) -> None:
+        """Let pauses last while something waits for its time, and who shows it be started anew."""
+        rng, world = self._asks, self.world
+        for _ in range(rng.choice((0, 5, 15)) if self.waiting_max is None else 0):
+            subject = Subject(Kind.PUBLISHER, QUEUE, rng.choice(sources))
+            world.at(rng.uniform(0.0, FAULTS_S), self._pause, subject, Wanted.PAUSE, rng.uniform(1.0, 12.0))
+        for _ in range(rng.choice((0, 3, 10))):
+            world.at(rng.uniform(0.0, FAULTS_S), self._strike_taker)
+
+    def _pause(self, subject: Subject, wanted: Wanted, for_s: float | None = None) -> None:
         self._wish(subject, wanted)
-        self.world.at(self._rng.choice((0.2, 1.0, 4.0, 12.0)) * self._rng.random(), self._resume, subject)
+        if for_s is None:
+            for_s = self._rng.choice((0.2, 1.0, 4.0, 12.0)) * self._rng.random()
+        self.world.at(for_s, self._resume, subject)
 
     def _resume(self, subject: Subject) -> None:
         if subject not in self._held:
@@ -125,17 +170,20 @@ class PuttingTrial(RouteTrial):
         if running and self.world.now < FAULTS_S:
             self._rng.choice(running).kill()
 
+    def _strike_taker(self) -> None:
+        self._asks.choice(sorted(self._takers.items()))[1].process.kill()
+
     def _resume_all(self) -> None:
         for subject in sorted(self._held, key=Subject.key):
             self._wish(subject, Wanted.RUN)
 
     def _wish(self, subject: Subject, wanted: Wanted) -> None:
         if wanted is Wanted.RUN:
-            self._held.discard(subject)
+            self._pauses.append(Pause(subject.name, self._held.pop(subject), self.world.now))
         elif self.world.now >= FAULTS_S:
             return
         else:
-            self._held.add(subject)
+            self._held.setdefault(subject, self.world.now)
         self.world.trace("person", wanted.value, subject.kind.value, subject.name)
         self._tell(*Wish(subject, wanted, "a person", "simulated", 0).encode())
 
@@ -150,7 +198,7 @@ class PuttingTrial(RouteTrial):
         for group in settings.audience.groups:
             for name in group.members:
                 if name not in self._takers:
-                    self._takers[name] = Taker(self.world, self._database, settings, name)
+                    self._takers[name] = Taker(self.world, self._database, settings, name, self._follow)
 
     def _configure(self, changed: dict[str, Any]) -> None:
         queue = self.crew.config.queues[QUEUE].model_copy(update=changed)
@@ -162,11 +210,15 @@ class PuttingTrial(RouteTrial):
     def _collect_effects(self, database: Database, evidence: Evidence) -> None:
         collecting.table_of(database, MESSAGES, evidence, self._first_of, named=_named, placed=_placed)
         putting_audit.takes_of(database, evidence)
+        evidence.delayed = {name for name, asked in self._asked.items() if asked.delay_ms}
 
     def _evidence(self, *, quiescent: bool) -> Evidence:
+        self._asked = putting_audit.asked_of(self.cluster)
         evidence = super()._evidence(quiescent=quiescent)
         groups = [{name: entry.pool or [name] for name, entry in audience.items()} for audience in self._audiences]
-        self.outcome.problems += putting_audit.audit(self._database, groups, quiescent=quiescent)
+        if quiescent:
+            self.outcome.problems += putting_audit.shown_while_paused(self._database, self._pauses)
+        self.outcome.problems += putting_audit.audit(self._database, groups, self._asked, quiescent=quiescent)
         return evidence
 
     def _is_poison(self, record: StoredRecord) -> bool:

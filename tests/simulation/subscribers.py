@@ -1,54 +1,110 @@
-"""Subscribers of a queue in a simulated database: they take in its order, and are done at once, in one transaction."""
+"""Subscribers of a queue in a simulated database: they take in its order, and are done at once, in one transaction.
+
+Now and then they do what production's upkeep does about what is due, delayed or expired.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from relay.message.errors import InDoubt
+from relay.queue.desired import Desired, Kind, Wish
 from relay.queue.port import Holder, StoreAway
 from relay.queue.settings import QueueSettings
+from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_schema import Phase
 from relay.run import clock
+from relay.work.backoff import Backoff
+from relay.work.upkeep import Upkeep
 from tests.simulation.database_connection import Connection
-from tests.simulation.database_queue import DELIVERIES, bind_simulated
+from tests.simulation.database_queue import DELIVERIES, OPENED, bind_simulated
 from tests.simulation.databases import ConnectionLost, Database, StatementRefused
-from tests.simulation.scheduler import World
+from tests.simulation.scheduler import Process, World
 
 LOCK_TIMEOUT_S: Final = 2.0
 LOOK_S: Final = 0.7
+LEASE_S: Final = 60.0
+
+Heard = Callable[[], Desired]
+"""What a process has heard of what persons want."""
+
+
+class _Current:
+    """The queue over whichever connection there is."""
+
+    queue: SqlQueue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue, name)
 
 
 class Taker:
-    """One subscriber's only worker; nothing of it is under test but what it gets."""
+    """One subscriber's only worker, started again where it dies; what is under test is its upkeep, and what it gets."""
 
-    def __init__(self, world: World, database: Database, settings: QueueSettings, name: str) -> None:
+    def __init__(
+        self, world: World, database: Database, settings: QueueSettings, name: str, follow: Callable[[], Heard]
+    ) -> None:
         self._world = world
         self._database = database
         self._settings = settings
         self._name = name
+        self._follow = follow
         self._holder = f"taker {name}".encode()
-        self._process = world.process(f"taker {name}")
-        world.at(0.0, lambda: world.spawn(self._process, "main", self._main))
+        self.process: Process
+        self._start()
+
+    def _start(self) -> None:
+        process = self.process = self._world.process(f"taker {self._name}")
+        process.on_death.append(lambda: self._world.at(LOOK_S, self._start))
+        self._world.at(0.0, lambda: self._world.spawn(process, "main", self._main))
 
     def _main(self) -> None:
+        current, heard = _Current(), self._follow()
+        holder = Holder(self._holder, self._name, 0, None)
+        queue = self._settings.name
+        upkeep = Upkeep(
+            queue, {queue: current}, lambda _: {}, holder, Path("/nowhere"), LEASE_S, Backoff(),  # type: ignore[dict-item]
+            desired=heard,
+        )  # fmt: skip
+        wanted_before: list[Wish] = []
         while True:
             clock.sleep(LOOK_S)
-            if not self._may_find_any():
+            wanted = list(heard().of(Kind.PUBLISHER, queue))
+            is_due = wanted != wanted_before or self._is_due()
+            if not is_due and not self._may_find_any():
                 continue
             try:
                 connection = Connection(self._database, "taker", lock_timeout_s=LOCK_TIMEOUT_S)
             except ConnectionLost:
                 continue
             with suppress(StoreAway, InDoubt, StatementRefused):  # what has become of it is in the queue
-                self._take(bind_simulated(self._settings, connection))
+                current.queue = bind_simulated(self._settings, connection)
+                if is_due:
+                    now = clock.wall_ms()
+                    upkeep._reveal_due(now)
+                    upkeep._all_due(current.queue.expire, now)
+                    wanted_before = wanted
+                self._take(current.queue)
             connection.close()
 
     def _may_find_any(self) -> bool:
         """To ask in vain would cost most of a run's time."""
         numbers = {row["id"] for row in self._database.rows("relay_queue_subscriber") if row["name"] == self._name}
         return any(row["phase"] == Phase.READY and row["sub"] in numbers for row in self._database.rows(DELIVERIES))
+
+    def _is_due(self) -> bool:
+        now = clock.wall_ms()
+        return any(
+            row["reveal_at"] is not None and row["reveal_at"] <= now and row["state"] == PublisherState.PUT
+            for row in self._database.rows(OPENED)
+        ) or any(
+            row["expires_at"] is not None and row["expires_at"] <= now and row["state"] == SubscriberState.AVAILABLE
+            for row in self._database.rows(DELIVERIES)
+        )
 
     def _take(self, queue: SqlQueue) -> None:
         queue.enter(Holder(self._holder, self._name, 0, None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.queue.desired import Wanted
-from tests.simulation.database_queue import DELIVERIES
+from tests.simulation.database_queue import DELIVERIES, MESSAGES
 from tests.simulation.putting_trial import PuttingTrial, run_putting
 
 
@@ -25,6 +25,19 @@ def test_publishers_are_paused_and_subscribers_get_messages() -> None:
 
     assert paused > 10
     assert done > 100
+
+
+def test_messages_are_delayed_and_expire_while_publishers_are_paused() -> None:
+    shown = expired = 0
+    for seed in (1, 6, 10):
+        trial = PuttingTrial(seed)
+        assert not trial.run().problems
+        database = trial._database
+        shown += sum(row["reveal_at"] is not None and row["revealed_at"] is not None for row in database.rows(MESSAGES))
+        expired += sum(row["expired_at"] is not None and row["done_at"] is None for row in database.rows(DELIVERIES))
+
+    assert shown > 10
+    assert expired > 0
 
 
 class SmallQueue(PuttingTrial):
