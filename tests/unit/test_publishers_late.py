@@ -67,11 +67,13 @@ class Sending:
         return taken
 
 
-def delivery(desired: Desired, publishers: HeldPublishers, monkeypatch: pytest.MonkeyPatch) -> tuple[QueueDelivery, Sending]:
+def delivery(
+    desired: Desired, publishers: HeldPublishers, monkeypatch: pytest.MonkeyPatch, room: int = 1000
+) -> tuple[QueueDelivery, Sending]:
     sending = Sending()
     made = QueueDelivery(
         None, None, sending, lambda: None, queue="credit", store="here", desired=lambda: desired, latest=lambda: desired, publishers=publishers,
-        waiting_max=1000, route="r", worker_id="w", monitor_topic="m", letters=LETTERS, keep_inbox_s=None,
+        waiting_max=room, route="r", worker_id="w", monitor_topic="m", letters=LETTERS, keep_inbox_s=None,
     )  # fmt: skip
     monkeypatch.setattr(table_route.TableDelivery, "_accept", lambda *_: None)
     return made, sending

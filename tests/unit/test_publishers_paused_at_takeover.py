@@ -43,8 +43,8 @@ class Late:
 def worker(kafka: MemoryKafka, cursor: TableCursor, publishers: HeldPublishers, follower: DesiredFollower) -> QueueDelivery:
     made = QueueDelivery(
         kafka, cursor, MemorySending(cursor), lambda: MemoryAppends(kafka), queue="credit", store="shop",  # type: ignore[arg-type]
-        desired=follower.now, latest=follower.latest, publishers=publishers, waiting_max=1000, route="main", target="credit",
-        group_id="g", worker_id="w", monitor_topic="monitor", deadletter_topic="dead", deadletter_partitions=1, keep_inbox_s=None,
+        desired=follower.now, latest=follower.latest, publishers=publishers, waiting_max=1000, route="main",
+        worker_id="w", monitor_topic="monitor", letters=LETTERS, keep_inbox_s=None,
     )  # fmt: skip
     made.recover([LOG], [view()], kafka, start, {"log": b"i" * 16})
     return made

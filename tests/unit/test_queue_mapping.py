@@ -68,6 +68,14 @@ def test_what_names_its_capture_stays_in_the_log() -> None:
     assert row.message.headers == (("ce_id", b"m-1"), ("ce_source", b"/till"))
 
 
+def test_who_sent_a_message_without_a_source_is_its_topic() -> None:
+    nobodys = message()._replace(headers=[("ce_id", b"m-1")])
+
+    (row,) = QueueMapping(QUEUE, dict).map([nobodys], tuple).rows  # type: ignore[arg-type]
+
+    assert (row.message.publisher, row.message.lane) == ("orders", b"orders")
+
+
 def test_the_lane_is_the_queues_order() -> None:
     by_key = QueueSettings("credit", AUDIENCE, order="key")
 
@@ -152,6 +160,14 @@ def test_one_bad_message_spoils_only_itself() -> None:
     found = QueueMapping(QUEUE, dict).map([message(), message(("ce_relaypriority", b"x")), message()], tuple)  # type: ignore[arg-type]
 
     assert (found.good, len(found.rows), list(found.faults)) == ([0, 2], 2, [1])
+
+
+def test_what_has_a_fault_already_is_not_put() -> None:
+    broken = message()._replace(fault=MessageRejected("read", "no_schema", "of another part"))
+
+    found = QueueMapping(QUEUE, dict).map([broken, message()], tuple)  # type: ignore[arg-type]
+
+    assert (found.good, found.faults) == ([1], {0: broken.fault})
 
 
 def test_modes_make_one_pool_or_everybody_for_himself() -> None:
