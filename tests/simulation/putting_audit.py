@@ -115,11 +115,13 @@ def audit(
 
 
 def _untimely(name: MessageId, message: Row, rows: Sequence[Row], asked: Asked) -> Iterator[str]:
-    if message["revealed_at"] is not None and message["revealed_at"] < message["put_at"] + asked.delay_ms:
+    if asked.delay_ms and message["revealed_at"] is not None and message["revealed_at"] < message["put_at"] + asked.delay_ms:
         yield f"shown too early (I6): {name} was put at {message['put_at']} and revealed at {message['revealed_at']}"
     done = [row["grp"] for row in rows if row["done_at"] is not None]
+    # Who waited for the row's lock looks by the moment in which it began to.
+    until = None if asked.expires_at is None else max(asked.expires_at, message["put_at"])
     for row in rows:
-        late = asked.expires_at is not None and row["get_at"] is not None and row["get_at"] >= asked.expires_at
+        late = until is not None and row["get_at"] is not None and row["get_at"] >= until
         # A member of a pool whose mate is done expires with that.
         early = row["expired_at"] is not None and row["grp"] not in done and row["expired_at"] < (asked.expires_at or 2**63)
         if late or early:

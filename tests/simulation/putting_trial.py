@@ -12,7 +12,7 @@ from relay.config.model import RelayConfig
 from relay.config.queues import SubscriberEntry
 from relay.message import envelope
 from relay.message.envelope import Headers
-from relay.queue.desired import Kind, Subject, Wanted, Wish, encode_uuid
+from relay.queue.desired import Desired, Kind, Subject, Wanted, Wish, encode_uuid
 from relay.queue.states import PublisherState, SubscriberState
 from relay.run import clock
 from relay.run.following import DesiredFollower
@@ -69,6 +69,8 @@ class PuttingTrial(RouteTrial):
         self._late_s = self._late.choice((0.0, 0.0, 1.0))
         asks = self._asks = Random(f"{seed}/asks")
         self._delays, self._expires = asks.choice((0.0, 0.0, 0.2, 0.6)), asks.choice((0.0, 0.0, 0.0, 0.2))
+        slow = Random(f"{seed}/hands")
+        self._slow = slow if slow.random() < 0.3 else None
         if self._delays or self._expires:
             self.never = frozenset({"clock_jumps"})  # what is shown or expires an hour late is no fault of the queue
         super().__init__(seed, tracing=tracing, only=only)
@@ -117,6 +119,9 @@ class PuttingTrial(RouteTrial):
         return found
 
     def _follow(self) -> Heard:
+        """Return what a subscriber goes by; some follow nobody, and all that was kept is for the route to show."""
+        if not (self._delays or self._expires or self._slow):
+            return Desired
         return DesiredFollower(SimFollowing(self.cluster, f"{RELAY}.control", self._heard_late())).now
 
     def _take_what_was_refused(self) -> None:
@@ -134,6 +139,8 @@ class PuttingTrial(RouteTrial):
         world.at(FAULTS_S, self._resume_all)
         if self._delays or self._expires:
             self._plan_waiting(sources)
+        for _ in range(self._slow.choice((0, 3, 10)) if self._slow else 0):
+            world.at(self._slow.uniform(0.0, FAULTS_S), self._strike_taker)
         if self._further.random() < 0.25:
             self.outcome.faults.append("queue:locked_rows")
             database_atlas.locked_rows(self._database, self._further, FAULTS_S, (OPENED, DELIVERIES, "relay_queue_group"))
@@ -198,7 +205,7 @@ class PuttingTrial(RouteTrial):
         for group in settings.audience.groups:
             for name in group.members:
                 if name not in self._takers:
-                    self._takers[name] = Taker(self.world, self._database, settings, name, self._follow)
+                    self._takers[name] = Taker(self.world, self._database, settings, name, self._follow, self._slow)
 
     def _configure(self, changed: dict[str, Any]) -> None:
         queue = self.crew.config.queues[QUEUE].model_copy(update=changed)

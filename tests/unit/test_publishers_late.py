@@ -19,9 +19,10 @@ from relay.queue.message import NewMessage
 from relay.queue.modes import Balance
 from relay.queue.port import QueueStore
 from relay.queue.states import PublisherState
+from relay.queue.withholding import reveal_kept
 from relay.transfer.cursor import DELIVERED, Verdict
 from tests.contracts.queue_book import QueueBook
-from tests.contracts.queue_media import NOW, settings
+from tests.contracts.queue_media import NOW, child, message, settings
 from tests.unit.memory_kafka import LETTERS
 
 SOURCE = "/checkout"
@@ -53,6 +54,16 @@ def test_it_comes_before_what_is_put_then() -> None:
     effect(store, publishers).apply(None, [Putting(NewMessage(SOURCE, "next", b"v"), None)])
 
     assert states(store) == [PublisherState.REVEALED] * 2
+
+
+def test_what_is_delayed_and_what_an_attempt_has_made_wait_on() -> None:
+    store = QueueBook(settings())
+    kept = [message("kept", publisher=SOURCE), message("later", publisher=SOURCE, delay_ms=1), child("made", publisher=SOURCE)]
+    store.put(kept, NOW, reveal=False)
+
+    assert reveal_kept(store, SOURCE, NOW) == 1
+
+    assert states(store) == [PublisherState.REVEALED, PublisherState.PUT, PublisherState.PUT]
 
 
 class Sending:

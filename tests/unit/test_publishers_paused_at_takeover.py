@@ -16,7 +16,7 @@ from relay.queue.states import PublisherState
 from relay.run.following import DesiredFollower
 from relay.transfer.cursor import TableCursor
 from tests.recorded_queue import cursor_into_queue
-from tests.unit.memory_kafka import MemoryKafka
+from tests.unit.memory_kafka import LETTERS, MemoryKafka
 from tests.unit.numbered_messages import LOG, batch, captured, start, view
 from tests.unit.test_numbered_table_delivery import MemoryAppends, MemorySending
 

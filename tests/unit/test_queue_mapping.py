@@ -145,15 +145,25 @@ def test_a_message_names_its_subscribers_and_their_order() -> None:
     assert found.audience == Audience((Group("bob", ("bob",)), Group("approval", ("approval",))), in_order=True)
 
 
+def test_whoever_is_named_twice_gets_it_once_and_a_queue_in_order_stays_so() -> None:
+    ordered = replace(QUEUE, audience=replace(AUDIENCE, in_order=True), written=None)
+
+    found = mapped(("ce_relayaudience", b"clerks,approval,clerks"), queue=ordered)
+
+    assert found.audience == Audience((Group("clerks", ("ann", "bob")), Group("approval", ("approval",))), in_order=True)
+
+
 def test_what_a_header_asks_for_beyond_the_bounds_is_a_dead_letter_and_never_guessed() -> None:
     assert fault(("ce_relaypriority", b"10")).code == "bad_header"
     assert fault(("ce_relaypriority", b"-1")).code == "bad_header"
+    assert fault(("ce_relaypriority", b"9" * 5000)).code == "bad_header", "Python makes no number of so many digits"
     assert fault(("ce_relaydelay", b"99999999999")).code == "bad_header"
     assert fault(("ce_expirytime", b"2026-11-21T10:00:00")).code == "bad_header"
     assert fault(("ce_expirytime", b"tomorrow")).code == "bad_header"
     assert fault(("ce_relaymode", b"everywhere")).code == "bad_mode"
     assert fault(("ce_relayaudience", b"approval,eve")).code == "bad_audience"
     assert fault(("ce_source", b"\xff")).code == "not_text"
+    assert fault(("ce_source", b"a\0b")).code == "not_text", "PostgreSQL takes none"
 
 
 def test_one_bad_message_spoils_only_itself() -> None:
@@ -176,6 +186,9 @@ def test_modes_make_one_pool_or_everybody_for_himself() -> None:
     assert in_mode(AUDIENCE, "publish-subscribe") == everybody
     assert in_mode(AUDIENCE, "combined") == AUDIENCE
     assert in_mode(AUDIENCE, "balance") == pooled(AUDIENCE)
+    assert in_mode(Audience(AUDIENCE.groups, in_order=True), "publish-subscribe") == Audience(everybody.groups, in_order=True)
+    alone = Audience((Group("approval", ("approval",)),), in_order=True)
+    assert pooled(alone) == alone
 
 
 def test_balancing_goes_on_above_its_threshold_and_off_below_the_lower_one() -> None:
