@@ -7,9 +7,10 @@ savepoint or the block ends, and undone with it: nothing of a block goes on behi
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
 from functools import partial, wraps
 from types import TracebackType
@@ -220,13 +221,22 @@ async def _ended(step: Future[Any], error: BaseException | None) -> asyncio.Canc
     if isinstance(error, GeneratorExit):
         return None
     waited, cancelled = asyncio.wrap_future(step), None
-    while not waited.done():
-        try:
-            await asyncio.wait({waited})
-        except asyncio.CancelledError as again:
-            cancelled = again
+    with ExitStack() as shield:
+        while not waited.done():
+            try:
+                await asyncio.wait({waited})
+            except asyncio.CancelledError as again:
+                if cancelled is None:
+                    shield.enter_context(_shield())
+                cancelled = again
     waited.exception()  # looked at, or the loop would print it
     return cancelled
+
+
+def _shield() -> AbstractContextManager[Any]:
+    """Return what has scopes of anyio, which Starlette puts around requests, wait: they cancel at every turn of the loop."""
+    scope = getattr(sys.modules.get("anyio"), "CancelScope", None)
+    return scope(shield=True) if scope else nullcontext()
 
 
 class AsyncSavepoint:
