@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from types import TracebackType
@@ -28,6 +28,10 @@ THREAD_KEPT_S: Final = 60.0
 GIVEN_UP: Final = (
     "a call of the block was cancelled while it ran, and the block went on; it is rolled back: let the cancellation leave "
     "the block, or a tx.savepoint() around the call"
+)
+NOT_AWAITED: Final = (
+    "a call of the block was not awaited, or its task had not begun, when the block came to its end; it is rolled back: await "
+    "each tx.execute(), tx.publish() and tx.run()"
 )
 
 _P = ParamSpec("_P")
@@ -94,6 +98,8 @@ class _Steps:
         self._asked = 0
         self._given_up: list[int] = []
         """Steps that had begun when who waited for them was cancelled, and that nothing has undone since."""
+        self._promised: list[int] = []
+        """Calls whose coroutines have not begun, and that nothing has undone since."""
         self.is_open = False
 
     def open(self, threads: BlockThreads) -> None:
@@ -105,6 +111,21 @@ class _Steps:
         """Raise CaptureError if they were opened before."""
         if not self._is_new:
             self._refuse()
+
+    def promise(self) -> int:
+        """Note a call whose coroutine has not begun, and return its number: nobody may ever await it."""
+        self._asked += 1
+        self._promised.append(self._asked)
+        return self._asked
+
+    def keep(self, promised: int) -> None:
+        """The coroutine of a call has begun."""
+        with suppress(ValueError):  # a savepoint around it was undone before
+            self._promised.remove(promised)
+
+    def not_kept(self) -> CaptureError | None:
+        """Return what ends the block if a call of it has not begun: it would be committed without that."""
+        return CaptureError(NOT_AWAITED) if self._promised else None
 
     def do(self, step: Callable[[], _R]) -> _Step[_R]:
         """Have a step done after those before it. Cancelled before it is begun, it is not done."""
@@ -129,6 +150,7 @@ class _Steps:
     def undone(self, since: int, until: int) -> None:
         """What was asked for between these two is undone."""
         self._given_up = [number for number in self._given_up if not since < number < until]
+        self._promised = [number for number in self._promised if not since < number < until]
 
     def close(self, abandon: Callable[[], None]) -> None:
         """Give the thread back after the last step: ``abandon``, for what nobody has left."""
@@ -261,8 +283,8 @@ def _by_thread(
     """Return what has a method of the block done by the block's thread."""
 
     @wraps(method)
-    async def step(block: AsyncCaptureBlock, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return await block.run(method, *args, **kwargs)
+    def step(block: AsyncCaptureBlock, /, *args: _P.args, **kwargs: _P.kwargs) -> Coroutine[Any, Any, _R]:
+        return block.run(method, *args, **kwargs)
 
     return step
 
@@ -271,8 +293,8 @@ class AsyncCaptureBlock:
     """The block of an ``async with capture.async_transaction()``.
 
     Its statements are done one after the other, also where several tasks ask for them. A call that is cancelled while it
-    runs has the block, or the savepoint around it, rolled back. ``async with`` ends when all of it is over: a statement
-    that runs is waited for, and a COMMIT that was sent is found out.
+    runs has the block, or the savepoint around it, rolled back, and one that nobody awaits the block. ``async with`` ends
+    when all of it is over: a statement that runs is waited for, and a COMMIT that was sent is found out.
     """
 
     def __init__(self, publisher: Capture, threads: BlockThreads) -> None:
@@ -297,11 +319,15 @@ class AsyncCaptureBlock:
         """Is it known to be committed? Ask where a time limit or a cancellation came around the block."""
         return self._is_committed
 
-    async def run(
+    def run(
         self, function: Callable[Concatenate[CaptureBlock, _P], _R], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _R:
+    ) -> Coroutine[Any, Any, _R]:
         """Return what ``function(tx, *args, **kwargs)`` does in the block's thread, with the block as of ``transaction``."""
-        done = self._steps.do(partial(copy_context().run, function, self._block, *args, **kwargs))
+        return self._run(self._steps.promise(), partial(function, self._block, *args, **kwargs))
+
+    async def _run(self, promised: int, call: Callable[[], _R]) -> _R:
+        self._steps.keep(promised)
+        done = self._steps.do(partial(copy_context().run, call))
         try:
             return await asyncio.wrap_future(done)
         except asyncio.CancelledError:
@@ -331,14 +357,18 @@ class AsyncCaptureBlock:
         if not self._publisher.is_here:
             self._leave(kind, error, trace)  # a fork: the thread is the parent's, as all of the block
             return
+        refused = self._steps.not_kept() if error is None else None
         try:
-            await self._stay.end(self._leave, error)
+            await self._stay.end(self._leave, error or refused)
+            if refused is not None:
+                raise refused
         except asyncio.CancelledError as cancelled:
             if self._is_committed:
                 cancelled.add_note(f"capture {self.id.hex()}: cancelled while it was committed; it is committed")
             raise
         finally:
             self._over()
+            del refused  # or its traceback would hold it, and all of the block
 
     def __del__(self) -> None:
         """End a block that was entered by hand and dropped, whose thread would wait for it."""

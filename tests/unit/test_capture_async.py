@@ -357,7 +357,7 @@ def test_the_loop_says_nothing_of_failures_that_were_raised(capture: Capture) ->
     assert said == []
 
 
-@pytest.mark.parametrize("statement", ["nonsense", "rollback"])
+@pytest.mark.parametrize("statement", ["nonsense", "rollback", "select 1 -- not awaited"])
 def test_a_block_that_failed_is_let_go_at_once(capture: Capture, statement: str) -> None:
     """Not when cycles are collected next: it holds what was sent, and what was read."""
     kept: list[weakref.ref[AsyncCaptureBlock]] = []
@@ -365,10 +365,13 @@ def test_a_block_that_failed_is_let_go_at_once(capture: Capture, statement: str)
     async def run() -> None:
         async with capture.async_transaction() as tx:
             kept.append(weakref.ref(tx))
-            await tx.execute(statement)
+            if "not awaited" in statement:
+                tx.execute(statement).close()
+            else:
+                await tx.execute(statement)
 
     async def fails() -> None:
-        with suppress(sqlite3.Error, CaptureInDoubt):
+        with suppress(sqlite3.Error, CaptureInDoubt, CaptureError):
             await run()
 
     gc.disable()
@@ -399,3 +402,58 @@ def test_threads_end_when_they_were_not_needed_for_a_while(
         at_rest(lambda: capture._threads._started)
 
     assert len(orders(path)) == 12
+
+
+def test_a_call_that_nobody_awaits_does_not_commit(capture: Capture, path: Path, log: Log) -> None:
+    """Else the block would commit without the message that it was to announce."""
+
+    async def run() -> None:
+        async with capture.async_transaction() as tx:
+            await tx.execute(INSERT, (1,))
+            tx.publish("orders", 1).close()
+
+    with pytest.raises(CaptureError, match="not awaited"):
+        asyncio.run(run())
+
+    assert (orders(path), log.keys) == ([], [])
+
+
+def test_a_call_whose_task_has_not_begun_does_not_commit(capture: Capture, path: Path, log: Log) -> None:
+    async def run() -> None:
+        async with capture.async_transaction() as tx:
+            await tx.execute(INSERT, (1,))
+            published = asyncio.create_task(tx.publish("orders", 1))
+        await published
+
+    with pytest.raises(CaptureError, match="its task had not begun"):
+        asyncio.run(run())
+
+    assert (orders(path), log.keys) == ([], [])
+
+
+def test_a_savepoint_that_is_undone_takes_calls_along_that_nobody_awaited(capture: Capture, path: Path) -> None:
+    async def run() -> None:
+        async with capture.async_transaction() as tx:
+            await tx.execute(INSERT, (1,))
+            with suppress(ZeroDivisionError):
+                async with tx.savepoint():
+                    tx.execute(INSERT, (2,)).close()
+                    raise ZeroDivisionError
+
+    asyncio.run(run())
+
+    assert orders(path) == [1]
+
+
+def test_calls_may_be_awaited_later_than_they_were_made(capture: Capture, path: Path) -> None:
+    async def run() -> None:
+        async with capture.async_transaction() as tx:
+            calls = [tx.execute(INSERT, (number,)) for number in range(3)]
+            async with tx.savepoint():
+                await calls.pop()
+            for call in calls:
+                await call
+
+    asyncio.run(run())
+
+    assert orders(path) == [0, 1, 2]
