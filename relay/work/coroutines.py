@@ -8,11 +8,12 @@ connection never waits for a thread behind those who wait for a connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from relay.message.errors import RelayError
 from relay.run import schedule
 from relay.run.crash import crash_point
 from relay.work.desks import OVER, CallOver, Database
@@ -41,6 +42,13 @@ class Apart:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+class StatementNotAwaited(RelayError):
+    """A handler returned before a statement of its own had begun: the message would be DONE without it."""
+
+    def __init__(self) -> None:
+        super().__init__("a statement was not awaited, or its task had not begun, when the handler returned: await db.execute()")
+
+
 class AwaitedDatabase:
     """What an async handler writes with; one statement after the other, also where it asks for several at once."""
 
@@ -50,21 +58,33 @@ class AwaitedDatabase:
         self._turn = asyncio.Lock()
         self._running: asyncio.Future[Any] | None = None
         self._over = False
+        self._not_begun = 0
+        """Statements that the handler has made a coroutine of, which nothing has run yet."""
 
-    async def execute(self, query: Any, params: Any = None) -> Any:
+    def execute(self, query: Any, params: Any = None) -> Coroutine[Any, Any, Any]:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
-        return await self._run(partial(self._database.execute, query, params))
+        return self._made(partial(self._database.execute, query, params))
 
-    async def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+    def executemany(self, query: Any, params: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         """Run one statement for each of many parameters."""
-        return await self._run(partial(self._database.executemany, query, params))
+        return self._made(partial(self._database.executemany, query, params))
+
+    def check_awaited(self) -> None:
+        """Raise StatementNotAwaited if a statement has not begun."""
+        if self._not_begun:
+            raise StatementNotAwaited
 
     async def end(self) -> None:
         """Return when no statement runs; none begins any more."""
         self._over = True
         await self._settled()
 
+    def _made(self, statement: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
+        self._not_begun += 1
+        return self._run(statement)
+
     async def _run(self, statement: Callable[[], Any]) -> Any:
+        self._not_begun -= 1
         async with self._turn:
             await self._settled()
             if self._over:
@@ -117,6 +137,8 @@ class AwaitedRunner:
         """Run the handler and return what it raises: of some exceptions a task believes that they are meant for itself."""
         try:
             await self._handler(call.given(self._handler), *databases)
+            for database in databases:
+                database.check_awaited()
             crash_point("work.ran")
         except BaseException as error:  # noqa: BLE001 - GeneratorExit would close whoever waits for the task
             return error

@@ -1,0 +1,60 @@
+"""An async handler that forgets to await a statement: its message is not DONE without what it was to write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.queue.states import SubscriberState
+from relay.run import schedule
+from relay.work.coroutines import AwaitedDatabase, AwaitedRunner
+from relay.work.dispatch import Ended, Outcome, Work
+from relay.work.message import Message
+from relay.work.running import Place, Runner
+from relay.work.subscriber import subscriber
+from tests.integration.handler_site import Table
+
+WRITE = "insert into effect (number) values (?)"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    made = Table(f"sqlite:///{tmp_path}/shop.db")
+    yield made
+    made.close()
+
+
+async def forgets_one(_: Message, db: AwaitedDatabase) -> None:
+    await db.execute(WRITE, (1,))
+    db.execute(WRITE, (2,)).close()
+
+
+async def forgets_all(_: Message, db: AwaitedDatabase) -> None:
+    db.executemany(WRITE, [(1,), (2,)]).close()
+
+
+async def leaves_a_task(_: Message, db: AwaitedDatabase) -> None:
+    await db.execute(WRITE, (1,))
+    asyncio.create_task(db.execute(WRITE, (2,))).add_done_callback(asyncio.Task.exception)
+
+
+@pytest.mark.parametrize("handle", [forgets_one, forgets_all, leaves_a_task])
+def test_a_statement_that_nobody_awaits_is_a_failure_of_its_message(
+    table: Table, handle: Callable[[Message, AwaitedDatabase], Awaitable[None]]
+) -> None:
+    handler = subscriber("q", resource="shop")(handle)
+    place = Place("q", "s", "queue:q", {"q": table.store}, {"q": schedule.lock()})
+    run = AwaitedRunner(handler, Runner(handler, place, table.desks), 1)
+
+    async def ends() -> list[Ended]:
+        return list(await run(Work((table.taken,))))
+
+    (ended,) = asyncio.run(ends())
+    run.close()
+
+    assert ended.outcome is Outcome.FAILED
+    assert "not awaited" in ended.cause
+    assert (table.effects(), table.state()) == (0, SubscriberState.FETCHED)
