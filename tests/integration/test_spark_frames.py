@@ -35,7 +35,6 @@ from relay.spark.options import WriteOptions
 from relay.spark.reading import _each_once, _names_capture
 from spark.archive import checkpoint_of
 from spark.capture import _identifier, _read_files
-from spark.correlate import _parts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -325,28 +324,6 @@ def test_columns_of_any_type_call_different_rows_differently(spark: Any) -> None
 
     assert len(found) == len(given)
     assert [row[0] for row in plain.select(_identifier(plain, ["n", "s", "d"])).collect()] == [r"-1-a\\\-b-2026-03-01", r"1-a-\N"]
-
-
-def test_parents_that_have_no_id_or_source_are_called_by_their_places_and_topic(spark: Any) -> None:
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    rows = [
-        (b"k", b"1", 0, [("ce_id", b""), ("ce_source", b"/a")]),
-        (b"k", b"2", 1, [("ce_id", b""), ("ce_source", b"")]),
-        (b"k", b"3", 2, [("ce_id", b"7"), ("ce_source", b"")]),
-        (b"k", b"4", 3, []),
-        (b"", b"5", 4, []),
-        (None, b"6", 5, []),
-    ]
-    schema = "key binary, value binary, offset long, headers array<struct<key:string,value:binary>>"
-    frame = spark.createDataFrame(rows, schema).selectExpr(
-        "*", "'log' as topic", "0 as partition", "timestamp_seconds(0) as timestamp"
-    )
-
-    found = _parts(frame, "log", 0, Namespace(on="key", watermark=60, window=60)).collect()
-
-    assert [(row.source_0, row.id_0) for row in found] == [
-        ("/a", "log/0/0"), ("log", "log/0/1"), ("log", "7"), ("log", "log/0/3"),
-    ], "and what has no key has nothing to be joined by"  # fmt: skip
 
 
 def records(spark: Any, topic: str, *given: tuple[bytes | None, bytes, list[tuple[str, bytes]]]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from relay.message.errors import ConfigError
 from relay.spark import following
 from spark.archive import PERIODS, refuse_another_archive
 from spark.capture import refuse_name_of_files
-from spark.correlate import _as_json, _joining, _parse, _refuse_another_join
+from spark.correlate import _as_json, _joining, _parse, _parts, _refuse_another_join
 from tests.integration import test_spark_frames
 
 spark = test_spark_frames.spark
@@ -141,3 +142,25 @@ def test_a_table_is_not_taken_for_the_first_batch_of_files_that_were_captured_un
 
     with pytest.raises(ConfigError, match="--name load: files were captured under it") if is_refused else nullcontext():
         refuse_name_of_files(spark, config, "load", tmp_path)
+
+
+def test_parents_that_have_no_id_or_source_are_called_by_their_places_and_topic(spark: Any) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    rows = [
+        (b"k", b"1", 0, [("ce_id", b""), ("ce_source", b"/a")]),
+        (b"k", b"2", 1, [("ce_id", b""), ("ce_source", b"")]),
+        (b"k", b"3", 2, [("ce_id", b"7"), ("ce_source", b"")]),
+        (b"k", b"4", 3, []),
+        (b"", b"5", 4, []),
+        (None, b"6", 5, []),
+    ]
+    schema = "key binary, value binary, offset long, headers array<struct<key:string,value:binary>>"
+    frame = spark.createDataFrame(rows, schema).selectExpr(
+        "*", "'log' as topic", "0 as partition", "timestamp_seconds(0) as timestamp"
+    )
+
+    found = _parts(frame, "log", 0, Namespace(on="key", watermark=60, window=60)).collect()
+
+    assert [(row.source_0, row.id_0) for row in found] == [
+        ("/a", "log/0/0"), ("log", "log/0/1"), ("log", "7"), ("log", "log/0/3"),
+    ], "and what has no key has nothing to be joined by"  # fmt: skip
