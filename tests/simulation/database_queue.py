@@ -31,6 +31,7 @@ T = TypeVar("T")
 MESSAGES: Final = "relay_queue_message"
 OPENED: Final = "relay_queue_open"
 DELIVERIES: Final = "relay_queue_delivery"
+HOLDERS: Final = "relay_queue_holder"
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "relay_queue": ("id",),
     "relay_queue_subscriber": ("id",),
@@ -39,7 +40,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     MESSAGES: ("handle", "queue"),
     OPENED: ("handle", "queue"),
     DELIVERIES: ("handle", "sub"),
-    "relay_queue_holder": ("queue", "id"),
+    HOLDERS: ("queue", "id"),
     "relay_queue_attempt": ("attempt", "queue"),
     "relay_queue_tally": ("number",),
 }
@@ -104,8 +105,11 @@ class Mirror:
                 )
         self._session = _OnMirror(self._connection, database)
 
-    def run(self, backend: Backend, work: Callable[[SqliteSession], T], found_is_locked: str | None = None) -> T:
-        """Run one statement as a transaction sees it; ``found_is_locked`` names the table whose rows it locks."""
+    def run(
+        self, backend: Backend, work: Callable[[SqliteSession], T], found_is_locked: str | None = None, holder: Key | None = None
+    ) -> T:
+        """Run one statement as a transaction sees it; ``found_is_locked`` names the table whose rows it locks, ``holder`` whom
+        it locks if it finds one."""
         for _ in range(_REDONE_MAX):
             found, changes = self._once(backend, work)
             wanted = [(name, key) for name, key, _ in changes]
@@ -114,6 +118,8 @@ class Mirror:
                 assert isinstance(found, list)
                 queues = {key[1] for key in self._held[found_is_locked]}
                 wanted += [(found_is_locked, (row[0], queue)) for row in found for queue in queues]
+            if holder and found:
+                wanted.append((HOLDERS, holder))
             if self._lock(backend, wanted):
                 continue
             for name, key, row in changes:
@@ -229,7 +235,11 @@ class SimulatedQueueSession:
     def run(self, text: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Run one statement and fetch what it returns."""
         locks = _LOCKS.match(text)
-        assert locks or "<lock>" not in text or "relay_queue_holder" in text, text
+        if f"from {HOLDERS} " in text and ("<share>" in text or "<lock>" in text):
+            # Nobody else shares a worker's own row: one kind of lock does for both.
+            holder = (parameters["queue"], parameters["holder"])
+            return self._ask(lambda session: session.run(text, parameters), holder=holder)
+        assert locks or "<lock>" not in text, text
         if text.startswith("select") and not locks:
             return self._call(lambda backend: mirror_of(backend.database).read(backend, lambda session: session.run(text, parameters)))
         return self._ask(lambda session: session.run(text, parameters), locks and locks[1])
@@ -299,8 +309,8 @@ class SimulatedQueueSession:
     def close(self) -> None:
         """The connection is its owner's."""
 
-    def _ask(self, work: Callable[[SqliteSession], T], found_is_locked: str | None = None) -> T:
-        return self._call(lambda backend: mirror_of(backend.database).run(backend, work, found_is_locked))
+    def _ask(self, work: Callable[[SqliteSession], T], found_is_locked: str | None = None, holder: Key | None = None) -> T:
+        return self._call(lambda backend: mirror_of(backend.database).run(backend, work, found_is_locked, holder))
 
     def _call(self, work: Callable[[Backend], T]) -> T:
         if self.inside:
