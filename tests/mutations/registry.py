@@ -365,7 +365,7 @@ PUTTING_GUARDS: Final = (
     Guard(
         "due_before_what_was_kept",
         "what was delayed overtakes what was put before it and waited for its publisher to go on",
-        Search("putting", range(45, 46), "inversion read"),
+        Search("putting", range(50, 51), "inversion read"),
     ),
     Guard(
         "ones_own_pauses_alone",

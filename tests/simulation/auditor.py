@@ -393,7 +393,7 @@ def _in_order(case: Case, name: str, shown: list[tuple[str, tuple[int, ...], Mes
     place_of_last: dict[tuple[str, str, Partition], tuple[int, ...]] = {}
     for lane, place, message in sorted(shown):
         record = case.first.get(message)
-        if record is None or case.is_lost(record) or message in case.evidence.redriven:
+        if record is None or case.is_lost(record) or message in case.evidence.redriven | case.evidence.unordered:
             continue  # of one that left the log a later repeat may have the effect
         key = (lane, message[0], record.partition)
         before = last.get(key)

@@ -121,6 +121,8 @@ class Evidence:
     """What died and was redriven once the destination takes it: it has its effect, behind what was sent after it."""
     delayed: set[MessageId] = field(default_factory=set)
     """What readers get later than its place says, and nothing earlier that is not delayed behind it."""
+    unordered: set[MessageId] = field(default_factory=set)
+    """What may overtake and be overtaken."""
     dead: list[MessageId] = field(default_factory=list)
     positions: dict[Partition, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)

@@ -63,6 +63,15 @@ def shown_while_paused(database: Database, pauses: Sequence[Pause]) -> Iterator[
                 yield f"shown while held (I6): {message['publisher'], message['id']} at {at:.3f}: {pause}"
 
 
+def put_unheard(database: Database, pauses: Sequence[Pause]) -> Iterator[MessageId]:
+    """Return what was delayed and put just when its publisher was held or went on: one process has heard of that, another has not."""
+    for message in database.rows(MESSAGES):
+        at = (message["put_at"] - WALL_START_MS) / 1000
+        words = [moment for pause in pauses if pause.publisher == message["publisher"] for moment in (pause.since, pause.until)]
+        if message["reveal_at"] is not None and any(moment < at < moment + 2 * HEARD_S for moment in words):
+            yield message["publisher"], message["id"]
+
+
 class Asked(NamedTuple):
     """What a message's headers asked of the queue; milliseconds."""
 

@@ -217,6 +217,8 @@ class PuttingTrial(RouteTrial):
     def _collect_effects(self, database: Database, evidence: Evidence) -> None:
         collecting.table_of(database, MESSAGES, evidence, self._first_of, named=_named, placed=_placed)
         putting_audit.takes_of(database, evidence)
+        # DESIGN, known limits.
+        evidence.unordered = set(putting_audit.put_unheard(database, self._pauses))
         evidence.delayed = {name for name, asked in self._asked.items() if asked.delay_ms}
 
     def _evidence(self, *, quiescent: bool) -> Evidence:
