@@ -102,10 +102,13 @@ class States:
             return
         known = self._again or Writes()
         written = known.tickets()
-        with lock:
-            lost = [t for t in self._store.held(self._holder) if t not in written and not dispatch.has(t)]
-        if lost:
-            self._report.returned += sum(self._store.free(self._subscriber, lost, clock.wall_ms()))
+        with self._store.transaction():
+            # Waits for a take whose COMMIT is under way still: what it took would be this holder's for ever, and nobody would know.
+            self._store.beat(self._holder)
+            with lock:
+                lost = [t for t in self._store.held(self._holder) if t not in written and not dispatch.has(t)]
+            returned = sum(self._store.free(self._subscriber, lost, clock.wall_ms())) if lost else 0
+        self._report.returned += returned
         self._in_doubt = False
 
     def _write(self, writes: Writes, now: int, counted: Report) -> list[Ticket]:

@@ -137,8 +137,10 @@ class Taker:
 
     def _take_slowly(self, queue: SqlQueue, holder: Holder, rng: Random) -> None:
         queue.enter(holder)
-        # Of what was in doubt the last time: what is held still is not done.
-        queue.free(self._name, queue.held(holder.id), clock.wall_ms())
+        # Of what was in doubt the last time: what is held still is not done. As `relay.work.states` has it, once that has ended.
+        with queue.transaction():
+            queue.beat(holder.id)
+            queue.free(self._name, queue.held(holder.id), clock.wall_ms())
         while taken := queue.take(self._name, holder.id, 4, clock.wall_ms()):
             while taken:
                 clock.sleep(rng.choice((0.01, 0.1, 0.6)))

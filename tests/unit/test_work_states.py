@@ -130,6 +130,27 @@ def test_what_came_with_a_lost_answer_is_given_back_and_what_runs_waits_or_is_wr
     assert not desk.dispatch.has(ended.ticket)
 
 
+def test_a_take_whose_commit_comes_late_is_waited_for_or_nobody_would_know_of_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(1)
+    desk.store.came_about = False
+    with pytest.raises(InDoubt):
+        desk.cycle(1)
+    beat, landed = desk.store.beat, list[list[Taken]]()
+
+    def late(holder: bytes) -> bool:
+        """Who writes the holder's row waits for whoever takes for it."""
+        landed.append(desk.store.take("ann", HOLDER, 1, 0))
+        return beat(holder)
+
+    monkeypatch.setattr(desk.store, "beat", late)
+    desk.states.resync(desk.dispatch, schedule.lock())
+    if not landed:
+        late(HOLDER)
+
+    assert landed[0]
+    assert desk.held() == []
+
+
 def test_what_is_still_to_be_written_is_not_given_back_as_if_nobody_knew_it() -> None:
     desk = Desk(1)
     (taken,) = desk.cycle(1)
