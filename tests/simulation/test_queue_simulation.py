@@ -100,7 +100,7 @@ def forgotten_before_shown() -> list[StandIn]:
 
 
 SEARCHED: Final[dict[Callable[[], list[StandIn]], tuple[tuple[int, ...], str]]] = {
-    ended_forgotten: ((62, 111, 159), "inversion"),
+    ended_forgotten: ((286,), "inversion"),
     aborted_not_written: ((0, 38), "duplicate child"),
     commit_refuses_nothing: ((19, 30, 38), "duplicate effect"),
     attempt_ignored: ((117,), "duplicate child"),
