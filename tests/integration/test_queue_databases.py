@@ -14,6 +14,7 @@ import pytest
 
 from relay.message.errors import ConfigError, InDoubt
 from relay.queue.alerts import open_alerts
+from relay.queue.message import Ticket
 from relay.queue.port import Filter, Holder, QueueStore, Retired, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
@@ -109,6 +110,26 @@ def test_who_takes_waits_for_who_takes_of_the_same_lane(opened: Opened, database
 
     assert [one.id for one in taken] == ["a"]
     assert ended == [[]]
+
+
+def test_who_beats_waits_for_a_take_of_its_holder_and_sees_what_that_took(opened: Opened, database: psycopg.Connection) -> None:
+    asked = settings("ann")
+    lost, again = opened(asked), opened(asked)
+    lost.put([message("a", lane=b"l")], NOW)
+    lost.enter(Holder(b"one", "ann", 0, None))
+
+    def looked() -> list[Ticket]:
+        with again.transaction():
+            again.beat(b"one")
+            return again.held(b"one")
+
+    with lost.transaction():
+        taken = lost.take("ann", b"one", 1, NOW)
+        thread, ended = in_thread(looked)
+        until(lambda: one_waits(database), "who looks waits")
+    thread.join(WAIT_S)
+
+    assert ended == [[one.ticket for one in taken]]
 
 
 def test_the_last_two_subscribers_who_end_at_once_journal_the_message(
