@@ -55,7 +55,7 @@ test: setup ## Style, types and all tests that end within minutes
 	$(REPLAY) $(BIN)/pytest $(SHARE) -m "not slow"
 
 test-long: setup ## The tests that take minutes each
-	$(REPLAY) $(BIN)/pytest $(SHARE_LONG) -m "slow and not nightly"
+	$(REPLAY) $(BIN)/pytest $(SHARE_LONG) --durations=25 -m "slow and not nightly"
 
 test-nightly: setup ## The longest, which CI has no time for
 	$(REPLAY) $(BIN)/pytest -m nightly
