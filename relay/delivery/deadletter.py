@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
 
+from relay.delivery.lane_outputs import place_of
 from relay.message.envelope import ID, REDRIVEN, UNTOLD_CODE, Headers, outgoing
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
@@ -82,8 +82,7 @@ class Letters:
         headers = [header for header in outgoing(message.headers) if not header[0].startswith(PREFIX)]
         headers += [(PREFIX + name, fact.encode()) for name, fact in facts.items()]
         headers.append((PREFIX + "message_id", _cut(message.header(ID) or b"")))
-        place = self.places[crc32(message.lane) % len(self.places)]
-        return DeadRecord(place, message.digest.hex().encode(), message.value, headers)
+        return DeadRecord(place_of(message.lane, self.places), message.digest.hex().encode(), message.value, headers)
 
     def taking_back(self, message: LogMessage, replay: int) -> DeadRecord:
         """Return the record that takes the letters of a message back, which this redrive has delivered."""

@@ -13,6 +13,11 @@ LANE_KEPT_MAX: Final = 1024
 LANES_KEPT: Final = 100_000
 
 
+def place_of(lane: bytes, places: Sequence[LogPartition]) -> LogPartition:
+    """Return the one of a topic's partitions that a lane's records have."""
+    return places[crc32(lane) % len(places)]
+
+
 class LaneOutputs:
     """The output partition is a function of the lane, so a lane's order is the order of one partition."""
 
@@ -36,7 +41,7 @@ class LaneOutputs:
     def _output(self, lane: bytes) -> LogPartition:
         if len(self._known) > LANES_KEPT:
             self._known.clear()
-        found = self.places[crc32(lane) % len(self.places)]
+        found = place_of(lane, self.places)
         if len(lane) <= LANE_KEPT_MAX:
             self._known[lane] = found
         return found

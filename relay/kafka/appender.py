@@ -14,15 +14,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relay.kafka.client_log import ClientLog
-from relay.kafka.failures import (
-    DENIED_REMEDY,
-    LET_GO,
-    LOCKED_OUT_REMEDY,
-    is_denied,
-    is_end,
-    is_locked_out,
-    kafka_error,
-)
+from relay.kafka.failures import LET_GO, is_end, kafka_error, remedy_of
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
 from relay.message.envelope import Headers
@@ -145,9 +137,7 @@ class Appender:
     def reason(self, failure: KafkaError, remedy: str = "") -> str:
         """Return why a record failed, and what helps; of what a client had when it ended, why that was."""
         cause = self._end if self._end is not None and (is_end(failure) or failure.code() in LET_GO) else failure
-        if is_denied(cause):
-            return f"{cause.str()}; {DENIED_REMEDY}"
-        return f"{cause.str()}{LOCKED_OUT_REMEDY if is_locked_out(cause) else remedy}"
+        return f"{cause.str()}{remedy_of(cause, remedy)}"
 
     def topic(self, name: str, wait_s: float = 0.0) -> TopicFacts:
         """Return the facts of a topic, known or asked for now, and again for ``wait_s`` seconds while it is missing.

@@ -127,6 +127,13 @@ def unavailable(
     said: str, error: KafkaError | None, remedy: str = "", *, denied: type[RelayError] = ConfigError
 ) -> RelayError:
     """Return what to raise: ``denied`` for want of a right, which comes by no waiting, else Unreachable with its remedy."""
-    if error is not None and is_denied(error):
-        return denied(f"{said}; {DENIED_REMEDY}")
-    return Unreachable(f"{said}{LOCKED_OUT_REMEDY if error is not None and is_locked_out(error) else remedy}")
+    if error is None:
+        return Unreachable(f"{said}{remedy}")
+    return (denied if is_denied(error) else Unreachable)(f"{said}{remedy_of(error, remedy)}")
+
+
+def remedy_of(error: KafkaError, otherwise: str = "") -> str:
+    """Return what helps against a broker's refusal, as the end of its sentence, or what helps ``otherwise``."""
+    if is_denied(error):
+        return f"; {DENIED_REMEDY}"
+    return LOCKED_OUT_REMEDY if is_locked_out(error) else otherwise

@@ -127,8 +127,7 @@ class PostgresqlAlerts:
             self._listen()
 
     def _listen(self) -> psycopg.Connection[Any]:
-
-        from relay.resources.addresses import connected  # noqa: PLC0415
+        from relay.resources.addresses import connected  # noqa: PLC0415 - only who waits for PostgreSQL loads its driver
         from relay.resources.patience import await_on  # noqa: PLC0415
 
         if self._connection is None or self._connection.closed:

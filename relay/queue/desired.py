@@ -143,15 +143,15 @@ class Desired:
 
     def held_publishers(self, queue: str) -> frozenset[str]:
         """Return the publishers whose messages are put and not revealed."""
-        return frozenset(
-            subject.name
-            for subject, wish in self.wishes.items()
-            if subject.kind is Kind.PUBLISHER and subject.queue == queue and wish.wanted is Wanted.PAUSE
-        )
+        return frozenset(wish.subject.name for wish in self.of(Kind.PUBLISHER, queue) if wish.wanted is Wanted.PAUSE)
 
     def resumed_publishers(self, queue: str) -> frozenset[str]:
         """Return the publishers of which a person has said that they go on."""
-        return frozenset(wish.subject.name for wish in self.of(Kind.PUBLISHER, queue) if wish.wanted is Wanted.RUN)
+        return frozenset(wish.subject.name for wish in self.resumptions(queue))
+
+    def resumptions(self, queue: str) -> frozenset[Wish]:
+        """Return by whom and when each of them was told to go on: who goes on a second time does so by another wish."""
+        return frozenset(wish for wish in self.of(Kind.PUBLISHER, queue) if wish.wanted is Wanted.RUN)
 
     def wanted(self, subject: Subject) -> Wanted:
         """Return what is wanted of a subject; RUN where nobody said anything."""

@@ -12,7 +12,7 @@ import structlog
 
 from relay.message.errors import RelayError, Retriable, Unreachable
 from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
-from relay.queue.desired import Desired, Kind, Wanted, Wish
+from relay.queue.desired import Desired, Wish
 from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore
 from relay.queue.recovery import SILENT, Recovery
@@ -131,7 +131,7 @@ class Upkeep:
         That is so also where this process started since, or did not look while the publisher was held.
         """
         desired = self._desired()
-        resumed = frozenset(wish for wish in desired.of(Kind.PUBLISHER, self._queue) if wish.wanted is Wanted.RUN)
+        resumed = desired.resumptions(self._queue)
         for publisher in sorted({wish.subject.name for wish in resumed - self._resumed}):
             reveal_kept(self._store, publisher, wall)
         self._resumed = resumed

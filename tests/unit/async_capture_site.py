@@ -76,6 +76,20 @@ def capture(make: Callable[..., Capture]) -> Capture:
     return make()
 
 
+@pytest.fixture
+def begun(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> Pause:
+    """Return what each block waits for once its transaction has begun."""
+    pause, begin = Pause(), capture.begin
+
+    def slow() -> Any:
+        transaction = begin()
+        pause()
+        return transaction
+
+    monkeypatch.setattr(capture, "begin", slow)
+    return pause
+
+
 def opened(path: Path, log: Log, **options: Any) -> Capture:
     """Return a capture into a new database."""
     resource = open_resource("shop", f"sqlite:///{path}", 1.0)

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from relay.capture import publisher
 from relay.capture.publisher import Capture
-from tests.unit.async_capture_site import INSERT, Log, Pause, opened, orders, place, until, writable
+from tests.unit.async_capture_site import (
+    INSERT,
+    Log,
+    Pause,
+    begun,
+    capture,
+    log,
+    make,
+    orders,
+    path,
+    place,
+    until,
+    writable,
+)
 
+__all__ = ["begun", "capture", "log", "make", "path"]
 CANCELLED_S = 0.2
 """How long a scope that is cancelled finds the block busy: thousands of turns of the loop."""
 FEW = 10
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "shop.db"
-
-
-@pytest.fixture
-def log() -> Log:
-    return Log()
-
-
-@pytest.fixture
-def capture(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
-    monkeypatch.setattr(publisher, "CLOSE_S", 0.1)
-    with opened(path, log) as capture:
-        yield capture
 
 
 @pytest.fixture
@@ -85,19 +81,8 @@ def test_the_loop_does_not_spin_while_a_statement_is_waited_for(
     assert len(waits) <= FEW
 
 
-def test_nor_while_it_begins(
-    capture: Capture, path: Path, waits: list[None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pause, begin = Pause(), capture.begin
-
-    def slow() -> Any:
-        begun = begin()
-        pause()
-        return begun
-
-    monkeypatch.setattr(capture, "begin", slow)
-
-    assert asyncio.run(in_scope(pause, lambda: place(capture, 1)))
+def test_nor_while_it_begins(capture: Capture, path: Path, waits: list[None], begun: Pause) -> None:
+    assert asyncio.run(in_scope(begun, lambda: place(capture, 1)))
 
     writable(path)
     assert orders(path) == []

@@ -25,6 +25,7 @@ from tests.unit.async_capture_site import (
     Log,
     Pause,
     at_rest,
+    begun,
     capture,
     log,
     make,
@@ -35,7 +36,7 @@ from tests.unit.async_capture_site import (
     writable,
 )
 
-__all__ = ["capture", "log", "make", "path"]
+__all__ = ["begun", "capture", "log", "make", "path"]
 
 
 async def cancelled_at(event: threading.Event, task: asyncio.Task[Any]) -> None:
@@ -70,23 +71,12 @@ class TestCancelled:
 
         assert orders(path) == [2]
 
-    def test_while_it_begins_its_transaction_is_over_when_it_is(
-        self, capture: Capture, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pause, begin = Pause(), capture.begin
-
-        def slow() -> Any:
-            begun = begin()
-            pause()
-            return begun
-
-        monkeypatch.setattr(capture, "begin", slow)
-
+    def test_while_it_begins_its_transaction_is_over_when_it_is(self, capture: Capture, path: Path, begun: Pause) -> None:
         async def run() -> None:
             task = asyncio.create_task(place(capture, 1))
-            await cancelled_at(pause.reached, task)
+            await cancelled_at(begun.reached, task)
             assert not task.done()
-            pause.may_go_on.set()
+            begun.may_go_on.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
             writable(path)
