@@ -2,7 +2,7 @@
 
 A digest is BLAKE2b-16 over a kind byte and each part as a 4-byte big-endian length followed by its raw bytes.
 Kinds: ``c`` CloudEvents (source, id), ``h`` a header, ``j`` a JSON pointer, ``a`` an Avro field, ``p`` position
-(topic id, partition, offset).
+(topic id, partition, offset). ``e`` is no identity: what a message is to have done elsewhere (`relay.work.message`).
 """
 
 from __future__ import annotations

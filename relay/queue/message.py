@@ -89,7 +89,10 @@ class Ticket(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A message in a worker's hands, FETCHED. ``failures`` counts attempts that ended with `free(failed=True)`."""
+    """A message in a worker's hands, FETCHED. ``failures`` counts attempts that ended with `free(failed=True)`.
+
+    ``group`` is the subscriber, or the pool whose members have the message between them.
+    """
 
     ticket: Ticket
     publisher: str
@@ -103,6 +106,7 @@ class Taken(NamedTuple):
     failures: int
     put_at: int
     parents: tuple[Parent, ...]
+    group: str = ""
 
 
 class Times(NamedTuple):

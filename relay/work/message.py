@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any, Final
+from uuid import UUID
 
 import orjson
 
 from relay.message.envelope import GivenHeaders, given_headers, is_utf8
 from relay.message.errors import HeadersRefused
+from relay.message.identity import digest
 from relay.message.json_text import as_json
 from relay.queue.message import NewMessage, Taken
 from relay.run import schedule
@@ -24,14 +26,15 @@ _TIME_MOST_MS: Final = 2**62
 class Message:
     """One message of a queue, as its handler gets it.
 
-    ``taken`` is what the store gave. ``children`` collects what `publish` was given: none of it shows unless this message
-    becomes DONE.
+    ``taken`` is what the store of ``queue`` gave. ``children`` collects what `publish` was given: none of it shows unless
+    this message becomes DONE.
     """
 
-    __slots__ = ("children", "further", "is_over", "process", "taken")
+    __slots__ = ("children", "further", "is_over", "process", "queue", "taken")
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: Taken, queue: str = "") -> None:
         self.taken = taken
+        self.queue = queue
         self.children: list[tuple[str, NewMessage]] = []
         self.further: list[int] = []
         self.is_over = False
@@ -91,6 +94,19 @@ class Message:
     def failures(self) -> int:
         """How many tries have failed before this one."""
         return self.taken.failures
+
+    @property
+    def idempotency_key(self) -> str:
+        """A UUID for what this message is to have done elsewhere: whoever is told it with each try can do that once.
+
+        It is the same in every try and every process, after a worker's death and after a redrive, also of a message that
+        was DONE. Another queue, and another subscriber of this one, has another; members of a pool, who have the message
+        between them, have one. It is made of the message's publisher and id, not of its value.
+        """
+        parts = (self.queue, self.taken.group, self.publisher, self.id)
+        # Version 8 of RFC 9562: a UUID of one's own making. Never change it: a receiver would take the next try for another call.
+        number = int.from_bytes(digest(b"e", *(part.encode(errors="surrogatepass") for part in parts)), "big")
+        return str(UUID(int=number & ~(0xF << 76) & ~(0x3 << 62) | 0x8 << 76 | 0x2 << 62))
 
     def json(self) -> Any:
         """Return the payload read as JSON; raises ValueError if it is none."""

@@ -131,7 +131,7 @@ class Runner:
         """Return what one call has in its hands; nothing is opened yet."""
         return Call(
             work,
-            [Message(one) for one in work.messages],
+            [Message(one, self._place.queue) for one in work.messages],
             Database(self._desks) if self._desks is not None else None,
             self._further(self._place.attempt(work.messages[0])),
         )

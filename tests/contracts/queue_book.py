@@ -275,6 +275,7 @@ class QueueBook(BookPages):
             row.failures,
             entry.put_at,
             new.parents,
+            row.group,
         )
 
     @writes

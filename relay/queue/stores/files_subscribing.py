@@ -55,6 +55,7 @@ class Subscribing(FilesBase):
             delivery.failures,
             message.put_at,
             content.parents,
+            delivery.group,
         )
 
     def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from relay.message.errors import Stopped
@@ -35,6 +35,7 @@ class SqlBase:
                 [member for group in settings.audience.groups for member in group.members],
             )
             self._seats = self._seats_in(settings.audience)
+            self._groups = self._known_groups()
             self._neighbours = int(session.run(sql.COUNT_SUBSCRIBERS, {})[0][0])
 
     def close(self) -> None:
@@ -77,6 +78,13 @@ class SqlBase:
         for seat in found:
             self._write(sql.ADD_MEMBER, sub=seat.subscriber, grp=seat.group)
         return found
+
+    def _known_groups(self) -> dict[int, str]:
+        return {int(number): str(name) for name, number in self._run(sql.FIND_GROUPS)}
+
+    def _group_names(self, numbers: Collection[int]) -> dict[int, str]:
+        """Return the names of groups; those that messages have brought with them are asked for each time, as in `_seats_in`."""
+        return self._groups if self._groups.keys() >= set(numbers) else self._known_groups()
 
     def _subscriber(self, name: str) -> int:
         check_subscribers(self.settings, [name])

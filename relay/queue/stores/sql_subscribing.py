@@ -48,7 +48,8 @@ class Subscribing(SqlBase):
             chosen = [candidate for candidate in chosen if candidate.handle in mine]
         self._rephase(sorted(candidate.handle for candidate in chosen if candidate.shape & Shape.POOL))
         content = {row[0]: row for row in self._run(sql.READ_TAKEN, handles=handles)}
-        found = [taken(content[one.handle], one.attempt + 1, one.failures) for one in chosen]
+        groups = self._group_names({one.group for one in chosen})
+        found = [taken(content[one.handle], one.attempt + 1, one.failures, groups[one.group]) for one in chosen]
         for one in found:
             self._check_value(one.value, one.headers)
         return found
