@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from relay.work.desks import CallOver, Database
     from relay.work.further import FurtherDatabase
     from relay.work.message import Message
-    from relay.work.subscriber import Handler, Unusable, subscriber
+    from relay.work.subscriber import Handler, Later, Unusable, subscriber
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Handler",
     "HeadersRefused",
     "InDoubt",
+    "Later",
     "Message",
     "RelayError",
     "RowLocked",
@@ -65,7 +66,7 @@ _PLACES: Final = {
     "work.desks": ("CallOver", "Database"),
     "work.further": ("FurtherDatabase",),
     "work.message": ("Message",),
-    "work.subscriber": ("Handler", "Unusable", "subscriber"),
+    "work.subscriber": ("Handler", "Later", "Unusable", "subscriber"),
 }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ class Backoff:
     first_s: float = 1.0
     most_s: float = 300.0
 
-    def pause_ms(self, failures: int, chance: float) -> int:
-        """Return how long to wait after so many failures; ``chance`` is in [0, 1)."""
+    def pause_ms(self, failures: int, chance: float, after_s: float = 0.0) -> int:
+        """Return how long to wait after so many failures, ``after_s`` at least; ``chance`` is in [0, 1)."""
         # The exponent is bounded, so that many failures do not compute 2 ** thousands.
-        plain = min(self.most_s, self.first_s * 2.0 ** min(max(failures, 1) - 1, 30))
+        plain = min(self.most_s, max(after_s, self.first_s * 2.0 ** min(max(failures, 1) - 1, 30)))
         return round(plain * (1 + JITTER * chance) * 1000)

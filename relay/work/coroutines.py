@@ -11,7 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+import structlog
 
 from relay.message.errors import RelayError
 from relay.run import schedule
@@ -23,6 +25,8 @@ from relay.work.hands import UnderWay
 from relay.work.running import Call, Runner
 from relay.work.subscriber import Handler
 
+LAST_S: Final = 5.0
+"""So long may last what a handler has for the end of its loop."""
 Await = Callable[[Work], Awaitable[Sequence[Ended]]]
 """Runs one `Work` to its end on the event loop; it reports failures as outcomes and never raises for what a handler did."""
 
@@ -112,6 +116,7 @@ class AwaitedRunner:
         self._handler = handler
         self._runner = runner
         self._apart = Apart(concurrency * (1 + len(handler.also)))
+        self.handlers_close = handler.close
 
     async def __call__(self, work: Work) -> Sequence[Ended]:
         """Run a work to its end; raises InDoubt only if nobody answers what became of it."""
@@ -151,13 +156,22 @@ class AwaitedRunner:
 
 class Coroutines:
     """One event loop over one dispatch, in place of `Hands`. ``lock`` guards the dispatch; ``wake`` is set when a coroutine
-    finds nothing to go on with."""
+    finds nothing to go on with. ``last`` is awaited before the loop ends: it closes what the handler has open there.
+    """
 
-    def __init__(self, dispatch: Dispatch, run: Await, lock: schedule.Lock, wake: schedule.Event) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        run: Await,
+        lock: schedule.Lock,
+        wake: schedule.Event,
+        last: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self._dispatch = dispatch
         self._run = run
         self._lock = lock
         self._wake = wake
+        self._last = last
         self._under_way = UnderWay()
         self.longest = self._under_way.longest
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,6 +187,8 @@ class Coroutines:
 
     def close(self, timeout_s: float) -> bool:
         """End the loop, in which nothing runs any more; False if a coroutine does not let go of it in time."""
+        if self._last is not None:
+            self._await_last(self._last, min(timeout_s, LAST_S))
         self._ending = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
@@ -180,6 +196,17 @@ class Coroutines:
             return False
         self._loop.close()
         return True
+
+    def _await_last(self, last: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+        async def awaited() -> None:
+            await last()
+
+        ending = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        try:
+            ending.result(timeout_s)
+        except BaseException as error:  # noqa: BLE001 - everything is decided: what stays open ends with the process
+            kind = type(error).__name__
+            structlog.get_logger("relay.work").warning("what the handler had open was not closed", kind=kind)
 
     def _turn(self) -> None:
         """Run the loop until `close`: what a task of a handler raises to end it, or a handler's own stop, ends no other's work.

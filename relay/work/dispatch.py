@@ -49,11 +49,13 @@ class Ended(NamedTuple):
     tried again later and no failure is counted. BACK: nothing happened, or nobody knows, and the guarded write tells.
     SPLIT: one of the batch failed and nobody knows which: each runs again by itself. APART: so does each of this batch, but
     as another attempt, since something may lie elsewhere under this one's name. LOST: this worker was taken for dead.
+    What is tried again waits for ``after_s`` seconds at least.
     """
 
     taken: Taken
     outcome: Outcome
     cause: str = ""
+    after_s: float = 0.0
 
 
 class Work(NamedTuple):
@@ -64,11 +66,12 @@ class Work(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A message that waits for its next try; ``failures`` includes this one if it is ``counted``."""
+    """A message that waits for its next try, ``after_s`` seconds at least; ``failures`` includes this one if it is ``counted``."""
 
     ticket: Ticket
     failures: int
     counted: bool = True
+    after_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -285,10 +288,10 @@ class Dispatch:
             self._writes.unusable.append((ticket, end.cause))
         elif end.outcome is Outcome.FAILED:
             self._return_lane(lane)
-            self._writes.failed.append(Failure(ticket, failures))
+            self._writes.failed.append(Failure(ticket, failures, after_s=end.after_s))
         elif end.outcome is Outcome.AWAY:
             self._return_lane(lane)
-            self._writes.failed.append(Failure(ticket, end.taken.failures, counted=False))
+            self._writes.failed.append(Failure(ticket, end.taken.failures, counted=False, after_s=end.after_s))
         elif end.outcome is Outcome.APART:
             self._return_lane(lane)
             self._run_apart(ticket.handle)

@@ -100,6 +100,6 @@ class Hands:
             self._under_way.end(number)
 
 
-def all_ended(work: Work, outcome: Outcome, cause: str = "") -> list[Ended]:
+def all_ended(work: Work, outcome: Outcome, cause: str = "", after_s: float = 0.0) -> list[Ended]:
     """Return the same end for every message of a work."""
-    return [Ended(one, outcome, cause) for one in work.messages]
+    return [Ended(one, outcome, cause, after_s) for one in work.messages]

@@ -36,7 +36,7 @@ from relay.work.further import Further, FurtherDatabase
 from relay.work.hands import all_ended
 from relay.work.message import Message
 from relay.work.place import Place
-from relay.work.subscriber import Handler, Unusable
+from relay.work.subscriber import Handler, Later, Unusable
 
 FIND_OUT_S: Final = 30.0
 """So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""
@@ -148,19 +148,19 @@ class Runner:
             return self._all_failed(call.work, Outcome.UNUSABLE, words_of(error))
         if away or is_at_limit(error):
             return self._all_away(call, error)
-        return self._all_failed(call.work, Outcome.FAILED, cause_of(error, self._handler))
+        return self._all_failed(call.work, Outcome.FAILED, cause_of(error, self._handler), after_s=_after_s(error))
 
     def _all_failed(
-        self, work: Work, outcome: Outcome, cause: str, together: Outcome = Outcome.SPLIT
+        self, work: Work, outcome: Outcome, cause: str, together: Outcome = Outcome.SPLIT, after_s: float = 0.0
     ) -> list[Ended]:
         if outcome is not Outcome.LOST:
             self._say_failure(outcome, cause)
-        return all_ended(work, outcome if len(work.messages) == 1 else together, storable(cause))
+        return all_ended(work, outcome if len(work.messages) == 1 else together, storable(cause), after_s)
 
     def _all_away(self, call: Call, error: BaseException) -> list[Ended]:
         if not call.further.has_said(error):
             self._waits.say(error, cause_of(error, self._handler))
-        return all_ended(call.work, Outcome.AWAY)
+        return all_ended(call.work, Outcome.AWAY, after_s=_after_s(error))
 
     def _say_failure(self, outcome: Outcome, cause: str) -> None:
         """The message keeps each cause; whoever reads the log learns that there are any. Words of a handler's own are left out."""
@@ -367,7 +367,12 @@ def _take_back(database: Database | None) -> None:
 def _is_away(call: Call, error: BaseException) -> bool:
     desk = None if call.database is None else call.database.desk
     is_desks = desk is not None and desk.is_away(error)
-    return is_desks or isinstance(error, Retriable | Unreachable) or call.further.is_away(error)
+    waits = isinstance(error, Retriable | Unreachable) or (isinstance(error, Later) and not error.counted)
+    return is_desks or waits or call.further.is_away(error)
+
+
+def _after_s(error: BaseException) -> float:
+    return error.after_s if isinstance(error, Later) else 0.0
 
 
 def _rank(call: Call, error: BaseException) -> int:

@@ -120,7 +120,7 @@ class States:
         if writes.back:
             counted.returned += sum(self._store.free(self._subscriber, writes.back, now))
         for failure in writes.failed:
-            again_at = now + self._backoff.pause_ms(failure.failures, randomness.jitter())
+            again_at = now + self._backoff.pause_ms(failure.failures, randomness.jitter(), failure.after_s)
             answer = self._store.free(
                 self._subscriber, [failure.ticket], now, again_at=again_at, failed=failure.counted
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -18,12 +18,25 @@ class Unusable(RelayError):
     """Raised by a handler: this message will never be of use, do not try it again; the text is the cause."""
 
 
+class Later(RelayError):
+    """Raised by a handler: try this message again, but not before ``after_s`` seconds.
+
+    The text is the cause, and stands in the log as well: it names nothing that came in a message. The pause is no longer than the queue's ``retry_max``, give or take, and no shorter than its own. ``counted`` False: something
+    else is away, and the message waits for it without using up a try.
+    """
+
+    def __init__(self, cause: str, *, after_s: float = 0.0, counted: bool = True) -> None:
+        super().__init__(cause)
+        self.after_s = after_s
+        self.counted = counted
+
+
 @dataclass(frozen=True, slots=True)
 class Handler:
     """A handler as declared. ``batch`` is how many messages one call gets, 0 for one message and no list.
 
     ``resource`` is where its writes, and with them its message, are decided; ``also`` names further databases it writes to.
-    Called directly, as a test does, it is the function itself.
+    ``close`` is awaited on the event loop of an async one when its worker ends. Called directly, as a test does, it is the function itself.
     """
 
     queue: str
@@ -32,6 +45,7 @@ class Handler:
     batch: int
     order: Literal["queue", "none"]
     also: tuple[str, ...] = ()
+    close: Callable[[], Awaitable[object]] | None = None
 
     @property
     def name(self) -> str:

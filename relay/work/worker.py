@@ -270,7 +270,7 @@ class Worker:
                 with self._marked(work):
                     return await run(work)
 
-            return Coroutines(dispatch, awaited, lock, wake)
+            return Coroutines(dispatch, awaited, lock, wake, run.handlers_close)
 
         def called(work: Work) -> Sequence[Ended]:
             with self._marked(work):

@@ -26,3 +26,13 @@ def test_chance_makes_a_pause_longer_by_up_to_its_share_and_never_shorter() -> N
     backoff = Backoff(8.0, 8.0)
 
     assert [backoff.pause_ms(1, chance) for chance in (0.0, 0.5, 1.0)] == [8000, 8000 + 4000 * JITTER, 8000 + 8000 * JITTER]
+
+
+def test_a_pause_is_as_long_as_was_asked_for_within_the_bound_and_no_shorter_than_its_own() -> None:
+    backoff = Backoff(1.0, 300.0)
+
+    assert [backoff.pause_ms(failures, 0.0, after_s) for failures, after_s in ((1, 30.0), (7, 30.0), (1, 86_400.0))] == [
+        30_000,
+        64_000,
+        300_000,
+    ]

@@ -195,6 +195,7 @@ class Awaited(AwaitedRunner):
 
     def __init__(self, run: Callable[[Work], Sequence[Ended]]) -> None:
         self._given = run
+        self.handlers_close = None
 
     async def __call__(self, work: Work) -> Sequence[Ended]:
         return self._given(work)

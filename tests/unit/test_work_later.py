@@ -1,0 +1,102 @@
+"""A handler that says when its message is to be tried again, and whether that try counts; what it closes at its worker's end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from relay.queue.message import Audience, Group, NewMessage
+from relay.queue.port import Holder
+from relay.queue.settings import QueueSettings
+from relay.run import clock, schedule
+from relay.work import coroutines
+from relay.work.backoff import JITTER, Backoff
+from relay.work.coroutines import Coroutines
+from relay.work.dispatch import Dispatch, Ended, Outcome, Work
+from relay.work.message import Message
+from relay.work.place import Place
+from relay.work.running import Runner
+from relay.work.states import Report, States
+from relay.work.subscriber import Handler, Later
+from tests.contracts.queue_book import QueueBook
+
+HOLDER = b"a worker--------"
+
+
+def raising(later: Later) -> Handler:
+    def handle(message: Message) -> None:
+        raise later
+
+    return Handler("q", handle, None, 0, "queue")
+
+
+@pytest.mark.parametrize(
+    ("later", "outcome", "failures", "waits_s"),
+    [
+        (Later("busy", after_s=30.0), Outcome.FAILED, 1, 30),
+        (Later("away", after_s=7.0, counted=False), Outcome.AWAY, 0, 7),
+        (Later("away", counted=False), Outcome.AWAY, 0, 1),
+        (Later("in a day", after_s=86_400.0), Outcome.FAILED, 1, 300),
+    ],
+)
+def test_the_message_waits_for_as_long_as_the_handler_says_within_the_queues_bound(
+    later: Later, outcome: Outcome, failures: int, waits_s: int
+) -> None:
+    store = QueueBook(QueueSettings("q", Audience((Group("s", ("s",)),))))
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    dispatch = Dispatch(1, 5)
+    states = States(store, "s", HOLDER, Backoff(1.0, 300.0), Report())
+    dispatch.add(store.take("s", HOLDER, 1, 1))
+    place = Place("q", "s", "queue:q", {"q": store}, {"q": schedule.lock()})
+    work = dispatch.next()
+    assert work is not None
+
+    (end,) = Runner(raising(later), place, None)(work)
+    dispatch.ended([end])
+    before = clock.wall_ms()
+    states.write_and_take(dispatch.writes(), 0, ())
+
+    assert end.outcome is outcome
+    view = store.view(1)
+    assert view is not None
+    (mine,) = view.subscribers
+    assert mine.failures == failures
+    assert mine.again_at is not None
+    assert before + waits_s * 1000 <= mine.again_at <= clock.wall_ms() + waits_s * 1000 * (1 + JITTER)
+
+
+async def nothing(work: Work) -> list[Ended]:
+    return []
+
+
+def test_what_the_handler_has_open_is_closed_on_its_loop() -> None:
+    closed: list[bool] = []
+
+    async def close() -> None:
+        await asyncio.sleep(0)
+        closed.append(asyncio.get_running_loop().is_running())
+
+    assert Coroutines(Dispatch(1, 5), nothing, schedule.lock(), schedule.event(), close).close(60.0)
+    assert closed == [True]
+
+
+async def fails() -> None:
+    raise ValueError("canary-payload")
+
+
+async def hangs() -> None:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("close", [fails, hangs])
+def test_what_cannot_be_closed_holds_nobody_up_and_is_said(close: coroutines.Callable, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[type-arg]
+    monkeypatch.setattr(coroutines, "LAST_S", 0.5)
+
+    with capture_logs() as said:
+        assert Coroutines(Dispatch(1, 5), nothing, schedule.lock(), schedule.event(), close).close(60.0)
+
+    assert [one["event"] for one in said] == ["what the handler had open was not closed"]
+    assert "canary" not in str(said)
