@@ -9,15 +9,19 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.config.loading import load
 from relay.control.status import document
+from relay.queue.message import NewMessage
 from relay.serve.metrics import metrics
 from relay.serve.page import page
 from relay.serve.watching import RelayEyes
+from tests.integration.receiver import Asked, Receiver, Reply
+from tests.integration.work_site import lent_site
 from tests.routes import Route, ce, read_all
 
 PASSWORD = "canary-password-5f1c"
@@ -76,3 +80,47 @@ def test_no_canary_is_in_anything_that_is_said(
     assert "dead" in text
     found = [canary for canary in (PASSWORD, KEY.decode(), HEADER.decode(), VALUE.decode()) if canary in text]
     assert found == [], "\n".join(line for line in text.splitlines() if any(canary in line for canary in found))
+
+
+WEBHOOK = """
+import logging
+
+from relay.work.webhook import webhook
+
+logging.basicConfig(level=logging.INFO)
+send = webhook("orders", "{url}", headers=lambda _: {{"Authorization": "Bearer {secret}"}}, timeout_s=5)
+"""
+
+
+def test_no_canary_of_a_webhook_is_in_anything_that_is_said(tmp_path: Path, kafka: str, kafka_admin: AdminClient) -> None:
+    canary = PASSWORD
+    statuses = [422, 302, 500, 0, 200]
+
+    def reply(asked: Asked) -> Reply:
+        body = canary.encode()
+        return Reply(statuses[int(asked.headers["ce-id"])], {"location": f"/{canary}", "set-cookie": f"a={canary}"}, body)
+
+    with Receiver(reply) as receiver, lent_site(
+        tmp_path, kafka, kafka_admin, f"sqlite:///{tmp_path}/shop.db", extra="tries = 2"
+    ) as site:
+        store = site.store()
+        headers = (("x-private", HEADER), ("ce_relaypriority", HEADER))
+        store.put([NewMessage("p", str(n), VALUE, KEY, headers) for n in range(len(statuses))], 1)
+        store.close()
+        url = receiver.url(f"/{canary}?token={canary}")
+
+        assert site.finish(site.app(WEBHOOK.format(url=url, secret=canary)), "--concurrency", "4") == 0
+
+        said = [site.said_by_all().decode()]
+        for words in (["list", "--unusable"], ["show", "1"], ["show", "3"], ["show", "4"]):
+            for form in ((), ("--json",)):
+                result = CliRunner().invoke(app, ["message", words[0], str(site.path), "orders", *words[1:], *form])
+                assert result.exit_code == 0, result.output
+                said.append(result.output)
+    assert {one.headers["authorization"] for one in receiver.asked} == {f"Bearer {canary}"}
+    assert all(HEADER.decode() not in str(one.headers) for one in receiver.asked)
+    text = "\n".join(said)
+    for cause in ("422", "302", "500", "in doubt: "):
+        assert cause in text
+    found = [word for word in (canary, KEY.decode(), HEADER.decode(), VALUE.decode()) if word in text]
+    assert found == [], "\n".join(line for line in text.splitlines() if any(word in line for word in found))
