@@ -30,6 +30,8 @@ class Following:
         self._deadline_s = deadline_s
         self._next = 0
         self._begun = False
+        self._read: list[tuple[bytes, bytes | None]] = []
+        """What came before a call failed, and nobody was told."""
         self._denied: KafkaError | None = None
 
     def records(self) -> list[tuple[bytes, bytes | None]]:
@@ -39,7 +41,8 @@ class Following:
         """
         if not self._begun:
             return self.to_end()
-        return self._consume(0)
+        self._consume(0)
+        return self._told()
 
     def to_end(self) -> list[tuple[bytes, bytes | None]]:
         """Return all that was written since the last call, or at all, up to the end that the brokers tell now.
@@ -48,17 +51,17 @@ class Following:
         """
         low, high = self._watermarks()
         self._next = max(self._next, low)
-        self._consumer.assign([TopicPartition(self._topic, 0, self._next)])
-        found: list[tuple[bytes, bytes | None]] = []
+        self._assign()
+        self._denied = None  # or a right that was missing in the meantime would be so for ever
         limit = clock.monotonic() + self._deadline_s
         while self._next < high:
-            found += self._consume(_START_S)
-            if self._denied is not None:
+            self._consume(_START_S)
+            if self._denied is not None and self._next < high:
                 raise self._may_not(KafkaException(self._denied))
             if clock.monotonic() > limit:
                 raise Unreachable(f"{self._topic} cannot be read to its end within {self._deadline_s:g} s; try again")
         self._begun = True
-        return found
+        return self._told()
 
     def close(self) -> None:
         """Leave."""
@@ -81,21 +84,28 @@ class Following:
                 clock.sleep(_START_S)
                 self._consumer.close()
                 self._consumer = Consumer(self._given)
+                if self._begun:
+                    self._assign()
             else:
                 return low, high
 
-    def _consume(self, wait_s: float) -> list[tuple[bytes, bytes | None]]:
-        found = []
+    def _assign(self) -> None:
+        self._consumer.assign([TopicPartition(self._topic, 0, self._next)])
+
+    def _told(self) -> list[tuple[bytes, bytes | None]]:
+        found, self._read = self._read, []
+        return found
+
+    def _consume(self, wait_s: float) -> None:
         for record in self._consumer.consume(RECORDS_AT_ONCE, wait_s):
             error = record.error()
             if error is None:
-                found.append((record.key() or b"", record.value()))
+                self._read.append((record.key() or b"", record.value()))
                 self._next = (record.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._next = max(self._next, record.offset() or 0)
             elif is_denied(error) and not is_of_group(error):
                 self._denied = error
-        return found
 
     def _may_not(self, failure: KafkaException) -> ConfigError:
         return ConfigError(f"{self._topic} cannot be read: {sentence(failure)}; {DENIED_REMEDY}")
