@@ -63,7 +63,7 @@ class AwaitedDatabase:
         self._running: asyncio.Future[Any] | None = None
         self._over = False
         self._not_begun = 0
-        """Statements that the handler has made a coroutine of, which nothing has run yet."""
+        """Statements that the handler has asked for, and that have neither begun nor been given up by who awaits them."""
 
     def execute(self, query: Any, params: Any = None) -> Coroutine[Any, Any, Any]:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
@@ -88,15 +88,21 @@ class AwaitedDatabase:
         return self._run(statement)
 
     async def _run(self, statement: Callable[[], Any]) -> Any:
-        self._not_begun -= 1
-        async with self._turn:
-            await self._settled()
-            if self._over:
-                raise CallOver(OVER)
-            self._running = self._apart(statement)
-            self._running.add_done_callback(_looked_at)
-            # A cancelled handler does not stop the thread: the statement is waited for before anything is decided.
-            return await asyncio.shield(self._running)
+        has_begun = False
+        try:
+            async with self._turn:
+                await self._settled()
+                if self._over:
+                    raise CallOver(OVER)
+                self._running = self._apart(statement)
+                self._not_begun -= 1
+                has_begun = True
+                self._running.add_done_callback(_looked_at)
+                # A cancelled handler does not stop the thread: the statement is waited for before anything is decided.
+                return await asyncio.shield(self._running)
+        finally:
+            if not has_begun:
+                self._not_begun -= 1
 
     async def _settled(self) -> None:
         if self._running is not None:

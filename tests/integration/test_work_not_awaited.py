@@ -41,10 +41,21 @@ async def leaves_a_task(_: Message, db: AwaitedDatabase) -> None:
     asyncio.create_task(db.execute(WRITE, (2,))).add_done_callback(asyncio.Task.exception)
 
 
-@pytest.mark.parametrize("handle", [forgets_one, forgets_all, leaves_a_task])
-def test_a_statement_that_nobody_awaits_is_a_failure_of_its_message(
-    table: Table, handle: Callable[[Message, AwaitedDatabase], Awaitable[None]]
-) -> None:
+async def leaves_one_that_waits_for_its_turn(_: Message, db: AwaitedDatabase) -> None:
+    for number in (1, 2):
+        asyncio.create_task(db.execute(WRITE, (number,))).add_done_callback(asyncio.Task.exception)
+    await asyncio.sleep(0)
+
+
+async def gives_one_up(_: Message, db: AwaitedDatabase) -> None:
+    first = asyncio.create_task(db.execute(WRITE, (1,)))
+    second = asyncio.create_task(db.execute(WRITE, (2,)))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait({first, second})
+
+
+def end_of(table: Table, handle: Callable[[Message, AwaitedDatabase], Awaitable[None]]) -> Ended:
     handler = subscriber("q", resource="shop")(handle)
     place = Place("q", "s", "queue:q", {"q": table.store}, {"q": schedule.lock()})
     run = AwaitedRunner(handler, Runner(handler, place, table.desks), 1)
@@ -54,7 +65,21 @@ def test_a_statement_that_nobody_awaits_is_a_failure_of_its_message(
 
     (ended,) = asyncio.run(ends())
     run.close()
+    return ended
+
+
+@pytest.mark.parametrize("handle", [forgets_one, forgets_all, leaves_a_task, leaves_one_that_waits_for_its_turn])
+def test_a_statement_that_nobody_awaits_is_a_failure_of_its_message(
+    table: Table, handle: Callable[[Message, AwaitedDatabase], Awaitable[None]]
+) -> None:
+    ended = end_of(table, handle)
 
     assert ended.outcome is Outcome.FAILED
     assert "not awaited" in ended.cause
     assert (table.effects(), table.state()) == (0, SubscriberState.FETCHED)
+
+
+def test_a_statement_that_its_handler_gave_up_before_it_began_is_no_failure(table: Table) -> None:
+    ended = end_of(table, gives_one_up)
+
+    assert (ended.outcome, table.effects()) == (Outcome.WRITTEN, 1)
