@@ -92,6 +92,7 @@ class Taken(NamedTuple):
     """A message in a worker's hands, FETCHED. ``failures`` counts attempts that ended with `free(failed=True)`.
 
     ``group`` is the subscriber, or the pool whose members have the message between them.
+    With ``in_pool`` others may get what is UNUSABLE here.
     """
 
     ticket: Ticket
@@ -107,6 +108,7 @@ class Taken(NamedTuple):
     put_at: int
     parents: tuple[Parent, ...]
     group: str = ""
+    in_pool: bool = False
 
 
 class Times(NamedTuple):

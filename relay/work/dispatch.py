@@ -1,7 +1,8 @@
 """Which message may run now: in each lane one after the other, in the order in which the queue gave them.
 
 Pure: no I/O, no clock, no threads; the shell calls it under one lock. A head that fails takes the rest of its lane back
-with it: those are freed before the head is, so that nobody ever gets a later message of the lane first.
+with it: those are freed before the head is, so that nobody ever gets a later message of the lane first. So does one that is
+UNUSABLE here and that another member of the pool may get.
 """
 
 from __future__ import annotations
@@ -285,6 +286,8 @@ class Dispatch:
         elif end.outcome is Outcome.WRITTEN:
             self.written_count += 1
         elif end.outcome is Outcome.UNUSABLE or (end.outcome is Outcome.FAILED and failures >= self._tries):
+            if end.taken.in_pool:
+                self._return_lane(lane)
             self._writes.unusable.append((ticket, end.cause))
         elif end.outcome is Outcome.FAILED:
             self._return_lane(lane)

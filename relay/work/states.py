@@ -115,10 +115,10 @@ class States:
         """Write all states and return what is DONE once the unit is durable."""
         done = self._finish(writes.done, now)
         counted.done += len(done)
-        if writes.unusable:
-            counted.unusable += sum(self._store.refuse(self._subscriber, writes.unusable, now))
         if writes.back:
             counted.returned += sum(self._store.free(self._subscriber, writes.back, now))
+        if writes.unusable:
+            counted.unusable += sum(self._store.refuse(self._subscriber, writes.unusable, now))
         for failure in writes.failed:
             again_at = now + self._backoff.pause_ms(failure.failures, randomness.jitter(), failure.after_s)
             answer = self._store.free(

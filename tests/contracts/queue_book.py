@@ -276,6 +276,7 @@ class QueueBook(BookPages):
             entry.put_at,
             new.parents,
             row.group,
+            sum(other.group == row.group for other in entry.rows) > 1,
         )
 
     @writes

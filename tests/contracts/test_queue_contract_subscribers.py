@@ -418,8 +418,9 @@ class TestPools:
     def test_a_member_that_refused_gets_it_no_more_and_all_refusing_end_it(self, medium: Medium) -> None:
         store = opened(medium, ("ann", "bob"))
         (handle,) = put(store, "a")
-        (ticket,) = tickets(take(store, "ann"))
-        assert store.refuse("ann", [(ticket, "torn")], NOW) == [True]
+        (first,) = take(store, "ann")
+        assert first.in_pool
+        assert store.refuse("ann", [(first.ticket, "torn")], NOW) == [True]
 
         assert take(store, "ann") == []
         assert state(store, handle) is P.REVEALED

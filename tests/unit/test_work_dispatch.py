@@ -62,6 +62,22 @@ def test_whatever_sends_a_head_back_nothing_of_its_lane_runs_before_it(outcome: 
     assert dispatch.in_hand == 0
 
 
+@pytest.mark.parametrize(("outcome", "tries"), [(Outcome.UNUSABLE, 5), (Outcome.FAILED, 1)])
+def test_what_another_member_of_the_pool_may_get_is_overtaken_by_nothing_of_its_lane(outcome: Outcome, tries: int) -> None:
+    dispatch = Dispatch(2, tries)
+    dispatch.add([message(1)._replace(in_pool=True), message(2), message(3)])
+    end(dispatch, dispatch.next(), outcome, "no")
+    dispatch.add([message(4)])
+
+    assert dispatch.next() is None
+    writes = dispatch.writes()
+    assert [ticket.handle for ticket, _ in writes.unusable] == [1]
+    assert [ticket.handle for ticket in writes.back] == [2, 3, 4]
+    dispatch.written(writes)
+    dispatch.add([message(2, attempt=2)])
+    assert handles(dispatch.next()) == [2]
+
+
 @pytest.mark.parametrize("failures", [0, 3, 4, 9])
 def test_a_database_that_is_away_uses_up_no_try(failures: int) -> None:
     dispatch = Dispatch(1, 5)

@@ -56,6 +56,7 @@ class Subscribing(FilesBase):
             message.put_at,
             content.parents,
             delivery.group,
+            sum(one.group == delivery.group for one in message.deliveries) > 1,
         )
 
     def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:

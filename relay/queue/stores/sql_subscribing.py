@@ -49,7 +49,16 @@ class Subscribing(SqlBase):
         self._rephase(sorted(candidate.handle for candidate in chosen if candidate.shape & Shape.POOL))
         content = {row[0]: row for row in self._run(sql.READ_TAKEN, handles=handles)}
         groups = self._group_names({one.group for one in chosen})
-        found = [taken(content[one.handle], one.attempt + 1, one.failures, groups[one.group]) for one in chosen]
+        found = [
+            taken(
+                content[one.handle],
+                one.attempt + 1,
+                one.failures,
+                groups[one.group],
+                in_pool=bool(one.shape & Shape.POOL),
+            )
+            for one in chosen
+        ]
         for one in found:
             self._check_value(one.value, one.headers)
         return found

@@ -133,7 +133,7 @@ def parents_of(text: str | None) -> tuple[Parent, ...]:
     return () if text is None else tuple(Parent(*parent) for parent in orjson.loads(text))
 
 
-def taken(row: Row, attempt: int, failures: int, group: str) -> Taken:
+def taken(row: Row, attempt: int, failures: int, group: str, *, in_pool: bool) -> Taken:
     """Return a message in a worker's hands from a row of ``READ_TAKEN``."""
     handle, publisher, id_, key, value, headers, subject, lane, priority, put_at, parents = row
     return Taken(
@@ -150,6 +150,7 @@ def taken(row: Row, attempt: int, failures: int, group: str) -> Taken:
         put_at,
         parents_of(parents) if parents else (),
         group,
+        in_pool,
     )
 
 
