@@ -123,7 +123,8 @@ class QueueStore(Protocol):
     def reveal_due(self, now: int, limit: int, *, held: Collection[str] = ()) -> int:
         """Reveal up to ``limit`` messages whose delay is over and that wait for no attempt; return how many.
 
-        None of the publishers ``held``: what they have delayed waits for their word as well.
+        None of the publishers ``held``: what they have delayed waits for their word as well. Nor anything behind a message of the
+        same publisher that waits for a word alone.
         """
 
     def accept(self, handles: Sequence[int], now: int) -> list[bool]:

@@ -122,7 +122,12 @@ class QueueBook(BookPages):
             for entry in self._entries.values()
             if entry.state is P.PUT and entry.attempt is None and entry.new.publisher not in held
         ]
+        kept: dict[str, int] = {}
+        for entry in waiting:
+            if entry.reveal_at is None:
+                kept[entry.new.publisher] = min(entry.handle, kept.get(entry.new.publisher, entry.handle))
         due = [entry for entry in waiting if entry.reveal_at is not None and entry.reveal_at <= now]
+        due = [entry for entry in due if entry.handle <= kept.get(entry.new.publisher, entry.handle)]
         return sum(self._show(entry, None, now) for entry in due[:limit])
 
     @writes

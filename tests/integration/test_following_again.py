@@ -30,7 +30,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hurried(kafka: str, one_at_a_time: None) -> Iterator[list[Following]]:  # noqa: ARG001 - it is what makes them slow
+def hurried(kafka: str, one_at_a_time: None) -> Iterator[list[Following]]:
     made: list[Following] = []
     yield made
     for one in made:

@@ -363,6 +363,11 @@ PUTTING_GUARDS: Final = (
         Search("putting", range(6, 7), "shown while held"),
     ),
     Guard(
+        "due_past_what_is_kept",
+        "what was delayed overtakes what a route that has heard of a pause keeps, where a handler's worker has not heard of it",
+        Named("tests/contracts/test_queue_held_delays.py", "test_what_is_due_is_not_shown_past_what_its_publisher_was_kept_from_showing"),
+    ),
+    Guard(
         "due_before_what_was_kept",
         "what was delayed overtakes what was put before it and waited for its publisher to go on",
         Search("putting", range(50, 51), "inversion read"),

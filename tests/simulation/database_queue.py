@@ -12,17 +12,21 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from random import Random
 from typing import Any, Final, TypeVar
 
 from relay.message.errors import InDoubt
+from relay.queue.message import Place
 from relay.queue.port import StoreAway
 from relay.queue.settings import QueueSettings
+from relay.queue.stores.log import LogQueue
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_schema import create
 from relay.queue.stores.sql_session import Arriving, Collided, Repeated
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, insert
 from relay.queue.stores.sql_values import arrivals
 from relay.queue.stores.sqlite import SqliteSession
+from relay.run import clock
 from tests.simulation.database_connection import Connection
 from tests.simulation.databases import Backend, ConnectionLost, Database, Key, Row, StatementRefused, Table
 
@@ -55,6 +59,7 @@ _LOCKS: Final = re.compile(r"^select handle.* from (\w+)\b.*<lock>\s*$", re.DOTA
 _FIRST_SAVEPOINT: Final = 100
 _REDONE_MAX: Final = 50
 OTHERS_DRAW: Final = 0.1
+VALUES_AWAY: Final = 0.03
 
 
 class _OnMirror(SqliteSession):
@@ -330,6 +335,35 @@ def mirror_of(database: Database) -> Mirror:
 def bind_simulated(settings: QueueSettings, connection: Connection) -> SqlQueue:
     """Return the queue over somebody's connection, as `bind_postgresql` does."""
     return SqlQueue(settings, SimulatedQueueSession(connection))
+
+
+class SimulatedValues:
+    """Reads the values of a queue back that keeps them in the log; now and then the log does not answer."""
+
+    def __init__(self, topics: Mapping[str, Any], rng: Random) -> None:
+        self._topics = topics
+        self._rng = rng
+
+    def read(self, places: Sequence[Place]) -> dict[Place, bytes | None]:
+        """Return the values that are there."""
+        clock.sleep(self._rng.choice((0.0, 0.001, 0.02)))
+        if self._rng.random() < VALUES_AWAY:
+            raise StoreAway("the log does not answer")
+        found = {}
+        for place in places:
+            topic = self._topics[place.topic]
+            if topic.topic_id.hex() == place.topic_id:
+                there = (one for one in topic.partitions[place.partition].records if one.offset() == place.offset)
+                found.update((place, one.value()) for one in there)
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def bind_simulated_log(values: SimulatedValues) -> Callable[[QueueSettings, Connection], SqlQueue]:
+    """Return what binds queues that have their values in the log."""
+    return lambda settings, connection: LogQueue(settings, SimulatedQueueSession(connection), values)
 
 
 def create_queue(database: Database, name: str, uuid: str) -> None:

@@ -63,13 +63,26 @@ def shown_while_paused(database: Database, pauses: Sequence[Pause]) -> Iterator[
                 yield f"shown while held (I6): {message['publisher'], message['id']} at {at:.3f}: {pause}"
 
 
-def put_unheard(database: Database, pauses: Sequence[Pause]) -> Iterator[MessageId]:
-    """Return what was delayed and put just when its publisher was held or went on: one process has heard of that, another has not."""
-    for message in database.rows(MESSAGES):
-        at = (message["put_at"] - WALL_START_MS) / 1000
-        words = [moment for pause in pauses if pause.publisher == message["publisher"] for moment in (pause.since, pause.until)]
-        if message["reveal_at"] is not None and any(moment < at < moment + 2 * HEARD_S for moment in words):
-            yield message["publisher"], message["id"]
+def given_again(database: Database) -> set[MessageId]:
+    """Return what a person has given to somebody again, behind what came later."""
+    changes = [change for commit in database.history for change in commit.changes]
+    names = {row["handle"]: (row["publisher"], row["id"]) for table, _, _, row in changes if table == MESSAGES and row}
+    return {
+        names[after["handle"]]
+        for table, _, before, after in changes
+        if table == DELIVERIES and before and after and before["unusable_at"] is not None and after["unusable_at"] is None
+    }
+
+
+def is_refused(database: Database) -> bool:
+    """Is there a message that a whole group has refused, and nobody has given again?"""
+    groups: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in database.rows(DELIVERIES):
+        groups[row["handle"], row["grp"]].append(row)
+    return any(
+        all(row["done_at"] is None for row in rows) and any(row["unusable_at"] is not None for row in rows)
+        for rows in groups.values()
+    )
 
 
 class Asked(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -11,6 +12,7 @@ from relay.delivery.queue_mapping import Putting
 from relay.delivery.queue_route import QueueDelivery
 from relay.delivery.table_route import Shipment
 from relay.queue.desired import Kind
+from relay.queue.stores import sql_text
 from relay.run import clock
 from relay.transfer.cursor import Verdict
 from relay.work import upkeep
@@ -107,13 +109,18 @@ def due_shown_while_held() -> list[Change]:
     return [(Upkeep, "_reveal_due", of_all)]
 
 
+def due_past_what_is_kept() -> list[Change]:
+    """A store in a database shows what is due, whatever of its publisher waits for a word before it."""
+    return [(sql_text, "FIND_DUE", re.sub(r"and not exists \(.*?\n    \)", "", sql_text.FIND_DUE, flags=re.DOTALL))]
+
+
 def due_before_what_was_kept() -> list[Change]:
-    """What is due of a publisher that goes on is shown before what waited for that word."""
-    return [(upkeep, "reveal_kept", lambda *_: 0)]
+    """The same, and what is due of a publisher that goes on is shown before what waited for that word."""
+    return [*due_past_what_is_kept(), (upkeep, "reveal_kept", lambda *_: 0)]
 
 
 def ones_own_pauses_alone() -> list[Change]:
-    """What was kept is shown first only by a process that has itself seen its publisher held."""
+    """The store does not look, and what was kept is shown first only by a process that has itself seen its publisher held."""
     reveal_due = Upkeep._reveal_due
 
     def of_those(self: Upkeep, wall: int) -> None:
@@ -123,7 +130,7 @@ def ones_own_pauses_alone() -> list[Change]:
         self._resumed |= {wish for wish in desired.of(Kind.PUBLISHER, self._queue) if wish.subject.name not in before}
         reveal_due(self, wall)
 
-    return [(Upkeep, "_reveal_due", of_those)]
+    return [*due_past_what_is_kept(), (Upkeep, "_reveal_due", of_those)]
 
 
 _HELD_BEFORE: Final[WeakKeyDictionary[Upkeep, frozenset[str]]] = WeakKeyDictionary()
@@ -138,6 +145,7 @@ PUTTING_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         latest_word_not_asked,
         revealed_by_any_answer,
         due_shown_while_held,
+        due_past_what_is_kept,
         due_before_what_was_kept,
         ones_own_pauses_alone,
     )

@@ -9,23 +9,37 @@ from random import Random
 from typing import Any, Final
 
 from relay.config.model import RelayConfig
-from relay.config.queues import SubscriberEntry
+from relay.config.queues import BalancingSection, SubscriberEntry
 from relay.message import envelope
 from relay.message.envelope import Headers
 from relay.queue.desired import Desired, Kind, Subject, Wanted, Wish, encode_uuid
+from relay.queue.message import Audience, Group
+from relay.queue.modes import in_mode
+from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
+from relay.queue.stores.sql_queue import SqlQueue
 from relay.run import clock
 from relay.run.following import DesiredFollower
 from tests.simulation import collecting, database_atlas, putting_audit
 from tests.simulation.broker import NewRecord, StoredRecord
 from tests.simulation.crew import RELAY, read_config
-from tests.simulation.database_queue import DELIVERIES, MESSAGES, OPENED, create_queue
+from tests.simulation.database_connection import Connection
+from tests.simulation.database_queue import (
+    DELIVERIES,
+    MESSAGES,
+    OPENED,
+    SimulatedValues,
+    bind_simulated,
+    bind_simulated_log,
+    create_queue,
+)
 from tests.simulation.databases import Database, Row
 from tests.simulation.evidence import Evidence, MessageId
 from tests.simulation.kafka_ports import SimFollowing
 from tests.simulation.plain_producers import LARGE_BYTES
 from tests.simulation.publishers import Habits
 from tests.simulation.putting_audit import Asked, Pause
+from tests.simulation.republisher import Republisher
 from tests.simulation.route_trial import RESOURCES, RouteTrial
 from tests.simulation.subscribers import Heard, Taker
 from tests.simulation.trial import FAULTS_S, Outcome
@@ -37,7 +51,7 @@ CONFIGS: Final = {
         resources=f'{RESOURCES}[queues.{QUEUE}]\nstore = "{name}"\nsubscribers = {{ ann = {{}} }}\n'
         f"message_bytes = {LARGE_BYTES}\n",
     )
-    for name in ("shop", "store")
+    for name in ("shop", "store", "log+shop", "log+store")
 }
 ALONE: Final = SubscriberEntry()
 POOL: Final = SubscriberEntry(pool=["bob", "cid"])
@@ -71,19 +85,43 @@ class PuttingTrial(RouteTrial):
         self._delays, self._expires = asks.choice((0.0, 0.0, 0.2, 0.6)), asks.choice((0.0, 0.0, 0.0, 0.2))
         slow = Random(f"{seed}/hands")
         self._slow = slow if slow.random() < 0.3 else None
+        self._draw_media(Random(f"{seed}/media"))
         if self._delays or self._expires:
             self.never = frozenset({"clock_jumps"})  # what is shown or expires an hour late is no fault of the queue
         super().__init__(seed, tracing=tracing, only=only)
         self.plain.further_headers = self._further_headers
         self._go_on_with(self._rng.choice(AUDIENCES))
-        if self._rng.random() < 0.2:
+        if self._rng.random() < 0.2 and not self._is_mixed:
             self._configure({"in_order": True})
+        if self._balancing is not None:
+            self._configure({"balancing": self._balancing})
+        if self._refuses:
+            settings = self.crew.config.queues[QUEUE].model_copy(update={"subscribers": AUDIENCES[-1]}).settings()
+            Republisher(self.world, self._database, lambda c: self._bind(settings, c), Random(f"{seed}/again"), FAULTS_S)
         if self.waiting_max is not None:
             self._configure({"waiting_max": self.waiting_max})
 
+    def _draw_media(self, rng: Random) -> None:
+        """Draw where values lie, by what messages have other audiences than the queue's, and whether some are refused."""
+        self._in_log = rng if rng.random() < 0.3 else None
+        self._balancing = None
+        if rng.random() < 0.25:
+            off = rng.choice((1, 4))
+            self._balancing = BalancingSection(on_above=off + rng.choice((1, 10)), off_below=off)
+        self._modes = rng if rng.random() < 0.2 else None
+        self._is_mixed = bool(self._balancing or self._modes)
+        self._refuses = 0.2 if self._slow is not None and rng.random() < 0.5 else 0.0
+        if self._refuses:
+            self._expires = 0.0  # what is given again when its time is over comes to no end that could be told from a loss
+
     def _choose(self) -> tuple[str | None, RelayConfig]:
         destination = self.world.rng.choice(("shop", "store"))
-        return destination, CONFIGS[destination]
+        return destination, CONFIGS[destination if self._in_log is None else f"log+{destination}"]
+
+    def _bind(self, settings: QueueSettings, connection: Connection) -> SqlQueue:
+        if self._in_log is None:
+            return bind_simulated(settings, connection)
+        return bind_simulated_log(SimulatedValues(self.cluster.topics.by_name, self._in_log))(settings, connection)
 
     @property
     def _database(self) -> Database:
@@ -95,6 +133,8 @@ class PuttingTrial(RouteTrial):
         if not super().is_done():
             return False
         waits = any(row["state"] == PublisherState.PUT for row in self._database.rows(OPENED))
+        if self._refuses and putting_audit.is_refused(self._database):
+            return False
         return not waits and all(row["state"] == SubscriberState.JOURNALLED for row in self._database.rows(DELIVERIES))
 
     def _heard_late(self) -> float:
@@ -116,6 +156,8 @@ class PuttingTrial(RouteTrial):
         if self._expires and self._asks.random() < self._expires:
             at = clock.wall_ms() / 1000 + self._asks.choice((-1.0, 0.5, 4.0, 20.0))
             found.append((envelope.EXPIRY_TIME, datetime.fromtimestamp(at, UTC).isoformat().encode()))
+        if self._modes and self._modes.random() < 0.4:
+            found.append((envelope.MODE, self._modes.choice((b"balance", b"publish-subscribe", b"combined"))))
         return found
 
     def _follow(self) -> Heard:
@@ -146,7 +188,7 @@ class PuttingTrial(RouteTrial):
             database_atlas.locked_rows(self._database, self._further, FAULTS_S, (OPENED, DELIVERIES, "relay_queue_group"))
         if rng.random() < 0.3:
             at, subscribers = rng.uniform(1.0, FAULTS_S), rng.choice(AUDIENCES)
-            if not self.crew.config.queues[QUEUE].in_order:  # a group that comes first now would get what follows before what waits for others
+            if not (self._is_mixed or self.crew.config.queues[QUEUE].in_order):  # a group that comes first now would get what follows before what waits for others
                 world.at(at, self._go_on_with, subscribers)
 
     def _plan_waiting(self, sources: Sequence[str]) -> None:
@@ -205,7 +247,9 @@ class PuttingTrial(RouteTrial):
         for group in settings.audience.groups:
             for name in group.members:
                 if name not in self._takers:
-                    self._takers[name] = Taker(self.world, self._database, settings, name, self._follow, self._slow)
+                    self._takers[name] = Taker(
+                        self.world, self._database, settings, name, self._follow, self._slow, self._bind, self._refuses
+                    )
 
     def _configure(self, changed: dict[str, Any]) -> None:
         queue = self.crew.config.queues[QUEUE].model_copy(update=changed)
@@ -217,14 +261,19 @@ class PuttingTrial(RouteTrial):
     def _collect_effects(self, database: Database, evidence: Evidence) -> None:
         collecting.table_of(database, MESSAGES, evidence, self._first_of, named=_named, placed=_placed)
         putting_audit.takes_of(database, evidence)
-        # DESIGN, known limits.
-        evidence.unordered = set(putting_audit.put_unheard(database, self._pauses))
+        if self._refuses:
+            evidence.unordered = putting_audit.given_again(database)
         evidence.delayed = {name for name, asked in self._asked.items() if asked.delay_ms}
 
     def _evidence(self, *, quiescent: bool) -> Evidence:
         self._asked = putting_audit.asked_of(self.cluster)
         evidence = super()._evidence(quiescent=quiescent)
         groups = [{name: entry.pool or [name] for name, entry in audience.items()} for audience in self._audiences]
+        if self._is_mixed:
+            groups += [
+                {group.name: group.members for group in in_mode(Audience(tuple(Group(n, tuple(m)) for n, m in one.items())), mode).groups}
+                for one in groups for mode in ("balance", "publish-subscribe")
+            ]  # fmt: skip
         if quiescent:
             self.outcome.problems += putting_audit.shown_while_paused(self._database, self._pauses)
         self.outcome.problems += putting_audit.audit(self._database, groups, self._asked, quiescent=quiescent)

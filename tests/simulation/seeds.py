@@ -52,6 +52,9 @@ were woken without end while a suspect waited to run alone (35); a living worker
 aborted and not given away (4017031); what a dead worker had done was finished past a message whose deciding store did not
 answer, and the next group in order had the later one first (9009693 at ca01190, ``tests/unit/test_queue_recovery.py``).
 
+Found in routes into queues (``putting``): a member of a pool that refused a message went on with what it had of its lane,
+while another member could get that one still (114 of ``putting`` at 7c7e541, ``tests/unit/test_work_dispatch.py``).
+
 Found in the simulator itself: after a pause of a broker a new request overtook those of its own connection that waited,
 and the broker called a number out of sequence a repeat, which the client takes for success; a committed capture was not
 in the log (seeds 1002173 and 1015033 at 8f84ad5, ``test_network.py``); an offset commit of an epoch that was over put a

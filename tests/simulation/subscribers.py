@@ -57,6 +57,8 @@ class Taker:
         name: str,
         follow: Callable[[], Heard],
         slow: Random | None = None,
+        bind: Callable[[QueueSettings, Connection], SqlQueue] = bind_simulated,
+        refuses: float = 0.0,
     ) -> None:
         self._world = world
         self._database = database
@@ -64,6 +66,8 @@ class Taker:
         self._name = name
         self._follow = follow
         self._slow = slow
+        self._bind = bind
+        self._refuses = refuses
         self._count = 0
         self.process: Process
         self._start()
@@ -95,7 +99,7 @@ class Taker:
             except ConnectionLost:
                 continue
             with suppress(StoreAway, InDoubt, StatementRefused):  # what has become of it is in the queue
-                current.queue = bind_simulated(self._settings, connection)
+                current.queue = self._bind(self._settings, connection)
                 if is_due:
                     now = clock.wall_ms()
                     upkeep._reveal_due(now)
@@ -144,6 +148,12 @@ class Taker:
         while taken := queue.take(self._name, holder.id, 4, clock.wall_ms()):
             while taken:
                 clock.sleep(rng.choice((0.01, 0.1, 0.6)))
+                if self._refuses and rng.random() < self._refuses:
+                    # As a worker does: another member of its pool may get this one, and nothing of its lane before it.
+                    with queue.transaction():
+                        queue.free(self._name, [one.ticket for one in taken[1:]], clock.wall_ms())
+                        queue.refuse(self._name, [(taken[0].ticket, "it is refused")], clock.wall_ms())
+                    break
                 if rng.random() < FAILS:
                     # The rest first, so that nobody gets a later one of its lane before it.
                     with queue.transaction():

@@ -21,6 +21,8 @@ class Index:
         """Not live, and with no worker: what goes to the journal next."""
         self.children: dict[int, str] = {}
         self._by_id: dict[tuple[str, str], int] = {}
+        self._kept: dict[str, set[int]] = {}
+        """What waits for nothing but a word, by its publisher."""
         self._lines: dict[str, Line] = {}
         self._groups: dict[str, set[str]] = {}
         self._held: dict[bytes, set[tuple[int, str]]] = {}
@@ -79,6 +81,12 @@ class Index:
             self.children[handle] = message.attempt
         else:
             self.children.pop(handle, None)
+        if here and message.state is PublisherState.PUT and message.attempt is None and message.reveal_at == NEVER:
+            self._kept.setdefault(message.publisher, set()).add(handle)
+        elif message.publisher in self._kept:
+            self._kept[message.publisher].discard(handle)
+            if not self._kept[message.publisher]:
+                del self._kept[message.publisher]
 
     def _note_holder(self, handle: int, subscriber: str, holder: bytes | None) -> None:
         held = (handle, subscriber)
@@ -125,8 +133,17 @@ class Index:
         return self._reached(self._expiring, now, limit, _may_expire)
 
     def due(self, now: int, limit: int, held: Collection[str]) -> list[Kept]:
-        """Return up to ``limit`` messages whose delay is over and that wait for no attempt, the earliest first."""
-        return self._reached(self._delayed, now, limit, lambda message: message.publisher not in held and _may_show(message))
+        """Return up to ``limit`` messages whose delay is over and that wait for no attempt, the earliest first.
+
+        What waits for a word only was put before what is behind it: whoever asks may not have heard of that word.
+        """
+        first = {publisher: min(handles) for publisher, handles in self._kept.items()}
+
+        def wanted(message: Kept) -> bool:
+            is_behind = message.handle > first.get(message.publisher, message.handle)
+            return message.publisher not in held and not is_behind and _may_show(message)
+
+        return self._reached(self._delayed, now, limit, wanted)
 
     def _reached(
         self, times: list[tuple[int, int]], now: int, limit: int, wanted: Callable[[Kept], bool]

@@ -109,6 +109,8 @@ _TABLES: Final = (
     "create unique index if not exists relay_queue_open_id on relay_queue_open (id, publisher, queue)",
     """create index if not exists relay_queue_open_due on relay_queue_open (queue, reveal_at)
     where state = 1 and attempt is null and reveal_at is not null""",
+    """create index if not exists relay_queue_open_kept on relay_queue_open (queue, publisher, handle)
+    where state = 1 and attempt is null and reveal_at is null""",
     """create index if not exists relay_queue_open_child on relay_queue_open (queue, handle)
     where state = 1 and attempt is not null""",
     """create table if not exists relay_queue_delivery (

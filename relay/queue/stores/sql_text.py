@@ -181,9 +181,13 @@ REPHASE: Final = """update relay_queue_delivery as d set
         else $READY
     end
 where queue = :queue and handle in {handles}"""
-FIND_DUE: Final = """select handle from relay_queue_open
+# What waits for a word only was put before it: whoever asks may not have heard of that word, or of the one that ended it.
+FIND_DUE: Final = """select handle from relay_queue_open as o
 where queue = :queue and state = $P_PUT and attempt is null and reveal_at is not null and reveal_at <= :now
-    and publisher not in {held}
+    and publisher not in {held} and not exists (
+        select 1 from relay_queue_open k where k.queue = o.queue and k.publisher = o.publisher and k.handle < o.handle
+            and k.state = $P_PUT and k.attempt is null and k.reveal_at is null
+    )
 order by handle limit :limit"""
 FORGET_OPEN: Final = "update relay_queue_open set attempt = null where queue = :queue and handle in {handles}"
 FORGET_MESSAGE: Final = "update relay_queue_message set attempt = null where queue = :queue and handle in {handles}"
