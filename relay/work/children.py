@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 
-from relay.message.errors import InDoubt, Retriable
 from relay.queue.attempts import PutChildren, accept_children, discard_children, put_children
 from relay.queue.message import NewMessage
 from relay.queue.port import Refused
@@ -41,17 +40,16 @@ class HiddenChildren:
         """Show them; False if recovery has to show any: these are decided already."""
         shown = 0
         for one in self._put:
-            with left_to_recovery(), self._place.locks[one.queue]:
+            with left_to_recovery("decided"), self._place.locks[one.queue]:
                 accept_children([one], self._place.stores, clock.wall_ms())
                 shown += 1
         return shown == len(self._put)
 
     def discard(self) -> None:
-        """Take them back."""
-        with suppress(Retriable, InDoubt):  # aborted already: recovery takes back what this does not reach
-            for one in self._put:
-                with self._place.locks[one.queue]:
-                    discard_children([one], self._place.stores, clock.wall_ms())
+        """Take them back, each queue's for itself: no store in the way may keep those of others, or say why the attempt ended."""
+        for one in self._put:
+            with left_to_recovery("given up"), self._place.locks[one.queue]:
+                discard_children([one], self._place.stores, clock.wall_ms())
 
 
 def parted(
@@ -85,10 +83,10 @@ def named(place: Place, message: Message, children: Children) -> Children:
 
 
 @contextmanager
-def left_to_recovery() -> Iterator[None]:
-    """Let no error of what follows a decision be taken for the attempt's: tried again, it would have a second effect."""
+def left_to_recovery(ended: str) -> Iterator[None]:
+    """Let no error of what follows an attempt's end be taken for the attempt's: tried again, a decided one had a second effect."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever it is, recovery finishes what this did not
         kind = type(error).__name__
-        structlog.get_logger("relay.work").warning("decided; what follows is left to recovery", kind=kind)
+        structlog.get_logger("relay.work").warning(f"{ended}; what follows is left to recovery", kind=kind)

@@ -243,7 +243,7 @@ class Runner:
             raise
         crash_point("work.decided")
         has_all = False
-        with left_to_recovery():
+        with left_to_recovery("decided"):
             has_all = further.finish()
         has_all = hidden.show() and has_all
         self._count(messages)

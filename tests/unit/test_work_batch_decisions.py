@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from relay.message.errors import ConfigError, RelayError, Stopped, Unreachable
 from relay.message.errors import InDoubt as UnknownOutcome
-from relay.message.errors import RelayError, Unreachable
 from relay.queue.message import Audience, Group, NewMessage, Taken
 from relay.queue.port import Filter, Holder, QueueStore, StoreAway
 from relay.queue.recovery import Recovery
@@ -71,12 +71,16 @@ class Site:
         file = sqlite3.connect(self.file, isolation_level=None, timeout=20)
         return SqliteDesk("shop", file, lambda to: {"q": bind_store(settings("q"), f"sqlite:///{self.file}", to)}, schedule.lock())
 
-    def end(self, function: Callable[..., None], further: Callable[[str], Further] = lambda _: Further()) -> set[Outcome]:
-        """Run the function on the batch; each message publishes to the other queue."""
+    def end(
+        self, function: Callable[..., None], further: Callable[[str], Further] = lambda _: Further(), *, also: str | None = None
+    ) -> set[Outcome]:
+        """Run the function on the batch; each message publishes to the other queue, and to a third one that is named."""
 
         def handle(messages: list[Message], *databases: Database) -> None:
             for message in messages:
-                message.publish("far", b"child")
+                for queue in ("far", also):
+                    if queue is not None:
+                        message.publish(queue, b"child")
             for database in databases:
                 database.execute("insert into effect values (1)")
             function()
@@ -124,7 +128,15 @@ def test_a_batch_of_which_another_worker_has_one_message_by_now_leaves_nothing_o
     assert shown(site.far) == 0
 
 
-@pytest.mark.parametrize("error", [StoreAway("it does not answer"), UnknownOutcome("the answer was lost")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreAway("it does not answer"),
+        UnknownOutcome("the answer was lost"),
+        Stopped("the store is damaged"),
+        ConfigError("a right is missing"),
+    ],
+)
 def test_children_that_cannot_be_taken_back_now_are_left_to_recovery_and_change_nothing(site: Site, error: RelayError) -> None:
     """Else what is lost, or has failed, would be taken for a message that waits for the other queue, and be tried for ever."""
     site.store.free("s", [site.taken[0].ticket], 2)
@@ -135,6 +147,17 @@ def test_children_that_cannot_be_taken_back_now_are_left_to_recovery_and_change_
     site.far.discarding = None
     Recovery(site.stores, {"queue:q": site.store}).children("far", 3)
     assert shown(site.far) == 0
+
+
+def test_a_store_that_is_in_the_way_keeps_no_other_stores_children_from_being_taken_back(site: Site) -> None:
+    site.store.free("s", [site.taken[0].ticket], 2)
+    other = Book(settings("other"))
+    site.stores = {**site.stores, "other": other}
+    site.far.discarding = Stopped("the store is damaged")
+
+    site.end(lambda: None, also="other")
+
+    assert {view.state for view in other.find(Filter(), limit=10)} == {PublisherState.DELETED}
 
 
 @pytest.mark.timeout(30)  # a connection that is not free again is waited for
