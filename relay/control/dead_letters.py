@@ -30,8 +30,7 @@ _DEADLINE_S: Final = 30.0
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 """What fits an order's fields; a stranger's record may say anything."""
 _FACTS: Final = (
-    "route", "target", "stage", "code", "message", "topic", "partition", "offset", "attempts", "last_failed_at", "message_id",
-    "replay_count",
+    "route", "target", "stage", "code", "message", "topic", "partition", "offset", "attempts", "message_id", "replay_count",
 )  # fmt: skip
 
 
@@ -134,5 +133,4 @@ def _row(record: Any) -> dict[str, Any]:
     for name in ("partition", "offset", "attempts", "replay_count"):
         row[name] = letter_number(row[name])
     # Workers write no time of their own: the topic's is the brokers', whatever a worker's clock says.
-    row["last_failed_at"] = row["last_failed_at"] or _written_at(record)
-    return {"digest": _key(record)[0], **row, "source": text(headers.get(SOURCE, ""))}
+    return {"digest": _key(record)[0], **row, "last_failed_at": _written_at(record), "source": text(headers.get(SOURCE, ""))}
