@@ -438,6 +438,10 @@ def test_whose_an_error_is_is_asked_of_every_further_database() -> None:
     assert [line["resource"] for line in lines] == ["r1"]
     assert (books.all.is_away(broken), books.all.has_said(broken), books.all.has_said(own)) == (True, True, False)
     assert not books.all.is_time_over(broken)
+    books.effects[0].fails = lost = Unreachable("the answer to PREPARE was lost")
+    with capture_logs() as lines, pytest.raises(Unreachable):
+        books.all.prepare()
+    assert ([line["resource"] for line in lines], books.all.has_said(lost)) == (["r0"], True)
 
 
 def test_a_transaction_that_the_server_has_ended_for_its_pause_is_the_handlers_doing_and_stays_so() -> None:
@@ -471,7 +475,6 @@ def test_what_the_server_says_before_many_statements_are_sent_at_once_tells_why_
     (hear,) = books.connections[1].hearing
     hear(SimpleNamespace(severity_nonlocalized=severity, sqlstate=state))
     books.connections[1].closed, books.connections[1].raises = True, lost
-
     with pytest.raises(psycopg.OperationalError):
         books.databases[1].execute("insert")
 
@@ -481,7 +484,6 @@ def test_what_the_server_says_before_many_statements_are_sent_at_once_tells_why_
 
 def test_a_connection_that_is_given_back_tells_its_former_attempt_nothing() -> None:
     books = Books()
-
     books.all.give_up()
 
     assert [one.hearing for one in books.connections] == [[], []]
