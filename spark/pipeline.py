@@ -13,7 +13,6 @@ import importlib.util
 import io
 import subprocess
 import sys
-import tempfile
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -33,10 +32,12 @@ from relay.jobs import session
 from relay.jobs.page import bars, page
 from relay.kafka.scan import Scan
 from relay.kafka.topics import TopicPlan, Topics
+from relay.local.folders import empty_folder
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
+from relay.run.ending import ending_properly
 from relay.setup.migrate import migrate
 
 PARTITIONS = 2
@@ -88,9 +89,8 @@ def _run(options: Namespace) -> int:
     if not 1 <= options.days <= 31:
         raise ConfigError(f"--days {options.days}: January has 1 to 31")
     started = clock.monotonic()
-    work = (options.work or Path(tempfile.mkdtemp(prefix="relay-pipeline-"))).resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    with _broker(work, options.bootstrap) as kafka:
+    work = empty_folder(options.work, "relay-pipeline-", "--work")
+    with ending_properly(), _broker(work, options.bootstrap) as kafka:
         config = _build(work, kafka)
         with _relaying(config, work):
             counts = _capture_drops(config, work, options)
@@ -132,11 +132,8 @@ def _broker(work: Path, given: str | None) -> Iterator[str]:
         yield given
         return
     session.say("pipeline: starting a broker", sys.stderr)
-    services = LocalServices.up(work / "services", postgres=False)
-    try:
+    with LocalServices.passing(work / "services", postgres=False) as services:
         yield services.kafka
-    finally:
-        services.down()
 
 
 def _build(work: Path, kafka: str) -> RelayConfig:

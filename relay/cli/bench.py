@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +13,10 @@ import typer
 from rich.console import Console
 
 from relay.cli.report import JsonOption, print_json, print_table
+from relay.local.folders import empty_folder
 from relay.local.services import LocalServices
 from relay.message.errors import ConfigError
+from relay.run.ending import ending_properly
 
 app = typer.Typer(add_completion=False)
 
@@ -114,7 +116,7 @@ def bench_command(
     ] = None,
     *,
     messages: Annotated[
-        int | None, typer.Option("--messages", min=10_000, help="Messages per run, instead of each one's default.")
+        int | None, typer.Option("--messages", min=10_000, max=100_000_000, help="Messages per run, instead of each one's default.")
     ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Use the services of `relay dev up --dir DIR` instead of fresh ones.")
@@ -147,9 +149,10 @@ def _services(directory: Path | None) -> Iterator[LocalServices]:
             raise ConfigError(f"--dir {directory}: no services were started there; run `relay dev up --dir {shlex.quote(str(directory))}`")
         yield found
         return
-    with tempfile.TemporaryDirectory(prefix="relay-bench-") as made:
-        services = LocalServices.up(Path(made))
+    with ending_properly():
+        made = empty_folder(None, "relay-bench-")
         try:
-            yield services
+            with LocalServices.passing(made) as services:
+                yield services
         finally:
-            services.down()
+            shutil.rmtree(made, ignore_errors=True)

@@ -16,14 +16,14 @@ from relay.chaos.result import Result
 from relay.chaos.run import Order, demonstrate, strike
 from relay.chaos.timeline import page
 from relay.cli.bounds import bounded
-from relay.cli.demo import ending_properly
-from relay.cli.folders import empty_folder
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.cli.verify import MEANINGS
 from relay.config.loading import load
 from relay.config.model import RelayConfig
+from relay.local.folders import empty_folder
 from relay.message.errors import ConfigError
 from relay.run import clock
+from relay.run.ending import ending_properly
 
 PAGE: Final = "timeline.html"
 SERVICES: Final = ("kafka", "postgres", "state", "clocks", IMAGES)

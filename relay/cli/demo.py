@@ -7,16 +7,12 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from relay.cli.folders import empty_folder
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.demo import credit
 from relay.demo.course import ALL_FLIGHTS, Course
@@ -24,8 +20,10 @@ from relay.demo.crew import start
 from relay.demo.reckoning import Result, reckon
 from relay.demo.show import Show
 from relay.demo.stage import FLIGHTS, Stage, build
+from relay.local.folders import empty_folder
 from relay.local.services import LocalServices
 from relay.run import clock
+from relay.run.ending import ENDING, ending_properly
 
 ROWS: Final = {
     "captured": "messages in the log that count",
@@ -39,7 +37,6 @@ ROWS: Final = {
     "dead_letters": "put aside as unusable",
 }
 PREFIX: Final = "relay-demo-"
-_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(add_completion=False, invoke_without_command=True)
 
@@ -156,7 +153,7 @@ def _print(result: Result) -> None:
 
 def _clear(place: Path) -> None:
     """Stop the services and remove the directory; an impatient second signal does not leave servers behind."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_ENDING)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *ENDING)}
     try:
         services = LocalServices.find(place)
         if services is not None:
@@ -180,19 +177,3 @@ def _leave(stage: Stage, out: Any) -> None:
         f"Stop it with: kill {part.pid}; relay dev down --dir {shlex.quote(str(stage.directory))}",
     )
     print("\n".join(lines), file=out)
-
-
-@contextmanager
-def ending_properly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind like Ctrl-C does, so that nothing is left behind; one that is ignored (nohup) stays so."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    heard = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

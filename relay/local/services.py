@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,16 @@ class LocalServices:
         directory = directory.resolve()
         cluster = KafkaCluster.find(directory / "kafka")
         return None if cluster is None else cls(directory, cluster.bootstrap, _postgres_url(directory))
+
+    @classmethod
+    @contextmanager
+    def passing(cls, directory: Path, *, postgres: bool = True) -> Iterator[LocalServices]:
+        """Start services for the time of a ``with`` statement, and stop them, also where an interrupt comes as they start."""
+        try:
+            yield cls.up(directory, postgres=postgres)
+        finally:
+            if (found := cls.find(directory)) is not None:
+                found.down()
 
     def down(self) -> dict[str, int]:
         """Stop the brokers and our own PostgreSQL; an existing server given by URL is left alone. The data stays.

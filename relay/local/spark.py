@@ -17,6 +17,7 @@ from typing import Final
 from relay.local import jars
 from relay.local.java import BRIEF_JVM, find_java
 from relay.message.errors import ConfigError
+from relay.run.ending import ending_properly
 
 SPARK: Final = "4.0.0"
 """The newest version whose Kafka connector resolves with all its dependencies."""
@@ -105,14 +106,24 @@ def _further(arguments: Sequence[str]) -> list[str]:
 
 
 def run(job: Submission) -> int:
-    """Run the job to its end and return its exit code; its output is passed on, less the JVM's noise."""
-    with subprocess.Popen(job.command, env=job.environment, stderr=subprocess.PIPE, text=True) as process:
+    """Run the job to its end and return its exit code; its output is passed on, less the JVM's noise.
+
+    Told to end by SIGTERM or SIGHUP it tells the job: one that went on by itself would be nobody's.
+    """
+    with (
+        ending_properly(),
+        subprocess.Popen(job.command, env=job.environment, stderr=subprocess.PIPE, text=True) as process,
+    ):
         assert process.stderr is not None
-        for line in process.stderr:
-            if not line.startswith(_NOISE):
-                sys.stderr.write(line)
-                sys.stderr.flush()
-        return process.wait()
+        try:
+            for line in process.stderr:
+                if not line.startswith(_NOISE):
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+            return process.wait()
+        except SystemExit:
+            process.terminate()
+            raise
 
 
 def _spark_home() -> Path:

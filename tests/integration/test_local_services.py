@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -292,3 +293,22 @@ def test_fixtures_give_a_fresh_database_and_topics(postgres: str, make_topic: Ca
 
     assert tables == (0,)
     assert len(set(topics)) == 2
+
+
+def test_a_benchmark_that_is_told_to_end_leaves_no_server_behind(directory: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "relay", "bench", "topic"], env={**os.environ, "TMPDIR": str(directory)}, stderr=subprocess.DEVNULL
+    ) as bench:
+        limit = time.monotonic() + 60
+        broker: RecordedProcess | None = None
+        while broker is None and time.monotonic() < limit:
+            time.sleep(0.05)
+            for made in directory.glob("relay-bench-*"):
+                cluster = KafkaCluster.find(made / "kafka")
+                broker = None if cluster is None else cluster.process(1)
+        bench.terminate()
+
+        assert bench.wait(120) == 128 + signal.SIGTERM
+    assert broker is not None
+    assert broker.wait_for_end(30)
+    assert list(directory.glob("relay-bench-*")) == []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from relay.cli.folders import empty_folder
 from relay.cli.main import app
+from relay.local.folders import empty_folder
 from relay.message.errors import ConfigError, Unreachable
 
 
@@ -30,6 +33,19 @@ def test_one_that_cannot_be_made_is_named(words: list[str], tmp_path: Path) -> N
     assert "file/new cannot be used (Not a directory); name a directory that you may write" in " ".join(result.stderr.split())
 
 
+def test_a_pipelines_folder_that_cannot_be_used_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    job = Path(__file__).parents[2] / "spark" / "pipeline.py"
+    environment = {**os.environ, "PYTHONPATH": str(job.parents[1])}
+
+    for folder, said in ((tmp_path / "file", "not an empty directory"), (tmp_path / "file" / "new", "cannot be used (Not a directory)")):
+        words = [sys.executable, str(job), "--work", str(folder)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert f"--work {folder}" in done.stderr
+        assert said in done.stderr
+
+
 def test_without_any_temporary_directory_it_says_which_setting_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose file system only reads."""
 
@@ -37,7 +53,7 @@ def test_without_any_temporary_directory_it_says_which_setting_names_one(monkeyp
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
     monkeypatch.setattr(tempfile, "mkdtemp", refused)
-    for words in (["demo"], ["demo", "credit"], ["chaos", "--demo"]):
+    for words in (["demo"], ["demo", "credit"], ["chaos", "--demo"], ["bench", "topic"]):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 2
         assert "set TMPDIR to one that you may write" in " ".join(result.stderr.split())
