@@ -10,6 +10,7 @@ from relay.cli.report import print_json, print_line
 from relay.config.loading import load
 from relay.control.queue_desk import QueueDesk
 from relay.control.queue_views import wish_row
+from relay.message.errors import ConfigError
 from relay.queue.desired import Kind, Wanted, Wish
 
 Queues = Callable[[QueueDesk], Sequence[str]]
@@ -38,7 +39,10 @@ def record(
     Returns these counts.
     """
     with QueueDesk(load(Path(config)), who or me()) as desk:
-        wishes = [desk.wish(kind, queue, name, wanted, reason) for queue in queues(desk)]
+        meant = queues(desk)
+        if not meant:
+            raise ConfigError(f"{config}: there are no queues; nothing was recorded of {kind.value.lower()} {name!r}")
+        wishes = [desk.wish(kind, queue, name, wanted, reason) for queue in meant]
         counts = obeyed(desk, wishes)
     if as_json:
         print_json({"wishes": [wish_row(wish) for wish in wishes], **counts})

@@ -437,3 +437,14 @@ def test_each_spark_job_is_listed_with_what_it_is_for() -> None:
 
     for job, purpose in (("archive", "to Parquet"), ("audit", "at any scale"), ("capture", "each row exactly once"), ("flights", "New York")):
         assert any(job in line and purpose in line for line in said.splitlines()), said
+
+
+@pytest.mark.parametrize("word", ["pause", "resume"])
+def test_a_publisher_of_no_queue_is_neither_held_nor_resumed(word: str, tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(CONFIG.partition("[queues")[0].replace("queue =", "topic ="))
+
+    result = CliRunner().invoke(relay, ["publisher", word, str(config), "/checkout"])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "there are no queues; nothing was recorded of publisher '/checkout'" in " ".join(result.stderr.split())
