@@ -96,7 +96,8 @@ class Capture:
         self._blocks = object()
         self._threads = BlockThreads(async_blocks)
         self._process = os.getpid()
-        self._closed = False
+        self._open = [True]
+        """Emptied by the one thread that closes."""
         self._appends = Turn()
         self._sequences: dict[tuple[str, int], int] = {}
         self.source_bytes = source.encode()
@@ -200,11 +201,14 @@ class Capture:
 
     def close(self) -> None:
         """Write the markers that are due, then let go of producer and connections. Safe to repeat."""
-        if self._closed or not self.is_here:
+        if not self._open or not self.is_here:
             return  # in a fork: closing would end connections that the parent uses
         if sys.is_finalizing():
             return  # its threads have stopped for good, so whoever joined them, from a `__del__`, would wait for ever
-        self._closed = True
+        try:
+            self._open.pop()
+        except IndexError:
+            return  # another thread was faster: a client that is closed twice raises
         self._upkeep.close(CLOSE_S)
         self._marking.close(CLOSE_S)
         self._appender.close()
@@ -222,7 +226,7 @@ class Capture:
 
     def enter(self, entered: Entered) -> None:
         """Refuse a block inside a block of the same flow of control, or of a Capture that is closed or another process's."""
-        if self._closed:
+        if not self._open:
             raise CaptureError("this Capture is closed; open another")
         self.check_process()
         flow.enter(entered, self._blocks)
@@ -357,7 +361,7 @@ class Capture:
 
     def _close_idle(self, kept_s: float = IDLE_KEPT_S) -> None:
         """Close the connections that have been idle for so long; all of them once this is closed."""
-        before = float("inf") if self._closed else clock.monotonic() - kept_s
+        before = clock.monotonic() - kept_s if self._open else float("inf")
         while self._idle and self._idle[0][0] <= before:
             try:
                 since, session = self._idle.popleft()

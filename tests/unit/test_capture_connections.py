@@ -1,7 +1,8 @@
-"""How many connections a Capture keeps: what a burst of threads needed is given back when the burst is over."""
+"""How many connections a Capture keeps: what a burst of threads needed is given back when the burst is over, and who closes them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,3 +116,34 @@ def test_a_connection_that_comes_back_while_the_capture_is_closed_is_closed(data
     capture.give_back(session)
 
     assert database.open == 0
+
+
+def test_of_two_threads_that_close_at_once_one_does(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one got the error of a client that was closed already."""
+    both, failed, ended = threading.Barrier(2), list[Exception](), list[str]()
+    end = capture._appender.close
+
+    def arrived(_: Capture) -> bool:
+        both.wait(30)
+        return True
+
+    def close_client() -> None:
+        ended.append("client")
+        end()
+
+    monkeypatch.setattr(Capture, "is_here", property(arrived))
+    monkeypatch.setattr(capture._appender, "close", close_client)
+
+    def close() -> None:
+        try:
+            capture.close()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the test's to tell
+            failed.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert (failed, ended) == ([], ["client"])
