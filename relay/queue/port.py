@@ -237,6 +237,9 @@ class QueueStore(Protocol):
     def outcome(self, attempt: str) -> bool | None:
         """Return an attempt's outcome, None if it has none yet."""
 
+    def forget(self, attempts: Sequence[str]) -> None:
+        """Let committed outcomes go that nobody will ask for any more; (aborted) stays, since its worker may come back."""
+
     def children(self, limit: int, *, after: int = 0) -> list[Child]:
         """Return PUT messages that wait for an attempt's outcome, by handle, those above ``after``."""
 

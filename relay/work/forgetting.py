@@ -1,4 +1,4 @@
-"""Which outcomes of attempts nobody will ask for any more: those rows of a handler's database may go.
+"""Which outcomes of attempts nobody will ask for any more: those rows of a handler's database, or of the queue's own store, may go.
 
 An outcome is asked for while its message is not DONE in the queue, while a child waits for it, and while something prepared
 does. So it is forgotten once all of that is durable, by the worker whose attempt it was, and never before: recovery would
@@ -45,6 +45,10 @@ class Forgetting:
             return
         with self._lock:
             self._due.extend(self._tied.pop(ticket) for ticket in tickets if ticket in self._tied)
+
+    def over(self, attempts: Iterable[str]) -> None:
+        """Note committed attempts of which the same is true and whose DONE is written: the queue's own store decided."""
+        self.again(attempts)
 
     def due(self, now: float) -> list[str]:
         """Return attempts to forget in one statement; none as long as more may come to go with them."""

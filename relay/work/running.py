@@ -247,12 +247,13 @@ class Runner:
             has_all = further.finish()
         has_all = hidden.show() and has_all
         self._count(messages)
-        if self._place.queue in desk.stores:
-            return all_ended(work, Outcome.WRITTEN)
-        if has_all:
+        is_written = self._place.queue in desk.stores
+        if has_all and is_written:
+            self.forgetting.over(self._place.attempt(one) for one in elsewhere)
+        elif has_all:
             self.forgetting.left_nothing({one.ticket: self._place.attempt(one) for one in work.messages})
         self._forget(clock.monotonic())
-        return all_ended(work, Outcome.DONE)
+        return all_ended(work, Outcome.WRITTEN if is_written else Outcome.DONE)
 
     def _count(self, messages: Sequence[Message]) -> None:
         count = sum(len(message.children) for message in messages)
@@ -264,14 +265,20 @@ class Runner:
             pass
 
     def _forget(self, now: float) -> bool:
-        """Delete outcomes that are due, in a transaction of their own; False if there is nothing more to do now."""
+        """Delete outcomes that are due where they lie, in a transaction of their own; False if there is nothing more to do now."""
         if not (names := self.forgetting.due(now)):
             return False
-        assert self._desks is not None, "a resource decides"
-        database = Database(self._desks)
+        place = self._place
+        database = None if self._desks is None else Database(self._desks)
         try:
-            database.begun().outcomes.forget(names)
-            database.commit()
+            if database is None:
+                with place.locks[place.queue]:
+                    place.store.forget(names)
+            else:
+                desk = database.begun()
+                is_own = place.deciding == f"queue:{place.queue}"
+                (desk.stores[place.queue] if is_own else desk.outcomes).forget(names)
+                database.commit()
         except Exception as error:  # noqa: BLE001 - nothing of a message: its attempt is decided and DONE
             if isinstance(error, ConfigError):
                 self._say_once(str(error))
@@ -323,8 +330,10 @@ class Runner:
             hidden.discard()
             raise
         crash_point("work.decided")
-        hidden.show()
+        if hidden.show():
+            self.forgetting.over(place.attempt(message.taken) for message, _ in far)
         self._count(messages)
+        self._forget(clock.monotonic())
         return all_ended(work, Outcome.WRITTEN)
 
     def _find_out(self, work: Work, doubt: EffectsInDoubt) -> Sequence[Ended]:

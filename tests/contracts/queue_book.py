@@ -415,6 +415,12 @@ class QueueBook(BookPages):
     def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
         return self._outcomes.setdefault(attempt, committed)
 
+    @writes
+    def forget(self, attempts: Sequence[str]) -> None:
+        for attempt in attempts:
+            if self._outcomes.get(attempt):
+                del self._outcomes[attempt]
+
     # The journal --------------------------------------------------------------------------------------------------
 
     @writes

@@ -49,6 +49,10 @@ class InDoubt(Further):
         return False
 
 
+def child_of_each(message: Message, *_: Any) -> None:
+    message.publish("credit", message.value)
+
+
 class Site:
     """A handler whose queue lies elsewhere than its database, an SQLite file, and one child for each of its messages."""
 
@@ -60,17 +64,13 @@ class Site:
         self.book.enter(Holder(HOLDER, "s", 0, DECIDING))
         gate = schedule.lock()
 
-        @subscriber("q", resource="shop")
-        def handle(message: Message, db: Any) -> None:
-            message.publish("credit", message.value)
-
         def connected() -> SqliteDesk:
             return SqliteDesk("shop", sqlite3.connect(path, isolation_level=None), lambda _: {}, gate)
 
         place = Place(
             "q", "s", DECIDING, {"q": self.book, "credit": credit}, {"q": schedule.lock(), "credit": schedule.lock()}
         )
-        self.runner = Runner(handle, place, Desks(connected, 1), further)
+        self.runner = Runner(subscriber("q", resource="shop")(child_of_each), place, Desks(connected, 1), further)
         self.runner.forgetting = Forgetting(0.0)
         self.states = States(self.book, "s", HOLDER, Backoff(), Report(), self.runner.forgetting.done)
 
@@ -208,3 +208,59 @@ def test_what_could_not_be_forgotten_now_is_tried_again_with_the_next() -> None:
     out.done([2])
     assert out.due(14.9) == []
     assert out.due(15.0) == ["1", "2"]
+
+
+class OwnSite:
+    """A handler whose queue's own store decides, in the handler's database or without one, and one child elsewhere."""
+
+    def __init__(self, credit: QueueBook, shop: sqlite3.Connection | None) -> None:
+        self.book = book("q")
+        for one in (self.book, credit):
+            one.enter(Holder(HOLDER, "s", 0, "queue:q"))
+        place = Place(
+            "q", "s", "queue:q", {"q": self.book, "credit": credit}, {"q": schedule.lock(), "credit": schedule.lock()}
+        )
+        gate = schedule.lock()
+        desks = None if shop is None else Desks(lambda: SqliteDesk("shop", shop, lambda _: {"q": self.book}, gate), 1)
+        self.runner = Runner(subscriber("q", resource=None if shop is None else "shop")(child_of_each), place, desks)
+        self.runner.forgetting = Forgetting(0.0)
+
+    def run(self, number: int) -> None:
+        self.book.put([NewMessage("p", str(number), b"")], 1)
+        (end,) = self.runner(Work(tuple(self.book.take("s", HOLDER, 1, 1))))
+        assert end.outcome is Outcome.WRITTEN
+
+    def kept(self) -> list[str]:
+        return [attempt.split("/")[-2] for attempt, committed in self.book.outcomes() if committed]
+
+
+@pytest.fixture(params=["in the handler's database", "without a database"])
+def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[QueueBook], OwnSite]]:
+    connections: list[sqlite3.Connection] = []
+    if "without" not in request.param:
+        connections.append(sqlite3.connect(tmp_path / "shop.db", isolation_level=None, check_same_thread=False))
+    yield lambda credit: OwnSite(credit, connections[0] if connections else None)
+    for connection in connections:
+        connection.close()
+
+
+def test_what_the_queues_own_store_decided_goes_as_well(own: Callable[[QueueBook], OwnSite]) -> None:
+    credit = book("credit")
+    site = own(credit)
+
+    for number in range(1, 4):
+        site.run(number)
+    site.runner.forget_all()
+
+    assert site.kept() == []
+    assert [one.id.split(".")[-2] for one in credit.take("s", HOLDER, 9, 1)] == ["1", "2", "3"], "shown before that"
+
+
+def test_what_it_decided_stays_while_a_child_waits_for_it(own: Callable[[QueueBook], OwnSite]) -> None:
+    site = own(book("credit", Away))
+
+    site.run(1)
+    site.run(2)
+    site.runner.forget_all()
+
+    assert site.kept() == ["1", "2"]

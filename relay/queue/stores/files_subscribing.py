@@ -224,3 +224,11 @@ class Subscribing(FilesBase):
         """Return an attempt's outcome, None if it has none yet."""
         self._guard()
         return self._outcomes.get(attempt)
+
+    def forget(self, attempts: Sequence[str]) -> None:
+        """Leave committed outcomes out of what is written anew; a process that reads the files back before that knows them again."""
+        with self._writing() as pending:
+            gone = [attempt for attempt in attempts if self._outcomes.get(attempt)]
+            for attempt in gone:
+                del self._outcomes[attempt]
+            pending.undo.append(lambda: self._outcomes.update(dict.fromkeys(gone, True)))

@@ -232,6 +232,10 @@ class Subscribing(SqlBase):
         rows = self._run(sql.OUTCOME, attempt=attempt)
         return bool(rows[0][0]) if rows else None
 
+    def forget(self, attempts: Sequence[str]) -> None:
+        """Let committed outcomes go."""
+        self._write(sql.FORGET, attempts=list(attempts))
+
     def children(self, limit: int, *, after: int = 0) -> list[Child]:
         """Return what waits for an attempt's outcome."""
         return [Child(*row) for row in self._run(sql.CHILDREN, limit=limit, after=after)]

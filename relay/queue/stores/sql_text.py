@@ -30,7 +30,7 @@ _MAY: Final = {
 _LIST: Final = re.compile(r"in \{(\w+)\}")
 _NO_LIST: Final = re.compile(r"not in \{(\w+)\}")
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
-TEXT_LISTS: Final = frozenset({"ids", "held"})
+TEXT_LISTS: Final = frozenset({"ids", "held", "attempts"})
 """Lists of text; the others are of integers."""
 
 
@@ -337,6 +337,8 @@ where sub = :sub and handle in {handles}"""
 SETTLE: Final = """insert into relay_queue_attempt (queue, attempt, committed, at)
 values (:queue, :attempt, :committed, :now) on conflict do nothing"""
 OUTCOME: Final = "select committed from relay_queue_attempt where attempt = :attempt and queue = :queue"
+FORGET: Final = """delete from relay_queue_attempt
+where queue = :queue and committed = 1 and attempt in {attempts}"""
 OUTCOMES: Final = """select attempt, committed from relay_queue_attempt
 where attempt > :after and queue = :queue order by attempt limit :limit"""
 CHILDREN: Final = """select handle, attempt from relay_queue_open
