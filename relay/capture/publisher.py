@@ -310,7 +310,7 @@ class Capture:
         self._appender.forget([place.topic for place in placed])
         limit = f"the log did not take the messages within {self._timing.append_timeout:g} s"
         if receipt.failure is None:
-            raise CaptureError(f"{limit} (no delivery report came); run the block again")
+            raise CaptureError(f"{limit} ({self._appender.silence()}); run the block again")
         topics = ", ".join(sorted({message.topic for message in messages}))
         raise CaptureError(f"topic {topics}: the log did not take the messages: {self._appender.reason(receipt.failure, '; run the block again')}")
 

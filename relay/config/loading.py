@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from relay.config.faults import Fault, raise_if_any
+from relay.config.followed import follow_logins
 from relay.config.model import RelayConfig
 from relay.config.reading import read
 from relay.message.errors import ConfigError, RelayError
@@ -21,8 +22,8 @@ _FILE: Final = "${file:"
 def load(path: Path, text: str | None = None) -> RelayConfig:
     """Read a configuration file; ConfigError names every fault, or why the file cannot be read.
 
-    ``text`` is what the file said when somebody else read it. Databases are connected to with what the files of their secrets say
-    then (`relay.resources.addresses`).
+    ``text`` is what the file said when somebody else read it. Who is refused by a database, a broker or a registry goes on with what
+    the files of its secrets say then (`relay.resources.addresses`, `relay.kafka.logins`).
     """
     said = text_of(path) if text is None else text
     config, faults = examine(path, text=said)
@@ -30,6 +31,7 @@ def load(path: Path, text: str | None = None) -> RelayConfig:
     assert config is not None, "no fault, no configuration"
     if _FILE in said:
         _follow_addresses(config, said)
+        follow_logins(config, said)
     return config
 
 

@@ -130,7 +130,7 @@ class _Reading:
         return found.model_copy(update={"state": self.folder / found.state}) if found else None
 
     def _kafka(self, *, allow_plaintext: bool) -> KafkaSettings:
-        settings = KafkaSettings(_flat(self._section("kafka")))
+        settings = KafkaSettings(flat(self._section("kafka")))
         refused = list(refusals(settings, allow_plaintext=allow_plaintext))
         known = {refusal.key for refusal in refused} | {key.removeprefix("kafka.") for key in self.unresolved}
         for key in [key for key in settings if (key.endswith(".location") or key == BEARER_FILE) and key not in known]:
@@ -148,7 +148,7 @@ class _Reading:
     def _refused(self, refusal: Refusal) -> None:
         key = f'kafka."{refusal.key}"'
         if key.replace('"', "") not in self.unresolved:
-            given = _flat(self._section("kafka", self.given))
+            given = flat(self._section("kafka", self.given))
             value = shown(refusal.key, given.get(refusal.key)) if may_be_shown(refusal.key) else HIDDEN
             self.faults.append(Fault(key, value, refusal.problem, refusal.remedy))
 
@@ -338,12 +338,12 @@ _REMEDIES: Final = {
 _UNION_TAGS: Final = ("TopicDestination", "TableDestination", "QueueDestination")
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return client settings as texts; unquoted dotted keys (nested tables) mean the dotted name."""
     settings: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, dict):
-            settings.update(_flat(value, f"{prefix}{key}."))
+            settings.update(flat(value, f"{prefix}{key}."))
         elif isinstance(value, bool):
             settings[prefix + key] = "true" if value else "false"
         elif isinstance(value, list):

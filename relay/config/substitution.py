@@ -17,10 +17,16 @@ from relay.config.faults import Fault, hiding, shown, spellings
 from relay.message.limits import raise_limit
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)\}")
+_OF_FILE: Final = "file:"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_BYTES_MAX: Final = 1 << 20
 _MASKED_CHARACTERS_MIN: Final = 4
 """Shorter values are no secrets, and masking them would make sentences unreadable."""
+
+
+def files_of(text: str) -> list[str]:
+    """Return the files that the references of a value name."""
+    return [found[1].removeprefix(_OF_FILE) for found in _REFERENCE.finditer(text) if (found[1] or "").startswith(_OF_FILE)]
 
 
 @dataclass(slots=True)

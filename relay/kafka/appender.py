@@ -11,10 +11,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from relay.kafka.client_log import ClientLog
-from relay.kafka.failures import LET_GO, is_end, kafka_error, remedy_of
+from relay.kafka.clients import Producer
+from relay.kafka.failures import LET_GO, is_end, is_locked_out, kafka_error, remedy_of
+from relay.kafka.logins import refusal_of
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
 from relay.message.envelope import Headers
@@ -26,6 +28,8 @@ _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001
 _CLOSE_S: Final = 5.0
 _ASK_S: Final = 5.0
+REFUSED_S: Final = 31.0
+"""The client repeats an error every 30 seconds, if not sooner."""
 _CLOSED: Final = "the log takes nothing from this publisher any more: it was closed"
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
@@ -86,6 +90,7 @@ class Appender:
         self._closing = False
         self._renewing = schedule.lock()
         self._made = 0
+        self._refused_at = float("-inf")
         self._log = ClientLog()
         self._producer = self._make()
         self._retired: list[Producer] = []
@@ -136,8 +141,18 @@ class Appender:
 
     def reason(self, failure: KafkaError, remedy: str = "") -> str:
         """Return why a record failed, and what helps; of what a client had when it ended, why that was."""
+        if failure.code() == KafkaError._MSG_TIMED_OUT and self._is_locked_out:
+            return f"{refusal_of(self._kafka)}{remedy}"
         cause = self._end if self._end is not None and (is_end(failure) or failure.code() in LET_GO) else failure
         return f"{cause.str()}{remedy_of(cause, remedy)}"
+
+    def silence(self) -> str:
+        """Return why no report came, as far as that is known."""
+        return refusal_of(self._kafka) if self._is_locked_out else "no delivery report came"
+
+    @property
+    def _is_locked_out(self) -> bool:
+        return clock.monotonic() - self._refused_at < REFUSED_S
 
     def topic(self, name: str, wait_s: float = 0.0) -> TopicFacts:
         """Return the facts of a topic, known or asked for now, and again for ``wait_s`` seconds while it is missing.
@@ -226,7 +241,9 @@ class Appender:
         return Producer({**self._settings, "error_cb": noticed, "logger": self._log})
 
     def _noticed(self, number: int, error: KafkaError) -> None:
-        # Anything but a fatal error is the client's own business: the delivery reports tell what it led to.
+        # Anything but a fatal error is the client's own business: the delivery reports tell what it led to, but not by which password.
+        if is_locked_out(error):
+            self._refused_at = clock.monotonic()
         if is_end(error) and number == self._made:
             self._fatal = True
 

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from relay.kafka.callbacks import weakly
+from relay.kafka.clients import Producer
 from relay.kafka.failures import DENIED_REMEDY, is_denied, is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, Stopped, Unreachable

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
+from relay.kafka.clients import Producer
 from relay.kafka.failures import is_refusal, sentence, unavailable
 from relay.kafka.settings import TimingLike, producer
 from relay.message.envelope import Headers

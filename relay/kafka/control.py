@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
+from relay.kafka.clients import Producer
 from relay.kafka.failures import is_denied, is_end, kafka_error, unavailable
 from relay.kafka.reading import PartitionReader
 from relay.message.record import LogPartition

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from relay.kafka.clients import Consumer
 from relay.kafka.failures import DENIED_REMEDY, MISSING, is_denied, is_of_group, kafka_error, sentence
 from relay.kafka.reading import unseen_because
 from relay.message.errors import ConfigError, Unreachable
@@ -82,6 +83,7 @@ class Following:
                     raise Unreachable(f"{self._topic} cannot be read: {sentence(error)}; {remedy}") from None
                 # A handle may go on asking the leader it knew; a fresh one asks who leads now.
                 clock.sleep(_START_S)
+                self._consumer.hear()
                 self._consumer.close()
                 self._consumer = Consumer(self._given)
                 if self._begun:

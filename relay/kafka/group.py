@@ -10,9 +10,11 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from relay.kafka.clients import Consumer
 from relay.kafka.failures import is_denied, is_end_of_partition, is_locked_out, sentence
+from relay.kafka.logins import refusal_of
 from relay.kafka.reading import latest, named
 from relay.message.errors import LOCKED_OUT_S, Fenced, LockedOut, Stopped, Unreachable
 from relay.message.record import LogPartition
@@ -30,6 +32,7 @@ class GroupConsumer:
     """Subscribes to the log topics; ``generation`` changes with every assignment and revocation."""
 
     def __init__(self, settings: Mapping[str, object], topics: Sequence[str], on_revoked: Callable[[], None]) -> None:
+        self._given = settings
         self.name = str(settings.get("group.id", ""))
         self.generation = 0
         self.assigned: list[LogPartition] | None = None
@@ -137,12 +140,12 @@ class GroupConsumer:
         """Leave the group."""
         self._consumer.close()
 
-    def _assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _assign(self, _consumer: object, partitions: list[TopicPartition]) -> None:
         self.generation += 1
         self.assigned = [LogPartition(p.topic, p.partition) for p in partitions]
         self._consumer.assign([])
 
-    def _revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+    def _revoke(self, _consumer: object, _partitions: list[TopicPartition]) -> None:
         self.generation += 1
         self.assigned = None
         self._on_revoked()
@@ -153,8 +156,7 @@ class GroupConsumer:
             self._refused = None
         elif last - since >= LOCKED_OUT_S:
             raise LockedOut(
-                "the brokers refuse the name and the password of this process, which may have changed since it began; "
-                "another one reads them again"
+                f"{refusal_of(self._given)}, which may have changed since this process began; another one reads them again"
             )
 
     def _on_error(self, error: KafkaError) -> None:

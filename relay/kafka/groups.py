@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
+from relay.kafka.clients import Consumer
 from relay.kafka.failures import NO_RIGHT, is_of_group, kafka_error, sentence
 from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import ConfigError, RelayError, Unreachable

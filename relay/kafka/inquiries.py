@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
+from relay.kafka.clients import Consumer
 from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group
 from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import Unreachable
@@ -58,6 +59,8 @@ class InquiryReader:
         try:
             found = self._consumer.list_topics(self._topic, _METADATA_S).topics.get(self._topic)
         except KafkaException as error:
+            if not self._assigned:
+                self._consumer.hear()
             raise Unreachable(f"{self._topic} cannot be read: {error.args[0].str()}") from error
         self._note([found.error] if found is not None else ())
         count = 0 if found is None or found.error is not None else len(found.partitions)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
+from relay.kafka.clients import Consumer
 from relay.kafka.failures import (
     LEADER_MOVES,
     MISSING,
@@ -74,6 +75,7 @@ class PartitionReader:
 
     def renew(self) -> None:
         """Forget who leads: this handle may go on asking the leader it knew, dead or not."""
+        self._consumer.hear()
         self._consumer = Consumer(self._given)
 
     def watermarks(self, partition: LogPartition) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
-    Consumer,
     KafkaError,
     KafkaException,
     Message,
@@ -22,6 +21,7 @@ from confluent_kafka import (
 )
 
 from relay.kafka import settings
+from relay.kafka.clients import Consumer
 from relay.kafka.failures import is_of_group, unavailable
 from relay.kafka.groups import denial
 from relay.message.errors import RelayError, Unreachable

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
+from relay.kafka.clients import Consumer
 from relay.message.record import LogPartition
 
 _WAIT_S: Final = 0.1

@@ -21,7 +21,6 @@ from confluent_kafka import (
 
 # The package's stub does not list these names as exported, though its documentation does.
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -31,7 +30,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from relay.kafka.clients import AdminClient
 from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, LOCKED_OUT, MISSING, NO_RIGHT
+from relay.kafka.logins import Login, login_of
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_CHARACTERS_MAX, TOPIC_REMEDY, is_topic_name
@@ -378,7 +379,7 @@ class Topics:
         self._admin = AdminClient(self._given)
         return Unreachable(
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
-            f"{_remedy(self._last_error)}"
+            f"{_remedy(self._last_error, login_of(self._given))}"
         )
 
 
@@ -407,10 +408,11 @@ def _check_names(names: Iterable[str]) -> None:
             raise ConfigError(f"topic {shown!r}: not a topic's name; {TOPIC_REMEDY}")
 
 
-def _remedy(last_error: str) -> str:
+def _remedy(last_error: str, login: Login | None) -> str:
     # A broker that refuses the handshake or the password is where the address says; librdkafka names the step, in capitals.
     if "SSL" in last_error or "SASL" in last_error or last_error == _CLOSED:
-        return 'correct "security.protocol", the certificates, the "sasl." settings or the token to what that port of the broker wants'
+        settings = f'"sasl." settings ({login.where})' if login else '"sasl." settings'
+        return f'correct "security.protocol", the certificates, the {settings} or the token to what that port of the broker wants'
     return "start it, or correct the address"
 
 

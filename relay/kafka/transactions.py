@@ -14,9 +14,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from relay.kafka.callbacks import weakly
+from relay.kafka.clients import Producer
 from relay.kafka.failures import LET_GO, is_denied, is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused, Stopped

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
+from relay.kafka.clients import Producer
 from relay.kafka.settings import TimingLike, producer
 from relay.message.envelope import Headers
 from relay.message.record import LogPartition

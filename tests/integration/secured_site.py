@@ -55,6 +55,7 @@ class Secured:
     """Its own listener asks nobody (``admin``, who may do all); ``listener`` is for those who have a name and a password."""
 
     def __init__(self, cluster: KafkaCluster, listener: str) -> None:
+        self.cluster = cluster
         self.kafka = cluster.bootstrap
         self.listener = listener
         self.admin = AdminClient({"bootstrap.servers": self.kafka})
@@ -65,12 +66,15 @@ class Secured:
 
     def user(self, name: str, allowed: Sequence[Right] = ()) -> None:
         """Let somebody in, with the name for a password, who may do what is given."""
-        credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        changed = self.admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, credential, password(name).encode())])
-        for done in changed.values():
-            done.result(30)
-        shown(lambda: self._lets_in(name), f"the password of {name}")
+        self.change(name, password(name))
         self.grant(name, *allowed)
+
+    def change(self, name: str, to: str) -> None:
+        """Let somebody in with this password, and with no former one; connections that are open stay."""
+        credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        for done in self.admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, credential, to.encode())]).values():
+            done.result(30)
+        shown(lambda: self._lets_in(name, to), f"the password of {name}")
 
     def grant(self, user: str, *allowed: Right) -> None:
         """Give rights."""
@@ -93,9 +97,9 @@ class Secured:
         finally:
             self.grant(user, *denied)
 
-    def _lets_in(self, user: str) -> bool:
+    def _lets_in(self, user: str, to: str) -> bool:
         try:
-            return bool(AdminClient(self.login(user)).list_topics(timeout=5).brokers)
+            return bool(AdminClient({**self.login(user), "sasl.password": to}).list_topics(timeout=5).brokers)
         except KafkaException:
             return False
 
@@ -136,12 +140,12 @@ def password(user: str) -> str:
 
 
 @contextmanager
-def secured_broker() -> Iterator[Secured]:
-    """Start a broker and stop it at the end. Raises ConfigError, Unreachable if there can be none."""
+def secured_broker(shown_every_s: float = 3600) -> Iterator[Secured]:
+    """Start a broker, which wants to see passwords so often, and stop it at the end. Raises ConfigError, Unreachable if there can be none."""
     directory = Path(tempfile.mkdtemp(prefix="relay-secured-"))
     plan = ClusterPlan.new(1, None, None)
     (port,) = free_ports(1)
-    cluster = KafkaCluster(directory, plan, replace(SMALL, properties=_properties(plan, port)))
+    cluster = KafkaCluster(directory, plan, replace(SMALL, properties=_properties(plan, port, shown_every_s)))
     try:
         cluster.start()
         yield Secured(cluster, f"127.0.0.1:{port}")
@@ -150,13 +154,13 @@ def secured_broker() -> Iterator[Secured]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _properties(plan: ClusterPlan, port: int) -> dict[str, str]:
+def _properties(plan: ClusterPlan, port: int, shown_every_s: float) -> dict[str, str]:
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     bearer = 'org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
     return {
         **further_listener(plan, "SASL", "SASL_PLAINTEXT", port),
         "sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
-        "connections.max.reauth.ms": "3600000",
+        "connections.max.reauth.ms": str(round(shown_every_s * 1000)),
         "listener.name.sasl.scram-sha-512.sasl.jaas.config": scram,
         "listener.name.sasl.oauthbearer.sasl.jaas.config": bearer,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

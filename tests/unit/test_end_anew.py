@@ -30,6 +30,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             assert timeout > 0
             return 0, ends[min(self._number, len(ends) - 1)]
 
+        def hear(self) -> None:
+            """Nobody is refused."""
+
     monkeypatch.setattr(reading, "Consumer", Client)
     monkeypatch.setattr(clock, "sleep", lambda _: None)
     return ends

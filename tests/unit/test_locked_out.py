@@ -82,6 +82,9 @@ def test_what_was_asked_as_the_password_was_refused_stops_no_worker_for_a_person
 
         offsets_for_times = get_watermark_offsets
 
+        def hear(self) -> None:
+            pass
+
     monkeypatch.setattr(reading, "Consumer", Handle)
     reader = PartitionReader({}, committed=True, clock=clock.monotonic, deadline_s=0, denied=Stopped)
     with pytest.raises(Unreachable, match="cannot be read"):

@@ -1,0 +1,120 @@
+"""Kafka's clients, which show another password once they were refused and its file has another (`relay.kafka.logins`).
+
+Each takes it by itself, in the thread that has heard of the refusal, behind the call that told it: inside a callback a client ends
+the process if it is called, and from another thread it is not heard while its own one reads (confluent-kafka 2.16). Who only asks,
+and never polls, has to ``hear`` after a failure. A connection that is open stays as it is; the next one, or the next time that the
+brokers want to see the password on it, goes by the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import KafkaError
+from confluent_kafka import admin as kafka_admin
+
+from relay.kafka.failures import is_locked_out
+from relay.kafka.logins import Credentials, Login, login_of
+from relay.run import clock
+
+REFUSED_S: Final = 60.0
+"""A client that is still refused says so again within half of this: for so long the files are looked at."""
+
+
+class _Shown:
+    """What one client shows, and whether brokers have refused that lately."""
+
+    def __init__(self, login: Login, told: Callable[[KafkaError], object] | None) -> None:
+        self._login = login
+        self._told = told
+        self._now = login.in_force
+        self._until = float("-inf")
+        self.is_refused = False
+
+    def settings(self) -> dict[str, Any]:
+        return {"sasl.username": self._now.user, "sasl.password": self._now.password, "error_cb": self._noticed}
+
+    def _noticed(self, error: KafkaError) -> None:
+        if is_locked_out(error):
+            self._until = clock.monotonic() + REFUSED_S
+            self.is_refused = True
+        if self._told is not None:
+            self._told(error)
+
+    def another(self) -> Credentials | None:
+        """Return what to show in place of what was refused, if there is anything else by now."""
+        found = self._login.look()
+        if found == self._now:
+            self.is_refused = clock.monotonic() < self._until
+            return None
+        self._now, self.is_refused = found, False
+        return found
+
+
+def _shown(settings: Mapping[str, Any]) -> _Shown | None:
+    login = login_of(settings)
+    return None if login is None else _Shown(login, settings.get("error_cb"))
+
+
+def _with(shown: _Shown | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**settings, **(shown.settings() if shown is not None else {})}
+
+
+class Consumer(confluent_kafka.Consumer):
+    """A consumer."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._shown = _shown(settings)
+        super().__init__(_with(self._shown, settings))
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
+        """Return records and events; see the client's own."""
+        found = super().consume(num_messages, timeout)
+        if self._shown is not None and self._shown.is_refused and (another := self._shown.another()):
+            self.set_sasl_credentials(another.user, another.password)
+        return found
+
+    def hear(self) -> None:
+        """Serve what the client has to say, after a question that failed; for a consumer to which nothing is assigned."""
+        self.consume(1, 0)
+
+
+class Producer(confluent_kafka.Producer):
+    """A producer."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._shown = _shown(settings)
+        super().__init__(_with(self._shown, settings))
+
+    def poll(self, timeout: float = -1) -> int:
+        """Serve reports; see the client's own."""
+        served = super().poll(timeout)
+        self._show()
+        return served
+
+    def flush(self, timeout: float = -1) -> int:
+        """Wait for reports; see the client's own."""
+        left = super().flush(timeout)
+        self._show()
+        return left
+
+    def _show(self) -> None:
+        if self._shown is not None and self._shown.is_refused and (another := self._shown.another()):
+            self.set_sasl_credentials(another.user, another.password)
+
+
+class AdminClient(kafka_admin.AdminClient):
+    """An administrative client, which its owner throws away after a failure: the next one shows what is in force then."""
+
+    def __init__(self, settings: Mapping[str, Any], **more: Any) -> None:
+        self._shown = _shown(settings)
+        super().__init__(_with(self._shown, settings), **more)
+
+    def poll(self, timeout: float = -1) -> int:
+        """Serve what the client has to say; see its own."""
+        served: int = super().poll(timeout)
+        if self._shown is not None and self._shown.is_refused:
+            self._shown.another()
+        return served
