@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from uuid import UUID
@@ -15,6 +16,7 @@ from uuid import UUID
 import fastavro
 import orjson
 
+from relay.kafka.logins import Credentials, Login, login_at
 from relay.message.avro_values import SchemaKey
 from relay.message.errors import (
     UNKNOWN_SCHEMA,
@@ -43,7 +45,8 @@ NUMBER_MAX: Final = (1 << 31) - 1
 """What a Confluent registry takes for a number; above it there is no page, and no schema, whatever it is asked."""
 _NO_PAGE: Final = 404
 _INVALID: Final = frozenset({409, 422})
-_CREDENTIALS: Final = frozenset({401, 403})
+_UNKNOWN_USER: Final = 401
+_CREDENTIALS: Final = frozenset({_UNKNOWN_USER, 403})
 
 Answer = TypeVar("Answer")
 
@@ -93,7 +96,8 @@ class Registry:
 
     def __init__(self, settings: RegistryLike) -> None:
         self._settings = settings
-        self._client = _client(settings)
+        self._login, self._shown = _login(settings)
+        self._client = _client(settings, self._shown)
         self._lock = schedule.lock()
         self._known: OrderedDict[SchemaKey, Any] = OrderedDict()
         self._unknown: OrderedDict[SchemaKey, float] = OrderedDict()
@@ -153,7 +157,7 @@ class Registry:
         """Ask something cheap: raises Unreachable, or Stopped if the registry wants other credentials."""
         with self._lock:
             try:
-                self._ask(self._client.get_schema_types)
+                self._ask(lambda: self._client.get_schema_types())  # noqa: PLW0108 - it may be another client by then
             except (_NotFound, _Refused):
                 raise self._away("it answers, but not as a schema registry") from None
 
@@ -217,13 +221,33 @@ class Registry:
         try:
             return request()
         except Exception as failure:  # noqa: BLE001 - the client raises whatever its HTTP library and JSON do
+            if not self._shows_another(failure):
+                self._sort_out(failure, not_found)
+        try:
+            return request()
+        except Exception as failure:  # noqa: BLE001 - as above
             self._sort_out(failure, not_found)
+
+    def _shows_another(self, failure: Exception) -> bool:
+        """Go on with what the files of user and password say now, if the registry has refused what they said before."""
+        if self._login is None or getattr(failure, "http_status_code", None) != _UNKNOWN_USER:
+            return False
+        now = self._login.look()
+        if now == self._shown:
+            return False
+        self._shown = now
+        with suppress(Exception):  # of what is thrown away nothing is needed
+            self._client.close()
+        self._client = _client(self._settings, now)
+        return True
 
     def _sort_out(self, failure: Exception, not_found: frozenset[int]) -> NoReturn:
         """Stop where a person must change credentials; retry wherever nothing is known."""
         if isinstance(failure, RelayError):
             raise failure
         status = getattr(failure, "http_status_code", None)
+        if status == _UNKNOWN_USER and self._login is not None:
+            raise self._away(f"it refuses {self._login.where}, which is read again: {status}") from None
         if status in _CREDENTIALS:
             raise Stopped(
                 f"the schema registry at {self._where} refuses these credentials ({status}); give the user of [registry] "
@@ -249,7 +273,17 @@ class Registry:
             self._client.clear_caches()  # type: ignore[no-untyped-call]
 
 
-def _client(settings: RegistryLike) -> SchemaRegistryClient:
+def _login(settings: RegistryLike) -> tuple[Login | None, Credentials | None]:
+    """Return whether user and password lie in files, and what to show first."""
+    if settings.credentials is None:
+        return None, None
+    user, _, password = settings.credentials.partition(":")
+    given = Credentials(user, password)
+    login = login_at(settings.url, given)
+    return login, given if login is None else login.in_force
+
+
+def _client(settings: RegistryLike, shown: Credentials | None) -> SchemaRegistryClient:
     try:
         # An extra, and 0.3 s: only a relay with a registry needs it.
         from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
@@ -266,8 +300,8 @@ def _client(settings: RegistryLike) -> SchemaRegistryClient:
         "retries.max.wait.ms": RETRY_WAIT_MS,
         "cache.capacity": settings.cache,
     }
-    if settings.credentials is not None:
-        given["basic.auth.user.info"] = settings.credentials
+    if shown is not None:
+        given["basic.auth.user.info"] = f"{shown.user}:{shown.password}"
     if settings.ca is not None:
         given["ssl.ca.location"] = str(settings.ca)
     try:
