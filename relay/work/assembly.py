@@ -124,7 +124,7 @@ class Assembled:
             job.handler,
             place,
             self._desks,
-            lambda attempt: Further([FurtherDatabase(name, attempt, connections) for connections in also]),
+            (lambda attempt: Further([FurtherDatabase(name, attempt, connections) for connections in also])) if also else None,
         )
         worker = Worker(
             store,

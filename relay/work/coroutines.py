@@ -128,13 +128,6 @@ class AwaitedRunner:
         """Run a work to its end; raises InDoubt only if nobody answers what became of it."""
         call = self._runner.begin(work)
         databases = [AwaitedDatabase(one, self._apart) for one in call.databases]
-        end = await self._end(call, databases)
-        for database in databases:
-            await database.end()
-        return end() if call.left_nothing else await self._apart(end)
-
-    async def _end(self, call: Call, databases: Sequence[AwaitedDatabase]) -> Callable[[], Sequence[Ended]]:
-        """Run the handler and return what ends its call."""
         try:
             # In a task of its own, which ends with it: a timer that it left behind cancels neither the commit nor what runs next.
             raised = await asyncio.create_task(self._raised(call, databases))
@@ -142,7 +135,13 @@ class AwaitedRunner:
             raise  # the loop has ended
         except BaseException as error:  # noqa: BLE001 - whatever ends a handler is a failure of its message
             raised = error
-        return partial(self._runner.decide, call) if raised is None else partial(self._runner.failed, call, raised)
+        for database in databases:
+            await database.end()
+        return self._end(call, raised) if call.left_nothing else await self._apart(partial(self._end, call, raised))
+
+    def _end(self, call: Call, raised: BaseException | None) -> Sequence[Ended]:
+        """Return how a work ends whose handler has returned, or raised this."""
+        return self._runner.decide(call) if raised is None else self._runner.failed(call, raised)
 
     async def _raised(self, call: Call, databases: Sequence[AwaitedDatabase]) -> BaseException | None:
         """Run the handler and return what it raises: of some exceptions a task believes that they are meant for itself."""

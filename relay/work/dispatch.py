@@ -43,6 +43,10 @@ class Outcome(Enum):
     LOST = "lost"
 
 
+_OVER: Final = (Outcome.DONE, Outcome.WRITTEN, Outcome.UNUSABLE)
+"""Not a set: to hash a member of an enumeration runs Python code, for every message."""
+
+
 class Ended(NamedTuple):
     """The end of one run.
 
@@ -179,7 +183,7 @@ class Dispatch:
                 return None
             self._alone = True
             return self._start([self._pop(self._ready.popleft())], alone=True)
-        return self._start(self._gather())
+        return self._start(self._gather() if self._batch > 1 else [self._pop(self._ready.popleft())])
 
     def ended(self, ends: Sequence[Ended]) -> None:
         """Note how a `Work` ended; ``ends`` has all its messages, in its order."""
@@ -187,10 +191,10 @@ class Dispatch:
         self._alone = False
         for end in ends:
             self._running.pop(end.taken.ticket.handle)
-        split = [end.taken for end in ends if end.outcome is Outcome.SPLIT]
-        self._single.update(one.ticket.handle for one in split)
-        for one in reversed(split):
-            self._waiting.setdefault(self._lane(one), deque()).appendleft(one)
+        if split := [end.taken for end in ends if end.outcome is Outcome.SPLIT]:
+            self._single.update(one.ticket.handle for one in split)
+            for one in reversed(split):
+                self._waiting.setdefault(self._lane(one), deque()).appendleft(one)
         for end in ends:
             self._end(end)
 
@@ -279,7 +283,7 @@ class Dispatch:
     def _note(self, end: Ended, lane: Lane) -> None:
         ticket = end.taken.ticket
         failures = end.taken.failures + 1
-        if end.outcome in {Outcome.DONE, Outcome.WRITTEN, Outcome.UNUSABLE}:
+        if end.outcome in _OVER:
             self._explained.pop(ticket.handle, None)
         if end.outcome is Outcome.DONE:
             self._writes.done.append(ticket)

@@ -225,7 +225,7 @@ class Further:
     @property
     def is_begun(self) -> bool:
         """Whether the handler has used any."""
-        return any(one.is_begun for one in self.databases)
+        return bool(self.databases) and any(one.is_begun for one in self.databases)
 
     def prepare(self) -> None:
         """Prepare every one."""

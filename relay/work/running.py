@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -49,8 +49,11 @@ class NotAwaited(RelayError):
         super().__init__("the handler returned an awaitable, which nobody awaits: declare it with async def")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+_NO_FURTHER: Final = Further()
+_children = attrgetter("children")
+
+
+class Call(NamedTuple):
     """One call of a handler and what it may write with."""
 
     work: Work
@@ -87,13 +90,13 @@ class Call:
 
     @property
     def _has_children(self) -> bool:
-        return any(message.children for message in self.messages)
+        return any(map(_children, self.messages))
 
 
 class Runner:
     """Runs works of one handler, each in the thread that calls it. ``desks`` None: the handler has no database.
 
-    ``further`` makes the further databases of an attempt; they need one that decides.
+    ``further`` makes the further databases of an attempt; they need one that decides. None: there are none.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class Runner:
         handler: Handler,
         place: Place,
         desks: Desks | None,
-        further: Callable[[str], Further] = lambda _: Further(),
+        further: Callable[[str], Further] | None = None,
     ) -> None:
         self._handler = handler
         self._place = place
@@ -133,7 +136,7 @@ class Runner:
             work,
             [Message(one, self._place.queue) for one in work.messages],
             Database(self._desks) if self._desks is not None else None,
-            self._further(self._place.attempt(work.messages[0])),
+            _NO_FURTHER if self._further is None else self._further(self._place.attempt(work.messages[0])),
         )
 
     def failed(self, call: Call, error: BaseException) -> Sequence[Ended]:

@@ -266,13 +266,17 @@ class Worker:
         run, dispatch, lock, wake = self._run, self._dispatch, self._dispatching, self._wake
         if isinstance(run, AwaitedRunner):
 
-            async def awaited(work: Work) -> Sequence[Ended]:
+            async def awaited_alone(work: Work) -> Sequence[Ended]:
                 with self._marked(work):
                     return await run(work)
 
-            return Coroutines(dispatch, awaited, lock, wake, run.handlers_close)
+            return Coroutines(
+                dispatch, lambda work: awaited_alone(work) if work.alone else run(work), lock, wake, run.handlers_close
+            )
 
         def called(work: Work) -> Sequence[Ended]:
+            if not work.alone:
+                return run(work)
             with self._marked(work):
                 return run(work)
 
@@ -280,11 +284,9 @@ class Worker:
 
     @contextmanager
     def _marked(self, work: Work) -> Iterator[None]:
-        """Name a work that runs alone in the mark as long as it runs."""
-        if work.alone:
-            self._mark.blame(work.messages[0].ticket)
+        """Name a work in the mark as long as it runs: alone, so that a death is its doing."""
+        self._mark.blame(work.messages[0].ticket)
         try:
             yield
         finally:
-            if work.alone:
-                self._mark.blame(None)
+            self._mark.blame(None)
