@@ -1,6 +1,7 @@
 """The full cycle of a queue's states in batches of 1,000, against a bare table on the same medium, in turns.
 
-Each message is put and revealed, GET and FETCHED, IN_PROCESS, DONE and JOURNALLED, all of it durable, by one process.
+Each message is put and revealed, GET, FETCHED and IN_PROCESS, DONE and JOURNALLED, all of it durable, by one process, in units
+as a worker of handlers writes them.
 """
 
 from __future__ import annotations
@@ -117,10 +118,9 @@ class Cycle:
         store.put([self._message(self._count + number) for number in range(BATCH)], now)
         self._count += BATCH
         for subscriber in self._subscribers:
-            taken = store.take(subscriber, subscriber.encode(), BATCH, now)
+            taken = store.take(subscriber, subscriber.encode(), BATCH, now, start=True)
             tickets = [message.ticket for message in taken]
             assert len(tickets) == BATCH, f"{subscriber} was given {len(tickets)} of {BATCH} messages"
-            store.start(subscriber, tickets, now)
             assert all(store.finish(subscriber, tickets, now))
 
     def _message(self, number: int) -> NewMessage:

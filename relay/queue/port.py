@@ -160,7 +160,14 @@ class QueueStore(Protocol):
     # What subscribers do ------------------------------------------------------------------------------------------
 
     def take(
-        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+        self,
+        subscriber: str,
+        holder: bytes,
+        limit: int,
+        now: int,
+        *,
+        without: Collection[bytes] = (),
+        start: bool = False,
     ) -> list[Taken]:
         """AVAILABLE -> GET -> FETCHED for up to ``limit`` messages, in the order in which they are to be processed.
 
@@ -171,8 +178,8 @@ class QueueStore(Protocol):
         child whose attempt has no outcome yet: what was put behind it must not overtake it when it is accepted late.
         Lanes go by the highest priority that waits in them (unexpired, for this subscriber); among lanes of one priority
         the messages come by handle, so that a long lane does not fill a short take. Lanes in ``without`` give nothing: the
-        taker has enough of them in hand. In a pool the others are blocked. Expired messages are passed over. Raises Refused
-        for an unknown subscriber, and for a holder that was not entered or was made to leave: it must stop.
+        taker has enough of them in hand. In a pool the others are blocked. Expired messages are passed over. With ``start``
+        they are IN_PROCESS at once, as by `start` at the same time, which costs no write of its own. Raises Refused for an unknown subscriber, and for a holder that was not entered or was made to leave: it must stop.
         """
 
     def start(self, subscriber: str, tickets: Sequence[Ticket], now: int) -> list[bool]:

@@ -86,15 +86,12 @@ class States:
 
     def _take(self, writes: Writes, room: int, without: Collection[bytes], now: int) -> list[Taken]:
         try:
-            taken = self._store.take(self._subscriber, self._holder, room, now, without=without)
+            return self._store.take(self._subscriber, self._holder, room, now, without=without, start=True)
         except ValuesAway:
             if not writes:
                 raise
             # Retry in the next cycle, which has nothing to write: what is done would else not be, for as long as the log is away.
             return []
-        if taken:
-            self._store.start(self._subscriber, [one.ticket for one in taken], now)
-        return taken
 
     def resync(self, dispatch: Dispatch, lock: schedule.Lock) -> None:
         """After a lost answer: give back what this holder has according to the store, and nobody here knows of."""

@@ -210,7 +210,14 @@ class QueueBook(BookPages):
 
     @writes
     def take(
-        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+        self,
+        subscriber: str,
+        holder: bytes,
+        limit: int,
+        now: int,
+        *,
+        without: Collection[bytes] = (),
+        start: bool = False,
     ) -> list[Taken]:
         check_subscribers(self.settings, [subscriber])
         if holder not in self._holders:
@@ -223,7 +230,10 @@ class QueueBook(BookPages):
                 given = self._given(lane, mine, holder, now)
                 offered += [(-priority, entry.handle, entry, row) for entry, row in given]
         offered.sort(key=lambda offer: offer[:2])
-        return [self._hand_over(entry, row, holder, now) for _, _, entry, row in offered[:limit]]
+        taken = [self._hand_over(entry, row, holder, now) for _, _, entry, row in offered[:limit]]
+        if start:
+            self.start(subscriber, [one.ticket for one in taken], now)
+        return taken
 
     def _lanes(self, subscriber: str, now: int) -> dict[tuple[str, bytes | int], list[tuple[Entry, Row]]]:
         """Return what stands in the lanes of this subscriber's groups, by handle: what its group has or may take."""

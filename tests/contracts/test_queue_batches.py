@@ -39,6 +39,22 @@ SEVERAL_QUEUES = [name for name in MEDIA if name not in ("book", "files")]
 DONE, PROCESSED = SubscriberState.JOURNALLED, SubscriberState.IN_PROCESS
 
 
+def test_what_is_started_as_it_is_taken_has_the_time_of_all_three_states(medium: Medium) -> None:
+    store = opened(medium, "ann")
+    (handle,) = put(store, "a")
+    (first,) = store.take("ann", b"ann", 1, NOW + 1, start=True)
+
+    assert states(store, handle) == {"ann": PROCESSED}
+    assert store.start("ann", [first.ticket], NOW + 2) == [False], "it is already"
+    assert store.free("ann", [first.ticket], NOW + 3) == [True]
+    (one,) = store.take("ann", b"ann", 1, NOW + 4, start=True)
+    assert store.finish("ann", [one.ticket], NOW + 5) == [True]
+    view = store.view(handle)
+    assert view is not None
+    assert one.ticket == Ticket(handle, 2)
+    assert tuple(view.subscribers[0].times) == (NOW + 4, NOW + 4, NOW + 4, NOW + 5, None, None, NOW + 5)
+
+
 def test_one_ticket_that_does_not_fit_takes_nothing_from_the_others(medium: Medium) -> None:
     store = opened(medium, "ann")
     put(store, *NAMES)

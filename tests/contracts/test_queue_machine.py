@@ -225,10 +225,11 @@ class QueueMachine(RuleBasedStateMachine):
         second=st.sampled_from([False, False, False, True]),
         limit=st.integers(1, 5),
         without=st.sampled_from([(), (), (b"l",)]),
+        start=st.booleans(),
     )
-    def take(self, name: str, second: bool, limit: int, without: tuple[bytes, ...]) -> None:
+    def take(self, name: str, second: bool, limit: int, without: tuple[bytes, ...], start: bool) -> None:
         def take(it: Subject) -> list[Taken]:
-            taken = it.store.take(name, HOLDERS[name][second], limit, self.now, without=without)
+            taken = it.store.take(name, HOLDERS[name][second], limit, self.now, without=without, start=start)
             it.tickets.setdefault(name, []).extend(one.ticket for one in taken)
             return taken
 

@@ -44,8 +44,9 @@ def pool_expired_at_get() -> list[Change]:
         now: int,
         *,
         without: Collection[bytes] = (),
+        start: bool = False,
     ) -> list[Taken]:
-        found = take(self, subscriber, holder, limit, now, without=without)
+        found = take(self, subscriber, holder, limit, now, without=without, start=start)
         handles = [one.ticket.handle for one in found]
         self._write(sql.EXPIRE_MATES, sub=self._subscribers[subscriber], handles=handles, now=now)
         self._rephase(handles)

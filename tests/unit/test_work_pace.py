@@ -213,7 +213,7 @@ def test_it_takes_nothing_of_a_lane_of_which_enough_waits_here(tmp_path: Path, m
         assert asked.wait(WAIT_S)
         return succeeds(work)
 
-    def notes(_: object, *__: object, without: Sequence[bytes] = ()) -> None:
+    def notes(_: object, *__: object, without: Sequence[bytes] = (), **___: object) -> None:
         if b"long" in without:
             asked.set()
 

@@ -21,7 +21,14 @@ class Subscribing(FilesBase):
     """The subscribers' part of the port."""
 
     def take(
-        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+        self,
+        subscriber: str,
+        holder: bytes,
+        limit: int,
+        now: int,
+        *,
+        without: Collection[bytes] = (),
+        start: bool = False,
     ) -> list[Taken]:
         """AVAILABLE -> GET -> FETCHED; see the port."""
         check_subscribers(self.settings, [subscriber])
@@ -30,14 +37,16 @@ class Subscribing(FilesBase):
                 raise Refused(f"a worker of {subscriber!r} was not entered, or was recovered: it must stop")
             groups = self._index.groups_of(subscriber)
             offers = self._index.offers(groups, Taker(subscriber, holder, now, now + self.settings.wait_max_ms, without), limit)
-            return [self._hand_over(offer.handle, subscriber, holder, now) for offer in offers]
+            return [self._hand_over(offer.handle, subscriber, holder, now, start=start) for offer in offers]
 
-    def _hand_over(self, handle: int, subscriber: str, holder: bytes, now: int) -> Taken:
+    def _hand_over(self, handle: int, subscriber: str, holder: bytes, now: int, *, start: bool) -> Taken:
         message = self._touch(self._index.messages[handle])
         delivery = message.delivery(subscriber)
         assert delivery is not None
         delivery.move(Event.GET, now)
         delivery.move(Event.FETCH, now)
+        if start:
+            delivery.move(Event.START, now)
         delivery.attempt += 1
         delivery.holder, delivery.again_at = holder, NEVER
         self._changed(message)

@@ -60,9 +60,16 @@ class LogQueue(SqlQueue):
 
     @unit
     def take(
-        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+        self,
+        subscriber: str,
+        holder: bytes,
+        limit: int,
+        now: int,
+        *,
+        without: Collection[bytes] = (),
+        start: bool = False,
     ) -> list[Taken]:
-        """AVAILABLE -> GET -> FETCHED; see the port. What has left the log is ended and not given.
+        """AVAILABLE -> GET -> FETCHED; see the port. What has left the log is ended and not given, nor started.
 
         Raises ValuesAway, and nothing was taken, if the log does not answer.
         """
@@ -75,6 +82,8 @@ class LogQueue(SqlQueue):
         if gone:
             self.withdraw([one.ticket.handle for one, _ in gone], now)
             self.refuse(subscriber, [(one.ticket, _cause(placed)) for one, placed in gone], now)
+        if start:
+            self.start(subscriber, [one.ticket for one in shown], now)
         return shown
 
     def retire(self) -> None:

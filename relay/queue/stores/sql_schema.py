@@ -200,7 +200,7 @@ _POSTGRESQL_WORDS: Final = {
     "bytes": "bytea",
     "collate": 'collate "C"',
     "clustered": "",
-    # Room in the page: a delivery is written four times.
+    # Room in the page: a delivery is written three or four times.
     "narrow": "with (fillfactor = 60)",
 }
 

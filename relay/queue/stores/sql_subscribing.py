@@ -30,7 +30,14 @@ class Subscribing(SqlBase):
 
     @unit
     def take(
-        self, subscriber: str, holder: bytes, limit: int, now: int, *, without: Collection[bytes] = ()
+        self,
+        subscriber: str,
+        holder: bytes,
+        limit: int,
+        now: int,
+        *,
+        without: Collection[bytes] = (),
+        start: bool = False,
     ) -> list[Taken]:
         """Take what the lanes give."""
         number = self._subscriber(subscriber)
@@ -42,7 +49,8 @@ class Subscribing(SqlBase):
         if not chosen:
             return []
         handles = self._together([candidate.handle for candidate in chosen])
-        if self._write(sql.TAKE, sub=number, handles=handles, holder=holder, now=now) < len(chosen):
+        text = sql.TAKE_AND_START if start else sql.TAKE
+        if self._write(text, sub=number, handles=handles, holder=holder, now=now) < len(chosen):
             # Another writer ended some of them since they were read.
             mine = {row[0] for row in self._run(sql.STILL_MINE, sub=number, handles=handles, holder=holder)}
             chosen = [candidate for candidate in chosen if candidate.handle in mine]

@@ -294,6 +294,7 @@ TAKE: Final = """update relay_queue_delivery
 set state = $S_FETCHED, phase = $TAKEN, attempt = attempt + 1, holder = :holder, again_at = null,
     get_at = :now, fetched_at = :now
 where sub = :sub and handle in {handles} and <among>phase = 0"""
+TAKE_AND_START: Final = TAKE.replace("state = $S_FETCHED", "state = $S_IN_PROCESS, in_process_at = :now")
 STILL_MINE: Final = """select handle from relay_queue_delivery
 where sub = :sub and handle in {handles} and phase = 4 and holder = :holder"""
 READ_TAKEN: Final = """select handle, publisher, id, key, value, headers, subject, lane, priority, put_at, parents
