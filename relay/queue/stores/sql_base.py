@@ -34,8 +34,9 @@ class SqlBase:
                 sql.FIND_SUBSCRIBERS,
                 [member for group in settings.audience.groups for member in group.members],
             )
-            self._seats = self._seats_in(settings.audience)
-            self._groups = self._known_groups()
+            groups = self._group_numbers(settings.audience)
+            self._seats = self._seated(settings.audience, groups)
+            self._groups = {number: name for name, number in groups.items()}
             self._neighbours = int(session.run(sql.COUNT_SUBSCRIBERS, {})[0][0])
 
     def close(self) -> None:
@@ -73,18 +74,22 @@ class SqlBase:
 
         Not remembered from one call to the next: the transaction that made a group known may be taken back.
         """
-        groups = self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, [group.name for group in audience.groups])
+        return self._seated(audience, self._group_numbers(audience))
+
+    def _group_numbers(self, audience: Audience) -> dict[str, int]:
+        return self._numbers(sql.ADD_GROUP, sql.FIND_GROUPS, [group.name for group in audience.groups])
+
+    def _seated(self, audience: Audience, groups: dict[str, int]) -> list[Seat]:
         found = seats(audience, self._subscribers, groups)
         for seat in found:
             self._write(sql.ADD_MEMBER, sub=seat.subscriber, grp=seat.group)
         return found
 
-    def _known_groups(self) -> dict[int, str]:
-        return {int(number): str(name) for name, number in self._run(sql.FIND_GROUPS)}
-
     def _group_names(self, numbers: Collection[int]) -> dict[int, str]:
         """Return the names of groups; those that messages have brought with them are asked for each time, as in `_seats_in`."""
-        return self._groups if self._groups.keys() >= set(numbers) else self._known_groups()
+        if self._groups.keys() >= set(numbers):
+            return self._groups
+        return {int(number): str(name) for name, number in self._run(sql.FIND_GROUPS)}
 
     def _subscriber(self, name: str) -> int:
         check_subscribers(self.settings, [name])
