@@ -204,11 +204,12 @@ class Coroutines:
 
     def _await_last(self, last: Callable[[], Awaitable[object]], timeout_s: float) -> None:
         async def awaited() -> None:
-            await last()
+            async with asyncio.timeout(timeout_s):
+                await last()
 
         ending = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
         try:
-            ending.result(timeout_s)
+            ending.result(timeout_s + 1.0)  # a second for a loop that is busy
         except BaseException as error:  # noqa: BLE001 - everything is decided: what stays open ends with the process
             kind = type(error).__name__
             structlog.get_logger("relay.work").warning("what the handler had open was not closed", kind=kind)
