@@ -127,6 +127,7 @@ def _timed(row: Putting, now: int, longest_ms: int | None, audience: Audience | 
     """Return the message with its time to live from now on, at most the queue's, and the audience of the hour."""
     message = row.message
     if row.expires_at is not None:
-        ttl_ms = max(0, row.expires_at - now)
+        # One that is over already keeps the time at which it was: by that, a handler whose clock is behind does not get it either.
+        ttl_ms = max(-now, row.expires_at - now)
         message = message._replace(ttl_ms=ttl_ms if longest_ms is None else min(ttl_ms, longest_ms))
     return message._replace(audience=audience) if audience is not None and message.audience is None else message
