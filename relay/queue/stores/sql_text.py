@@ -154,6 +154,7 @@ REVEAL_MESSAGE: Final = (
     "update relay_queue_message set revealed_at = :now where queue = :queue and handle in {handles}"
 )
 # A member of a pool sees what its mates have; every other delivery is decided by its own columns.
+# One that was woken stays so: a take that has woken it, and finds it neither ready nor waiting in its place, gives what is behind it.
 REPHASE: Final = """update relay_queue_delivery as d set
     blocked = case when state = 0 and exists (
         select 1 from relay_queue_delivery t
@@ -177,7 +178,7 @@ REPHASE: Final = """update relay_queue_delivery as d set
         ) then case when state = $S_JOURNALLED then $PASSED else $PLACE end
         when state = $S_JOURNALLED then $OVER
         when revealed = 0 then $HIDDEN
-        when again_at is not null then $RETRY
+        when again_at is not null and phase <> $READY then $RETRY
         else $READY
     end
 where queue = :queue and handle in {handles}"""
