@@ -377,6 +377,16 @@ PUTTING_GUARDS: Final = (
         "the same, where who shows it has started, or looked away, while the publisher was held",
         Search("putting", range(3020061, 3020062), "inversion read"),
     ),
+    Guard(
+        "refused_keeps_its_lane",
+        "what one member of a pool has behind a message that it refuses comes before that message to another one",
+        Named("tests/unit/test_work_dispatch.py", "test_what_another_member_of_the_pool_may_get_is_overtaken_by_nothing_of_its_lane"),
+    ),
+    Guard(
+        "woken_laid_to_sleep",
+        "what stands in a lane behind a message whose next try is due overtakes it while another subscriber gives that back",
+        Named("tests/unit/test_queue_woken.py", "test_what_was_woken_is_not_laid_to_sleep_by_another_subscriber"),
+    ),
 )
 LOG_GUARDS: Final = (
     Guard(

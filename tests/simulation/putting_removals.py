@@ -12,6 +12,7 @@ from relay.delivery.queue_mapping import Putting
 from relay.delivery.queue_route import QueueDelivery
 from relay.delivery.table_route import Shipment
 from relay.queue.desired import Kind
+from relay.queue.message import Taken
 from relay.queue.stores import sql_text
 from relay.run import clock
 from relay.transfer.cursor import Verdict
@@ -133,6 +134,16 @@ def ones_own_pauses_alone() -> list[Change]:
     return [*due_past_what_is_kept(), (Upkeep, "_reveal_due", of_those)]
 
 
+def refused_keeps_its_lane() -> list[Change]:
+    """Whoever finds a message UNUSABLE goes on with what it has of the lane, also where another one of its pool may get that message."""
+    return [(Taken, "in_pool", False)]
+
+
+def woken_laid_to_sleep() -> list[Change]:
+    """A message whose time to wait is over waits again once another subscriber has given it back."""
+    return [(sql_text, "REPHASE", sql_text.REPHASE.replace(" and phase <> $READY", ""))]
+
+
 _HELD_BEFORE: Final[WeakKeyDictionary[Upkeep, frozenset[str]]] = WeakKeyDictionary()
 
 PUTTING_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
@@ -148,5 +159,7 @@ PUTTING_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         due_past_what_is_kept,
         due_before_what_was_kept,
         ones_own_pauses_alone,
+        refused_keeps_its_lane,
+        woken_laid_to_sleep,
     )
 }
