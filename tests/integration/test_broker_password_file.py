@@ -192,6 +192,7 @@ def test_a_service_and_its_relay_go_on_with_the_new_password(changing: Changing)
     assert "canary" not in told
 
 
+@pytest.mark.nightly
 def test_every_client_that_stays_takes_the_new_password(changing: Changing) -> None:
     config, place = changing.config, LogPartition("orders", 0)
     control, following = control_topic(config), control_records(config)
