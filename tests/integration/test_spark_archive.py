@@ -15,7 +15,7 @@ from tests.conftest import MakeTopic
 from tests.integration.audit_site import Site
 from tests.routes import delete_below
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 def archive(site: Site, to: Path, *topics: str) -> tuple[int, str]:
