@@ -62,6 +62,12 @@ def _with(shown: _Shown | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, **(shown.settings() if shown is not None else {})}
 
 
+def _renew(client: confluent_kafka.Consumer | confluent_kafka.Producer, shown: _Shown | None) -> None:
+    """Have a client show something else from now on, if it was refused and there is anything else by now."""
+    if shown is not None and shown.is_refused and (another := shown.another()):
+        client.set_sasl_credentials(another.user, another.password)
+
+
 class Consumer(confluent_kafka.Consumer):
     """A consumer."""
 
@@ -72,8 +78,7 @@ class Consumer(confluent_kafka.Consumer):
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Return records and events; see the client's own."""
         found = super().consume(num_messages, timeout)
-        if self._shown is not None and self._shown.is_refused and (another := self._shown.another()):
-            self.set_sasl_credentials(another.user, another.password)
+        _renew(self, self._shown)
         return found
 
     def hear(self) -> None:
@@ -91,18 +96,14 @@ class Producer(confluent_kafka.Producer):
     def poll(self, timeout: float = -1) -> int:
         """Serve reports; see the client's own."""
         served = super().poll(timeout)
-        self._show()
+        _renew(self, self._shown)
         return served
 
     def flush(self, timeout: float = -1) -> int:
         """Wait for reports; see the client's own."""
         left = super().flush(timeout)
-        self._show()
+        _renew(self, self._shown)
         return left
-
-    def _show(self) -> None:
-        if self._shown is not None and self._shown.is_refused and (another := self._shown.another()):
-            self.set_sasl_credentials(another.user, another.password)
 
 
 class AdminClient(kafka_admin.AdminClient):
