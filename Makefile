@@ -7,9 +7,9 @@ STAMP := $(VENV)/.installed
 # Processes that start together would each compile every test.
 COMPILED := $(VENV)/.compiled
 # Most tests wait, for a session to expire above all: four at a time, each process with services of its own.
-SHARE := -n 4 --dist loadfile
+SHARE := -n 4 --dist loadfile --no-loadscope-reorder
 # The long ones compute more: Spark, brokers by the three, handlers that are killed.
-SHARE_LONG := -n 3 --dist loadfile
+SHARE_LONG := -n 3 --dist loadfile --no-loadscope-reorder
 # A simulated seed replays exactly only if sets are iterated in the same order.
 REPLAY := PYTHONHASHSEED=0
 # What rests on the brokers, for Kafka of other versions than the one that all tests run on.

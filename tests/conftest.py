@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +31,17 @@ settings.load_profile("relay")
 MEMORY, MEMORY_MIN = Path("/dev/shm"), 4 << 30
 MakeTopic = Callable[..., str]
 MakeRoute = Callable[..., TopicRoute]
+
+
+@pytest.hookimpl(trylast=True)  # of what is deselected nothing is long
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that may take longest are begun first: the last to be handed out is alone with one process at the end."""
+    longest: Counter[Path] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest[item.path], mark.args[0] if mark else 0)
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-longest[item.path], -sizes[item.path], item.path))
 
 
 @dataclass(frozen=True)
