@@ -104,7 +104,7 @@ class Crew:
             if member is None or member.part is None or member.part.ended() is not None:
                 return None
             member.frozen = True
-            member.part.send(signal.SIGSTOP)
+            member.part.stop()
             return member.part.pid
 
     def thaw(self, name: str | None = None) -> None:

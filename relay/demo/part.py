@@ -80,6 +80,12 @@ class Part:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
+    def stop(self) -> None:
+        """SIGSTOP the whole group, and see the process stand: an orphaned group is woken only if one of it does."""
+        self.send(signal.SIGSTOP)
+        with contextlib.suppress(ChildProcessError):  # it has ended
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
 
 def events(lines: Sequence[str]) -> list[dict[str, Any]]:
     """Return the JSON log lines among ``lines``."""
