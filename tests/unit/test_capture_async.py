@@ -419,14 +419,20 @@ def test_a_call_that_nobody_awaits_does_not_commit(capture: Capture, path: Path,
 
 
 def test_a_call_whose_task_has_not_begun_does_not_commit(capture: Capture, path: Path, log: Log) -> None:
+    published: list[asyncio.Task[None]] = []
+
     async def run() -> None:
         async with capture.async_transaction() as tx:
             await tx.execute(INSERT, (1,))
-            published = asyncio.create_task(tx.publish("orders", 1))
-        await published
+            published.append(asyncio.create_task(tx.publish("orders", 1)))
 
-    with pytest.raises(CaptureError, match="its task had not begun"):
-        asyncio.run(run())
+    async def both() -> None:
+        with pytest.raises(CaptureError, match="its task had not begun"):
+            await run()
+        with pytest.raises(CaptureError, match="the block is over"):
+            await published[0]
+
+    asyncio.run(both())
 
     assert (orders(path), log.keys) == ([], [])
 
