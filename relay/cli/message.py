@@ -265,7 +265,7 @@ def redrive_command(
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and do nothing.")] = False,
     even_done: Annotated[
-        bool, typer.Option("--even-done", help="Also what the subscriber was DONE with: a new effect. Needs handles.")
+        bool, typer.Option("--even-done", help="Also what the subscriber was DONE with, to be done once more. Needs handles.")
     ] = False,
     reason: ReasonOption = "",
     who: WhoOption = None,

@@ -47,8 +47,9 @@ class Forgetting:
             self._due.extend(self._tied.pop(ticket) for ticket in tickets if ticket in self._tied)
 
     def over(self, attempts: Iterable[str]) -> None:
-        """Note committed attempts of which the same is true and whose DONE is written: the queue's own store decided."""
-        self.again(attempts)
+        """Note attempts that are DONE and left nothing: the queue's own store decided, or they could not be forgotten just now."""
+        with self._lock:
+            self._due.extend(attempts)
 
     def due(self, now: float) -> list[str]:
         """Return attempts to forget in one statement; none as long as more may come to go with them."""
@@ -57,8 +58,3 @@ class Forgetting:
         with self._lock:
             self._next_at = now + self._every_s
             return [self._due.popleft() for _ in range(min(BATCH, len(self._due)))]
-
-    def again(self, attempts: Iterable[str]) -> None:
-        """Note that these could not be forgotten now."""
-        with self._lock:
-            self._due.extend(attempts)

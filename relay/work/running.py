@@ -287,7 +287,7 @@ class Runner:
                 self._say_once(str(error))
             else:
                 # Retry: forgetting twice is harmless.
-                self.forgetting.again(names)
+                self.forgetting.over(names)
             return False
         finally:
             _take_back(database)

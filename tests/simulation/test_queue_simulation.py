@@ -85,7 +85,7 @@ def undecided_children_overtaken() -> list[StandIn]:
 
 def forgotten_before_done() -> list[StandIn]:
     """An attempt's outcome is forgotten while its message is not DONE in the queue yet."""
-    return [(Forgetting, "left_nothing", lambda self, attempts: self.again(attempts.values()))]
+    return [(Forgetting, "left_nothing", lambda self, attempts: self.over(attempts.values()))]
 
 
 def forgotten_before_shown() -> list[StandIn]:

@@ -204,7 +204,7 @@ def test_what_could_not_be_forgotten_now_is_tried_again_with_the_next() -> None:
     names: Mapping[Any, str] = {1: "1", 2: "2"}
     out.left_nothing(names)
     out.done([1])
-    out.again(out.due(10.0))
+    out.over(out.due(10.0))
     out.done([2])
     assert out.due(14.9) == []
     assert out.due(15.0) == ["1", "2"]

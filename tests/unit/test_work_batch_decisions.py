@@ -306,7 +306,7 @@ def test_outcomes_that_could_not_be_forgotten_are_tried_again(tmp_path: Path, mo
     runner = Runner(Handler("q", print, "shop", 2, "queue"), place, Desks(lambda: desk, 1))
     names = ["an attempt"]
     monkeypatch.setattr(runner.forgetting, "due", lambda _: names and [names.pop()])
-    monkeypatch.setattr(runner.forgetting, "again", names.extend)
+    monkeypatch.setattr(runner.forgetting, "over", names.extend)
 
     runner.forget_all()
     assert (asked, names) == ([["an attempt"]], ["an attempt"])

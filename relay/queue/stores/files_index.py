@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import cache
 from heapq import heappop, heappush
+from math import inf
 
 from relay.queue.message import Ticket
 from relay.queue.states import TAKEN, PublisherState, SubscriberState
@@ -137,11 +139,10 @@ class Index:
 
         What waits for a word only was put before what is behind it: whoever asks may not have heard of that word.
         """
-        first = {publisher: min(handles) for publisher, handles in self._kept.items()}
+        first = cache(lambda publisher: min(self._kept.get(publisher, ()), default=inf))
 
         def wanted(message: Kept) -> bool:
-            is_behind = message.handle > first.get(message.publisher, message.handle)
-            return message.publisher not in held and not is_behind and _may_show(message)
+            return message.publisher not in held and message.handle < first(message.publisher) and _may_show(message)
 
         return self._reached(self._delayed, now, limit, wanted)
 
