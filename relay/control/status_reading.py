@@ -156,8 +156,10 @@ class StatusReader:
         self._deadletter = _Tail(self._readers[1], DEAD_LETTERS_MAX)
         self._retention: dict[str, _Retention] = {}
         self._retention_at = float("-inf")
-        self._latest: dict[bytes, tuple[bytes, int]] = {}
-        """By its key each worker's last record, and when the broker took it."""
+        self._new: dict[bytes, tuple[bytes, int]] = {}
+        """By its key each worker's last record that is not decoded yet, and when the broker took it."""
+        self._latest: dict[bytes, StatusRecord | None] = {}
+        """The last word of each worker that there ever was; None for one of another version."""
         self._records: list[StatusRecord] = []
         self._dead = SeenLetters()
         self.notes: list[str] = []
@@ -217,18 +219,20 @@ class StatusReader:
         if not isinstance(key, bytes) or not key.startswith(KEY_PREFIX):
             return
         if value is None:
+            self._new.pop(key, None)
             self._latest.pop(key, None)
         else:
-            self._latest[key] = value, broker_time(record)
+            self._new[key] = value, broker_time(record)
 
     def records(self) -> list[StatusRecord]:
         """Return the last word of every worker that the last reading found, whether it lives or not."""
         return self._records
 
     def _decoded(self) -> list[StatusRecord]:
+        self._latest |= {key: decode(value, taken_at) for key, (value, taken_at) in self._new.items()}
+        self._new.clear()
         records = []
-        for key, (value, taken_at) in self._latest.items():
-            record = decode(value, taken_at)
+        for key, record in self._latest.items():
             if record is None:
                 self.notes.append(
                     f"{self._config.control_topic}: {key[:100]!r} is no status record of this version"

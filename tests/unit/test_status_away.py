@@ -10,7 +10,10 @@ import pytest
 from relay.control import status_reading
 from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable
+from relay.message.record import LogPartition
+from relay.run.status_record import decode
 from tests.unit.configurations import BASE, good
+from tests.unit.memory_kafka import Stored, Unit
 
 ROUTES = 12
 OTHER = """
@@ -50,8 +53,15 @@ def test_a_silent_database_is_waited_for_once_in_a_look(tmp_path: Path, monkeypa
         assert asked == ["shop", "other", "shop"], "and at the next look it is asked again"
 
 
-def test_a_record_that_cannot_be_read_is_noted_once_however_often_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`relay serve` and `relay indoubt list` ask for the records as well as for the routes."""
+def test_a_record_is_decoded_once_however_often_one_looks_and_noted_at_each_look_if_it_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`relay serve` looks for weeks, and asks for the records as well as for the routes; whoever left for good stays in the topic."""
+    decoded = list[bytes]()
+
+    def said(value: bytes | None) -> Stored:
+        return Stored(LogPartition("control", 0), 0, b"status/w", value, [], Unit())
+
     config = good(BASE + ROUTE.format(name="r", resource="shop"), tmp_path)
     with StatusReader(config) as reader:
         topics = {name: object() for name in (config.control_topic, config.deadletter_topic)}
@@ -61,10 +71,17 @@ def test_a_record_that_cannot_be_read_is_noted_once_however_often_it_is_asked_fo
         monkeypatch.setattr(reader, "_facts", lambda *_: None)
         monkeypatch.setattr(reader._control, "complete", True)
         monkeypatch.setattr(status_reading, "view", lambda *_: None)
-        reader._latest[b"status/w"] = b"nonsense", 0
+        monkeypatch.setattr(status_reading, "decode", lambda value, at: decoded.append(value) or decode(value, at))
+        for value in (b"an earlier word", b"nonsense"):
+            reader._take_status(said(value))
 
+        for _ in range(2):
+            reader.read()
+
+            assert reader.records() == reader.records() == []
+            assert len(reader.notes) == 1
+            assert "is no status record of this version" in reader.notes[0]
+        assert decoded == [b"nonsense"]
+        reader._take_status(said(None))
         reader.read()
-
-        assert reader.records() == reader.records() == []
-        assert len(reader.notes) == 1
-        assert "is no status record of this version" in reader.notes[0]
+        assert reader.notes == []
