@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final
 
 import psycopg
-from psycopg import sql
 
-from relay.delivery import postgresql_inbox, postgresql_position, table_ranges
+from relay.delivery import postgresql_inbox, table_ranges
 from relay.delivery.mapping import BatchMapping, TableMapping
+from relay.delivery.postgresql_connection import CursorConnection
 from relay.delivery.postgresql_effects import (
     Connection,
     Effect,
     Pieces,
     TooSlow,
     effect,
-    qualified,
     stop_if_no_row_fits,
 )
-from relay.delivery.postgresql_failures import judge, stop_if_statement_is_wrong
+from relay.delivery.postgresql_failures import stop_if_statement_is_wrong
 from relay.delivery.postgresql_trials import Trials
 from relay.delivery.row_search import RowFault
 from relay.delivery.table import (
@@ -43,32 +39,15 @@ from relay.delivery.table import (
     verdicts,
 )
 from relay.delivery.trims import Trims
-from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
+from relay.message.errors import Fenced, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.patience import answered
-from relay.resources.postgresql import UNLIMITED, PostgresqlResource, leaves_commit_open
 from relay.resources.postgresql_states import is_servers
-from relay.run import randomness, schedule
+from relay.run import randomness
 from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
 
 _BEGIN: Final = "begin isolation level read committed read write"
-_STATEMENTS: Final = {
-    "claim": postgresql_position.CLAIM,
-    "move": postgresql_position.MOVE,
-    "first": postgresql_inbox.FIRST,
-    "rest": postgresql_inbox.REST,
-    "arrive or not": postgresql_inbox.ARRIVE_OR_NOT,
-    "known": postgresql_inbox.KNOWN,
-    "revive": postgresql_inbox.REVIVE,
-    "kill": postgresql_inbox.KILL,
-    "read": postgresql_inbox.READ,
-    "trim": postgresql_inbox.TRIM,
-    "hold": postgresql_position.HOLD,
-    "put range": table_ranges.PUT,
-    "drop range": table_ranges.DROP,
-    "read ranges": table_ranges.READ,
-}
 _NOT_NULL: Final = "23502"
 _CAUTIOUS_BATCHES: Final = 64
 """Batches that expect repeats after one that met some: a repeat not expected costs a transaction."""
@@ -107,29 +86,21 @@ class PostgresqlCursor:
         mapping: BatchMapping | None = None,
         effects: Callable[[Connection], Effect] | None = None,
     ) -> None:
-        self._resource = PostgresqlResource(plan.resource, url, (limits or Limits()).lock_timeout_s)
         self._plan = plan
         self._limits = limits or Limits()
         self._mapping = mapping or TableMapping(plan.columns, plan.schema, plan.registry)
-        self._effects = effects or partial(effect, plan=plan)
-        self._names = {"relay": plan.relay, "route": plan.route}
         self._claimed: dict[LogPartition, tuple[bytes, int]] = {}
         self._worker = ""
         self._trims = Trims()
         self._acknowledged = Acknowledged()
         self._earlier: dict[bytes, MessageRejected] = {}
-        self._connection: Connection | None = None
-        # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
-        self._replacing = schedule.lock()
-        self._statements: dict[str, bytes] = {}
-        self._effect: Effect | None = None
-        self._committing = self._doubting = False
         self._cautious = 0
         self.progressed: Callable[[], object] = bool
         # Apart, since the one may be slow where the other is not.
         self._pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108 - its owner sets it later
         self._inbox_pieces = Pieces(_CAUTIOUS_BATCHES, lambda: self.progressed())  # noqa: PLW0108
         self._trials = Trials(plan, self._limits, self._pieces, lambda: self.progressed())  # noqa: PLW0108
+        self._link = CursorConnection(url, plan, self._limits, effects or partial(effect, plan=plan), self._trials.met)
 
     def claim(self, partitions: Mapping[LogPartition, bytes]) -> dict[LogPartition, Claim]:
         """Raise the epoch of each partition in one statement, and read its position."""
@@ -141,10 +112,10 @@ class PostgresqlCursor:
             "topics": [p.topic for p in partitions],
             "partitions": [p.partition for p in partitions],
         }
-        with self._session() as connection:
+        with self._link.session() as connection:
             rows = self._raise_epochs(connection, parameters)
             # Read after the claim: whoever held a partition before can write no more.
-            ranges = self._run(connection, "read ranges", parameters).fetchall()
+            ranges = self._link.run(connection, "read ranges", parameters).fetchall()
         claims = {wanted[row[0], row[1]]: Claim(row[2], row[3]) for row in rows}
         found = table_ranges.with_ranges(claims, partitions, ranges)
         self._worker, self._earlier = worker, {}
@@ -157,7 +128,7 @@ class PostgresqlCursor:
         """Run the claim, whose commit no limit of the server's ends: it may wait for a synchronous standby."""
         try:
             with answered(connection.fileno(), self._limits.statement_timeout_s):
-                return self._run(connection, "claim", parameters).fetchall()
+                return self._link.run(connection, "claim", parameters).fetchall()
         except psycopg.OperationalError:
             if not connection.closed:
                 raise
@@ -173,8 +144,8 @@ class PostgresqlCursor:
             place = {"topic_id": topic_id, "partition": partition.partition, "limit": INBOX_ROWS}
             offset, digest = -1, b""
             while True:
-                with self._session() as connection:
-                    found = self._run(connection, "read", {**place, "offset": offset, "digest": digest}).fetchall()
+                with self._link.session() as connection:
+                    found = self._link.run(connection, "read", {**place, "offset": offset, "digest": digest}).fetchall()
                 if not found:
                     break
                 yield [inbox_row(self._claimed, row) for row in found]
@@ -184,7 +155,7 @@ class PostgresqlCursor:
         self, messages: Sequence[LogMessage], ranges: Sequence[RangeRow] = (), *, redriven: bool = False
     ) -> _PreparedText:
         """Map messages and render their rows; the types are those that the last claim read."""
-        by = self._effect  # once: the cursor's thread may connect again meanwhile, and read other types
+        by = self._link.effect  # once: the cursor's thread may connect again meanwhile, and read other types
         assert by is not None, "claim partitions before preparing messages"
         arrivals = Arrivals.of(messages)
         mapped = self._mapping.map(messages, by.finish)
@@ -213,7 +184,7 @@ class PostgresqlCursor:
             except TooSlow:
                 self.progressed()  # Rolled back: retry with fewer rows a statement. The server has answered.
             except Stopped:
-                with self._session() as connection:
+                with self._link.session() as connection:
                     self._check_table(connection, prepared.effect)
                 raise
             except RowFault as fault:
@@ -223,7 +194,7 @@ class PostgresqlCursor:
                         f"alone: {fault}; correct the table's constraints, and start again"
                     ) from None
                 if fault.rejection.code == _NOT_NULL:
-                    with self._session() as connection:
+                    with self._link.session() as connection:
                         stop_if_no_row_fits(connection, self._plan)
                 care = _Care.FAULTS  # rolled back: retry, halving
 
@@ -232,47 +203,40 @@ class PostgresqlCursor:
         topic_id, epoch = claim_of(self._claimed, partition)
         self._trims.ask(partition, below)
         place = {"topic_id": topic_id, "partition": partition.partition, "epoch": epoch, "worker": self._worker}
-        with self._session() as connection:
+        with self._link.session() as connection:
             connection.execute(_BEGIN)
-            row = self._run(connection, "hold", place).fetchone()
+            row = self._link.run(connection, "hold", place).fetchone()
             if row is None:
                 raise self._fenced([partition])
             done = self._trims.run({partition: row[0] or 0}, partial(self._delete, connection))
-            self._commit(connection)
+            self._link.commit(connection)
         self._trims.forget(done)
         return self._trims.asks(partition)
 
     def abandon(self) -> None:
-        """Shut the connection's socket down: the thread that waits on it gets an error at once."""
-        with self._replacing:
-            connection = self._connection
-            if connection is None or connection.closed:
-                return
-            # A duplicate is shut down, which ends the connection itself and leaves the descriptor to its owner.
-            # The library lets go of one that breaks in this moment by itself.
-            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)
+        """Have the thread that waits on the connection get an error at once."""
+        self._link.abandon()
 
     def close(self) -> None:
         """Close the connection."""
-        self._drop()
+        self._link.drop()
 
     def _transact(
         self, positions: Mapping[LogPartition, int], prepared: _PreparedText, care: _Care
     ) -> list[Verdict]:
-        with self._session() as connection:
+        with self._link.session() as connection:
             connection.execute(_BEGIN)
             self._trials.begin()
             crash_point("table.begun")
             self._move(connection, positions)
             if prepared.ranges:
-                run = partial(self._run, connection)
+                run = partial(self._link.run, connection)
                 table_ranges.write_postgresql(run, prepared.ranges, lambda p: claim_of(self._claimed, p)[0])
             crash_point("table.position")
             if prepared.redriven:
                 self._trims.clear()
                 digests = [m.digest for m in prepared.arrivals.messages]
-                self._inbox_pieces.each(digests, lambda some: self._run(connection, "revive", {"digests": some}))
+                self._inbox_pieces.each(digests, lambda some: self._link.run(connection, "revive", {"digests": some}))
             answer = self._arrive(connection, prepared, care)
             crash_point("table.inbox")
             causes = self._apply(connection, prepared, answer, care)
@@ -282,8 +246,7 @@ class PostgresqlCursor:
             trimmed = self._trim_beside(connection, positions)
             crash_point("table.committing")
             self._earlier.update({prepared.arrivals.messages[i].digest: cause for i, cause in causes.items()})
-            self._doubting = True  # what is deferred until COMMIT may be one row's doing
-            self._commit(connection)
+            self._link.commit(connection, doubts=True)
         crash_point("table.committed")
         self._trials.committed()
         self._acknowledged.add(positions)
@@ -297,7 +260,7 @@ class PostgresqlCursor:
         if not positions:
             return
         claims = [claim_of(self._claimed, partition) for partition in positions]
-        moved = self._run(
+        moved = self._link.run(
             connection,
             "move",
             {
@@ -321,16 +284,15 @@ class PostgresqlCursor:
             return self._arrive_or_not(connection, prepared)
         try:
             first = postgresql_inbox.first_row(arrivals, prepared.faults, topic_ids)
-            (number,) = self._run(connection, "first", first).fetchall()[0]
+            (number,) = self._link.run(connection, "first", first).fetchall()[0]
             self._inbox_pieces.each(prepared.inbox[1:], partial(self._copy, connection, number))
         except psycopg.errors.UniqueViolation:
             raise _Repeated from None
         return InboxAnswer(dict.fromkeys(arrivals.firsts, number), {})
 
     def _copy(self, connection: Connection, number: int, rows: Sequence[bytes]) -> None:
-        data = postgresql_inbox.copy_data(self._names, number, rows)
-        with connection.cursor() as cursor, cursor.copy(self._statements["rest"]) as copy:
-            copy.write(data)
+        names = {"relay": self._plan.relay, "route": self._plan.route}
+        self._link.copy(connection, "rest", postgresql_inbox.copy_data(names, number, rows))
 
     def _arrive_or_not(self, connection: Connection, prepared: _PreparedText) -> InboxAnswer:
         arrivals = prepared.arrivals
@@ -338,11 +300,11 @@ class PostgresqlCursor:
 
         def arrive(firsts: Sequence[int]) -> None:
             parameters = postgresql_inbox.arrays(arrivals, firsts, prepared.faults, prepared.topic_ids)
-            ((digests, applied),) = self._run(connection, "arrive or not", parameters, binary=True).fetchall()
+            ((digests, applied),) = self._link.run(connection, "arrive or not", parameters, binary=True).fetchall()
             numbers.update((digests[16 * n : 16 * n + 16], number) for n, number in enumerate(applied or ()))
 
         def look_up(digests: Sequence[bytes]) -> None:
-            rows = self._run(connection, "known", {"digests": digests}).fetchall()
+            rows = self._link.run(connection, "known", {"digests": digests}).fetchall()
             answer.known.update((known[0], inbox_row(self._claimed, known)) for known in rows)
 
         self._inbox_pieces.each(arrivals.firsts, arrive)
@@ -376,13 +338,13 @@ class PostgresqlCursor:
         refused = {mapped.good[n]: rejection for n, rejection in found.items()}
         if refused:
             digests = [prepared.arrivals.messages[i].digest for i in refused]
-            self._inbox_pieces.each(digests, lambda some: self._run(connection, "kill", {"digests": some}))
+            self._inbox_pieces.each(digests, lambda some: self._link.run(connection, "kill", {"digests": some}))
         return {**mapped.faults, **refused}
 
     def _check_table(self, connection: Connection, by: Effect) -> None:
         """Raise Fenced if the rows were formed for types that the table does not have any more: they are mapped anew."""
         if not by.is_current(connection):
-            self._drop()  # what was written goes with it, and the next one reads the types
+            self._link.drop()  # what was written goes with it, and the next one reads the types
             raise Fenced(f"{self._plan.where} was altered; nothing was written, and the messages are mapped anew")
 
     def _trim_beside(self, connection: Connection, positions: Mapping[LogPartition, int]) -> dict[LogPartition, int]:
@@ -401,88 +363,7 @@ class PostgresqlCursor:
 
     def _delete(self, connection: Connection, partition: LogPartition, below: int, limit: int) -> int:
         place = {"topic_id": claim_of(self._claimed, partition)[0], "partition": partition.partition}
-        return self._run(connection, "trim", {**place, "below": below, "limit": limit}).rowcount
-
-    def _commit(self, connection: Connection) -> None:
-        self._committing = True
-        if connection.execute("commit").statusmessage != "COMMIT":
-            raise Retriable(f"{self._plan.where}: the transaction had been aborted; nothing was written")
-
-    @contextmanager
-    def _session(self) -> Iterator[Connection]:
-        """Lend the connection; whatever goes wrong, no transaction of ours is left open on it.
-
-        A connection lost after COMMIT was sent is in doubt, as is an error that is no word about it; any other means that
-        nothing was written.
-        """
-        connection = self._connected()
-        self._committing = self._doubting = False
-        try:
-            yield connection
-        except psycopg.Error as error:
-            lost = connection.closed or connection.broken
-            self._roll_back(connection)
-            if self._doubting and not lost:
-                self._trials.met(error)
-            if self._committing and (lost or leaves_commit_open(error)):
-                # In doubt: found out by delivering again, when the inbox decides.
-                raise InDoubt(f"{self._plan.where}: COMMIT was not answered ({type(error).__name__}); its outcome is unknown") from None
-            if lost:
-                raise Retriable(f"{self._plan.where}: the connection was lost before COMMIT; nothing was written") from None
-            raise judge(error, self._plan, doubts=self._doubting) from None
-        except BaseException:
-            self._roll_back(connection)
-            raise
-
-    def _roll_back(self, connection: Connection) -> None:
-        try:
-            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                connection.execute("rollback")
-        except psycopg.Error:
-            self._drop()  # the server rolls back what it has of it
-        if connection.closed or connection.broken:
-            self._drop()
-
-    def _connected(self) -> Connection:
-        if self._connection is not None and not self._connection.closed:
-            return self._connection
-        self._drop()
-        limits, plan = self._limits, self._plan
-        connection = self._resource.connect(
-            lock_timeout=limits.lock_timeout_s,
-            statement_timeout=limits.statement_timeout_s,
-            idle_in_transaction_session_timeout=limits.idle_in_transaction_s,
-        )
-        with self._replacing:
-            self._connection = connection  # before it is set up: what never answers then is abandoned, too
-        try:
-            connection.execute("select set_config('application_name', %s, false)", [f"relay:{plan.route}"])
-            connection.execute("set client_encoding = 'UTF8'")
-            connection.execute(UNLIMITED)
-            places = {name: qualified(connection, f"relay_{name}") for name in ("position", "inbox", "range")}
-            self._statements = {
-                name: sql.SQL(text).format(**places).as_bytes(connection) for name, text in _STATEMENTS.items()
-            }
-            self._effect = self._effects(connection)
-        except psycopg.Error as error:
-            self._drop()
-            failure = judge(error, plan)
-            raise (Retriable(str(failure)) if isinstance(failure, RowFault) else failure) from None
-        except BaseException:
-            self._drop()
-            raise
-        return connection
-
-    def _drop(self) -> None:
-        with self._replacing:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.close()
-
-    def _run(
-        self, connection: Connection, name: str, parameters: Mapping[str, Any], *, binary: bool = False
-    ) -> psycopg.Cursor[tuple[Any, ...]]:
-        return connection.execute(self._statements[name], {**self._names, **parameters}, binary=binary)
+        return self._link.run(connection, "trim", {**place, "below": below, "limit": limit}).rowcount
 
     def _fenced(self, partitions: Collection[LogPartition]) -> Fenced:
         names = ", ".join(f"{p.topic}[{p.partition}]" for p in partitions)

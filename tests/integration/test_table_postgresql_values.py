@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import orjson
 import pytest
@@ -343,15 +344,15 @@ def test_a_table_that_is_altered_waits_for_the_batch_that_was_looked_at(database
     mapped = cursor.prepare([message(0, value=b"1")])
     database.do("set lock_timeout = '200ms'")
     refused: list[object] = []
-    commit = cursor._commit
+    commit = cursor._link.commit
 
-    def committing(connection: object) -> None:
+    def committing(connection: Any, *, doubts: bool) -> None:
         with pytest.raises(LockNotAvailable):
             database.do("alter table altered alter x type bigint")
         refused.append(connection)
-        commit(connection)  # type: ignore[arg-type]
+        commit(connection, doubts=doubts)
 
-    cursor._commit = committing  # type: ignore[method-assign, assignment]
+    cursor._link.commit = committing  # type: ignore[method-assign]
     assert outcomes(cursor.deliver({P0: 1}, mapped)) == [DELIVERED]
     assert len(refused) == 1
 

@@ -34,7 +34,7 @@ class Open:
 
     def close(self) -> None:
         self.closed = True
-        self.guarded.append(self._cursor._replacing.locked())
+        self.guarded.append(self._cursor._link._replacing.locked())
 
 
 class Altered:
@@ -44,7 +44,7 @@ class Altered:
 
 def test_a_connection_that_breaks_as_it_is_given_up_ends_no_worker() -> None:
     cursor = PostgresqlCursor("postgresql://u@h/d", PLAN)
-    cursor._connection = Breaking()  # type: ignore[assignment]
+    cursor._link._connection = Breaking()  # type: ignore[assignment]
 
     cursor.abandon()
 
@@ -53,7 +53,7 @@ def test_a_connection_whose_table_was_altered_is_closed_while_nobody_can_shut_it
     """The number may be another file's a moment later."""
     cursor = PostgresqlCursor("postgresql://u@h/d", PLAN)
     connection: Any = Open(cursor)
-    cursor._connection = connection
+    cursor._link._connection = connection
 
     with pytest.raises(Fenced, match="was altered"):
         cursor._check_table(connection, Altered())  # type: ignore[arg-type]

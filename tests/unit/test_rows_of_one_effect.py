@@ -20,6 +20,13 @@ class Effect:
         return [self, *columns]
 
 
+def reads_types_anew(cursor: PostgresqlCursor | SqliteCursor) -> None:
+    if isinstance(cursor, PostgresqlCursor):
+        cursor._link.effect = Effect()  # type: ignore[assignment]
+    else:
+        cursor._effect = Effect()  # type: ignore[assignment]
+
+
 class Mapping:
     """Forms rows, and has the cursor connect again meanwhile."""
 
@@ -28,7 +35,7 @@ class Mapping:
     def map(self, messages: Sequence[LogMessage], finish: Finish) -> Mapped:
         assert not messages
         rows = finish([])
-        self.cursor._effect = Effect()  # type: ignore[assignment]
+        reads_types_anew(self.cursor)
         return Mapped(rows, [], {})
 
 
@@ -37,7 +44,7 @@ def test_rows_are_written_as_what_they_were_formed_for(kind: type[PostgresqlCurs
     """Else what tells that the table was altered compares it with its new types, and rows formed for the old ones go in."""
     mapping = Mapping()
     mapping.cursor = cursor = kind("sqlite:///t.db", PLAN, mapping=mapping)
-    cursor._effect = Effect()  # type: ignore[assignment]
+    reads_types_anew(cursor)
 
     prepared = cursor.prepare([])
 
