@@ -18,7 +18,7 @@ import structlog
 from relay.message.errors import RelayError
 from relay.run import schedule
 from relay.run.crash import crash_point
-from relay.work.desks import OVER, CallOver, Database
+from relay.work.desks import OVER, CallOver, Database, LeftToTheRelay
 from relay.work.dispatch import Dispatch, Ended, Work
 from relay.work.further import FurtherDatabase
 from relay.work.hands import UnderWay
@@ -53,7 +53,7 @@ class StatementNotAwaited(RelayError):
         super().__init__("a statement was not awaited, or its task had not begun, when the handler returned: await db.execute()")
 
 
-class AwaitedDatabase:
+class AwaitedDatabase(LeftToTheRelay):
     """What an async handler writes with; one statement after the other, also where it asks for several at once."""
 
     def __init__(self, database: Database | FurtherDatabase, apart: Apart) -> None:

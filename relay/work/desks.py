@@ -9,7 +9,7 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import psycopg
 
@@ -50,7 +50,7 @@ def check_call(process: int, *, is_over: bool) -> None:
 
 
 class TransactionTaken(RelayError):
-    """The handler ended the transaction that is not its own: its writes stand, or fell, without its message's DONE."""
+    """The handler ended the transaction that is not its own: its writes stand, or fell, without its message's DONE; or it is refused that."""
 
 
 class TimeOver(RelayError):
@@ -63,6 +63,10 @@ ELSEWHERE: Final = (
     "publish and write it in the handler"
 )
 TAKEN: Final = "the handler has ended the transaction itself: leave COMMIT and ROLLBACK to the relay"
+NOT_TO_END: Final = (
+    "the handler may not end the transaction: leave COMMIT and ROLLBACK to the relay, which commits once the handler has returned, "
+    "and rolls back if it raises"
+)
 
 TIME_OVER: Final = (
     "the server has ended the handler's transaction, which paused or lasted for too long (idle_in_transaction_session_timeout, "
@@ -388,7 +392,21 @@ class Desks:
                 desk.close()
 
 
-class Database:
+class LeftToTheRelay:
+    """Refuses what a driver's connection has: who commits by habit would have writes that stand without the message's DONE."""
+
+    __slots__ = ()
+
+    def commit(self) -> NoReturn:
+        """Refused with TransactionTaken: what was written is committed together with the message's DONE."""
+        raise TransactionTaken(NOT_TO_END)
+
+    def rollback(self) -> NoReturn:
+        """Refused with TransactionTaken: raise an error, and everything is rolled back; a part is by a savepoint."""
+        raise TransactionTaken(NOT_TO_END)
+
+
+class Database(LeftToTheRelay):
     """What a handler writes with: its first statement borrows a connection and begins; the relay ends the transaction."""
 
     __slots__ = ("_desks", "_is_over", "_process", "_turn", "desk")
@@ -437,18 +455,18 @@ class Database:
             self.desk = self._desks.borrow()
         return self.desk
 
-    def commit(self) -> None:
-        """End the transaction; raises what the desk's commit raises, and nothing is held any more then."""
+    def finish(self) -> None:
+        """Commit; raises what the desk's commit raises, and nothing is held any more then."""
         if self.desk is not None:
             try:
                 self.desk.commit()
             except BaseException:
-                self.rollback()
+                self.give_up()
                 raise
             self._done()
 
-    def rollback(self) -> None:
-        """Take everything back."""
+    def give_up(self) -> None:
+        """Roll back."""
         if self.desk is not None:
             self.desk.rollback()
             self._done()

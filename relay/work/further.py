@@ -20,7 +20,7 @@ from relay.resources.postgresql import reaching
 from relay.resources.prepared import EffectTransaction
 from relay.run import clock, schedule
 from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
-from relay.work.desks import TIME_OVER, TimeOver, check_call
+from relay.work.desks import TIME_OVER, LeftToTheRelay, TimeOver, check_call
 
 Connect = Callable[[], psycopg.Connection[Any]]
 SAID_S: Final = 30.0
@@ -95,7 +95,7 @@ class Connections:
                     kept.close()
 
 
-class FurtherDatabase:
+class FurtherDatabase(LeftToTheRelay):
     """What a handler writes with into a further database: its first statement begins, and it commits if the resource does."""
 
     def __init__(self, relay: str, attempt: str, connections: Connections) -> None:

@@ -231,14 +231,14 @@ class Runner:
                 elsewhere.append(work.messages[0])
             self._write_outcome(desk, work, elsewhere, now)
             crash_point("work.deciding")
-            database.commit()
+            database.finish()
         except EffectsInDoubt:
             # In doubt: the children stay hidden until the attempt's outcome is known.
             raise
         except BaseException as error:
             # Abort: COMMIT was not sent, or refused.
             is_time_over = database.is_time_over(error) or further.is_time_over(error)
-            database.rollback()
+            database.give_up()
             further.give_up()
             hidden.discard()
             if is_time_over:
@@ -281,7 +281,7 @@ class Runner:
                 desk = database.begun()
                 is_own = place.deciding == f"queue:{place.queue}"
                 (desk.stores[place.queue] if is_own else desk.outcomes).forget(names)
-                database.commit()
+                database.finish()
         except Exception as error:  # noqa: BLE001 - nothing of a message: its attempt is decided and DONE
             if isinstance(error, ConfigError):
                 self._say_once(str(error))
@@ -361,7 +361,7 @@ class Runner:
             database = Database(self._desks)
             try:
                 stands = database.begun().outcomes.settle(attempt, committed=False, now=clock.wall_ms())
-                database.commit()
+                database.finish()
             except (Retriable, Unreachable, InDoubt):
                 # Retry: settling twice is harmless.
                 _take_back(database)
@@ -373,7 +373,7 @@ class Runner:
 
 def _take_back(database: Database | None) -> None:
     if database is not None:
-        database.rollback()
+        database.give_up()
 
 
 def _is_away(call: Call, error: BaseException) -> bool:

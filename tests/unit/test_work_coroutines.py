@@ -16,7 +16,7 @@ from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
 from relay.run import clock, schedule
 from relay.work.coroutines import Apart, AwaitedDatabase, AwaitedRunner, Coroutines
-from relay.work.desks import CallOver
+from relay.work.desks import CallOver, TransactionTaken
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.place import Place
@@ -212,6 +212,14 @@ async def cancelled(awaited: AwaitedDatabase, query: str) -> None:
     statement.cancel()
     with suppress(asyncio.CancelledError):
         await statement
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_what_a_handler_awaits_statements_of_does_not_end_the_transaction(ends: str) -> None:
+    apart = Apart(1)
+    with pytest.raises(TransactionTaken, match="leave COMMIT and ROLLBACK to the relay"):
+        getattr(AwaitedDatabase(Blocking(), apart), ends)()  # type: ignore[arg-type]
+    apart.close()
 
 
 def test_a_handlers_statements_run_one_after_the_other_and_one_that_nobody_waits_for_is_waited_for_too() -> None:

@@ -115,10 +115,10 @@ def test_a_handlers_connection_is_given_back_however_its_transaction_ends(fails:
 
     if fails:
         with pytest.raises(DatabaseAway) as found:
-            database.commit()
+            database.finish()
         assert not database.is_time_over(found.value)
     else:
-        database.commit()
+        database.finish()
 
     assert database.desk is None
     assert desk.asked == ["begin", "insert", "commit", *["rollback"] * bool(fails)]

@@ -1,0 +1,54 @@
+"""A handler that commits or rolls back as one does with a driver's connection: what it writes with is none."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from relay.queue.states import SubscriberState
+from relay.work.desks import Database, TransactionTaken
+from relay.work.dispatch import Outcome
+from relay.work.further import FurtherDatabase
+from relay.work.message import Message
+from tests.integration.handler_site import EFFECT, Books, Table
+
+ENTRY = "insert into entry values (1)"
+ENDING = pytest.mark.parametrize("ends", ["commit", "rollback"])
+
+
+@ENDING
+def test_its_message_fails_and_nothing_of_it_stands(table: Table, ends: str) -> None:
+    """Else its writes stand without its message's DONE, and again after a worker's death in between."""
+
+    def handle(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        getattr(db, ends)()
+
+    ended = table.end(handle)
+
+    assert ended.outcome is Outcome.FAILED
+    assert "leave COMMIT and ROLLBACK to the relay" in ended.cause
+    assert (table.state(), table.effects()) == (SubscriberState.FETCHED, 0)
+
+
+@ENDING
+def test_one_that_lets_the_refusal_pass_has_its_writes_committed_with_its_message(table: Table, ends: str) -> None:
+    def handle(_: Message, db: Database) -> None:
+        db.execute(EFFECT)
+        with suppress(TransactionTaken):
+            getattr(db, ends)()
+        assert table.effects() == 0
+
+    assert table.end(handle).outcome is Outcome.WRITTEN
+    assert table.effects() == 1
+
+
+@ENDING
+def test_so_it_is_in_a_further_database(books: Books, ends: str) -> None:
+    def handle(_: Message, __: Database, ledger: FurtherDatabase) -> None:
+        ledger.execute(ENTRY)
+        getattr(ledger, ends)()
+
+    assert books.end(handle) is Outcome.FAILED
+    assert (books.state(), books.entries(), books.prepared.pending()) == (SubscriberState.FETCHED, 0, [])
