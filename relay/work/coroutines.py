@@ -22,7 +22,7 @@ from relay.work.desks import OVER, CallOver, Database, LeftToTheRelay
 from relay.work.dispatch import Dispatch, Ended, Work
 from relay.work.further import FurtherDatabase
 from relay.work.hands import UnderWay
-from relay.work.running import Call, Runner
+from relay.work.running import Call, Runner, check_returned
 from relay.work.subscriber import Handler
 
 LAST_S: Final = 5.0
@@ -146,7 +146,7 @@ class AwaitedRunner:
     async def _raised(self, call: Call, databases: Sequence[AwaitedDatabase]) -> BaseException | None:
         """Run the handler and return what it raises: of some exceptions a task believes that they are meant for itself."""
         try:
-            await self._handler(call.given(self._handler), *databases)
+            check_returned(await self._handler(call.given(self._handler), *databases))
             for database in databases:
                 database.check_awaited()
             crash_point("work.ran")

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -43,12 +45,22 @@ FIND_OUT_S: Final = 30.0
 
 
 class NotAwaited(RelayError):
-    """A handler returned something to be awaited: nothing of it has run."""
+    """A handler returned what is still to be done, or is done elsewhere: nobody would learn how that ended."""
 
-    def __init__(self) -> None:
-        super().__init__("the handler returned an awaitable, which nobody awaits: declare it with async def")
+    def __init__(self, returned: object) -> None:
+        super().__init__(
+            f"the handler returned a {type(returned).__name__}, which nobody waits for: declare it with async def and await that, "
+            "iterate over it, or ask for its result, before it returns"
+        )
 
 
+def check_returned(returned: object) -> None:
+    """Raise NotAwaited for an awaitable, a generator and a future, finished or not: how it ended was not looked at."""
+    if returned is not None and (isinstance(returned, _UNFINISHED) or inspect.isawaitable(returned)):
+        raise NotAwaited(returned)
+
+
+_UNFINISHED: Final = (GeneratorType, AsyncGeneratorType, Future)
 _NO_FURTHER: Final = Further()
 _children = attrgetter("children")
 
@@ -121,8 +133,7 @@ class Runner:
         call = self.begin(work)
         try:
             returned = self._handler(call.given(self._handler), *call.databases)
-            if inspect.isawaitable(returned):
-                raise NotAwaited
+            check_returned(returned)
             crash_point("work.ran")
         except BaseException as error:  # noqa: BLE001 - see below
             # Whatever a handler raises is a failure of its message: also asyncio.CancelledError or a panic of an extension,
