@@ -53,6 +53,12 @@ class TransactionTaken(RelayError):
     """The handler ended the transaction that is not its own: its writes stand, or fell, without its message's DONE; or it is refused that."""
 
 
+def refuse_if_ended(connection: psycopg.Connection[Any]) -> None:
+    """Raise TransactionTaken where no transaction is open any more: a handler's statement would take effect by itself."""
+    if connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        raise TransactionTaken(TAKEN)
+
+
 class TimeOver(RelayError):
     """The server ended the handler's transaction, which had paused, or lasted, for longer than a limit of time lets it."""
 
@@ -162,6 +168,7 @@ class PostgresqlDesk:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement."""
+        refuse_if_ended(self._connection)
         try:
             return self._connection.execute(query, params)
         except psycopg.Error as error:
@@ -170,6 +177,7 @@ class PostgresqlDesk:
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
+        refuse_if_ended(self._connection)
         cursor = self._connection.cursor()
         try:
             cursor.executemany(query, params)
@@ -201,10 +209,8 @@ class PostgresqlDesk:
             raise TransactionTaken(CLOSED)
         if is_unread(self._connection):
             raise TransactionTaken(UNREAD)
-        status = self._connection.info.transaction_status
-        if status is psycopg.pq.TransactionStatus.IDLE:
-            raise TransactionTaken(TAKEN)
-        if status is psycopg.pq.TransactionStatus.INERROR:
+        refuse_if_ended(self._connection)
+        if self._connection.info.transaction_status is psycopg.pq.TransactionStatus.INERROR:
             raise TransactionTaken(BROKEN)
 
     def commit(self) -> None:
@@ -282,13 +288,19 @@ class SqliteDesk:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement."""
+        self._refuse_if_ended()
         cursor = self._connection.execute(query, () if params is None else params)
         self._cursors.add(cursor)
         return cursor
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
+        self._refuse_if_ended()
         return self._connection.executemany(query, params)
+
+    def _refuse_if_ended(self) -> None:
+        if not self._connection.in_transaction:
+            raise TransactionTaken(TAKEN)
 
     def is_away(self, error: BaseException) -> bool:
         """Tell whether the file was busy or could not be written."""
@@ -303,8 +315,7 @@ class SqliteDesk:
         for cursor in list(self._cursors):
             cursor.close()
         self._cursors.clear()
-        if not self._connection.in_transaction:
-            raise TransactionTaken(TAKEN)
+        self._refuse_if_ended()
 
     def commit(self) -> None:
         """Commit; a commit that fails while the transaction stays open did not happen."""

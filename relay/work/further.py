@@ -20,7 +20,7 @@ from relay.resources.postgresql import reaching
 from relay.resources.prepared import EffectTransaction
 from relay.run import clock, schedule
 from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
-from relay.work.desks import TIME_OVER, LeftToTheRelay, TimeOver, check_call
+from relay.work.desks import TIME_OVER, LeftToTheRelay, TimeOver, check_call, refuse_if_ended
 
 Connect = Callable[[], psycopg.Connection[Any]]
 SAID_S: Final = 30.0
@@ -117,12 +117,12 @@ class FurtherDatabase(LeftToTheRelay):
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
         with self._turn, self._noting():
-            return self._begun().connection.execute(query, params)
+            return self._begun().execute(query, params)
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
         with self._turn, self._noting():
-            cursor = self._begun().connection.cursor()
+            cursor = self._begun().cursor()
             cursor.executemany(query, params)
             return cursor
 
@@ -192,7 +192,7 @@ class FurtherDatabase(LeftToTheRelay):
                 self.said = error
             raise
 
-    def _begun(self) -> EffectTransaction:
+    def _begun(self) -> psycopg.Connection[Any]:
         check_call(self._process, is_over=self._is_over)
         if self._effect is None:
             connection = self._connections.borrow()
@@ -204,7 +204,8 @@ class FurtherDatabase(LeftToTheRelay):
                 self._connections.give_back(connection)
                 raise
             connection.add_notice_handler(self._hear)
-        return self._effect
+        refuse_if_ended(self._effect.connection)
+        return self._effect.connection
 
     def _hear(self, said: psycopg.errors.Diagnostic) -> None:
         self._time_is_over = self._time_is_over or notes_time_is_over(said)

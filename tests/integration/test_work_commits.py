@@ -45,6 +45,21 @@ def test_one_that_lets_the_refusal_pass_has_its_writes_committed_with_its_messag
 
 
 @ENDING
+def test_what_comes_behind_a_statement_that_ends_it_does_not_take_effect_by_itself(table: Table, ends: str) -> None:
+    def handle(_: Message, db: Database) -> None:
+        db.execute(ends)
+        for write in (lambda: db.execute(EFFECT), lambda: db.executemany("insert into effect values (%s)", [(1,)])):
+            with suppress(TransactionTaken):
+                write()
+
+    ended = table.end(handle)
+
+    assert ended.outcome is Outcome.FAILED
+    assert "ended the transaction itself" in ended.cause
+    assert (table.state(), table.effects()) == (SubscriberState.FETCHED, 0)
+
+
+@ENDING
 def test_so_it_is_in_a_further_database(books: Books, ends: str) -> None:
     def handle(_: Message, __: Database, ledger: FurtherDatabase) -> None:
         ledger.execute(ENTRY)

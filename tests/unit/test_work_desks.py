@@ -243,6 +243,26 @@ def test_a_transaction_that_the_handler_has_ended_is_none_to_commit(file: File, 
     assert (file.is_free, file.desk.usable) == (True, True)
 
 
+@pytest.mark.parametrize("end", [lambda desk, _: desk.execute("commit"), lambda desk, _: desk.execute("rollback"), lambda _, cursor: cursor.connection.commit()])
+@pytest.mark.parametrize("goes_on", ["begin immediate", "insert into effect values (2)", "savepoint a"])
+def test_nothing_is_written_behind_the_end_of_the_transaction(file: File, end: Callable[[SqliteDesk, Any], object], goes_on: str) -> None:
+    """It would take effect by itself, or, in a transaction of the handler's own, as if none had ended."""
+    file.connection.execute("create table effect (number integer)")
+    file.desk.begin()
+    cursor = file.desk.execute("insert into effect values (1)")
+    end(file.desk, cursor)
+
+    for asked in (lambda: file.desk.execute(goes_on), lambda: file.desk.executemany("insert into effect values (?)", [(3,)])):
+        with pytest.raises(TransactionTaken, match="ended the transaction itself"):
+            asked()
+    with pytest.raises(TransactionTaken):
+        file.desk.commit()
+    file.desk.rollback()
+
+    assert not file.connection.execute("select * from effect where number > 1").fetchall()
+    assert (file.is_free, file.desk.usable) == (True, True)
+
+
 @pytest.mark.parametrize(("after", "raised"), [(False, DatabaseAway), (True, EffectsInDoubt)])
 def test_a_commit_that_fails_did_not_happen_only_while_the_transaction_is_open(
     file: File, after: bool, raised: type[Exception]
@@ -310,11 +330,13 @@ class FakeEffect:
         if FakeEffect.refuses:
             raise ConfigError("its name is too long")
         self.name, self.connection = f"{resource}/{attempt}", connection
+        connection.status = TransactionStatus.INTRANS
         self.ends: list[str] = []
         self.fails: BaseException | None = None
 
     def _end(self, how: str) -> None:
         self.ends.append(how)
+        self.connection.status = TransactionStatus.IDLE
         if self.fails is not None:
             raise self.fails
 
