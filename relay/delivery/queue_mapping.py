@@ -15,12 +15,10 @@ from relay.delivery.mapping import Finish, Mapped
 from relay.message import envelope, identity
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage
-from relay.queue.message import PRIORITY_MAX, Audience, Group, NewMessage, Place
+from relay.queue.message import PRIORITY_DEFAULT, PRIORITY_MAX, Audience, Group, NewMessage, Place
 from relay.queue.modes import in_mode
 from relay.queue.settings import MODES, Mode, QueueSettings
 
-PRIORITY_DEFAULT: Final = 4
-"""design.md section 3: what a message of the log has whose header says nothing."""
 DELAY_MAX_MS: Final = 366 * 86_400_000
 IN_ORDER: Final = "in-order"
 

@@ -136,8 +136,8 @@ class Message:
         express; ValueError for a priority or a time that is no number, or one that no store has room for.
         """
         check_call(self.process, is_over=self.is_over)
-        payload = value if value is None else _raw(value)
-        name = key if key is None else _raw(key)
+        payload = value if value is None else payload_of(value)
+        name = key if key is None else payload_of(key)
         child = NewMessage(
             publisher="",
             id="",
@@ -178,7 +178,7 @@ def _checked(subject: Any) -> str | None:
     raise HeadersRefused(f"subject: {what}; give text without either, or leave it out")
 
 
-def _raw(given: Any) -> bytes:
+def payload_of(given: Any) -> bytes:
     """Return bytes as they are, text as UTF-8, and anything else as JSON."""
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
+import psycopg
 import pytest
 
 from relay.queue.states import SubscriberState
@@ -11,6 +13,7 @@ from relay.work.desks import Database, TransactionTaken
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
+from relay.work.testing import database
 from tests.integration.handler_site import EFFECT, Books, Table
 
 ENTRY = "insert into entry values (1)"
@@ -67,3 +70,20 @@ def test_so_it_is_in_a_further_database(books: Books, ends: str) -> None:
 
     assert books.end(handle) is Outcome.FAILED
     assert (books.state(), books.entries(), books.prepared.pending()) == (SubscriberState.FETCHED, 0, [])
+
+
+def test_applications_test_their_handlers_on_a_connection_of_their_own(postgres: str) -> None:
+    def written(connection: psycopg.Connection[Any], *, ends: bool = False) -> None:
+        with database(connection) as db:
+            db.execute("insert into approval (id) values (%s)", (42,))
+            if ends:
+                db.execute("commit and chain")
+
+    with psycopg.connect(postgres, autocommit=True) as connection, psycopg.connect(postgres) as unfit:
+        connection.execute("create table approval (id integer)")
+        written(connection)
+        assert connection.execute("select id from approval").fetchall() == [(42,)]
+        with pytest.raises(TransactionTaken):
+            written(connection, ends=True)
+        with pytest.raises(ValueError, match="autocommit=True"):
+            written(unfit)

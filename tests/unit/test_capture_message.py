@@ -18,7 +18,7 @@ from relay.kafka.appender import Appender
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
-from relay.work.message import _raw
+from relay.work.message import payload_of
 
 
 def test_the_partition_of_a_key_never_changes() -> None:
@@ -57,7 +57,7 @@ def test_a_number_that_json_does_not_have_is_refused_and_not_published_as_null(n
         with pytest.raises(CaptureError, match="no numbers of JSON"):
             message.encoded(data)
         with pytest.raises(TypeError, match="no numbers of JSON"):
-            _raw(data)
+            payload_of(data)
     given = {"total": None, "why": "null", "at": datetime(2026, 1, 1, tzinfo=UTC), "price": Price(1.5)}
     assert (message.encoded(given)[0] or b"").startswith(b'{"total":null,"why":"null"')
     assert message.encoded(Guarded())[0] == b'{"total":null}', "what the encoder leaves out is not looked at"
