@@ -319,6 +319,21 @@ QUEUE_GUARDS: Final = (
             "test_without_an_outcome_it_is_rolled_back_after_aborted_was_written",
         ),
     ),
+    Guard(
+        "handlers_may_commit",
+        "a handler's writes stand without its message's DONE, and again after a worker's death",
+        Named("tests/unit/test_work_testing.py", "test_what_a_worker_refuses_is_refused_here"),
+    ),
+    Guard(
+        "behind_the_end",
+        "what a handler writes behind a COMMIT of its own takes effect by itself",
+        Named("tests/unit/test_work_desks_sqlite.py", "test_nothing_is_written_behind_the_end_of_the_transaction"),
+    ),
+    Guard(
+        "returned_unawaited",
+        "a message is DONE whose handler has run nothing but what returns a coroutine",
+        Named("tests/unit/test_work_returned.py", "test_what_nobody_waits_for_is_a_failure"),
+    ),
 )
 PUTTING_GUARDS: Final = (
     Guard(

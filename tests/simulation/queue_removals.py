@@ -13,6 +13,8 @@ from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_session import Row, unit
 from relay.queue.stores.sql_subscribing import Subscribing
 from relay.resources.attempts import PostgresqlAttempts
+from relay.work import coroutines, running
+from relay.work.desks import LeftToTheRelay, SqliteDesk
 
 Change = tuple[Any, str, Any]
 OF_ATTEMPT: Final = " and attempt = :attempt"
@@ -80,6 +82,21 @@ def decision_not_inserted() -> list[Change]:
     return [(PostgresqlAttempts, "settle", look)]
 
 
+def handlers_may_commit() -> list[Change]:
+    """What a handler writes with has a commit, as a driver's connection."""
+    return [(LeftToTheRelay, "commit", lambda self: self.finish())]
+
+
+def behind_the_end() -> list[Change]:
+    """A statement runs behind the end of the transaction that the relay has begun."""
+    return [(SqliteDesk, "_refuse_if_ended", lambda self: None)]
+
+
+def returned_unawaited() -> list[Change]:
+    """What a handler returns says nothing."""
+    return [(module, "check_returned", lambda returned: None) for module in (running, coroutines)]
+
+
 QUEUE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
@@ -87,5 +104,8 @@ QUEUE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         pool_expired_at_get,
         recovery_taken_literally,
         decision_not_inserted,
+        handlers_may_commit,
+        behind_the_end,
+        returned_unawaited,
     )
 }
