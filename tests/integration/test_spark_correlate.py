@@ -11,7 +11,7 @@ from relay.local import spark
 from tests.conftest import MakeTopic
 from tests.integration.audit_site import Site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 def test_other_topics_under_the_same_name_are_refused_and_the_next_run_with_those_of_before_goes_on(
