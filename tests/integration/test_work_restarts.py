@@ -30,7 +30,7 @@ def test_handlers_that_were_started_again_and_again_are_seen_from_elsewhere(
 ) -> None:
     with lent_site(tmp_path, kafka, kafka_admin, f"sqlite:///{tmp_path}/shop.db", extra="tries = 10") as site:
         site.put([1])
-        report(site.supervised(site.app(DYING), "--until-idle", "0.5"))
+        report(site.supervised(site.app(DYING), "--until-idle", "3"))  # one that leaves at once may not have got to say it
 
         shown = CliRunner().invoke(app, ["status", str(site.path), "--json"])
         with RelayEyes(site.config) as eyes:
