@@ -55,7 +55,7 @@ class CursorConnection:
         self._limits = limits
         self._effects = effects
         self._met = met
-        self._names = {"relay": plan.relay, "route": plan.route}
+        self.names: Final = {"relay": plan.relay, "route": plan.route}
         self._connection: Connection | None = None
         # Held while the connection is replaced, so that abandoning never closes a descriptor of somebody else.
         self._replacing = schedule.lock()
@@ -93,7 +93,7 @@ class CursorConnection:
         self, connection: Connection, name: str, parameters: Mapping[str, Any], *, binary: bool = False
     ) -> psycopg.Cursor[tuple[Any, ...]]:
         """Execute a statement of ``STATEMENTS``; relay and route are given to each."""
-        return connection.execute(self._statements[name], {**self._names, **parameters}, binary=binary)
+        return connection.execute(self._statements[name], {**self.names, **parameters}, binary=binary)
 
     def copy(self, connection: Connection, name: str, data: bytes) -> None:
         """Send what a COPY of ``STATEMENTS`` takes."""

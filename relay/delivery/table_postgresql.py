@@ -291,8 +291,7 @@ class PostgresqlCursor:
         return InboxAnswer(dict.fromkeys(arrivals.firsts, number), {})
 
     def _copy(self, connection: Connection, number: int, rows: Sequence[bytes]) -> None:
-        names = {"relay": self._plan.relay, "route": self._plan.route}
-        self._link.copy(connection, "rest", postgresql_inbox.copy_data(names, number, rows))
+        self._link.copy(connection, "rest", postgresql_inbox.copy_data(self._link.names, number, rows))
 
     def _arrive_or_not(self, connection: Connection, prepared: _PreparedText) -> InboxAnswer:
         arrivals = prepared.arrivals

@@ -40,6 +40,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.subscriber import Handler, Later, Unusable
 
+_UNFINISHED: Final = (GeneratorType, AsyncGeneratorType, Future)
 FIND_OUT_S: Final = 30.0
 """So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""
 
@@ -60,7 +61,6 @@ def check_returned(returned: object) -> None:
         raise NotAwaited(returned)
 
 
-_UNFINISHED: Final = (GeneratorType, AsyncGeneratorType, Future)
 _NO_FURTHER: Final = Further()
 _children = attrgetter("children")
 
