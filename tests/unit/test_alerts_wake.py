@@ -25,8 +25,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.slept: list[float] = []
-        monkeypatch.setattr(alerts.clock, "monotonic", lambda: self.now)
-        monkeypatch.setattr(alerts.clock, "sleep", self.sleep)
+        monkeypatch.setattr(alerts, "clock", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)

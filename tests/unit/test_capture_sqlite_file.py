@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -18,12 +19,12 @@ from relay.capture import block as block_module
 from relay.capture.publisher import Capture
 from relay.message.errors import Unreachable
 from relay.message.identity import capture_id
-from relay.resources import open_resource
+from relay.resources import open_resource, sqlite_writers
 from relay.resources.port import RowLocked
 from relay.resources.sqlite import SqliteResource, SqliteSession
 from relay.resources.sqlite_writers import GAP_EVERY_S, GAP_S, LOOK_S, Writers
 from relay.resources.turns import Turn
-from relay.run import clock, schedule
+from relay.run import schedule
 
 NONCE = b"n" * 16
 LOCK_TIMEOUT_S = 0.2
@@ -163,8 +164,7 @@ def test_who_waits_for_a_file_looks_twice_in_the_gap_that_its_writers_leave(
         gaps.append(now[0])
         now[0] += seconds
 
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
-    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(sqlite_writers, "clock", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     writers = Writers()
     for _ in range(100):
         holder: list[Turn] = []

@@ -435,8 +435,8 @@ def test_a_database_that_comes_back_is_not_met_by_hundreds_of_connections_for_ea
         opened.append(passed[0])
         raise Unreachable("away")
 
-    monkeypatch.setattr(clock, "monotonic", lambda: passed[0])
-    monkeypatch.setattr(clock, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+    moved = SimpleNamespace(monotonic=lambda: passed[0], sleep=lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+    monkeypatch.setattr(upkeep_module, "clock", moved)
 
     assert upkeep_module.find_out(away, "u", b"c" * 16, 10.0) is None
 

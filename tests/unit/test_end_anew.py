@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from relay.kafka import reading
 from relay.kafka.reading import LOOKS_ANEW, PartitionReader
 from relay.message.record import LogPartition
-from relay.run import clock
 
 PLACE = LogPartition("orders", 0)
 
@@ -34,7 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             """Nobody is refused."""
 
     monkeypatch.setattr(reading, "Consumer", Client)
-    monkeypatch.setattr(clock, "sleep", lambda _: None)
+    monkeypatch.setattr(reading, "pausing", SimpleNamespace(sleep=lambda _: None))
     return ends
 
 

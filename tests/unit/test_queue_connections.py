@@ -17,6 +17,7 @@ from relay.queue.port import StoreAway
 from relay.queue.stores.postgresql import PostgresqlSession
 from relay.queue.stores.sqlite import SqliteSession
 from relay.resources.postgresql import PostgresqlResource
+from relay.run import clock
 
 URL = "postgresql://relay@db.example:5433/queues?keepalives_count=9"
 
@@ -125,7 +126,7 @@ def test_who_may_not_listen_asks_at_the_polls_pace_and_ends_for_nothing_that_a_s
 ) -> None:
     """A standby lets nobody listen: a worker whose queue is paused meets that first, and takes nothing from it yet."""
     slept: list[float] = []
-    monkeypatch.setattr(alerts.clock, "sleep", slept.append)
+    monkeypatch.setattr(alerts, "clock", SimpleNamespace(monotonic=clock.monotonic, sleep=slept.append))
     refusing: list[Made] = []
 
     def connect(*given: Any, **asked: Any) -> Made:

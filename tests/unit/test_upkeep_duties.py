@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,7 +213,7 @@ def test_with_what_is_due_it_goes_on_for_a_while_and_then_lets_its_own_messages_
 ) -> None:
     monkeypatch.setattr(upkeep, "DUE_MAX", 2)
     looks = iter([0.0, upkeep.DUE_S - 0.1, upkeep.DUE_S, *[9.0] * 50])
-    monkeypatch.setattr(clock, "monotonic", lambda: next(looks))
+    monkeypatch.setattr(upkeep, "clock", SimpleNamespace(monotonic=lambda: next(looks), wall_ms=clock.wall_ms))
     site = Site(tmp_path)
     site.store.put([NewMessage("p", str(number), b"v", delay_ms=1) for number in range(9)], NOW - 10)
 
