@@ -28,6 +28,7 @@ IDLE_S = 0.3
 """A worker that has had nothing to do for as long has done what a test gave it."""
 IN_ORDER = {"acks": "all", "max.in.flight": 1}
 """One request at a time keeps the order as well as idempotence does, and is half a second sooner ready."""
+MARKERS_S = 2.0
 _LEAVE_GROUP = 13
 FAST = """
 session_timeout = "6s"
@@ -218,7 +219,12 @@ def stand_at(kafka: str, group: str, topic: str, positions: Iterable[int]) -> No
 
 
 def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True) -> list[Any]:
-    """Read a topic from its beginning to its end, each partition in order."""
+    """Read a topic from its beginning to its end, each partition in order.
+
+    The markers of a transaction whose commit was answered come after the answer: for those it waits, and, since they look
+    the same, for a while also where a transaction is open.
+    """
+    ends = _ends(kafka, topic, partitions) if committed else [0] * partitions
     consumer = Consumer(
         {
             "bootstrap.servers": kafka,
@@ -232,18 +238,30 @@ def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True)
     )
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     found = []
-    left = set(range(partitions))
-    limit = time.monotonic() + DEADLINE_S
+    left, early = set(range(partitions)), set[int]()
+    began = time.monotonic()
     while left:
-        assert time.monotonic() < limit, f"{topic} was not read to its end"
+        assert time.monotonic() < began + DEADLINE_S, f"{topic} was not read to its end"
+        if time.monotonic() > began + MARKERS_S:
+            left -= early
         # As many as are asked for are waited for.
         for message in [*consumer.consume(1, 0.2), *consumer.consume(10_000, 0)]:
             if message.error() is None:
                 found.append(message)
+            elif message.offset() < ends[message.partition()]:
+                early.add(message.partition())
             else:
                 left.discard(message.partition())
     consumer.close()
     return found
+
+
+def _ends(kafka: str, topic: str, partitions: int) -> list[int]:
+    """Return where a topic's partitions end, whatever in them is committed."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": f"ends-{uuid4().hex}", "isolation.level": "read_uncommitted"})
+    ends = [consumer.get_watermark_offsets(TopicPartition(topic, p), DEADLINE_S)[1] for p in range(partitions)]
+    consumer.close()
+    return ends
 
 
 def ids(messages: Iterable[Any]) -> list[str]:
