@@ -117,12 +117,7 @@ def verify(
     Raises ConfigError for an unknown route and Unreachable for a broker that does not answer; without ``refused`` also
     what keeps a route from being audited (a missing topic or table, a database that is away).
     """
-    names = list(routes) or list(config.routes)
-    unknown = [name for name in names if name not in config.routes]
-    if unknown:
-        raise ConfigError(
-            f"--route {unknown[0]}: there is no such route; there are: {', '.join(config.routes)}"
-        )
+    names = named(config, routes)
     group = f"{config.relay.name}.verify"
     with Topics(config.kafka, config.timing) as topics, Scan(config.kafka, config.timing, group) as scan:
         topics.names()  # a broker that is away is told once, not for each route
@@ -136,6 +131,17 @@ def verify(
                     raise
                 refused(name, error)
         return reports
+
+
+def named(config: RelayConfig, routes: Iterable[str]) -> list[str]:
+    """Return the routes that are named, or all if none is. Raises ConfigError for one that does not exist."""
+    names = list(routes) or list(config.routes)
+    unknown = [name for name in names if name not in config.routes]
+    if unknown:
+        raise ConfigError(
+            f"--route {unknown[0]}: there is no such route; there are: {', '.join(config.routes)}"
+        )
+    return names
 
 
 class _RouteAudit:

@@ -401,7 +401,10 @@ def test_of_two_databases_the_one_that_the_route_needs_is_named(make_site: Calla
     assert "run `relay migrate`" in answer.stderr
 
 
-def test_a_route_that_cannot_be_audited_keeps_no_other_from_it(make_site: Callable[..., Site], tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [(), ("--at-once", "3")])
+def test_a_route_that_cannot_be_audited_keeps_no_other_from_it(
+    make_site: Callable[..., Site], tmp_path: Path, how: tuple[str, ...]
+) -> None:
     site = make_site()
     site.write(site.log, 0)
     site.write(site.output, 0)
@@ -413,11 +416,11 @@ def test_a_route_that_cannot_be_audited_keeps_no_other_from_it(make_site: Callab
         '[resources.shop]\nurl = "postgresql://u:s3cret@127.0.0.1:1/none"\n'
     )
 
-    told = CliRunner().invoke(app, ["verify", str(more)], env={"COLUMNS": "200"})
-    counted = CliRunner().invoke(app, ["verify", str(more), "--json"])
-    lagging = CliRunner().invoke(app, ["verify", str(more), "--route", "away", "--route", "main"])
+    told = CliRunner().invoke(app, ["verify", str(more), *how], env={"COLUMNS": "200"})
+    counted = CliRunner().invoke(app, ["verify", str(more), "--json", *how])
+    lagging = CliRunner().invoke(app, ["verify", str(more), "--route", "away", "--route", "main", *how])
     site.write(site.output, 0)
-    doubled = CliRunner().invoke(app, ["verify", str(more)])
+    doubled = CliRunner().invoke(app, ["verify", str(more), *how])
 
     assert (told.exit_code, counted.exit_code, lagging.exit_code, doubled.exit_code) == (3, 3, 3, 1)
     assert "right: main: 1 of 1" in told.stdout
