@@ -16,6 +16,7 @@ from relay.kafka.appender import Receipt, Record
 from relay.kafka.failures import kafka_error
 from relay.kafka.group import GroupConsumer
 from relay.kafka.transactions import TransactionalInstance
+from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
 from tests.contracts.kafka_systems import KafkaSystem, until
@@ -122,7 +123,13 @@ class KafkaContract:
         until(look, "assignment as expected")
 
     def positions(self, consumer: GroupConsumer, place: LogPartition) -> tuple[int, str] | None:
-        return until(lambda: [self._committed(consumer, place)], "committed offsets")[0]
+        def look() -> list[tuple[int, str] | None]:
+            try:
+                return [self._committed(consumer, place)]
+            except Unreachable:
+                return []
+
+        return until(look, "committed offsets")[0]
 
     @staticmethod
     def _committed(consumer: GroupConsumer, place: LogPartition) -> tuple[int, str] | None:

@@ -74,7 +74,14 @@ def test_a_reader_whose_leader_died_finds_the_next_one(three_brokers: KafkaClust
 def test_a_question_that_gets_no_answer_ends_in_a_sentence(proxied: Proxied) -> None:
     topic = proxied.topic("silent")
     asked = Topics({"bootstrap.servers": proxied.kafka}, Timing(), timeout_s=1.0)
-    asked.describe([topic], settings=False)
+
+    def knows_it() -> bool:
+        try:
+            return topic in asked.describe([topic], settings=False)
+        except Unreachable:
+            return False
+
+    wait_for(knows_it, what="a first answer")
     kept = proxied.proxy.hold(api(LIST_OFFSETS))
 
     with pytest.raises(Unreachable, match="list offsets"):

@@ -131,7 +131,7 @@ def test_a_block_that_says_nothing_for_too_long_is_told_so(
     monkeypatch.setattr(postgresql_session, "IDLE_LIMIT_S", 0.2)
     with (
         Capture(kafka={"bootstrap.servers": kafka}, resource=direct, source="/s") as capture,
-        pytest.raises(CaptureError, match=r"run the block again.*silent for 1 s"),
+        pytest.raises(CaptureError, match=r"run the block again.*silent for [0-9]+ s"),
         capture.transaction() as tx,
     ):
         tx.publish(topic, 1)

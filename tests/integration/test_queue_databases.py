@@ -272,6 +272,7 @@ def test_an_answer_that_somebody_swallows_is_not_waited_for_for_ever(
             put(store, "a")
         assert time.monotonic() - begun < 10
         proxy.lose_answer_to = None
+        monkeypatch.undo()
         assert put(store, "b"), "by another connection"
 
 

@@ -279,7 +279,7 @@ def test_a_redrive_beside_a_repeat_that_is_under_way_comes_to_its_end(table_rout
     wait_for(lambda: 20 in numbers(route), what="the worker")
     with inbox_locked(route):
         publish(route.kafka, route.log, [(1, ce("/s/0", "m-4"), b'{"n": 4}')])
-        wait_for(lambda: "sending again" in route.said(), 10, what="the repeat, under way")
+        wait_for(lambda: "sending again" in route.said(), what="the repeat, under way")
         assert redrive(route, wait="3")["waiting"] == 3
 
     wait_for(lambda: dead(route) == [], what="the end of the dead letters")

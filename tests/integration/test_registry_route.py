@@ -147,7 +147,7 @@ def opened(kafka: str, tmp_path: Path, server: RegistryServer) -> Iterator[Captu
         kafka={"bootstrap.servers": kafka},
         resource=resource,
         source="/checkout",
-        registry=RegistryConfig(url=server.url, register=True, timeout=1),
+        registry=RegistryConfig(url=server.url, register=True, timeout=30),
     ) as capture:
         yield capture
 

@@ -165,10 +165,13 @@ def test_an_open_kafka_transaction_is_named_not_waited_for_without_end(
     assert writer.flush(30) == 0
     partition = LogPartition(site.output, 1)
 
-    with Scan(site.config.kafka, Timing(), "t", deadline_s=2) as scan:
-        with pytest.raises(Unreachable, match=rf"{site.output}\[1\] at offset 0 of 1"):
-            list(scan.read({partition: (0, 1)}))
-        writer.abort_transaction(30)
+    with (
+        Scan(site.config.kafka, Timing(), "t", deadline_s=2) as scan,
+        pytest.raises(Unreachable, match=rf"{site.output}\[1\] at offset 0 of 1"),
+    ):
+        list(scan.read({partition: (0, 1)}))
+    writer.abort_transaction(30)
+    with Scan(site.config.kafka, Timing(), "t", deadline_s=30) as scan:
         assert list(scan.read({partition: (0, 1)})) == []
 
 
@@ -191,7 +194,7 @@ def test_a_partition_is_read_to_its_end_while_its_writers_never_pause(make_site:
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
     try:
-        with Scan(site.config.kafka, Timing(), "t", deadline_s=3) as scan:
+        with Scan(site.config.kafka, Timing(), "t", deadline_s=30) as scan:
             # Its last offset is the transaction's marker: only what lies behind it shows that the end was passed.
             found = [one.message.value() for records in scan.read({place: (0, 2)}) for one in records]
     finally:

@@ -97,12 +97,19 @@ class LeftBehind:
 
     def __call__(self, db: Database | FurtherDatabase, statement: str) -> None:
         (backend,) = db.execute("select pg_backend_pid()").fetchone()
-        self._start(db, "select pg_sleep(0.7)")
-        with psycopg.connect(self._url, autocommit=True) as watching:
-            asked = "select 1 from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
-            wait_for(lambda: watching.execute(asked, (backend,)).fetchone(), 10, "a statement of the thread")
+        watching = psycopg.connect(self._url, autocommit=True)
+        watching.execute("select pg_advisory_lock(1)")
+        self._start(db, "select pg_advisory_xact_lock(1)")
+        asked = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
+        wait_for(lambda: watching.execute(asked, (backend,)).fetchone(), what="a statement of the thread")
         self._start(db, statement)
         clock.sleep(0.2)
+
+        def let_go() -> None:
+            with watching:
+                wait_for(lambda: db._is_over, what="the handler's end being said while a statement runs")
+
+        schedule.start_thread("lets-go", let_go)
         raise TimeoutError
 
     def _start(self, db: Database | FurtherDatabase, statement: str) -> None:
@@ -118,7 +125,7 @@ class LeftBehind:
 
     def check(self) -> None:
         """The first was waited for, and the second told: it would have run after the transaction, by itself."""
-        wait_for(lambda: len(self.ends) == 2, 10, "the end of both threads")
+        wait_for(lambda: len(self.ends) == 2, what="the end of both threads")
         first, second = self.ends
         assert first is None
         assert isinstance(second, CallOver)

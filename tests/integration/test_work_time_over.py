@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from relay.queue.port import Filter, StoreAway
 from relay.queue.states import SubscriberState
 from relay.queue.stores import open_store
 from relay.resources import open_resource
-from relay.run import clock, schedule
+from relay.run import schedule
 from relay.work.desks import Database, Desks, PostgresqlDesk
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.further import FurtherDatabase
@@ -34,8 +35,8 @@ Written = Database | FurtherDatabase
 
 def pause(db: Written) -> None:
     """Let the server end the transaction."""
-    db.execute(LIMIT)
-    clock.sleep(0.5)
+    connection = db.execute(LIMIT).connection
+    assert select.select([connection.fileno()], [], [], 60)[0], "the server says that it has ended it"
 
 
 def going_on(db: Written, statement: str) -> None:

@@ -21,7 +21,7 @@ from relay.resources import open_resource
 from relay.run import clock
 
 MARKER_KEY_BYTES = 16
-WAIT_S = 5.0
+WAIT_S = 60.0
 INSERT = "insert into orders values (?)"
 
 

@@ -46,6 +46,14 @@ async def cancelled_at(event: threading.Event, task: asyncio.Task[Any]) -> None:
     await asyncio.sleep(0.02)
 
 
+async def over_at(event: threading.Event, limit: asyncio.Timeout, may_go_on: threading.Event) -> None:
+    """Let a time limit be over when an event is set, and what is under way then go on behind that."""
+    await until(event)
+    limit.reschedule(0.0)
+    await asyncio.sleep(0.02)
+    may_go_on.set()
+
+
 class TestCancelled:
     def test_before_its_turn_it_never_begins(self, make: Callable[..., Capture], path: Path) -> None:
         capture = make(async_blocks=1)
@@ -139,11 +147,16 @@ class TestCancelled:
     ) -> None:
         async def run() -> AsyncCaptureBlock:
             log.may_go_on.clear()
-            asyncio.get_running_loop().call_later(0.3, log.may_go_on.set)
-            tx = capture.async_transaction()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1), tx:
+            tx, over = capture.async_transaction(), list[asyncio.Task[None]]()
+
+            async def slow() -> None:
+                async with asyncio.timeout(None) as limit, tx:
+                    over.append(asyncio.create_task(over_at(log.reached, limit, log.may_go_on)))
                     await tx.publish("orders", 1)
+
+            with pytest.raises(TimeoutError):
+                await slow()
+            await over[0]
             return tx
 
         assert asyncio.run(run()).is_committed
@@ -171,11 +184,12 @@ class TestCancelled:
         pause = Pause()
 
         async def run() -> None:
-            asyncio.get_running_loop().call_later(0.3, pause.may_go_on.set)
             async with capture.async_transaction() as tx:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(0.05):
+                    async with asyncio.timeout(None) as limit:
+                        over = asyncio.create_task(over_at(pause.reached, limit, pause.may_go_on))
                         await tx.run(lambda block: (pause(), block.execute(INSERT, (1,))))
+                await over
                 await tx.publish("orders", 2)
 
         with pytest.raises(CaptureError, match="was cancelled while it ran, and the block went on"):
@@ -218,11 +232,16 @@ class TestCancelled:
         assert orders(path) == [1, 3]
 
     def test_a_savepoint_that_goes_on_after_it_is_undone_all_the_same(self, capture: Capture, path: Path) -> None:
+        pause = Pause()
+
         async def inside(tx: AsyncCaptureBlock) -> None:
             async with tx.savepoint():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await tx.run(lambda block: (clock.sleep(0.2), block.execute(INSERT, (2,))))
+                    async with asyncio.timeout(None) as limit:
+                        over.append(asyncio.create_task(over_at(pause.reached, limit, pause.may_go_on)))
+                        await tx.run(lambda block: (pause(), block.execute(INSERT, (2,))))
+
+        over: list[asyncio.Task[None]] = []
 
         async def run() -> None:
             async with capture.async_transaction() as tx:
@@ -307,10 +326,12 @@ class TestCancelled:
                 session = tx._block._session
                 pause, savepoint = Pause(), session.savepoint
                 monkeypatch.setattr(session, "savepoint", lambda number: (savepoint(number), pause()))
-                asyncio.get_running_loop().call_later(0.2, pause.may_go_on.set)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(0.05), tx.savepoint():
-                        raise AssertionError("it was cancelled before")
+                    async with asyncio.timeout(None) as limit:
+                        over = asyncio.create_task(over_at(pause.reached, limit, pause.may_go_on))
+                        async with tx.savepoint():
+                            raise AssertionError("it was cancelled before")
+                await over
                 assert tx._block._savepoints == 0
                 await tx.execute(INSERT, (1,))
 
@@ -436,9 +457,8 @@ class TestDropped:
         loop.close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         del tx, task, loop
-        gc.collect()
 
-        at_rest(lambda: capture._threads._lent)
+        at_rest(lambda: (gc.collect(), capture._threads._lent)[1])
         assert set(ended) == {"capture-block"}
         assert orders(path) == []
 

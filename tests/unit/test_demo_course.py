@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from relay.demo import course
 from relay.demo.course import Course
 from relay.demo.part import Part
 from relay.message.errors import CheckFailed
+from relay.run.child import LineBuffer
 
 SLOW_S = 4.0
 STALL_S = 2.0
@@ -40,6 +40,22 @@ class Still:
         pass
 
 
+class Job(Part):
+    """A job that says the line at each look, for longer than the patience, and fails."""
+
+    def __init__(self, log: Path, line: str, now: list[float]) -> None:
+        self.name, self.log, self._lines, self._read_to = "the Spark job", log, LineBuffer(), 0
+        self._line, self._now = line, now
+
+    def ended(self) -> int | None:
+        return 5 if self._now[0] > SLOW_S else None
+
+    def heard(self) -> list[str]:
+        with self.log.open("a") as log:
+            log.write(f"{self._line}\n")
+        return super().heard()
+
+
 def seen_through(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> str:
     """Let a job say the line every half second, for longer than the patience, and fail; return how the course ends."""
     monkeypatch.setattr(course, "STALL_S", STALL_S)
@@ -47,11 +63,10 @@ def seen_through(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> str
     stage: Any = SimpleNamespace(config=SimpleNamespace(routes={"r": None}))
     made = Course(stage, 3000, 1, still)
     monkeypatch.setattr(made._service, "tend", still.tend)
-    program = f"import time\nfor _ in range({int(2 * SLOW_S)}): print({line!r}, flush=True); time.sleep(0.5)\nraise SystemExit(5)"
-    job = Part("the Spark job", [sys.executable, "-c", program], place / "spark.log", {})
+    now = [0.0]
+    monkeypatch.setattr(course, "clock", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)))
     with pytest.raises(CheckFailed) as ended:
-        made._see_through(still, job, still, still)
-    job.end(5.0)
+        made._see_through(still, Job(place / "spark.log", line, now), still, still)
     return str(ended.value)
 
 

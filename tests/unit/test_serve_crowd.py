@@ -48,7 +48,7 @@ class Served(NamedTuple):
 
     def live(self) -> str:
         scheme = "http" if self.trust is None else "https"
-        with urllib.request.urlopen(f"{scheme}://127.0.0.1:{self.port}/livez", timeout=5, context=self.trust) as answer:
+        with urllib.request.urlopen(f"{scheme}://127.0.0.1:{self.port}/livez", timeout=60, context=self.trust) as answer:
             return str(answer.read().decode())
 
 
@@ -127,6 +127,10 @@ def test_where_no_file_is_left_for_a_connection_it_is_said_once_and_answered_lat
     before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (highest(served.pid) + 1, before[1]))
     one = served.connect()
+    limit = time.monotonic() + 60
+    while not served.said.read_text():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     time.sleep(2.5)
     one.close()
     resource.prlimit(served.pid, resource.RLIMIT_NOFILE, before)

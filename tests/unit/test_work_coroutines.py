@@ -24,7 +24,7 @@ from relay.work.running import Runner
 from relay.work.subscriber import subscriber
 from tests.contracts.queue_book import QueueBook
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 HOLDER = b"a worker--------"
 Handle = Callable[[int], Awaitable[None]]
 

@@ -25,7 +25,7 @@ from relay.work.desks import (
 from relay.work.further import Connections, Further, FurtherDatabase
 from tests.routes import wait_for
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 class FakeDesk:
