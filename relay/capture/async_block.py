@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, 
 from relay.capture.block import CaptureBlock
 from relay.capture.flow import Entered
 from relay.message.errors import CaptureError
+from relay.message.unfinished import is_unfinished
 from relay.run import schedule
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ class AsyncCaptureBlock:
 
     async def _run(self, promised: int, call: Callable[[], _R]) -> _R:
         self._steps.keep(promised)
-        done = self._steps.do(partial(copy_context().run, call))
+        done = self._steps.do(partial(copy_context().run, self._finished, call))
         try:
             return await asyncio.wrap_future(done)
         except asyncio.CancelledError:
@@ -335,6 +336,12 @@ class AsyncCaptureBlock:
             raise
         finally:
             del done  # or what it raised would hold it, and all of the block, until they are collected
+
+    def _finished(self, call: Callable[[], _R]) -> _R:
+        returned = call()
+        if is_unfinished(returned):
+            self._block.refuse(returned)
+        return returned
 
     def savepoint(self) -> AsyncSavepoint:
         """Undo statements and drop messages of the inner block if an exception leaves it; the outer may go on."""

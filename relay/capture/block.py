@@ -20,13 +20,14 @@ from relay.capture import message
 from relay.capture.flow import Entered
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
+from relay.capture.statements import check_statement
 from relay.capture.upkeep import Decided
 from relay.message import envelope
 from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import FilledHeaders
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, ConfigError, Unreachable
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
-from relay.run import clock
+from relay.run import clock, schedule
 from relay.run.crash import crash_point
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class _Leaving:
 
 
 class CaptureBlock:
-    """The block of a ``with capture.transaction()``. One thread at a time uses it, not always the same one."""
+    """The block of a ``with capture.transaction()``. Of several threads that use it each has it for a call, one after the other."""
 
     def __init__(self, capture: Capture, *, fetches: bool = False) -> None:
         """With ``fetches``, `execute` returns cursors that have read their rows, for whichever thread looks at them."""
@@ -111,6 +112,7 @@ class CaptureBlock:
         self._capture: bytes
         self._placed: list[Placed] = []
         self._entered = Entered()
+        self._in_use = schedule.reentrant_lock()
 
     @property
     def id(self) -> bytes:
@@ -147,23 +149,24 @@ class CaptureBlock:
             if kind is None:
                 self._publisher.check_process()
             return
-        try:
-            if kind is not None:
-                self._fail(error)
-            elif self._phase is _Phase.FAILED:
-                self._refuse_to_decide()
-            else:
-                self._end()
-        except BaseException as failure:
-            # Abort, unless COMMIT was sent: then the block is over already. One that has failed before was looked at above.
-            if self._phase is _Phase.OPEN:
-                self._fail(failure)
-            raise
-        finally:
-            self._phase = _Phase.ENDED
-            self._entered.of = None
-            self._publisher.give_back(self._session)
-            del self._session  # a block that is kept does not keep its connection, which other blocks use
+        with self._in_use:  # what another thread does in the block is part of it, and comes to its end before
+            try:
+                if kind is not None:
+                    self._fail(error)
+                elif self._phase is _Phase.FAILED:
+                    self._refuse_to_decide()
+                else:
+                    self._end()
+            except BaseException as failure:
+                # Abort, unless COMMIT was sent: then the block is over already. One that has failed before was looked at above.
+                if self._phase is _Phase.OPEN:
+                    self._fail(failure)
+                raise
+            finally:
+                self._phase = _Phase.ENDED
+                self._entered.of = None
+                self._publisher.give_back(self._session)
+                del self._session  # a block that is kept does not keep its connection, which other blocks use
 
     if TYPE_CHECKING:  # not every checker takes what is looked up for a method, and so a block for a context manager
 
@@ -178,16 +181,14 @@ class CaptureBlock:
         """Run one SQL statement with the driver's own placeholders and return its cursor.
 
         What it sets for the session stays with a connection that later blocks use: prefer ``set local``. Raises the
-        driver's errors; outside a savepoint they end the block. CaptureInDoubt if an earlier statement has
-        ended the transaction: this one would take effect by itself, and no message would ever tell of it.
+        driver's errors, and CaptureError for a statement that controls transactions, which is not run; outside a savepoint
+        they end the block. CaptureInDoubt if an earlier statement has ended the transaction all the same: this one would take
+        effect by itself, and no message would ever tell of it.
         """
-        self._refuse_unless_in_transaction()
-        try:
+        with self._using():
+            self._refuse_unless_in_transaction()
+            check_statement(query)
             return (self._session.fetched if self._fetches else self._session.execute)(query, params)
-        except BaseException:
-            if not self._savepoints:
-                self._roll_back()
-            raise
 
     def publish(
         self,
@@ -210,78 +211,97 @@ class CaptureBlock:
         ``schema`` (see ``Capture.avro``), data that fits it. None makes a message without a value. Without ``partition`` the
         key decides where it goes, without a key the source, so that the publisher's order holds. Without ``id`` each call
         makes a message of its own. Raises CaptureError for what cannot be appended, ConfigError for a topic that does not
-        exist or is compacted, Unreachable.
+        exist or is compacted, Unreachable; outside a savepoint they end the block, which would commit without the message.
         """
-        self._refuse_unless_open()
-        message.check_text(topic=topic, key=key, type=type, id=id, subject=subject, content_type=content_type, time=time)
-        facts = self._publisher.topic(topic)
-        message.check_type(type)
-        message.check_id(id)
-        raw_key = message.encoded_key(key)
-        if partition is None:
-            partition = message.partition_of(raw_key or self._publisher.source_bytes, facts.partitions)
-        else:
-            partition = message.whole_partition(partition, facts.partitions, topic)
-        value, kind = message.encoded(data, schema)
-        identifier = id or f"{self._name}-{self._published}"
-        fields = [
-            *self._common,
-            (envelope.ID, identifier.encode()),
-            (envelope.TYPE, type.encode()),
-            (envelope.TIME, time.encode() if time else self._time),
-            (envelope.CONTENT_TYPE, content_type.encode() if content_type else kind),
-        ]
-        if subject is not None:
-            fields.append((envelope.SUBJECT, subject.encode()))
-        if headers is not None:
-            fields += message.extra_headers(headers)
-        found = Buffered(topic, partition, raw_key, value, fields)
-        self._bytes += self._publisher.admit(found, facts, len(self._messages), self._bytes)
-        self._messages.append(found)
-        self._published += 1
-        return identifier
+        with self._using():
+            message.check_text(topic=topic, key=key, type=type, id=id, subject=subject, content_type=content_type, time=time)
+            facts = self._publisher.topic(topic)
+            message.check_type(type)
+            message.check_id(id)
+            raw_key = message.encoded_key(key)
+            if partition is None:
+                partition = message.partition_of(raw_key or self._publisher.source_bytes, facts.partitions)
+            else:
+                partition = message.whole_partition(partition, facts.partitions, topic)
+            value, kind = message.encoded(data, schema)
+            identifier = id or f"{self._name}-{self._published}"
+            fields = [
+                *self._common,
+                (envelope.ID, identifier.encode()),
+                (envelope.TYPE, type.encode()),
+                (envelope.TIME, time.encode() if time else self._time),
+                (envelope.CONTENT_TYPE, content_type.encode() if content_type else kind),
+            ]
+            if subject is not None:
+                fields.append((envelope.SUBJECT, subject.encode()))
+            if headers is not None:
+                fields += message.extra_headers(headers)
+            found = Buffered(topic, partition, raw_key, value, fields)
+            self._bytes += self._publisher.admit(found, facts, len(self._messages), self._bytes)
+            self._messages.append(found)
+            self._published += 1
+            return identifier
+
+    def refuse(self, returned: object) -> NoReturn:
+        """End the block for what a function has returned instead of having done it."""
+        with self._using():
+            raise CaptureError(
+                f"tx.run: the function returned a {type(returned).__name__}, which nobody waits for: give a plain function, which "
+                "has done its work when it returns; what is awaited belongs between the calls of the block"
+            )
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Undo statements and drop messages of the inner block if an exception leaves it; the outer may go on."""
-        self._refuse_unless_in_transaction()
-        kept, kept_bytes = len(self._messages), self._bytes
-        self._savepoints += 1
-        number = self._savepoints
+        with self._using():
+            self._refuse_unless_in_transaction()
+            kept, kept_bytes = len(self._messages), self._bytes
+            self._savepoints += 1
+            number = self._savepoints
         try:
-            self._session.savepoint(number)
+            with self._in_use:
+                self._session.savepoint(number)
             yield
-            self._publisher.check_process()
-            self._session.release(number)
+            with self._using():
+                self._session.release(number)
         except BaseException as error:
             if not self._publisher.is_here:
                 raise  # a fork: the transaction and its savepoints are the parent's
-            del self._messages[kept:]
-            self._bytes = kept_bytes
-            if self._phase is _Phase.OPEN and not self._session.in_transaction:
-                self._roll_back()  # the savepoint went with the whole transaction
-            elif self._phase is _Phase.OPEN:
-                try:
-                    self._session.rollback_to(number)
-                except BaseException:
-                    # Abort: the connection or the savepoint is gone, or an interrupt came: its statements may still stand.
-                    self._roll_back()
-                    if isinstance(error, Exception):
-                        raise  # while an interrupt stays one: it may have come before the savepoint was set
+            with self._in_use:
+                del self._messages[kept:]
+                self._bytes = kept_bytes
+                self._undo_to(number, error)
             raise
         finally:
             self._savepoints -= 1
 
-    def abandon(self) -> None:
-        """The ``with`` statement is over and did not leave the block, since an interrupt came as it was about to."""
-        if self.is_new or self.is_over or not self._publisher.is_here:
+    def _undo_to(self, number: int, error: BaseException) -> None:
+        if self._phase is not _Phase.OPEN:
+            return
+        if not self._session.in_transaction:
+            self._roll_back()  # the savepoint went with the whole transaction
             return
         try:
+            self._session.rollback_to(number)
+        except BaseException:
+            # Abort: the connection or the savepoint is gone, or an interrupt came: its statements may still stand.
             self._roll_back()
-        finally:
-            self._phase = _Phase.ENDED
-            self._entered.of = None
-            self._session.close()
+            if isinstance(error, Exception):
+                raise  # while an interrupt stays one: it may have come before the savepoint was set
+
+    def abandon(self) -> None:
+        """The ``with`` statement is over and did not leave the block, since an interrupt came as it was about to."""
+        if self.is_new or not self._publisher.is_here:
+            return
+        with self._in_use:
+            if self.is_over:
+                return
+            try:
+                self._roll_back()
+            finally:
+                self._phase = _Phase.ENDED
+                self._entered.of = None
+                self._session.close()
 
     @property
     def is_new(self) -> bool:
@@ -318,8 +338,8 @@ class CaptureBlock:
                 )
             if found in (Decided.ABORTED, Decided.FENCED):
                 raise CaptureError(
-                    f"capture {self._name}: a statement of the block failed, or was not read to its end, and the block went "
-                    "on; the capture is rolled back: let the error leave the block, or use tx.savepoint()"
+                    f"capture {self._name}: a statement of the block failed, or was not read to its end, or a message was "
+                    "refused, and the block went on; the capture is rolled back: let the error leave the block, or use tx.savepoint()"
                 )
         raise CaptureInDoubt(
             f"capture {self._name}: the block's statements ended the database transaction themselves (COMMIT or "
@@ -438,14 +458,28 @@ class CaptureBlock:
             self._publisher.mark(self._capture, None, self._placed)
 
     def _refuse_unless_in_transaction(self) -> None:
-        self._refuse_unless_open()
         if not self._session.in_transaction:
             self._refuse_to_decide()
 
-    def _refuse_unless_open(self) -> None:
-        self._publisher.check_process()
-        if self._phase is not _Phase.OPEN:
-            self._refuse()
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Have the open block to oneself, since a thread may leave it while another is at a statement.
+
+        What is raised meanwhile ends the block, unless it may be undone up to a savepoint.
+        """
+        self._publisher.check_process()  # first: a fork may have been made while another thread had it
+        with self._in_use:
+            if self._phase is not _Phase.OPEN:
+                self._refuse()
+            try:
+                yield
+            except BaseException:
+                self._end_unless_savepoint()
+                raise
+
+    def _end_unless_savepoint(self) -> None:
+        if not self._savepoints:
+            self._roll_back()
 
     def _refuse(self) -> NoReturn:
         raise CaptureError(f"the block is {self._phase.value}; begin another with capture.transaction()")

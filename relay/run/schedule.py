@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 Thread = threading.Thread
@@ -35,6 +36,11 @@ def pool(name: str, threads: int) -> ThreadPoolExecutor:
 def lock() -> Lock:
     """Make a lock; any thread may release it."""
     return threading.Lock()
+
+
+def reentrant_lock() -> AbstractContextManager[bool]:
+    """Make a lock that the thread which holds it may take again. A simulation leaves it as it is: its tasks take turns."""
+    return threading.RLock()
 
 
 def event() -> Event:

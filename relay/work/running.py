@@ -11,17 +11,15 @@ prepared writes to be committed: recovery does both.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter
-from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final, NamedTuple
 
 import structlog
 
 from relay.message.errors import ConfigError, InDoubt, RelayError, Retriable, Stopped, Unreachable, words_of
+from relay.message.unfinished import is_unfinished
 from relay.queue.attempts import AttemptAborted, commit_here
 from relay.queue.message import Taken
 from relay.queue.port import Retired
@@ -40,7 +38,6 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.subscriber import Handler, Later, Unusable
 
-_UNFINISHED: Final = (GeneratorType, AsyncGeneratorType, Future)
 FIND_OUT_S: Final = 30.0
 """So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""
 
@@ -56,8 +53,8 @@ class NotAwaited(RelayError):
 
 
 def check_returned(returned: object) -> None:
-    """Raise NotAwaited for an awaitable, a generator and a future, finished or not: how it ended was not looked at."""
-    if returned is not None and (isinstance(returned, _UNFINISHED) or inspect.isawaitable(returned)):
+    """Raise NotAwaited for what is still to be done."""
+    if is_unfinished(returned):
         raise NotAwaited(returned)
 
 

@@ -160,17 +160,29 @@ def test_a_commit_that_the_database_refuses_publishes_nothing(
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_a_commit_or_rollback_inside_execute_is_in_doubt(
+def test_a_commit_or_rollback_past_the_block_is_in_doubt(
     capture: Capture, resource: Resource, kafka: str, topic: str, ending: str
 ) -> None:
     with pytest.raises(CaptureInDoubt, match="ended the database transaction"), capture.transaction() as tx:
         tx.execute("insert into orders values (1, 'tea')")
         tx.publish(topic, {"id": 1})
-        tx.execute(ending)
+        tx.execute("select 1").connection.execute(ending)
     assert read_log(kafka, topic) == []
     with capture.transaction() as tx:
         tx.publish(topic, {"id": 2})
     until(lambda: shown(kafka, topic), "the next capture")
+
+
+@pytest.mark.parametrize("statement", ["savepoint item", "rollback", "commit", "begin"])
+def test_a_statement_that_controls_transactions_is_not_run(
+    capture: Capture, resource: Resource, kafka: str, topic: str, statement: str
+) -> None:
+    """What it undid would be undone, and the messages about it shown."""
+    with pytest.raises(CaptureError, match=r"in tx\.execute"), capture.transaction() as tx:
+        tx.execute("insert into orders values (1, 'tea')")
+        tx.publish(topic, {"id": 1})
+        tx.execute(statement)
+    assert (orders(resource), read_log(kafka, topic)) == ([], [])
 
 
 def test_blocks_do_not_nest_and_are_used_once(capture: Capture, topic: str) -> None:

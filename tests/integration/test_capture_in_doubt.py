@@ -157,7 +157,7 @@ def test_a_block_that_committed_before_its_failure_is_still_in_doubt(capture: Ca
     with pytest.raises(CaptureInDoubt, match="what they committed stays"), capture.transaction() as tx:
         cursor = tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        tx.execute("commit; begin")
+        tx.execute("select 1; commit; begin")
         with pytest.raises(psycopg.Error):
             cursor.execute("insert into orders values (1)")
     assert orders(postgres) == [1]
@@ -294,7 +294,7 @@ def test_a_forged_marker_shows_nothing(kafka: str, direct: Resource, topic: str)
 
 @pytest.mark.parametrize(
     "then",
-    [["commit; begin", "insert into orders values (2)"], ["commit; begin read only"]],
+    [["select 1; commit; begin", "insert into orders values (2)"], ["select 1; commit; begin read only"]],
     ids=["the row is no one's", "the proof is refused"],
 )
 def test_commit_and_begin_inside_one_statement_are_caught_by_the_row(
@@ -315,7 +315,7 @@ def test_a_block_that_committed_before_its_end_is_no_success_whose_answer_was_lo
     with pytest.raises(CaptureInDoubt, match="follow what they committed"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        tx.execute("commit; begin")
+        tx.execute("select 1; commit; begin")
         tx.execute("insert into orders values (2)")
         proxy.lose_answer_to = DECIDING_COMMIT
     assert orders(postgres) == [1]
@@ -328,7 +328,7 @@ def test_a_block_that_committed_before_a_failure_it_swallowed_is_in_doubt(
     with pytest.raises(CaptureInDoubt, match="what they committed stays"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        tx.execute("commit; begin")
+        tx.execute("select 1; commit; begin")
         with pytest.raises(psycopg.Error):
             tx.execute("insert into orders values (1)")
     assert (orders(postgres), read_log(kafka, topic)) == ([1], [])
@@ -341,7 +341,7 @@ def test_what_a_block_prepared_and_somebody_commits_later_is_followed(
     with pytest.raises(CaptureInDoubt), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
-        tx.execute("prepare transaction 'later'; begin read only")
+        tx.execute("select 1; prepare transaction 'later'; begin read only")
     with psycopg.connect(postgres, autocommit=True) as somebody:
         somebody.execute("commit prepared 'later'")
     assert orders(postgres) == [1]
@@ -364,7 +364,7 @@ def test_messages_whose_reports_did_not_come_follow_the_row(
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
         if ended:
-            tx.execute("commit; begin")
+            tx.execute("select 1; commit; begin")
     until(lambda: [read for read in read_log(kafka, topic) if read.marker], "the marker")
     assert len(orders(postgres)) == len(shown(kafka, topic)) == int(ended)
     assert capture.in_doubt == 0

@@ -280,6 +280,26 @@ CAPTURE_GUARDS: Final = (
         Search("route", range(20), "capture header left"),
     ),
     Guard(
+        "shared_without_turns",
+        "what a thread writes behind the end of a block takes effect by itself, and two messages have one id",
+        Named("tests/unit/test_capture_shared.py", "test_threads_that_publish_at_once_give_each_message_an_id_of_its_own"),
+    ),
+    Guard(
+        "controls_transactions",
+        "a message shows whose row was undone to a savepoint that the block set itself",
+        Named("tests/unit/test_capture_transaction_over.py", "test_a_statement_that_would_undo_rows_without_their_messages_is_not_run"),
+    ),
+    Guard(
+        "refused_and_gone_on",
+        "a block commits without a message that was refused",
+        Named("tests/unit/test_capture_shared.py", "test_a_block_that_goes_on_after_a_refused_message_commits_nothing"),
+    ),
+    Guard(
+        "function_unfinished",
+        "a block commits whose function has run nothing but what returns a coroutine",
+        Named("tests/unit/test_capture_async.py", "test_a_function_that_returns_what_is_still_to_be_done_ends_the_block"),
+    ),
+    Guard(
         "asked_before_the_scan",
         "a marker in the log is not waited for, and a trimmed decision counts as none",
         Named(

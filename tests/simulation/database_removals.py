@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
+import relay.capture.async_block
+import relay.capture.block
 import relay.capture.resolver
 import relay.capture.upkeep
 import relay.delivery.sealed
@@ -19,6 +22,7 @@ from relay.message.errors import CaptureError, InDoubt, RelayError, Retriable, U
 from relay.message.record import LogPartition
 from relay.monitor.index import DedupIndex
 from relay.resources.port import AnswerLost, CommitRefused, DecisionRow, Decisions
+from relay.run import schedule
 from relay.transfer.sending import Sending
 from tests.simulation.database_cursor import POSITIONS, SimulatedCursor
 from tests.simulation.databases import Backend, Row
@@ -134,11 +138,31 @@ def capture_headers_left() -> list[Change]:
     return [(relay.delivery.sealed, "outgoing", list)]
 
 
+def shared_without_turns() -> list[Change]:
+    """Threads that share a block are in it at once."""
+    return [(schedule, "reentrant_lock", nullcontext)]
+
+
+def controls_transactions() -> list[Change]:
+    """A block runs every statement that it is given."""
+    return [(relay.capture.block, "check_statement", lambda query: None)]
+
+
+def refused_and_gone_on() -> list[Change]:
+    """What refuses a message leaves the block open."""
+    return [(CaptureBlock, "_end_unless_savepoint", lambda self: None)]
+
+
+def function_unfinished() -> list[Change]:
+    """What a step's function returns says nothing."""
+    return [(relay.capture.async_block, "is_unfinished", lambda returned: False)]
+
+
 DATABASE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
         no_epoch_guard, trimmed_when_fenced, two_batches_in_flight, timer_never_resends, failed_batch_overtaken, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
         dead_letters_not_repeated, resolver_without_insert, lost_answer_is_aborted, reports_not_awaited,
-        capture_headers_left,
+        capture_headers_left, shared_without_turns, controls_transactions, refused_and_gone_on, function_unfinished,
     )
 }  # fmt: skip

@@ -7,7 +7,8 @@ import gc
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -72,6 +73,31 @@ def test_what_a_statement_raises_is_raised_where_it_is_awaited(capture: Capture,
                 await tx.execute(INSERT, (1,))
 
     with pytest.raises(CaptureError, match="a statement of the block failed"):
+        asyncio.run(run())
+
+    assert orders(path) == []
+
+
+async def coroutine(tx: CaptureBlock) -> None:
+    tx.execute(INSERT, (2,))
+
+
+def generator(tx: CaptureBlock) -> Iterator[object]:
+    yield tx.execute(INSERT, (2,))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'coroutine' was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("function", [coroutine, generator, lambda _: Future()])
+def test_a_function_that_returns_what_is_still_to_be_done_ends_the_block(
+    capture: Capture, path: Path, function: Callable[[CaptureBlock], object]
+) -> None:
+    async def run() -> None:
+        async with capture.async_transaction() as tx:
+            await tx.execute(INSERT, (1,))
+            with suppress(CaptureError):
+                await tx.run(function)
+
+    with pytest.raises(CaptureError, match="and the block went on; the capture is rolled back"):
         asyncio.run(run())
 
     assert orders(path) == []

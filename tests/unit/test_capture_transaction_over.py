@@ -66,7 +66,7 @@ def test_a_statement_after_a_row_that_rolled_everything_back_is_not_run(capture:
 
 def test_nor_a_savepoint_which_would_begin_a_transaction_of_its_own(capture: Capture, path: Path) -> None:
     def block(tx: CaptureBlock) -> None:
-        tx.execute("rollback")
+        tx._session.execute("rollback")
         with tx.savepoint():
             tx.execute("insert into orders values (2)")
 
@@ -75,11 +75,19 @@ def test_nor_a_savepoint_which_would_begin_a_transaction_of_its_own(capture: Cap
     assert orders(path) == []
 
 
+def test_a_statement_that_would_undo_rows_without_their_messages_is_not_run(capture: Capture, path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"SAVEPOINT in tx\.execute.*use tx\.savepoint"), capture.transaction() as tx:  # noqa: PT012
+        tx.execute("insert into orders values (1)")
+        tx.execute("savepoint item")
+
+    assert orders(path) == []
+
+
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 def test_nor_one_after_the_block_has_ended_its_transaction_itself(capture: Capture, path: Path, ending: str) -> None:
     def block(tx: CaptureBlock) -> None:
         tx.execute("insert into orders values (1)")
-        tx.execute(ending)
+        tx._session.execute(ending)
         tx.execute("insert into orders values (2)")
 
     fails_in_doubt(capture, block)
@@ -92,7 +100,7 @@ def test_a_failure_that_the_block_swallowed_takes_back_nothing_that_it_committed
 ) -> None:
     def block(tx: CaptureBlock) -> None:
         tx.execute("insert into orders values (1)")
-        tx.execute("commit")
+        tx._session.execute("commit")
         tx._session.execute("begin")
         with suppress(sqlite3.Error):
             tx.execute("insert into orders values (1)")
