@@ -301,7 +301,7 @@ class AsyncCaptureBlock:
     def __init__(self, publisher: Capture, threads: BlockThreads) -> None:
         self._publisher = publisher
         self._threads = threads
-        self._block = CaptureBlock(publisher, fetches=True)
+        self._block = CaptureBlock(publisher)
         self._entered = Entered()
         self._steps = _Steps(publisher)
         self._stay = _Stay(self._steps)

@@ -98,10 +98,8 @@ class _Leaving:
 class CaptureBlock:
     """The block of a ``with capture.transaction()``. Of several threads that use it each has it for a call, one after the other."""
 
-    def __init__(self, capture: Capture, *, fetches: bool = False) -> None:
-        """With ``fetches``, `execute` returns cursors that have read their rows, for whichever thread looks at them."""
+    def __init__(self, capture: Capture) -> None:
         self._publisher = capture
-        self._fetches = fetches
         self._phase = _Phase.NEW
         self._messages: list[Buffered] = []
         self._bytes = 0
@@ -178,7 +176,7 @@ class CaptureBlock:
         __exit__ = _Leaving(_leave)
 
     def execute(self, query: Any, params: Any = None) -> Any:
-        """Run one SQL statement with the driver's own placeholders and return its cursor.
+        """Run one SQL statement with the driver's own placeholders and return its cursor, which has read its rows.
 
         What it sets for the session stays with a connection that later blocks use: prefer ``set local``. Raises the
         driver's errors, and CaptureError for a statement that controls transactions, which is not run; outside a savepoint
@@ -188,7 +186,7 @@ class CaptureBlock:
         with self._using():
             self._refuse_unless_in_transaction()
             check_statement(query)
-            return (self._session.fetched if self._fetches else self._session.execute)(query, params)
+            return self._session.execute(query, params)
 
     def publish(
         self,

@@ -70,10 +70,10 @@ class Session(Protocol):
         """
 
     def execute(self, query: Any, params: Any = None) -> Any:
-        """Run one statement of the application and return the driver's cursor; raises the driver's errors."""
+        """Run one statement of the application and return the driver's cursor; raises the driver's errors.
 
-    def fetched(self, query: Any, params: Any = None) -> Any:
-        """Return what `execute` does, its rows read: another thread may look at them while the next statement runs."""
+        It has its rows, for any thread and also behind the block, and runs nothing more there.
+        """
 
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""

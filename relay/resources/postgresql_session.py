@@ -20,8 +20,10 @@ from psycopg.rows import tuple_row
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import nonces
+from relay.resources.lease import Lease
 from relay.resources.patience import Awaited
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
+from relay.resources.postgresql_lent import keep_transaction, lend
 from relay.run import clock
 
 IDLE_LIMIT_S: Final = 30
@@ -102,11 +104,14 @@ class PostgresqlSession:
         self._prepare(_PREPARED_ENTER, self._entry(sql.SQL("$1"), sql.SQL("$2")), _BYTEA, _INTEGER)
         self._prepare(_PREPARED_PROOF, self._proof(sql.SQL("$1"), sql.SQL("$2")), _BYTEA, _BYTEA)
         self._is_prepared = True
+        self._lease = Lease()
+        keep_transaction(connection)
 
     def begin(self) -> tuple[bytes, bytes]:
         """Begin, with the decision as the first statement, in one round trip."""
         # What an earlier block, perhaps another thread's, has set there is not this one's.
-        self._connection.row_factory, self._connection.cursor_factory = tuple_row, psycopg.Cursor
+        self._connection.row_factory = tuple_row
+        self._lease = lend(self._connection)
         try:
             if not self._nonces:
                 self._hand_over()
@@ -142,10 +147,6 @@ class PostgresqlSession:
             self._is_prepared = False
         return cursor
 
-    def fetched(self, query: Any, params: Any = None) -> Any:
-        """Run one statement of the application; psycopg has read its rows when it returns."""
-        return self.execute(query, params)
-
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""
         self._savepoint(b"savepoint relay_%d", number)
@@ -179,6 +180,7 @@ class PostgresqlSession:
         `synchronous_commit` is set last, so that no statement of the application weakens the decision.
         """
         silent_s = clock.monotonic() - self._spoke_at
+        self._lease.is_over = True
         try:
             result = self._ask(self._pgconn.exec_, self._decision(capture, partitions))
         except _ConnectionLost as error:
@@ -215,6 +217,7 @@ class PostgresqlSession:
 
     def rollback(self) -> None:
         """Roll back; a connection that does not answer is closed, which rolls back too."""
+        self._lease.is_over = True
         if self._dead or self._pgconn.transaction_status == TransactionStatus.IDLE:
             return
         # psycopg knows nothing of this rollback, and what it has prepared for a table may not fit any more.
@@ -235,7 +238,7 @@ class PostgresqlSession:
 
     def close(self) -> None:
         """Close the connection; not in a fork, where that would tell the server to end its parent's."""
-        self._dead = True
+        self._dead = self._lease.is_over = True
         if self._process != os.getpid():
             return
         self._awaited.close()

@@ -8,12 +8,13 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureFenced, ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import nonces, schema
+from relay.resources.lease import Lease
 from relay.resources.port import (
     AgedRow,
     AnswerLost,
@@ -24,7 +25,7 @@ from relay.resources.port import (
     UnmarkedRow,
     identity_of,
 )
-from relay.resources.sqlite_file import FetchedCursor, FileConnection
+from relay.resources.sqlite_file import FileConnection, LentConnection
 from relay.resources.sqlite_writers import LOOK_S, Writers, insist
 from relay.resources.turns import Turn
 
@@ -33,6 +34,9 @@ WRITER_TIMEOUT_S: Final = 15.0
 _LOCK_LINE: Final = re.compile(r"POSIX\s+\S+\s+WRITE\s+(\d+)\s+[0-9a-f]+:[0-9a-f]+:(\d+)\s+(\d+)\s+(\d+)")
 _WRITE_LOCK_BYTE: Final = 120
 """Where the WAL index (the ``-shm`` file) is locked by the one writer; part of SQLite's file format."""
+
+
+_Connection = TypeVar("_Connection", bound=FileConnection)
 
 
 class SqliteResource:
@@ -48,9 +52,12 @@ class SqliteResource:
 
     def connect(self, timeout_s: float = WRITER_TIMEOUT_S) -> FileConnection:
         """Return a connection in autocommit; Unreachable if the file cannot be opened."""
+        return self._connect(FileConnection, timeout_s)
+
+    def _connect(self, kind: type[_Connection], timeout_s: float) -> _Connection:
         address = f"{self.path.absolute().as_uri()}?mode=rw"
         with reaching(self.name):
-            connection = FileConnection(
+            connection = kind(
                 address,
                 uri=True,
                 timeout=timeout_s,
@@ -72,7 +79,7 @@ class SqliteResource:
 
     def session(self) -> SqliteSession:
         """Open a connection for captures, and one that sees what others see."""
-        connection, outside = self.connect(LOOK_S), self.connect()
+        connection, outside = self._connect(LentConnection, LOOK_S), self.connect()
         return SqliteSession(self.name, _uuid(outside, self.name), connection, outside, self._writer)
 
     def decisions(self) -> SqliteDecisions:
@@ -129,7 +136,7 @@ class SqliteSession:
         self,
         name: str,
         uuid: str,
-        connection: FileConnection,
+        connection: LentConnection,
         outside: FileConnection,
         writer: Turn,
     ) -> None:
@@ -140,12 +147,9 @@ class SqliteSession:
         self._writer = writer
         self._turn: list[Turn] = []
         self._dead = False
-        self._has_rows = False
-        self._is_spent = False
 
     def begin(self) -> tuple[bytes, bytes]:
         """Take the file's write lock and insert the decision."""
-        self._has_rows = False
         self._connection.row_factory, self._connection.text_factory = None, str  # what an earlier block set is not this one's
         (nonce,) = nonces.draw(1)
         capture = capture_id(nonce)
@@ -158,10 +162,7 @@ class SqliteSession:
             self._connection.check()
             insist(self._lock, WRITER_TIMEOUT_S)
             with reaching(self._name):
-                self._connection.execute(
-                    "insert into relay_capture (capture, nonce, outcome) values (?, ?, 'committed')",
-                    (capture, nonce),
-                )
+                self._run("insert into relay_capture (capture, nonce, outcome) values (?, ?, 'committed')", (capture, nonce))
         except sqlite3.IntegrityError as error:
             self.rollback()
             raise CaptureFenced(
@@ -170,12 +171,13 @@ class SqliteSession:
         except BaseException:
             self.rollback()
             raise
+        self._connection.lease = Lease()
         return capture, nonce
 
     def _lock(self) -> None:
         try:
             with reaching(self._name):
-                self._connection.execute("begin immediate")
+                self._run("begin immediate")
         except RowLocked as locked:
             if _is_behind(locked.__cause__):
                 # Retry: nothing was begun, and a new connection has no such cursor.
@@ -186,35 +188,27 @@ class SqliteSession:
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement of the application."""
-        cursor = self._connection.execute(query, params if params is not None else ())
-        self._has_rows = self._has_rows or cursor.description is not None
-        return cursor
-
-    def fetched(self, query: Any, params: Any = None) -> Any:
-        """Run one statement of the application and read its rows, which another thread may look at from then on."""
-        return self._connection.cursor(FetchedCursor).execute(query, params if params is not None else ())
+        return self._connection.execute(query, params if params is not None else ())
 
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""
-        self._connection.execute(f"savepoint relay_{number:d}")
+        self._run(f"savepoint relay_{number:d}")
 
     def rollback_to(self, number: int) -> None:
         """Undo what came after the savepoint ``number``, and forget it."""
-        self._connection.execute(f"rollback to savepoint relay_{number:d}")
-        self._connection.execute(f"release savepoint relay_{number:d}")
+        self._run(f"rollback to savepoint relay_{number:d}")
+        self._run(f"release savepoint relay_{number:d}")
 
     def release(self, number: int) -> None:
         """Forget the savepoint ``number``, keep what came after it."""
-        self._connection.execute(f"release savepoint relay_{number:d}")
+        self._run(f"release savepoint relay_{number:d}")
 
     def is_intact(self, capture: bytes) -> bool:
         """Is a transaction open, and does nobody else see its decision yet?"""
         if not self._connection.in_transaction:
             return False
         seen = self._outside.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
-        own = self._connection.cursor()
-        own.row_factory = None  # what the block has set might take no row of the relay's, or make nothing of it
-        here = own.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
+        here = self._run("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
         return seen is None and here is not None
 
     @property
@@ -229,21 +223,20 @@ class SqliteSession:
 
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Write the partitions into the row and COMMIT, synced to the disk."""
+        self._connection.lease.is_over = True
         if not self.is_intact(capture):
             self.rollback()
             raise NotTheTransactionBegun(
                 f"resources.{self._name}: the block's transaction is not the one begun"
             )
         try:
-            self._connection.execute(
-                "update relay_capture set partitions = ? where capture = ?", (partitions.decode(), capture)
-            )
+            self._run("update relay_capture set partitions = ? where capture = ?", (partitions.decode(), capture))
         except sqlite3.Error as error:
             # Abort: COMMIT was not run.
             self.rollback()
             raise CommitRefused(f"resources.{self._name}: the decision was refused: {error}") from error
         try:
-            self._connection.execute("commit")
+            self._run("commit")
         except sqlite3.IntegrityError as error:
             # Abort: a deferred constraint fails before anything is written.
             self.rollback()
@@ -264,7 +257,7 @@ class SqliteSession:
 
     def is_undone(self, capture: bytes) -> bool:
         """After a rollback: is the decision surely not committed, by a statement of the block's own neither?"""
-        if not self._is_idle:
+        if not self.usable:
             return False
         try:
             found = self._outside.execute("select 1 from relay_capture where capture = ?", (capture,)).fetchone()
@@ -275,11 +268,10 @@ class SqliteSession:
 
     def rollback(self) -> None:
         """Roll back; a connection that fails is closed, which rolls back too."""
+        self._connection.lease.is_over = True
         try:
             if not self._dead and self._connection.in_transaction:
-                # A cursor with RETURNING that somebody keeps stays under way, and would refuse the COMMIT of the next block.
-                self._is_spent = self._has_rows
-                self._connection.execute("rollback")
+                self._run("rollback")
         except sqlite3.Error:
             # Abort: COMMIT was not run, so closing can only roll back.
             self.close()
@@ -289,26 +281,28 @@ class SqliteSession:
     @property
     def usable(self) -> bool:
         """May another capture begin on it?"""
-        return self._is_idle and not self._is_spent
-
-    @property
-    def _is_idle(self) -> bool:
         return not self._dead and not self._turn and not self._connection.in_transaction
 
     def close(self) -> None:
         """Close both connections; not in a fork, which would roll its parent's block back."""
-        self._dead = True
+        self._dead = self._connection.lease.is_over = True
         if not self._connection.is_here:
             return
         try:
             # A cursor that somebody keeps would keep the connection, and with it the file's lock, alive after closing.
             if self._connection.in_transaction:
-                self._connection.execute("rollback")
+                self._run("rollback")
         except sqlite3.Error:
             pass  # closed already, or the file is gone: nothing that is left can commit
         self._connection.close()
         self._outside.close()
         self._writer.give(self._turn)
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run a statement of the session's own, with a cursor that knows no lease and no row factory of a block's."""
+        own = sqlite3.Cursor(self._connection)
+        own.row_factory = None
+        return own.execute(statement, values)
 
     def __del__(self) -> None:
         # Of a block that was interrupted on its way in or out, and dropped.

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 from relay.message.errors import ConfigError, Unreachable
+from relay.resources.lease import Lease, not_lent
 
 _open: Final[WeakSet[FileConnection]] = WeakSet()
 _inherited: Final[set[tuple[int, int]]] = set()
@@ -71,15 +72,49 @@ class FileConnection(sqlite3.Connection):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
 
-class FetchedCursor(sqlite3.Cursor):
-    """A cursor whose rows are read where its statement is run, for another thread, which would wait for the database."""
+class LentConnection(FileConnection):
+    """A connection that one block after the other has; the session's own statements have cursors of their own."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.lease = Lease()
+
+    def cursor(self, factory: Any = None) -> Any:
+        """Return a cursor for the block that has the connection."""
+        return super().cursor(factory or LentCursor)  # type: ignore[arg-type]
+
+    def execute(self, query: str, params: Any = ()) -> sqlite3.Cursor:
+        """Run a statement with such a cursor, which the driver's own method makes in a way of its own."""
+        return self.cursor().execute(query, params)  # type: ignore[no-any-return]
+
+    def executemany(self, query: str, params: Any) -> sqlite3.Cursor:
+        """Run a statement for each of many parameters."""
+        return self.cursor().executemany(query, params)  # type: ignore[no-any-return]
+
+    commit = rollback = executescript = __exit__ = not_lent
+
+
+class LentCursor(sqlite3.Cursor):
+    """A cursor that has read its rows, and runs nothing once its block is over.
+
+    Read later, they would be those that the next block has made of them, and another thread would wait for the database.
+    """
+
+    def __init__(self, connection: LentConnection) -> None:
         super().__init__(connection)
+        self._lease = connection.lease
         self._rows: Iterator[Any] = iter(())
+
+    executescript = not_lent
+
+    def executemany(self, query: str, params: Any) -> Self:
+        """Run a statement for each of many parameters."""
+        self._lease.check()
+        return super().executemany(query, params)
 
     def execute(self, query: str, params: Any = ()) -> Self:
         """Run a statement and read its rows; what they are made into is asked when somebody looks at them."""
+        self._lease.check()
         made, self.row_factory = self.row_factory, None
         try:
             super().execute(query, params)

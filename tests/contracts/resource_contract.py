@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -61,7 +62,11 @@ class ResourceContract:
         return capture
 
     def rows(self, session: Session) -> list[tuple[object, ...]]:
-        return list(session.execute("select id, what from orders order by id").fetchall())
+        return list(self.outside(session, "select id, what from orders order by id").fetchall())
+
+    def outside(self, session: Any, statement: Any) -> Any:
+        """Run a statement on the session's connection, with a cursor that is no block's, and return it."""
+        return session.execute(statement)
 
     def test_a_database_has_an_identity_that_stays_until_it_is_renewed(self, resource: Resource) -> None:
         first = resource.identity()

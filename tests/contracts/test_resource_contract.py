@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import socket
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from relay.resources.port import (
     Resource,
     Session,
 )
+from relay.resources.postgresql import own_cursor
 from relay.resources.postgresql_session import PostgresqlSession
 from relay.setup.check_table import judge_own_tables
 from relay.setup.check_topics import Findings
@@ -34,6 +36,11 @@ from tests.contracts.resource_contract import LOCK_TIMEOUT_S, PLACED, ResourceCo
 
 class Migrated(ResourceContract):
     """What `relay migrate` does for a real database."""
+
+    def outside(self, session: Any, statement: Any) -> Any:
+        connection = session._connection
+        own = sqlite3.Cursor(connection) if isinstance(connection, sqlite3.Connection) else own_cursor(connection)
+        return own.execute(statement)
 
     def test_tables_of_an_earlier_version_are_found_and_grown_by_a_migration(self, url: str, resource: Resource) -> None:
         config = ResourceConfig.model_validate({"url": url})
@@ -172,7 +179,7 @@ class TestPostgresql(Migrated):
     ) -> None:
         self.begin(session)
         session.rollback()
-        session.execute(said)
+        self.outside(session, said)
 
         with pytest.raises(Unreachable, match="cannot begin"):
             session.begin()
@@ -215,7 +222,7 @@ class TestPostgresql(Migrated):
             with pytest.raises(CommitRefused, match="reset role"):
                 session.decide(capture, PLACED)
         finally:
-            session.execute(sql.SQL("drop role {}").format(role))
+            self.outside(session, sql.SQL("drop role {}").format(role))
         assert decisions.read([capture]) == {}
         assert session.usable
 
@@ -234,7 +241,7 @@ class TestPostgresql(Migrated):
             with pytest.raises((CommitRefused, NotTheTransactionBegun)):
                 session.decide(capture, PLACED)
         finally:
-            session.execute(sql.SQL("drop role {}").format(role))
+            self.outside(session, sql.SQL("drop role {}").format(role))
         assert not session.is_undone(capture)
         assert decisions.read([capture])[capture].committed
 
@@ -397,7 +404,7 @@ class TestSqlite(Migrated):
             session.execute("insert into orders values (?, 'tea')", (number,))
         session.decide(self.begin(session), PLACED)
         capture = self.begin(session)
-        left_open = session.execute("select * from orders")
+        left_open = self.outside(session, "select * from orders")
         left_open.fetchone()
         session.decide(capture, PLACED)
         assert session.usable
@@ -412,7 +419,7 @@ class TestSqlite(Migrated):
         self, resource: Resource, session: Session
     ) -> None:
         capture = self.begin(session)
-        left_open = session.execute("insert into orders values (1, 'tea'), (2, 'milk') returning id")
+        left_open = self.outside(session, "insert into orders values (1, 'tea'), (2, 'milk') returning id")
 
         with pytest.raises(CommitRefused, match="fetch"):
             session.decide(capture, PLACED)

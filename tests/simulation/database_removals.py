@@ -21,6 +21,7 @@ from relay.kafka.appender import Receipt
 from relay.message.errors import CaptureError, InDoubt, RelayError, Retriable, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.index import DedupIndex
+from relay.resources.lease import Lease
 from relay.resources.port import AnswerLost, CommitRefused, DecisionRow, Decisions
 from relay.run import schedule
 from relay.transfer.sending import Sending
@@ -158,11 +159,17 @@ def function_unfinished() -> list[Change]:
     return [(relay.capture.async_block, "is_unfinished", lambda returned: False)]
 
 
+def cursor_outlives_block() -> list[Change]:
+    """A cursor that somebody keeps runs what it is given."""
+    return [(Lease, "check", lambda self: None)]
+
+
 DATABASE_REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
     removal.__name__: removal
     for removal in (
         no_epoch_guard, trimmed_when_fenced, two_batches_in_flight, timer_never_resends, failed_batch_overtaken, older_copy_trusted, index_trusted_above_position, no_sift_for_table, inbox_not_entered,
         dead_letters_not_repeated, resolver_without_insert, lost_answer_is_aborted, reports_not_awaited,
         capture_headers_left, shared_without_turns, controls_transactions, refused_and_gone_on, function_unfinished,
+        cursor_outlives_block,
     )
 }  # fmt: skip

@@ -129,10 +129,6 @@ class SimulatedSession:
         found, self._connection.in_transaction = self._connection.call(work, what=query.split()[0])
         return found
 
-    def fetched(self, query: Any, params: Any = None) -> Any:
-        """Run one statement of the application; its rows are there."""
-        return self.execute(query, params)
-
     def savepoint(self, number: int) -> None:
         """Set the savepoint ``number``."""
         self._connection.call(lambda backend: backend.savepoint(number), what="savepoint")

@@ -170,7 +170,7 @@ def test_a_decision_is_kept_for_as_long_as_any_topic_keeps_its_messages(tmp_path
     shop = database(tmp_path, "shop")
     session = shop.session()
     begun = decided(session, "orders")
-    session.execute("update relay_capture set marked = 1, created_at = created_at - 432000")
+    session._run("update relay_capture set marked = 1, created_at = created_at - 432000")
     session.close()
     upkeep = upkeep_of(shop.decisions, Marking(), shop.identity())
     facts = [TopicFacts(name, b"i" * 16, 1, 1, {"retention.ms": kept, "segment.ms": "0"}) for name, kept in (("orders", "0"), ("bills", longest))]
@@ -314,7 +314,7 @@ def test_anothers_topic_that_may_not_be_seen_does_not_end_the_upkeep_of_the_own_
     shared, marking = database(tmp_path, "shared"), Marking()
     session = shared.session()
     foreign, own = (decided(session, topic) for topic in ("payroll", "orders"))
-    session.execute("update relay_capture set created_at = created_at - 1000000")
+    session._run("update relay_capture set created_at = created_at - 1000000")
     session.close()
     upkeep = upkeep_of(shared.decisions, marking, shared.identity())
 

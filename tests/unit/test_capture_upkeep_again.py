@@ -71,8 +71,8 @@ def test_a_decision_about_a_topic_that_is_gone_is_kept_for_a_day_and_not_for_eve
     shop = database(tmp_path, "shop")
     session = shop.session()
     old, young = decided(session, "gone"), decided(session, "gone")
-    session.execute("update relay_capture set marked = 1, created_at = created_at - 80000")
-    session.execute("update relay_capture set created_at = created_at - 80000 where capture = ?", (old,))
+    session._run("update relay_capture set marked = 1, created_at = created_at - 80000")
+    session._run("update relay_capture set created_at = created_at - 80000 where capture = ?", (old,))
     session.close()
 
     upkeep_of(shop.decisions, Marking(), shop.identity()).trim()

@@ -1,0 +1,123 @@
+"""What a block is lent of a database's connection: cursors that have their rows and end with it, and not its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.message.errors import CaptureError
+from relay.resources import open_resource
+from relay.resources.port import Resource, Session
+from tests.contracts.resource_contract import LOCK_TIMEOUT_S, PLACED
+
+SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
+POSTGRESQL = pytest.mark.parametrize("kind", ["postgresql"])
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def resource(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    url = request.getfixturevalue("postgres") if kind == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
+    found: Any = open_resource("shop", url, LOCK_TIMEOUT_S)
+    found.create_tables()
+    connection = found.connect()
+    connection.execute("create table orders (id integer primary key, what text)")
+    connection.close()
+    return found
+
+
+@pytest.fixture
+def session(resource: Resource) -> Iterator[Session]:
+    opened = resource.session()
+    yield opened
+    opened.close()
+
+
+def begin(session: Session) -> bytes:
+    return session.begin()[0]
+
+
+def rows(resource: Any) -> list[tuple[object, ...]]:
+    connection = resource.connect()
+    found = connection.execute("select id, what from orders order by id").fetchall()
+    connection.close()
+    return list(found)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_cursor_runs_nothing_behind_its_block_and_keeps_its_rows(session: Session, resource: Resource, committed: bool) -> None:
+    capture = begin(session)
+    cursor = session.execute("insert into orders values (1, 'tea') returning id")
+    if committed:
+        session.decide(capture, PLACED)
+    else:
+        session.rollback()
+    idle = cursor.connection.cursor()
+    between = begin(session)
+
+    for kept in (cursor, idle):
+        for use in (partial(kept.execute, "insert into orders values (2, 'milk')"), partial(kept.executemany, "delete from orders", [()])):
+            with pytest.raises(CaptureError, match="the block of this cursor is over"):
+                use()
+    assert cursor.fetchall() == [(1,)]
+    assert session.is_intact(between)
+    session.rollback()
+    assert rows(resource) == [(1, "tea")] * committed
+
+
+@pytest.mark.parametrize("name", ["commit", "rollback"])
+def test_the_transaction_is_not_lent(session: Session, name: str) -> None:
+    capture = begin(session)
+    connection = session.execute("insert into orders values (1, 'tea')").connection
+
+    with pytest.raises(CaptureError, match=r"use tx\.savepoint\(\) to undo a part of it"):
+        getattr(connection, name)()
+
+    assert session.is_intact(capture)
+    session.decide(capture, PLACED)
+
+
+@POSTGRESQL
+def test_neither_a_savepoint_of_the_drivers_nor_what_reads_on_behind_a_block(session: Session) -> None:
+    capture = begin(session)
+    cursor = session.execute("select 1")
+    with pytest.raises(CaptureError, match=r"use tx\.savepoint\(\)"), cursor.connection.transaction():
+        pass
+    session.decide(capture, PLACED)
+
+    for use in (lambda: next(cursor.stream("select 1")), lambda: cursor.copy("copy orders to stdout").__enter__()):
+        with pytest.raises(CaptureError, match="the block of this cursor is over"):
+            use()
+    assert session.usable
+
+
+@SQLITE
+def test_a_script_which_would_commit_is_not_run(session: Session, resource: Resource) -> None:
+    capture = begin(session)
+    cursor = session.execute("insert into orders values (1, 'tea')")
+
+    for runs in (cursor, cursor.connection):
+        with pytest.raises(CaptureError, match="for each statement of a script"):
+            runs.executescript("insert into orders values (2, 'milk')")
+
+    session.decide(capture, PLACED)
+    assert rows(resource) == [(1, "tea")]
+
+
+def test_rows_are_those_that_the_block_saw(session: Session) -> None:
+    begin(session)
+    session.execute("insert into orders values (1, 'tea'), (2, 'milk'), (3, 'bread')")
+    cursor = session.execute("select what from orders order by id")
+    session.rollback()
+    begin(session)
+    session.execute("insert into orders values (1, 'never'), (2, 'never'), (3, 'never')")
+
+    assert cursor.fetchall() == [("tea",), ("milk",), ("bread",)]
