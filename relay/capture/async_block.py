@@ -340,7 +340,7 @@ class AsyncCaptureBlock:
     def _finished(self, call: Callable[[], _R]) -> _R:
         returned = call()
         if is_unfinished(returned):
-            self._block.refuse(returned)
+            self._block.refuse_unfinished(returned)
         return returned
 
     def savepoint(self) -> AsyncSavepoint:

@@ -240,7 +240,7 @@ class CaptureBlock:
             self._published += 1
             return identifier
 
-    def refuse(self, returned: object) -> NoReturn:
+    def refuse_unfinished(self, returned: object) -> NoReturn:
         """End the block for what a function has returned instead of having done it."""
         with self._using():
             raise CaptureError(

@@ -75,13 +75,15 @@ def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None,
 
 
 def check_text(**arguments: object) -> None:
-    """Raise CaptureError, naming the argument of `publish` that is no text, or one that UTF-8 does not have."""
+    """Raise CaptureError, naming the argument of `publish` that is no text, or one that UTF-8, queues or databases do not take."""
     for name, text in arguments.items():
         if not isinstance(text, str):
             if name in _TEXTS or (name in _TEXTS_IF_GIVEN and text is not None):
                 raise CaptureError(f"{name} = {text!r} is no text; give one")
         elif not text and name in _TEXTS:
             raise CaptureError(f"{name} = '' names nothing; give a text")
+        elif name != "key" and "\0" in text:
+            raise CaptureError(f"{name}: it holds a NUL, which neither queues nor databases take")
         elif not text.isascii() and not is_utf8(text):
             raise CaptureError(f"{name}: it holds half of a surrogate pair, which UTF-8 does not have")
 
@@ -99,16 +101,17 @@ def check_id(identifier: str | None) -> None:
 
 
 def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes | None:
-    """Return the key's bytes, of text and of what has a text as UTF-8; raises CaptureError for an object without one of its own."""
+    """Return the key's bytes, of text and of what has a text as UTF-8; raises CaptureError for an object that has none as its name."""
     if key is None or isinstance(key, bytes):
         return key
     if isinstance(key, bytearray | memoryview):
         return bytes(key)
     if isinstance(key, str):
         return key.encode()
-    if type(key).__str__ is object.__str__ and type(key).__repr__ is object.__repr__:
-        # Its text would be its address, another one each time: nothing of such a key would keep an order.
-        raise CaptureError(f"key: a {type(key).__name__} is neither text, bytes nor a number; give what names it, such as its id")
+    kind = type(key)
+    if not hasattr(kind, "__index__") and (kind.__str__ is object.__str__ or hasattr(kind, "model_fields")):
+        # Its text would be its address, or tell all that it holds: another one each time, and nothing of such a key would keep an order.
+        raise CaptureError(f"key: a {kind.__name__} is neither text, bytes nor a whole number; give what names it, such as its id")
     return str(key).encode()
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
+from pydantic import BaseModel
 
 from relay.capture.block import CaptureBlock
 from relay.capture.message import Buffered
@@ -143,20 +146,49 @@ def test_the_key_of_a_text_is_its_text(block: CaptureBlock, publisher: Publisher
     assert publisher.admitted[0].key == b"north"
 
 
-def test_a_key_whose_text_would_be_its_address_is_refused(block: CaptureBlock, publisher: Publisher) -> None:
-    class Order:
-        id = 42
+class Order:
+    id = 42
 
-    with pytest.raises(CaptureError, match=r"^key: a Order is neither text, bytes nor a number; give what names it"):
-        block.publish("orders", {}, key=Order())  # type: ignore[arg-type]
+
+@dataclass
+class Written:
+    id: int = 42
+    status: str = "paid"
+
+
+class Modelled(BaseModel):
+    id: int = 42
+
+
+@pytest.mark.parametrize("key", [Order(), Order, Written(), Modelled(), {"id": 42}, {42}, [42], (42,), 4.2, float("nan"), len])
+def test_a_key_whose_text_is_no_name_is_refused(key: Any, publisher: Any) -> None:
+    """It would be another one with each state of the object, or in each process."""
+    block = CaptureBlock(publisher).__enter__()
+    with pytest.raises(CaptureError, match=rf"^key: a {type(key).__name__} is neither text, bytes nor a whole number; give what names it"):
+        block.publish("orders", {}, key=key)
 
     assert publisher.admitted == []
 
 
-def test_a_key_may_be_what_has_a_text_of_its_own(block: CaptureBlock, publisher: Publisher) -> None:
-    block.publish("orders", {}, key=UUID(int=1))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (UUID(int=1), b"00000000-0000-0000-0000-000000000001"), (7, b"7"), (1 << 70, b"1180591620717411303424"), (Decimal("1.50"), b"1.50"),
+        (date(2026, 1, 2), b"2026-01-02"), (type("int64", (int,), {})(7), b"7"),
+    ],
+)  # fmt: skip
+def test_a_key_may_be_what_has_a_text_of_its_own(key: Any, text: bytes, block: CaptureBlock, publisher: Publisher) -> None:
+    block.publish("orders", {}, key=key)
 
-    assert publisher.admitted[0].key == b"00000000-0000-0000-0000-000000000001"
+    assert publisher.admitted[0].key == text
+
+
+@pytest.mark.parametrize("name", ["id", "type", "subject", "content_type", "time"])
+def test_a_nul_is_refused_where_neither_queues_nor_databases_would_take_it(name: str, publisher: Any) -> None:
+    with pytest.raises(CaptureError, match=rf"^{name}: it holds a NUL"):
+        CaptureBlock(publisher).__enter__().publish("orders", {}, **{name: "a\0b"})
+
+    assert publisher.admitted == []
 
 
 def test_a_message_without_an_id_is_given_one(block: CaptureBlock) -> None:
