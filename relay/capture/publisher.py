@@ -109,7 +109,7 @@ class Capture:
             (envelope.RESOURCE, self.name.encode()),
             (envelope.INCARNATION, self.incarnation.encode()),
         )
-        self._appender = Appender(kafka, self._timing)
+        self._appender = self._appending(kafka, self._timing)
         self._marking = Marking(
             self._appender, resource.decisions, self.source_bytes, self.name, self._timing.append_timeout
         )
@@ -342,6 +342,10 @@ class Capture:
     def find_out(self, capture: bytes) -> Decided | None:
         """Ask for a decision whose answer was lost; None if unknown in time."""
         return find_out(self._resource.decisions, self.name.uuid, capture, clock.monotonic() + FIND_OUT_S)
+
+    def _appending(self, kafka: Mapping[str, str], timing: TimingLike) -> Appender:
+        """Return what appends to the log; one for tests has another."""
+        return Appender(kafka, timing)
 
     def _numbered(self, messages: list[Buffered], placed: list[Placed]) -> list[Record]:
         records = []

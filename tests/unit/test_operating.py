@@ -33,7 +33,7 @@ def test_each_command_and_option_exists() -> None:
 def test_its_python_compiles() -> None:
     blocks = [text for kind, text in BLOCKS if kind == "python"]
 
-    assert len([ast.parse(text) for text in blocks]) == 4
+    assert len([ast.parse(text) for text in blocks]) == 5
 
 
 def test_its_links_lead_somewhere() -> None:
