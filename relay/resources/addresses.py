@@ -25,7 +25,10 @@ def follow(url: str, again: Callable[[], str | None]) -> None:
 
 
 def address(url: str) -> dict[str, Any]:
-    """Return what psycopg is to connect with, so that a server that falls silent is noticed in seconds; the address's own words hold."""
+    """Return what psycopg is to connect with, so that a server that falls silent is noticed in seconds; the address's own words hold.
+
+    Raises psycopg.ProgrammingError, which tells nothing of the address.
+    """
     wanted: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "tcp_user_timeout": TCP_TIMEOUT_MS,
@@ -36,7 +39,12 @@ def address(url: str) -> dict[str, Any]:
         # A database that says nothing about characters (SQL_ASCII) would have psycopg return bytes for text.
         "client_encoding": "utf8",
     }
-    return {**wanted, **conninfo.conninfo_to_dict(url)}
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        # Without libpq's words, which quote the address, or the password alone.
+        raise psycopg.ProgrammingError("the address cannot be read; percent-encode what is special in its password") from None
+    return {**wanted, **given}
 
 
 def connected(url: str, **more: Any) -> tuple[psycopg.Connection[Any], dict[str, Any]]:
