@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
@@ -23,6 +22,7 @@ from relay.resources.postgresql_states import refuses_writes, took_too_long
 from relay.resources.prepared import CLOSED, UNREAD
 from relay.run import schedule
 from relay.work.away import is_postgresqls, is_sqlites, notes_time_is_over, time_is_over
+from relay.work.given import Given
 
 
 class EffectsInDoubt(InDoubt):
@@ -272,7 +272,6 @@ class SqliteDesk:
         self._gate = gate
         self._open = False
         self._closed = False
-        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
         self.stores = bind(connection)
         self.outcomes: ForgettableOutcomes = SqliteAttempts(name, connection)
 
@@ -289,9 +288,7 @@ class SqliteDesk:
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement."""
         self._refuse_if_ended()
-        cursor = self._connection.execute(query, () if params is None else params)
-        self._cursors.add(cursor)
-        return cursor
+        return self._connection.execute(query, () if params is None else params)
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
@@ -311,10 +308,7 @@ class SqliteDesk:
         return False
 
     def check(self) -> None:
-        """Ask the connection, with what the handler has not read to its end closed: beside that SQLite commits no write."""
-        for cursor in list(self._cursors):
-            cursor.close()
-        self._cursors.clear()
+        """Ask the connection."""
         self._refuse_if_ended()
 
     def commit(self) -> None:
@@ -420,7 +414,7 @@ class LeftToTheRelay:
 class Database(LeftToTheRelay):
     """What a handler writes with: its first statement borrows a connection and begins; the relay ends the transaction."""
 
-    __slots__ = ("_desks", "_is_over", "_process", "_turn", "desk")
+    __slots__ = ("_desks", "_given", "_is_over", "_process", "_turn", "desk")
 
     def __init__(self, desks: Desks) -> None:
         self._desks = desks
@@ -428,16 +422,17 @@ class Database(LeftToTheRelay):
         self._turn = schedule.lock()
         self.desk: Desk | None = None
         self._is_over = False
+        self._given = Given()
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
         with self._turn:
-            return self._handlers().execute(query, params)
+            return self._given.add(self._handlers().execute(query, params))
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
         with self._turn:
-            return self._handlers().executemany(query, params)
+            return self._given.add(self._handlers().executemany(query, params))
 
     @property
     def kind(self) -> str:
@@ -454,7 +449,7 @@ class Database(LeftToTheRelay):
         # Said first: who has waited for its turn finds it said, however many wait.
         self._is_over = True
         with self._turn:
-            pass
+            self._given.close()
 
     def is_time_over(self, error: BaseException) -> bool:
         """Tell whether an error came of a transaction here that took too long, and was ended for it."""

@@ -21,6 +21,7 @@ from relay.resources.prepared import EffectTransaction
 from relay.run import clock, schedule
 from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
 from relay.work.desks import TIME_OVER, LeftToTheRelay, TimeOver, check_call, refuse_if_ended
+from relay.work.given import Given
 
 Connect = Callable[[], psycopg.Connection[Any]]
 SAID_S: Final = 30.0
@@ -106,6 +107,7 @@ class FurtherDatabase(LeftToTheRelay):
         self._process = os.getpid()
         self._turn = schedule.lock()
         self._is_over = False
+        self._given = Given()
         self._time_is_over = False
         self.said: BaseException | None = None
 
@@ -117,12 +119,12 @@ class FurtherDatabase(LeftToTheRelay):
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement and return the driver's cursor; placeholders are the driver's."""
         with self._turn, self._noting():
-            return self._begun().execute(query, params)
+            return self._given.add(self._begun().execute(query, params))
 
     def executemany(self, query: Any, params: Sequence[Any]) -> Any:
         """Run one statement for each of many parameters."""
         with self._turn, self._noting():
-            cursor = self._begun().cursor()
+            cursor = self._given.add(self._begun().cursor())
             cursor.executemany(query, params)
             return cursor
 
@@ -131,7 +133,7 @@ class FurtherDatabase(LeftToTheRelay):
         # Said first: who has waited for its turn finds it said, however many wait.
         self._is_over = True
         with self._turn:
-            pass
+            self._given.close()
 
     def prepare(self) -> None:
         """Prepare what the handler wrote; raises Unreachable (in doubt: recovery looks for it), or the driver's error if

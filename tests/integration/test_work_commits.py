@@ -8,13 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from relay.queue.message import NewMessage
 from relay.queue.states import SubscriberState
 from relay.work.desks import Database, TransactionTaken
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
 from relay.work.testing import database
-from tests.integration.handler_site import EFFECT, Books, Table
+from tests.integration.handler_site import EFFECT, HOLDER, Books, Table
 
 ENTRY = "insert into entry values (1)"
 ENDING = pytest.mark.parametrize("ends", ["commit", "rollback"])
@@ -70,6 +71,39 @@ def test_so_it_is_in_a_further_database(books: Books, ends: str) -> None:
 
     assert books.end(handle) is Outcome.FAILED
     assert (books.state(), books.entries(), books.prepared.pending()) == (SubscriberState.FETCHED, 0, [])
+
+
+def test_a_cursor_that_is_kept_writes_nothing_with_the_next_message(table: Table) -> None:
+    kept: list[Any] = []
+
+    def handle(_: Message, db: Database) -> None:
+        kept.append(db.execute(EFFECT))
+
+    def by_habit(_: Message, db: Database) -> None:
+        db.execute("select 1")
+        kept[0].execute(EFFECT)
+
+    assert table.end(handle).outcome is Outcome.WRITTEN
+    table.store.put([NewMessage("p", "2", b"2")], 2)
+    (table.taken,) = table.store.take("s", HOLDER, 1, 2)
+    ended = table.end(by_habit)
+
+    assert ended.outcome is Outcome.FAILED
+    assert "in by_habit" in ended.cause
+    assert table.effects() == 1
+
+
+def test_so_it_is_of_a_further_database(books: Books) -> None:
+    kept: list[psycopg.Cursor[Any]] = []
+
+    def handle(_: Message, __: Database, ledger: FurtherDatabase) -> None:
+        kept.append(ledger.execute(ENTRY))
+
+    books.end(handle)
+
+    with pytest.raises(psycopg.InterfaceError, match="the cursor is closed"):
+        kept[0].execute(ENTRY)
+    assert books.entries() == 1
 
 
 def test_applications_test_their_handlers_on_a_connection_of_their_own(postgres: str) -> None:

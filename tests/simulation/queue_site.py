@@ -192,6 +192,13 @@ class _Bound:
         return getattr(self._book, name)
 
 
+class Answered:
+    """A cursor, of which a handler here reads nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class ShopDesk:
     """A connection to the shop: `relay.work.desks.Desk`."""
 
@@ -218,14 +225,16 @@ class ShopDesk:
             raise
         self._saved = self._shop.saved()
 
-    def execute(self, query: Any, params: Any = None) -> Any:
+    def execute(self, query: Any, params: Any = None) -> Answered:
         del query
         self._shop.world.sleep(self._shop.world.rng.uniform(*self._shop.weather.latency_s))
         self._shop.effects.append(Effect(*params))
+        return Answered()
 
-    def executemany(self, query: Any, params: Sequence[Any]) -> Any:
+    def executemany(self, query: Any, params: Sequence[Any]) -> Answered:
         for one in params:
             self.execute(query, one)
+        return Answered()
 
     def settle(self, attempt: str, *, committed: bool, now: int) -> bool:
         del now

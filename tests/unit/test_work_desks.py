@@ -28,6 +28,17 @@ from tests.routes import wait_for
 WAIT_S = 60.0
 
 
+class FakeCursor:
+    """What a statement is answered with."""
+
+    def __init__(self, execute: Callable[..., object] = lambda *_: None) -> None:
+        self.executemany = execute
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class FakeDesk:
     """Takes down what is asked of it; ``fails`` names the step that raises."""
 
@@ -48,6 +59,7 @@ class FakeDesk:
 
     def execute(self, query: Any, _: Any = None) -> Any:
         self._step(query)
+        return FakeCursor()
 
     executemany = execute
 
@@ -193,12 +205,13 @@ class FakeConnection:
     def info(self) -> Any:
         return SimpleNamespace(transaction_status=self.status)
 
-    def execute(self, *_: Any) -> None:
+    def execute(self, *_: Any) -> FakeCursor:
         if self.raises is not None:
             raise self.raises
+        return FakeCursor()
 
-    def cursor(self) -> Any:
-        return SimpleNamespace(executemany=self.execute)
+    def cursor(self) -> FakeCursor:
+        return FakeCursor(self.execute)
 
     def close(self) -> None:
         self.closed = True

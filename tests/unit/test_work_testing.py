@@ -94,6 +94,18 @@ def test_nothing_is_written_behind_the_handlers_end(connection: sqlite3.Connecti
         kept[0].execute("insert into approval (id) values (1)")
 
 
+def test_a_cursor_that_is_kept_ends_with_its_handler(connection: sqlite3.Connection) -> None:
+    """What it wrote would take effect by itself, or with another message."""
+    kept: list[sqlite3.Cursor] = []
+    handled(connection, lambda db: kept.append(db.execute("insert into approval (id) values (1) returning id")))
+    handled(connection, lambda db: kept.append(db.executemany("insert into approval (id) values (?)", [(2,)])))
+
+    for cursor in kept:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed cursor"):
+            cursor.execute("insert into approval (id) values (3)")
+    assert approved(connection) == [1, 2]
+
+
 def test_one_that_writes_nothing_begins_nothing(connection: sqlite3.Connection) -> None:
     connection.execute("begin")  # a transaction of the test's own: another one could not begin
 
