@@ -105,6 +105,8 @@ class CaptureBlock:
         self._bytes = 0
         self._published = 0
         self._savepoints = 0
+        self._spoilt = set[int]()
+        """The savepoints within which a call has failed."""
         self._session: Session
         self._nonce: bytes
         self._capture: bytes
@@ -261,6 +263,8 @@ class CaptureBlock:
                 self._session.savepoint(number)
             yield
             with self._using():
+                if number in self._spoilt:
+                    raise CaptureError("a call within a tx.savepoint() failed, and it went on; it is undone: let the error leave it")
                 self._session.release(number)
         except BaseException as error:
             if not self._publisher.is_here:
@@ -272,6 +276,7 @@ class CaptureBlock:
             raise
         finally:
             self._savepoints -= 1
+            self._spoilt.discard(number)
 
     def _undo_to(self, number: int, error: BaseException) -> None:
         if self._phase is not _Phase.OPEN:
@@ -476,7 +481,9 @@ class CaptureBlock:
                 raise
 
     def _end_unless_savepoint(self) -> None:
-        if not self._savepoints:
+        if self._savepoints:
+            self._spoilt.add(self._savepoints)
+        else:
             self._roll_back()
 
     def _refuse(self) -> NoReturn:

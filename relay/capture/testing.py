@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -24,7 +24,7 @@ from relay.message.errors import ConfigError
 from relay.resources import open_resource
 from relay.run import schedule
 
-LOCK_TIMEOUT_S = 1.0
+LOCK_TIMEOUT_S: Final = 1.0
 
 
 class Published(NamedTuple):
@@ -63,7 +63,6 @@ class CaptureInMemory(Capture):
     def __init__(
         self, database: str, *, source: str = "/test", resource: str = "test", topics: Mapping[str, int] | None = None
     ) -> None:
-        self._topics = topics
         self._log = _Log(topics)
         opened = open_resource(resource, database, LOCK_TIMEOUT_S)
         opened.create_tables()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -91,10 +93,34 @@ def test_a_block_that_goes_on_after_a_refused_message_commits_nothing(capture: C
     assert orders(path) == []
 
 
-def test_within_a_savepoint_a_message_may_be_refused(capture: Capture, path: Path) -> None:
+def refused(tx: CaptureBlock) -> None:
+    tx.publish("orders", float("nan"))
+
+
+def broken(tx: CaptureBlock) -> None:
+    tx.execute(INSERT, (1,))
+
+
+@pytest.mark.parametrize("fails", [refused, broken])
+def test_of_a_savepoint_that_goes_on_after_a_failure_nothing_stays_either(
+    capture: Capture, path: Path, log: Log, fails: Callable[[CaptureBlock], None]
+) -> None:
     with capture.transaction() as tx:
         tx.execute(INSERT, (1,))
-        with suppress(CaptureError), tx.savepoint():
-            tx.publish("orders", float("nan"))
+        with pytest.raises(CaptureError, match="let the error leave it"), tx.savepoint():  # noqa: PT012
+            tx.execute(INSERT, (2,))
+            tx.publish("orders", 2, key="2")
+            for _ in range(2):
+                with suppress(CaptureError, sqlite3.IntegrityError):
+                    fails(tx)
+                with suppress(ValueError), tx.savepoint():
+                    raise ValueError
+        with tx.savepoint():
+            tx.execute(INSERT, (3,))
+            with suppress(CaptureError, sqlite3.IntegrityError), tx.savepoint():
+                tx.publish("orders", 4, key="4")
+                fails(tx)
+            tx.publish("orders", 3, key="3")
 
-    assert orders(path) == [1]
+    assert orders(path) == [1, 3]
+    assert log.keys == [b"3"]
