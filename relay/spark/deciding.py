@@ -11,7 +11,7 @@ from relay.capture.outcomes import encode_marker, marker_headers
 from relay.config.timing import Timing
 from relay.kafka.bulk import BulkAppender, BulkRecord
 from relay.kafka.decisions import DecisionWriter
-from relay.message.errors import CaptureError, RelayError
+from relay.message.errors import CaptureError, ConfigError, RelayError
 from relay.run.crash import crash_point
 from relay.spark.options import WriteOptions
 
@@ -78,6 +78,20 @@ def commit_unit(
 def abort_unit(options: WriteOptions, unit: Unit, run: str, attempts: Sequence[Attempt]) -> UnitDecision:
     """Abort as ``UnitDecider`` does, where nothing can be connected beforehand."""
     return UnitDecider(options, unit, run).abort(attempts)
+
+
+def refuse_another_write(done: UnitDecision, topic: str | None, rows: int) -> None:
+    """Raise ConfigError unless a write may be the repeat of the one that the unit was committed by: taken for that its rows were lost.
+
+    ``topic`` is None where a column says it.
+    """
+    topics = sorted({place.topic for attempt in done.attempts for place in attempt.places})
+    before = sum(attempt.rows for attempt in done.attempts)
+    if before != rows or (topics and topic is not None and topics != [topic]):
+        raise ConfigError(
+            f"unit {done.unit.name} was committed by an earlier write, of {before} rows into {', '.join(topics) or 'no topic'}; this one "
+            f"has {rows}{f' for {topic}' if topic else ''}, of which none was captured: give each write a unit of its own"
+        )
 
 
 def mark(

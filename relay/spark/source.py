@@ -18,11 +18,11 @@ from pyspark.sql.datasource import (
 from relay.capture.decisions import Unit, named_unit
 from relay.message.errors import CaptureError, ConfigError
 from relay.run import randomness
-from relay.spark.deciding import abort_unit, commit_unit
+from relay.spark.deciding import abort_unit, commit_unit, refuse_another_write
 from relay.spark.following import SCHEMA, CommittedReader
 from relay.spark.options import WriteOptions, check_topics, read_options
 from relay.spark.rows import check_schema
-from relay.spark.writing import append_rows, attempts_of, streaming_unit
+from relay.spark.writing import Appended, append_rows, attempts_of, streaming_unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,8 +101,10 @@ class BatchWriter(DataSourceArrowWriter):
         return append_rows(self._options, self._unit, self._run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Decide: every task is done."""
-        commit_unit(self._options, self._unit, self._run, attempts_of(messages))
+        """Decide: every task is done. Raises ConfigError if an earlier write that was another one has the unit's name."""
+        stands = commit_unit(self._options, self._unit, self._run, attempts_of(messages))
+        if stands.run != self._run:
+            refuse_another_write(stands, self._options.topic, sum(one.rows for one in messages if isinstance(one, Appended)))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Close this run."""

@@ -35,11 +35,20 @@ _runs_seen: set[str] = set()
 
 @dataclass
 class Appended(WriterCommitMessage):
-    """What a finished attempt tells the driver; ``attempt`` is None if it had no rows or the unit was decided."""
+    """What a finished attempt tells the driver; ``attempt`` is None if it had no rows or the unit was decided.
+
+    ``passed_over`` are the rows that it had when the unit was decided.
+    """
 
     unit: Unit
     run: str
     attempt: Attempt | None
+    passed_over: int = 0
+
+    @property
+    def rows(self) -> int:
+        """The rows that it had."""
+        return self.passed_over if self.attempt is None else self.attempt.rows
 
 
 def streaming_unit() -> tuple[Unit, str]:
@@ -61,9 +70,8 @@ def append_rows(options: WriteOptions, unit: Unit, run: str, batches: Iterable[p
     """Append the rows of one attempt. Raises ConfigError, CaptureError, Unreachable: the attempt then never counts."""
     batches = iter(batches)
     if _is_repeat(options, unit, run):
-        for _ in batches:  # read to the end: operators before this one finish their state with their input
-            pass
-        return Appended(unit, run, None)
+        # Read to the end: operators before this one finish their state with their input.
+        return Appended(unit, run, None, passed_over=sum(batch.num_rows for batch in batches))
     nonce = randomness.random_bytes(NONCE_BYTES)
     appender: BulkAppender | None = None
     encoder: RowEncoder | None = None

@@ -162,13 +162,15 @@ def test_a_batch_write_counts_once_and_what_is_missing_is_a_sentence(route: Topi
         ({"columns": ["value", "1 as total"], "options": named}, "column total: not one that is written"),
         ({"columns": ["1.5 as value"], "options": named}, "cast it to binary or string"),
     ]
-    writes = [*(write for write, _ in refused), *({"columns": good, "options": named},) * 2]
+    another = {"columns": good, "options": {**named, "topic": route.out}}
+    writes = [*(write for write, _ in refused), *({"columns": good, "options": named},) * 2, another]
 
     facts = list(drive("batch", writes=writes, files=str(tmp_path / "in")).facts())
 
     for (_, sentence), fact in zip(refused, facts, strict=False):
         assert sentence in fact["failed"]
-    assert facts[len(refused) :] == [{"done": True}, {"done": True}]
+    assert facts[len(refused) : -1] == [{"done": True}, {"done": True}]
+    assert "unit load was committed by an earlier write" in facts[-1]["failed"]
     assert route.finish(until_idle_s=3) == 0
     assert numbers(route) == Counter(lines)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from relay.capture.decisions import Attempt, UnitDecision, batch_unit, named_unit
+from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, named_unit
 from relay.capture.outcomes import decode_marker
 from relay.config.timing import Timing
 from relay.kafka.bulk import BulkAppender
-from relay.message.errors import CaptureError, InDoubt, Unreachable
+from relay.message.errors import CaptureError, ConfigError, InDoubt, Unreachable
 from relay.message.record import LogPartition
 from relay.spark import deciding, source, writing
 from relay.spark.deciding import UnitDecider
@@ -31,7 +32,12 @@ SENT = [Appended(UNIT, "run", MINE), None, Appended(UNIT, "run", None)]
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return what is decided, in its order."""
     told: list[Any] = []
-    monkeypatch.setattr(source, "commit_unit", lambda *given, **over: told.append(("commit", *given, over)))
+
+    def commit(options: WriteOptions, unit: Unit, run: str, attempts: list[Attempt], **over: bool) -> UnitDecision:
+        told.append(("commit", options, unit, run, attempts, over))
+        return UnitDecision(unit, run, committed=True, attempts=tuple(attempts))
+
+    monkeypatch.setattr(source, "commit_unit", commit)
     monkeypatch.setattr(source, "abort_unit", lambda *given: told.append(("abort", *given)))
     return told
 
@@ -76,6 +82,37 @@ def test_a_named_write_may_be_asked_for_again_whatever_came_since(decided: list[
     writer.abort([None])
 
     assert decided == [("commit", OPTIONS, named_unit("load"), "run", [MINE], {}), ("abort", OPTIONS, named_unit("load"), "run", [])]
+
+
+@pytest.mark.parametrize(
+    ("topic", "sent", "is_repeat"),
+    [
+        ("orders", [Appended(UNIT, "run", None, passed_over=2), None], True),
+        ("orders", [Appended(UNIT, "run", None, passed_over=1), Appended(UNIT, "run", MINE._replace(rows=1))], True),
+        (None, [Appended(UNIT, "run", None, passed_over=2)], True),
+        ("orders", [Appended(UNIT, "run", None, passed_over=3)], False),
+        ("orders", [Appended(UNIT, "run", None)], False),
+        ("bills", [Appended(UNIT, "run", None, passed_over=2)], False),
+    ],
+)
+def test_another_write_under_a_units_name_is_not_taken_for_its_repeat(
+    topic: str | None, sent: list[Any], is_repeat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows were lost, and the write had succeeded."""
+    stands = UnitDecision(named_unit("load"), "an earlier run", committed=True, attempts=(MINE,))
+    monkeypatch.setattr(source, "commit_unit", lambda *_: stands)
+    writer = BatchWriter(replace(OPTIONS, topic=topic), named_unit("load"), "run")
+
+    refused = pytest.raises(ConfigError, match=r"unit load was committed by an earlier write, of 2 rows into orders; .*unit of its own")
+    with nullcontext() if is_repeat else refused:
+        writer.commit(sent)
+
+
+def test_rows_that_come_after_an_empty_write_of_their_unit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "commit_unit", lambda *_: UnitDecision(named_unit("load"), "an earlier run", committed=True))
+
+    with pytest.raises(ConfigError, match="of 0 rows into no topic; this one has 2 for orders, of which none was captured"):
+        BatchWriter(OPTIONS, named_unit("load"), "run").commit(SENT[:1])
 
 
 class Brokers:
