@@ -103,6 +103,11 @@ class UnitDecision:
         """How many messages count."""
         return sum(attempt.rows for attempt in self.attempts)
 
+    @property
+    def topics(self) -> list[str]:
+        """The topics in which they may lie, each once."""
+        return sorted({place.topic for attempt in self.attempts for place in attempt.places})
+
 
 def encode_decision(decision: UnitDecision) -> tuple[bytes, bytes]:
     """Return key and value of a decision's record."""

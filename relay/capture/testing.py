@@ -20,7 +20,6 @@ from relay.kafka.appender import DEFAULT_MESSAGE_BYTES, Appender, Receipt, Recor
 from relay.kafka.settings import TimingLike
 from relay.kafka.topics import TopicFacts
 from relay.message import envelope
-from relay.message.errors import ConfigError
 from relay.resources import open_resource
 from relay.run import schedule
 
@@ -84,9 +83,11 @@ class CaptureInMemory(Capture):
 
 
 class _Log(Appender):
-    """Takes records in the producer's place; messages show when their capture is decided."""
+    """Takes records in the producer's place; messages show when their capture is decided. What it is asked of topics is as there."""
 
     def __init__(self, topics: Mapping[str, int] | None) -> None:  # nothing of a producer's
+        self._facts = {}
+        self._message_bytes = DEFAULT_MESSAGE_BYTES
         self._given = topics
         self._lock = schedule.lock()
         self._held: dict[str, list[Published]] = {}
@@ -115,27 +116,8 @@ class _Log(Appender):
         known = dict.fromkeys(names, 1) if self._given is None else self._given
         return {name: TopicFacts(name, bytes(16), known[name], 1) for name in names if name in known}
 
-    def topic(self, name: str, wait_s: float = 0.0) -> TopicFacts:
-        """Return the facts of a topic. Raises ConfigError for one that does not exist."""
-        found = self.describe([name], wait_s)
-        if name not in found:
-            raise ConfigError(f"topic {name!r} does not exist; create it before publishing to it")
-        return found[name]
-
-    def record_bytes(self, facts: TopicFacts) -> int:
-        """Return the limit of a record without any configuration."""
-        del facts
-        return DEFAULT_MESSAGE_BYTES
-
-    def known_topics(self) -> list[TopicFacts]:
-        """Return none: nothing is trimmed."""
-        return []
-
-    def refresh(self) -> None:
-        """Nothing changes."""
-
-    def forget(self, names: Sequence[str]) -> None:
-        """Nothing changes."""
+    def _fit(self) -> None:
+        """There is no batch to be too large."""
 
     def close(self) -> None:
         """Nothing is open."""

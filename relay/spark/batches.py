@@ -99,7 +99,7 @@ def capture_batch(
 
 def refuse_another_topic(done: UnitDecision, topic: str) -> None:
     """Raise ConfigError if the batch was captured into another topic: it is not done, and taken for done its rows were lost."""
-    topics = sorted({place.topic for attempt in done.attempts for place in attempt.places})
+    topics = done.topics
     if topics and topic not in topics:
         raise ConfigError(
             f"batch {done.unit.ordinal} of {done.unit.writer} was captured into {', '.join(topics)}, and would be passed over for {topic}: "

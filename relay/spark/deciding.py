@@ -85,11 +85,10 @@ def refuse_another_write(done: UnitDecision, topic: str | None, rows: int) -> No
 
     ``topic`` is None where a column says it.
     """
-    topics = sorted({place.topic for attempt in done.attempts for place in attempt.places})
-    before = sum(attempt.rows for attempt in done.attempts)
-    if before != rows or (topics and topic is not None and topics != [topic]):
+    topics = done.topics
+    if done.rows != rows or (topics and topic is not None and topics != [topic]):
         raise ConfigError(
-            f"unit {done.unit.name} was committed by an earlier write, of {before} rows into {', '.join(topics) or 'no topic'}; this one "
+            f"unit {done.unit.name} was committed by an earlier write, of {done.rows} rows into {', '.join(topics) or 'no topic'}; this one "
             f"has {rows}{f' for {topic}' if topic else ''}, of which none was captured: give each write a unit of its own"
         )
 

@@ -123,6 +123,8 @@ class KafkaContract:
         until(look, "assignment as expected")
 
     def positions(self, consumer: GroupConsumer, place: LogPartition) -> tuple[int, str] | None:
+        """The position, once no transaction has one pending and the coordinator tells it in time."""
+
         def look() -> list[tuple[int, str] | None]:
             try:
                 return [self._committed(consumer, place)]

@@ -9,7 +9,6 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaError
 
-from relay.kafka.group import GroupConsumer
 from relay.message.errors import Fenced, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
@@ -61,7 +60,7 @@ class GroupContract(KafkaContract):
             self._committed(member, log)
         self.system.lose_answer("EndTxn")
         instance.commit()
-        assert self.settled(member, log) == (7, NOTE)
+        assert self.positions(member, log) == (7, NOTE)
 
     def test_offsets_of_an_aborted_transaction_never_show(self, log: LogPartition, name: str) -> None:
         member = self.join(name, log.topic)
@@ -70,7 +69,7 @@ class GroupContract(KafkaContract):
         instance.send_offsets({log: 7}, {}, member.membership())
         instance.discard()
         self.begun(instance.transactional_id).discard()
-        assert self.settled(member, log) is None
+        assert self.positions(member, log) is None
 
     def test_offsets_of_an_old_generation_are_refused(self, log: LogPartition, name: str) -> None:
         one = self.join(name, log.topic)
@@ -84,7 +83,7 @@ class GroupContract(KafkaContract):
         with failing(KafkaError.ILLEGAL_GENERATION):
             instance.commit()
         self.begun(instance.transactional_id).discard()
-        assert self.settled(one, log) is None
+        assert self.positions(one, log) is None
         assert self.read(out) == []
 
     def test_an_expelled_member_commits_nothing_and_learns_of_it(self, log: LogPartition, name: str) -> None:
@@ -97,7 +96,7 @@ class GroupContract(KafkaContract):
             member.commit({log: 8}, {}, wait=True)
         self.poll_until(lambda: member.generation == 3 and member.assigned, member)
         assert member.membership() != membership
-        assert self.settled(member, log) is None
+        assert self.positions(member, log) is None
 
     def test_whoever_stays_may_read_for_longer_than_the_group_waits_for_a_poll(self, log: LogPartition, name: str) -> None:
         self.append(log, *"abcdefgh")
@@ -136,7 +135,7 @@ class GroupContract(KafkaContract):
         nobody = PREFIX + generation + rest.replace(member_of(member).name.encode(), b"")
         instance.send_offsets({log: 9}, {}, nobody)
         instance.commit()
-        assert self.settled(member, log) == (9, "")
+        assert self.positions(member, log) == (9, "")
 
     def test_a_member_commits_outside_of_transactions(self, log: LogPartition, name: str) -> None:
         member = self.join(name, log.topic)
@@ -175,14 +174,3 @@ class GroupContract(KafkaContract):
             self.wait_for_markers(log)
             unread.look({log: 0}, 2 * LOOK_PERIOD_S)
             assert "given nothing of what the log has up to 3" in str(unread.why(log, 0))
-
-    def settled(self, member: GroupConsumer, place: LogPartition) -> tuple[int, str] | None:
-        """The position once no transaction has one pending."""
-
-        def look() -> list[tuple[int, str] | None]:
-            try:
-                return [self._committed(member, place)]
-            except Unreachable:
-                return []
-
-        return until(look, "stable position")[0]

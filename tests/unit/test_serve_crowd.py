@@ -21,6 +21,7 @@ import pytest
 from relay.serve.connections import BoundedListener
 from relay.serve.http import CONNECTIONS_AT_ONCE
 from tests.integration.tls_site import Authority
+from tests.routes import wait_for
 
 SERVER = """
 import socket, sys
@@ -127,10 +128,7 @@ def test_where_no_file_is_left_for_a_connection_it_is_said_once_and_answered_lat
     before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (highest(served.pid) + 1, before[1]))
     one = served.connect()
-    limit = time.monotonic() + 60
-    while not served.said.read_text():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_for(served.said.read_text, what="its word of it")
     time.sleep(2.5)
     one.close()
     resource.prlimit(served.pid, resource.RLIMIT_NOFILE, before)
