@@ -73,6 +73,9 @@ def _parse(arguments: Sequence[str]) -> Namespace:
         "--schema", help="columns with their types; else they are found in the files that are there (in CSV 007 is the number 7)"
     )
     parser.add_argument("--null", default="", help="what stands for no value in CSV (default: nothing)")
+    parser.add_argument(
+        "--escape", type=session.character, default='"', metavar="CHARACTER", help="what makes a quote a part of a quoted field in CSV (default: another quote)"
+    )
     parser.add_argument("--table", help="with --format jdbc: the table or a query in brackets")
     parser.add_argument(
         "--checkpoint", metavar="FOLDER", help="where progress is kept, a folder or an address that Spark knows (default: under the relay's state)"
@@ -136,13 +139,7 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
 
     if not Path(options.input).exists() and "://" not in options.input:
         raise ConfigError(f"{options.input}: there is no such directory; create it or correct the path")
-    settings: dict[str, Any] = (
-        {"header": "true", "enforceSchema": "false", "mode": "FAILFAST"} if options.format == "csv" else {}
-    )
-    if options.format == "csv" and options.null:
-        settings["nullValue"] = options.null
-    if options.format == "json":
-        settings["mode"] = "FAILFAST"
+    settings = _settings(options)
     schema = options.schema
     if schema is None:
         try:
@@ -167,6 +164,19 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
     except ParseException as error:
         raise ConfigError(f"--schema {schema}: not columns with their types, such as 'id string, at timestamp'") from error
     return reader.options(**settings).format(options.format).load(options.input)
+
+
+def _settings(options: Namespace) -> dict[str, Any]:
+    """Return how Spark is to read files of the format."""
+    if options.format == "parquet":
+        return {}
+    strict = {"mode": "FAILFAST"}
+    if options.format == "json":
+        return strict
+    # As RFC 4180 has it. Spark would end a record at a line break inside quotes, and take each half for one that has the fields;
+    # and escape a quote by a backslash. That it reads a file whole then, each in one task, is the price.
+    quoting = {"multiLine": "true", "escape": options.escape}
+    return {**strict, **quoting, "header": "true", "enforceSchema": "false", **({"nullValue": options.null} if options.null else {})}
 
 
 def _refuse_alike(reader: DataFrameReader, options: Namespace, schema: StructType) -> None:

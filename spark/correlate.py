@@ -1,7 +1,8 @@
 """Joins the messages of several topics into one: same key, same time window; what comes of it is captured once.
 
 The first topic leads: each of its messages meets those of the other topics that have its key and lie in its window.
-Time is the messages' own (ce_time, else the record's); what comes later than the watermark allows finds no partner.
+Time is the messages' own (ce_time, else the record's, also where ce_time is further ahead of that than the watermark
+allows); what comes later than the watermark allows finds no partner, and is counted.
 Name topics that a route delivers: a log also holds what was never committed. Run it with ``relay spark correlate --help``.
 """
 
@@ -96,8 +97,10 @@ def _run(options: Namespace) -> int:
         counted["joined"] += _capture(batch, number, config, options)
 
     following.capture(messages, capture)
-    report = {"to": options.to, "messages": following.rows, "joined": counted["joined"]}
+    report = {"to": options.to, "messages": following.rows, "joined": counted["joined"], "late": following.late}
     said = f"{counted['joined']:,} joined messages were captured into {options.to}, of {following.rows:,} that came"
+    if following.late:
+        said += f"; {following.late:,} came too late for the watermark and found no partner: --watermark says how late they may come"
     session.say(orjson.dumps(report).decode() if options.json else said)
     return 0
 
@@ -181,7 +184,7 @@ def _parts(found: DataFrame, topic: str, number: int, options: Namespace) -> Dat
         sql.col("value").cast("string")
     )
     place = sql.concat_ws("/", "topic", "partition", "offset")
-    at = sql.coalesce(sql.try_to_timestamp(header[TIME].cast("string")), sql.col("timestamp"))
+    at = _believed(sql.try_to_timestamp(header[TIME].cast("string")), sql.col("timestamp"), options.watermark)
     read = found.select(
         value.alias(f"value_{number}"),
         # As the relay: what is empty is none, so that two without an id are not one parent.
@@ -198,6 +201,13 @@ def _parts(found: DataFrame, topic: str, number: int, options: Namespace) -> Dat
     return late.withColumn(f"window_{number}", sql.window(f"at_{number}", f"{options.window} seconds")).drop(
         f"at_{number}"
     )
+
+
+def _believed(own: Column, record: Column, watermark_s: int) -> Column:
+    """Return a message's time: its own, unless it has none, or one so far ahead that the watermark would pass what others bring in time."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    return sql.when(own <= record + sql.make_dt_interval(secs=sql.lit(watermark_s)), own).otherwise(record)
 
 
 def _filled(text: Column) -> Column:

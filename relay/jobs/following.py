@@ -38,6 +38,8 @@ class Following:
         self._last_batch = -1
         self.rows = 0
         self.batches = 0
+        self.late = 0
+        """Rows that came behind a watermark, and were dropped there."""
 
     def capture(self, frame: DataFrame, batch: Batch) -> None:
         """Hand each micro-batch to ``batch``; raises what it raised, or Unreachable."""
@@ -86,7 +88,10 @@ class Following:
                 self._last_batch = number
                 self.rows += rows
                 self.batches += 1
-                say(f"{self._name}: batch {number}: {rows:,} rows, {self.rows:,} in all", sys.stderr)
+                late = sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
+                self.late += late
+                too_late = f", {late:,} of them too late" if late else ""
+                say(f"{self._name}: batch {number}: {rows:,} rows{too_late}, {self.rows:,} in all", sys.stderr)
 
 
 def refuse_lost_checkpoint(

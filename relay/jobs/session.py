@@ -46,6 +46,13 @@ def parser(name: str, about: str) -> ArgumentParser:
     return made
 
 
+def character(text: str) -> str:
+    """Read an option that is one character."""
+    if len(text) != 1:
+        raise ArgumentTypeError(f"{text!r} is not one character")
+    return text
+
+
 def period(text: str) -> float:
     """Read an option's seconds between two looks; refuses what Spark would not understand, or never end."""
     try:

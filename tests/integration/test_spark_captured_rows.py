@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,29 @@ def test_a_column_is_called_what_its_file_calls_it(spark: Any, tmp_path: Path) -
 
     assert [json.loads(row.value) for row in found] == [{"item.no": 7, "price.eur": 2.5, "`note": "x", "Größe": 9}]
     assert [(row.id, bytes(row.key), row.source, row.order_0) for row in found] == [("7-x", b"x", "/7", 2.5)]
+
+
+@pytest.mark.parametrize("schema", [None, "n int, text string, last string"], ids=["found", "given"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_a_quoted_field_is_captured_as_a_writer_of_csv_meant_it(spark: Any, tmp_path: Path, end: str, schema: str | None) -> None:
+    """Spark ends a record at a line break within quotes, and each half was a record where it had the fields; a quote it escapes by a backslash."""
+    texts = ["one,2", '7,"7\n8,8', 'say "ho"', '"', "C:\\new\\", '\\"', "a\nb", " spaced ", "ä", "'", "#no comment", "x"]
+    rows = [[str(number), text, text] for number, text in enumerate(texts)]
+    with (tmp_path / "drop.csv").open("w", encoding="utf-8", newline="") as drop:
+        csv.writer(drop, lineterminator=end).writerows([["n", "text", "last"], *rows])
+    given = ("--schema", schema) if schema else ()
+
+    found = captured(spark, tmp_path, "--id", "n", *given)
+
+    assert sorted((json.loads(row.value) for row in found), key=lambda row: row["n"]) == [
+        {"n": number, "text": text, "last": text} for number, text in enumerate(texts)
+    ]
+
+
+def test_a_quote_may_be_escaped_by_a_backslash(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "drop.csv").write_text('n,text\n1,"say \\"ho\\""\n', "utf-8")
+
+    assert [json.loads(row.value) for row in captured(spark, tmp_path, "--id", "n", "--escape", "\\")] == [{"n": 1, "text": 'say "ho"'}]
 
 
 def test_a_times_microseconds_are_captured(spark: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from argparse import Namespace
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ import pytest
 from pyspark.sql import functions
 
 from relay.capture.decisions import UnitDecision, UnitDecisions, batch_unit
+from relay.jobs.following import Following
 from relay.jobs.session import hide_keys
 from relay.message.errors import ConfigError
 from relay.spark import following
@@ -164,3 +166,35 @@ def test_parents_that_have_no_id_or_source_are_called_by_their_places_and_topic(
     assert [(row.source_0, row.id_0) for row in found] == [
         ("/a", "log/0/0"), ("log", "log/0/1"), ("log", "7"), ("log", "log/0/3"),
     ], "and what has no key has nothing to be joined by"  # fmt: skip
+
+
+def test_a_time_far_ahead_of_its_record_is_not_believed(spark: Any) -> None:
+    """One message of next year drove the watermark past all that came after it: none of those found a partner."""
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    times = [b"1970-01-01T00:00:00Z", b"1970-01-02T00:10:59Z", b"1970-01-02T00:11:01Z", b"2999-01-01T00:00:00Z", b"soon", None]
+    rows = [(b"k", b"v", n, [("ce_time", time)] if time else []) for n, time in enumerate(times)]
+    schema = "key binary, value binary, offset long, headers array<struct<key:string,value:binary>>"
+    frame = spark.createDataFrame(rows, schema).selectExpr(
+        "*", "'t' as topic", "0 as partition", "timestamp'1970-01-02 00:10:00Z' as timestamp"
+    )
+
+    found = _parts(frame, "t", 0, Namespace(on="key", watermark=60, window=60)).collect()
+
+    own, record = ["1970-01-01T00:00:00.000Z", "1970-01-02T00:10:59.000Z"], "1970-01-02T00:10:00.000Z"
+    assert [row.time_0 for row in found] == [*own, *[record] * 4]
+
+
+def test_rows_that_come_behind_the_watermark_are_counted(spark: Any, tmp_path: Path) -> None:
+    """They were dropped, and nobody was told."""
+    (tmp_path / "in").mkdir()
+    for number, hour in enumerate((12, 15, 12, 12, 15)):
+        path = tmp_path / "in" / f"{number}.json"
+        path.write_text(json.dumps({"at": f"2026-01-01T{hour}:00:00Z"}), "utf-8")
+        os.utime(path, (number, number))
+    rows = spark.readStream.schema("at timestamp").options(maxFilesPerTrigger=1, maxFileAge="36500d").json(str(tmp_path / "in"))
+    counted = rows.withWatermark("at", "1 minute").groupBy(functions.window("at", "1 minute")).count()
+    query = Following("late", checkpoint=tmp_path / "progress", trigger_s=None)
+
+    query.capture(counted, lambda batch, _: batch.collect())
+
+    assert (query.rows, query.late) == (5, 1), "the one that came first behind 15:00 was in time for its batch, Spark says"

@@ -179,7 +179,7 @@ def test_a_chart_without_values_is_still_a_chart() -> None:
 def test_a_querys_progress_leaves_standard_output_to_the_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     following = Following("drops", checkpoint=tmp_path, trigger_s=None)
 
-    following._show(SimpleNamespace(recentProgress=[{"batchId": 0, "numInputRows": 7}]))
+    following._show(SimpleNamespace(recentProgress=[{"batchId": 0, "numInputRows": 7, "stateOperators": []}]))
 
     assert tuple(capsys.readouterr()) == ("", "drops: batch 0: 7 rows, 7 in all\n")
 
