@@ -142,6 +142,7 @@ class Fate(Enum):
     HOLD = "kept back until released"
     DROP_ANSWER = "goes through, its answer does not come back"
     PASS = "goes through once the rule's action is done"  # noqa: S105 - no password
+    ANSWER = "is answered by the proxy, and goes no further"
 
 
 @dataclass(eq=False)
@@ -152,6 +153,7 @@ class Caught:
     fate: Fate
     reset: bool
     action: Callable[[Request], None] | None = None
+    answer: Callable[[Request], bytes] | None = None
     request: Request | None = None
     _broker: tuple[str, int] = ("", 0)
     _seen: schedule.Event = field(default_factory=schedule.event)
@@ -238,6 +240,7 @@ class _Connection:
         self._broker = broker
         self._to_drop: dict[int, bool] = {}
         self._ending = schedule.lock()
+        self._answering = schedule.lock()
         self._ended = False
         for end in (client, broker):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -274,7 +277,9 @@ class _Connection:
                 rule.action(request)
             if rule is not None and rule.fate is Fate.DROP_ANSWER:
                 self._to_drop[request.correlation] = rule.reset
-            if rule is None or rule.fate is not Fate.HOLD:
+            if rule is not None and rule.answer is not None:
+                self._answer(rule.answer(request))
+            elif rule is None or rule.fate is not Fate.HOLD:
                 self._broker.sendall(struct.pack(">i", len(frame)) + frame)
             elif rule.reset:
                 self.end(reset=True)
@@ -286,9 +291,13 @@ class _Connection:
             (correlation,) = struct.unpack_from(">i", frame)
             reset = self._to_drop.pop(correlation, None)
             if reset is None:
-                self._client.sendall(struct.pack(">i", len(frame)) + frame)
+                self._answer(frame)
             elif reset:
                 self.end(reset=True)
+
+    def _answer(self, frame: bytes) -> None:
+        with self._answering:
+            self._client.sendall(struct.pack(">i", len(frame)) + frame)
 
 
 class FrameProxy:
@@ -330,6 +339,10 @@ class FrameProxy:
     def before(self, match: Match, action: Callable[[Request], None]) -> Caught:
         """Run ``action`` when one request comes, before it goes on to the broker."""
         return self._add(Caught(match, Fate.PASS, reset=False, action=action))
+
+    def answer(self, match: Match, make: Callable[[Request], bytes]) -> Caught:
+        """Answer one request in the broker's place with the frame that ``make`` returns: correlation id, header, body."""
+        return self._add(Caught(match, Fate.ANSWER, reset=False, answer=make))
 
     def cancel(self, rule: Caught) -> None:
         """Take back a rule that caught nothing yet; nothing happens if it did."""

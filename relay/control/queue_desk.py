@@ -56,7 +56,7 @@ class QueueDesk:
     def latest(self) -> Desired:
         """What is wanted by all that is written now: `desired` is behind for a moment, and in a process that stood still for longer."""
         if self._whole is None:
-            self._whole = control_records(self.config)
+            self._whole = control_records(self.config, watched=False)
             self._stack.callback(self._whole.close)
         for key, value in self._whole.to_end():
             self._latest.add(key, value)

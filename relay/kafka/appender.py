@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from relay.kafka.client_log import ClientLog
 from relay.kafka.clients import Producer
-from relay.kafka.failures import LET_GO, is_end, is_locked_out, kafka_error, remedy_of
+from relay.kafka.failures import LET_GO, has_timed_out, is_end, is_locked_out, kafka_error, remedy_of
 from relay.kafka.logins import refusal_of
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
@@ -141,7 +141,7 @@ class Appender:
 
     def reason(self, failure: KafkaError, remedy: str = "") -> str:
         """Return why a record failed, and what helps; of what a client had when it ended, why that was."""
-        if failure.code() == KafkaError._MSG_TIMED_OUT and self._is_locked_out:
+        if has_timed_out(failure) and self._is_locked_out:
             return f"{refusal_of(self._kafka)}{remedy}"
         cause = self._end if self._end is not None and (is_end(failure) or failure.code() in LET_GO) else failure
         return f"{cause.str()}{remedy_of(cause, remedy)}"
@@ -222,6 +222,8 @@ class Appender:
                 self._hear(retired, retired.flush, _CLOSE_S)
             used = self._producer
             self._hear(used, used.poll, _POLL_S)
+            if used.is_lost:
+                self._fatal = True
 
     def _hear(self, client: Producer, call: Callable[[float], object], seconds: float) -> None:
         """Serve reports; the client raises its own end out of this, which must not end the thread that all captures wait for."""
@@ -238,7 +240,7 @@ class Appender:
     def _make(self) -> Producer:
         self._made += 1
         noticed = partial(self._noticed, self._made)
-        return Producer({**self._settings, "error_cb": noticed, "logger": self._log})
+        return Producer({**self._settings, "error_cb": noticed, "logger": self._log}, watched=True)
 
     def _noticed(self, number: int, error: KafkaError) -> None:
         # Anything but a fatal error is the client's own business: the delivery reports tell what it led to, but not by which password.

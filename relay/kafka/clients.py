@@ -4,6 +4,10 @@ Each takes it by itself, in the thread that has heard of the refusal, behind the
 the process if it is called, and from another thread it is not heard while its own one reads (confluent-kafka 2.16). Who only asks,
 and never polls, has to ``hear`` after a failure. A connection that is open stays as it is; the next one, or the next time that the
 brokers want to see the password on it, goes by the new one.
+
+A client that hears from a broker that there are no brokers (one that is just being started or stopped says so) forgets all of
+them, and looks for none any more, whatever its settings (librdkafka 2.10 to 2.16, its issue 5301): what is read or appended by it
+waits for ever, without an error. One that is ``watched`` knows that of itself; whoever uses it makes another.
 """
 
 from __future__ import annotations
@@ -21,6 +25,25 @@ from relay.run import clock
 
 REFUSED_S: Final = 60.0
 """A client that is still refused says so again within half of this: for so long the files are looked at."""
+LOOK_S: Final = 10.0
+"""How often a watched client says whom it knows; one that nobody polls would keep all that it says."""
+_LOOKS: Final = 2
+_BROKER: Final = ('"source":"learned"', '"source":"configured"')
+"""So a client's statistics call a broker, beside the threads that are none (``internal``, ``logical``). No name can hold a quote."""
+
+
+class _Brokers:
+    """Whether a client knows any broker."""
+
+    def __init__(self) -> None:
+        self._looks_without = 0
+
+    def told(self, statistics: str) -> None:
+        self._looks_without = 0 if any(one in statistics for one in _BROKER) else self._looks_without + 1
+
+    @property
+    def are_lost(self) -> bool:
+        return self._looks_without >= _LOOKS  # between two of them another look for brokers may have begun
 
 
 class _Shown:
@@ -58,8 +81,9 @@ def _shown(settings: Mapping[str, Any]) -> _Shown | None:
     return None if login is None else _Shown(login, settings.get("error_cb"))
 
 
-def _with(shown: _Shown | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {**settings, **(shown.settings() if shown is not None else {})}
+def _with(shown: _Shown | None, settings: Mapping[str, Any], brokers: _Brokers | None = None) -> dict[str, Any]:
+    looking = {} if brokers is None else {"statistics.interval.ms": round(LOOK_S * 1000), "stats_cb": brokers.told}
+    return {**settings, **looking, **(shown.settings() if shown is not None else {})}
 
 
 def _renew(client: confluent_kafka.Consumer | confluent_kafka.Producer, shown: _Shown | None) -> None:
@@ -69,11 +93,17 @@ def _renew(client: confluent_kafka.Consumer | confluent_kafka.Producer, shown: _
 
 
 class Consumer(confluent_kafka.Consumer):
-    """A consumer."""
+    """A consumer; one that is ``watched`` has to be polled all the time."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
-        super().__init__(_with(self._shown, settings))
+        self._brokers = _Brokers() if watched else None
+        super().__init__(_with(self._shown, settings, self._brokers))
+
+    @property
+    def is_lost(self) -> bool:
+        """Has it forgotten all brokers, for ever?"""
+        return self._brokers is not None and self._brokers.are_lost
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Return records and events; see the client's own."""
@@ -87,11 +117,17 @@ class Consumer(confluent_kafka.Consumer):
 
 
 class Producer(confluent_kafka.Producer):
-    """A producer."""
+    """A producer; one that is ``watched`` has to be polled all the time."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
-        super().__init__(_with(self._shown, settings))
+        self._brokers = _Brokers() if watched else None
+        super().__init__(_with(self._shown, settings, self._brokers))
+
+    @property
+    def is_lost(self) -> bool:
+        """Has it forgotten all brokers, for ever?"""
+        return self._brokers is not None and self._brokers.are_lost
 
     def poll(self, timeout: float = -1) -> int:
         """Serve reports; see the client's own."""

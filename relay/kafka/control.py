@@ -8,8 +8,9 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from relay.kafka.callbacks import weakly
 from relay.kafka.clients import Producer
-from relay.kafka.failures import is_denied, is_end, kafka_error, unavailable
+from relay.kafka.failures import has_timed_out, is_denied, is_end, kafka_error, unavailable
 from relay.kafka.reading import PartitionReader
 from relay.message.record import LogPartition
 
@@ -30,6 +31,8 @@ class ControlTopic:
         self._partition = LogPartition(topic, 0)
         self._clock = clock
         self._timeout_s = timeout_s
+        self._is_doubted = False
+        self._doubt = weakly(self._note)
 
     @cached_property
     def _producer(self) -> Producer:
@@ -67,10 +70,12 @@ class ControlTopic:
         Raises Unreachable if it is not, ConfigError if that is not allowed.
         """
         failures: list[KafkaError] = []
+        doubt = self._doubt
 
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
                 failures.append(error)
+                doubt(error)
 
         left = 1
         try:
@@ -88,15 +93,24 @@ class ControlTopic:
             raise unavailable(said, reason)
 
     def _append_again(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
-        """Append with another producer where the one that there is has failed for good: nothing of this record was sent."""
+        """Append with another producer where the one that there is has failed for good, or may have: nothing of this record was sent."""
+        if self._is_doubted:
+            self._renew()
         try:
             self._append(key, value, delivered)
         except KafkaException as error:
             if not is_end(error.args[0]):
                 raise
-            self._producer.purge()
-            self._producer = Producer(self._made)
+            self._renew()
             self._append(key, value, delivered)
+
+    def _renew(self) -> None:
+        self._producer.purge()
+        self._producer = Producer(self._made)
+        self._is_doubted = False
+
+    def _note(self, error: KafkaError) -> None:
+        self._is_doubted = self._is_doubted or has_timed_out(error)
 
     def _append(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
         topic, partition = self._partition

@@ -103,6 +103,11 @@ def is_end(error: KafkaError) -> bool:
     return bool(error.fatal() or error.code() == KafkaError._FATAL)
 
 
+def has_timed_out(error: KafkaError) -> bool:
+    """Did the client give a record up because nobody had taken it for too long? It may have lost all brokers (`relay.kafka.clients`)."""
+    return bool(error.code() == KafkaError._MSG_TIMED_OUT)
+
+
 def is_of_group(error: KafkaError) -> bool:
     """Is it only that a group may not be looked for? Who reads by hand names one, joins none, and reads all the same."""
     return bool(error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED)

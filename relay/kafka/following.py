@@ -19,14 +19,18 @@ _ASK_S: Final = 5.0
 
 
 class Following:
-    """Reads one partition from its beginning; for one thread. The client fetches by itself, so polling costs little."""
+    """Reads one partition from its beginning; for one thread. The client fetches by itself, so polling costs little.
+
+    ``watched`` is one whose ``records`` are asked for all the time (`relay.kafka.clients`).
+    """
 
     def __init__(
-        self, settings: Mapping[str, Any], topic: str, *, deadline_s: float
+        self, settings: Mapping[str, Any], topic: str, *, deadline_s: float, watched: bool = False
     ) -> None:
         own = {"isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True}
         self._given = {**settings, **own}
-        self._consumer = Consumer(self._given)
+        self._watched = watched
+        self._consumer = self._made()
         self._topic = topic
         self._deadline_s = deadline_s
         self._next = 0
@@ -43,6 +47,8 @@ class Following:
         if not self._begun:
             return self.to_end()
         self._consume(0)
+        if self._consumer.is_lost:
+            self._begin_anew()
         return self._told()
 
     def to_end(self) -> list[tuple[bytes, bytes | None]]:
@@ -84,12 +90,19 @@ class Following:
                 # A handle may go on asking the leader it knew; a fresh one asks who leads now.
                 clock.sleep(_START_S)
                 self._consumer.hear()
-                self._consumer.close()
-                self._consumer = Consumer(self._given)
-                if self._begun:
-                    self._assign()
+                self._begin_anew()
             else:
                 return low, high
+
+    def _made(self) -> Consumer:
+        return Consumer(self._given, watched=self._watched)
+
+    def _begin_anew(self) -> None:
+        """Go on by another client."""
+        self._consumer.close()
+        self._consumer = self._made()
+        if self._begun:
+            self._assign()
 
     def _assign(self) -> None:
         self._consumer.assign([TopicPartition(self._topic, 0, self._next)])

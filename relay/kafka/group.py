@@ -41,15 +41,18 @@ class GroupConsumer:
         self._stayed_at = float("-inf")
         self._denials: list[Any] = []
         self._refused: tuple[float, float] | None = None
-        self._consumer = Consumer({**settings, "enable.partition.eof": True, "error_cb": self._on_error})
+        self._consumer = Consumer({**settings, "enable.partition.eof": True, "error_cb": self._on_error}, watched=True)
         self._consumer.subscribe(list(topics), on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke)
 
     def consume(self, count: int, timeout_s: float) -> list[Any]:
         """Return up to ``count`` records and end-of-partition events; serves rebalances.
 
-        Raises LockedOut where the brokers' ever same answer is that the password is wrong: it has changed since this process began.
+        Raises LockedOut where the brokers' ever same answer is that the password is wrong: it has changed since this process began;
+        Unreachable where the client has forgotten all brokers.
         """
         found = self._consumer.consume(count, timeout_s)
+        if self._consumer.is_lost:
+            raise Unreachable("the Kafka client has forgotten all brokers, and looks for none any more; another one begins anew")
         if self._refused is not None:
             self._look_locked_out(found, *self._refused)
         if self._denials:

@@ -26,7 +26,8 @@ class InquiryReader:
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike, topic: str) -> None:
         settings: dict[str, Any] = consumer(kafka, timing, f"{topic}.reader", log_level=0)
         settings["auto.offset.reset"] = "earliest"
-        self._consumer = Consumer(settings)
+        self._given = settings
+        self._consumer = Consumer(settings, watched=True)
         self._topic = topic
         self._assigned = 0
         self._look_at = float("-inf")
@@ -34,6 +35,8 @@ class InquiryReader:
 
     def poll(self) -> list[tuple[bytes | None, bytes | None]]:
         """Return key and value of what came since; raises Unreachable."""
+        if self._consumer.is_lost:
+            self._begin_anew()
         now = clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOK_AGAIN_S
@@ -47,6 +50,13 @@ class InquiryReader:
     def close(self) -> None:
         """Stop reading."""
         self._consumer.close()
+
+    def _begin_anew(self) -> None:
+        """Read all again, by another client: what is asked twice is answered twice."""
+        self._consumer.close()
+        self._consumer = Consumer(self._given, watched=True)
+        self._assigned = 0
+        self._look_at = float("-inf")
 
     def _note(self, errors: Iterable[KafkaError | None]) -> None:
         """Say once that the right is missing: it is for whoever answers relays without access to the database."""

@@ -62,9 +62,9 @@ class DesiredFollower:
         self._records.close()
 
 
-def control_records(config: RelayConfig) -> Following:
-    """Follow the relay's control topic; nothing is read before its records are asked for."""
-    return Following(_reader(config), config.control_topic, deadline_s=DEADLINE_S)
+def control_records(config: RelayConfig, *, watched: bool = True) -> Following:
+    """Follow the relay's control topic; nothing is read before its records are asked for, all the time if it is ``watched``."""
+    return Following(_reader(config), config.control_topic, deadline_s=DEADLINE_S, watched=watched)
 
 
 def control_topic(config: RelayConfig) -> ControlTopic:

@@ -142,10 +142,10 @@ class SimCheckpoints:
 def stand_ins(cluster: Cluster, disks: Disks, heard_late: Callable[[], float] = float) -> list[tuple[Any, str, Any]]:
     """Return (module, name, stand-in) for ``installed``; who follows a topic hears by so many seconds late."""
 
-    def producer(settings: Mapping[str, Any]) -> SimProducer:
+    def producer(settings: Mapping[str, Any], **_: Any) -> SimProducer:
         return SimProducer(cluster, settings)
 
-    def consumer(settings: Mapping[str, Any]) -> SimConsumer:
+    def consumer(settings: Mapping[str, Any], **_: Any) -> SimConsumer:
         return SimConsumer(cluster, settings)
 
     def topics(*_: Any, **__: Any) -> SimTopics:

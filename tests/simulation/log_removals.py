@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from relay.delivery import topic_recovery
 from relay.delivery.evidence_reading import MonitorView
+from relay.kafka.clients import _Brokers
 from relay.kafka.decisions import DecisionLog
 from relay.log.holds import PartitionHolds
 from relay.message.record import LogPartition
@@ -72,10 +73,15 @@ def new_leaders_believed() -> list[StandIn]:
     return [(Anchorage, "check", lambda *_: None)]
 
 
+def lost_clients_kept() -> list[StandIn]:
+    """No client says of itself that it has forgotten all brokers."""
+    return [(_Brokers, "are_lost", property(lambda self: False))]
+
+
 LOG_REMOVALS: Final[dict[str, Callable[[], list[StandIn]]]] = {
     removal.__name__: removal
     for removal in (
         another_topic_unnoticed, jump_over_what_is_lost, untaken_overtaken, cut_unnoticed, old_leader_believed, old_output_believed,
-        lost_decisions_kept, anchors_unread, new_leaders_believed,
+        lost_decisions_kept, anchors_unread, new_leaders_believed, lost_clients_kept,
     )
 }  # fmt: skip

@@ -80,6 +80,8 @@ class Cluster:
 class Client:
     """What producers and consumers have in common: a process, a cluster, and calls that wait for the background."""
 
+    is_lost = False
+
     def __init__(self, cluster: Cluster, socket_timeout_s: float) -> None:
         world = cluster.world
         assert world.current is not None, "clients are made inside a process"

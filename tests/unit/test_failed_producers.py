@@ -23,6 +23,7 @@ class Failing:
     """Fails once for all at its second record; each made is in ``all``."""
 
     all: list[Failing]
+    is_lost = False
 
     def __init__(self, settings: Any, **_: Any) -> None:
         self.error_cb = settings.get("error_cb")

@@ -53,7 +53,7 @@ def test_a_topic_that_is_not_there_is_told_from_a_broker_that_is_away(
     monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
 ) -> None:
     class Client:
-        def __init__(self, _settings: object) -> None:
+        def __init__(self, _settings: object, **_: object) -> None:
             pass
 
         def get_watermark_offsets(self, _place: object, timeout: float) -> None:

@@ -20,8 +20,9 @@ class Client:
     """Answers for each partition; ``error`` is that of the second one."""
 
     error: KafkaError | None = None
+    is_lost = False
 
-    def __init__(self, _settings: dict[str, Any]) -> None: ...
+    def __init__(self, _settings: dict[str, Any], **_: Any) -> None: ...
 
     def subscribe(self, *_: object, **__: object) -> None: ...
 

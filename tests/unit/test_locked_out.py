@@ -21,7 +21,9 @@ REFUSED = KafkaError(KafkaError._AUTHENTICATION, "invalid credentials")
 
 
 class Client:
-    def __init__(self, settings: Any) -> None:
+    is_lost = False
+
+    def __init__(self, settings: Any, **_: Any) -> None:
         self.error_cb = settings["error_cb"]
         self.news: list[Any] = []
 

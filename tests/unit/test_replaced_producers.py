@@ -23,8 +23,9 @@ class Client:
 
     all: list[Client]
     while_made: Callable[[], object] = bool
+    is_lost = False
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, **_: Any) -> None:
         self.settings = dict(settings)
         self.meanwhile: Callable[[], object] = bool
         self.reports: list[Callable[..., None]] = []

@@ -36,7 +36,9 @@ from tests.unit.test_worker_events import Event
 class Client:
     """A consumer of the client library that only has news."""
 
-    def __init__(self, _settings: Any) -> None:
+    is_lost = False
+
+    def __init__(self, _settings: Any, **_: Any) -> None:
         self.polls: list[tuple[int, float]] = []
         self.news: list[Any] = []
 
