@@ -15,9 +15,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from relay.config.faults import Wrong
 from relay.config.quantities import Bytes, Seconds
 from relay.config.routes import Name, name_rule
+from relay.message.queue_headers import Mode
 from relay.queue.message import Audience, Group
 from relay.queue.modes import in_mode
-from relay.queue.settings import Balancing, Mode, QueueSettings, Retention
+from relay.queue.settings import Balancing, QueueSettings, Retention
 
 _EMBEDDED: Final = ("sqlite:///", "files:///", "log+sqlite:///")
 """Stores of one host: their path is relative to the configuration's folder."""

@@ -1,26 +1,33 @@
 """From a message of the log to a message of a queue: what its headers ask for, believed within the queue's bounds only.
 
-Headers, all optional: ``ce_relaypriority`` 0 to 9 (default 4); ``ce_expirytime`` (RFC 3339); ``ce_relaydelay``
-milliseconds until it is revealed; ``ce_relaymode`` combined, publish-subscribe, balance or in-order;
-``ce_relayaudience`` names of subscribers or pools of the queue, separated by commas: only they get it.
+The headers, and how they are read, are those of ``relay.message.queue_headers``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, TypeVar, cast
 
 from relay.delivery.mapping import Finish, Mapped
 from relay.message import envelope, identity
-from relay.message.errors import MessageRejected
+from relay.message.errors import HeaderUnreadable, MessageRejected
+from relay.message.queue_headers import (
+    IN_ORDER,
+    PRIORITY_DEFAULT,
+    Mode,
+    audience,
+    delay_ms,
+    expires_at,
+    mode,
+    priority,
+    text,
+)
 from relay.message.record import LogMessage
-from relay.queue.message import PRIORITY_DEFAULT, PRIORITY_MAX, Audience, Group, NewMessage, Place
+from relay.queue.message import Audience, Group, NewMessage, Place
 from relay.queue.modes import in_mode
-from relay.queue.settings import MODES, Mode, QueueSettings
+from relay.queue.settings import QueueSettings
 
-DELAY_MAX_MS: Final = 366 * 86_400_000
-IN_ORDER: Final = "in-order"
+T = TypeVar("T")
 
 
 class Putting(NamedTuple):
@@ -51,6 +58,8 @@ class QueueMapping:
                     raise message.fault
                 rows.append(self._one(message, ids.get(message.topic, "")))
                 good.append(i)
+            except HeaderUnreadable as error:
+                faults[i] = _refused(error.code, str(error))
             except MessageRejected as rejection:
                 faults[i] = rejection
         return Mapped(rows, good, faults)
@@ -60,46 +69,41 @@ class QueueMapping:
         publisher = headers.get(envelope.SOURCE) or message.topic.encode()
         subject = headers.get(envelope.SUBJECT)
         new = NewMessage(
-            publisher=_text(publisher, envelope.SOURCE),
+            publisher=text(publisher, envelope.SOURCE),
             id=_identifier(message, headers),
             value=message.value,
             key=message.key,
             headers=tuple(message.headers if message.capture is None else envelope.outgoing(message.headers)),
-            subject=None if subject is None else _text(subject, envelope.SUBJECT),
+            subject=None if subject is None else text(subject, envelope.SUBJECT),
             lane=self._lane(publisher, message.key),
-            priority=_number(headers, envelope.PRIORITY, PRIORITY_DEFAULT, PRIORITY_MAX),
-            delay_ms=_number(headers, envelope.DELAY, 0, DELAY_MAX_MS),
+            priority=_asked(headers, envelope.PRIORITY, priority, PRIORITY_DEFAULT),
+            delay_ms=_asked(headers, envelope.DELAY, delay_ms, 0),
             audience=self._audience(headers),
             place=Place(message.topic, topic_id, message.partition, message.offset),
         )
-        return Putting(new, _expiry(headers))
+        return Putting(new, _asked(headers, envelope.EXPIRY_TIME, expires_at, None))
 
     def _audience(self, headers: Mapping[str, bytes]) -> Audience | None:
-        wanted, mode = headers.get(envelope.AUDIENCE), headers.get(envelope.MODE)
-        if wanted is None and mode is None:
+        wanted, own = headers.get(envelope.AUDIENCE), headers.get(envelope.MODE)
+        if wanted is None and own is None:
             return None
-        audience = self._written
-        if wanted is not None:
-            audience = self._chosen(_text(wanted, envelope.AUDIENCE))
-        word = self._queue.mode if mode is None else _text(mode, envelope.MODE)
+        chosen = self._written if wanted is None else self._chosen(audience(wanted, envelope.AUDIENCE))
+        word = self._queue.mode if own is None else mode(own, envelope.MODE)
         if word == IN_ORDER:
             # One pool has no order: where the queue balances, its subscribers and pools come as they are written.
-            groups = audience.groups if self._queue.mode == "balance" else in_mode(audience, self._queue.mode).groups
+            groups = chosen.groups if self._queue.mode == "balance" else in_mode(chosen, self._queue.mode).groups
             return Audience(groups, in_order=True)
-        if word not in MODES:
-            raise _refused("bad_mode", f"{envelope.MODE} is none of {', '.join(MODES)} and {IN_ORDER}")
-        return in_mode(audience, cast("Mode", word))
+        return in_mode(chosen, cast("Mode", word))
 
-    def _chosen(self, names: str) -> Audience:
+    def _chosen(self, names: Sequence[str]) -> Audience:
         """Return the queue's groups and single members that are named, in the order of their names."""
         by_name = {group.name: group for group in self._written.groups}
         for group in self._written.groups:
             for member in group.members:
                 by_name.setdefault(member, Group(member, (member,)))
-        chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
-        if not all(name in by_name for name in chosen):
+        if not all(name in by_name for name in names):
             raise _refused("bad_audience", f"{envelope.AUDIENCE} names a subscriber that queue {self._queue.name!r} has not")
-        return Audience(tuple(by_name[name] for name in chosen), self._written.in_order)
+        return Audience(tuple(by_name[name] for name in names), self._written.in_order)
 
 
 Lane = Callable[[bytes, bytes | None], bytes | None]
@@ -118,40 +122,13 @@ def _identifier(message: LogMessage, headers: Mapping[str, bytes]) -> str:
     """
     found = headers.get(envelope.ID)
     if found and identity.cloudevents(headers, message.topic.encode(), None) == message.digest:
-        return _text(found, envelope.ID)
+        return text(found, envelope.ID)
     return message.digest.hex()
 
 
-def _number(headers: Mapping[str, bytes], name: str, default: int, most: int) -> int:
+def _asked(headers: Mapping[str, bytes], name: str, read: Callable[[bytes, str], int], default: T) -> int | T:
     raw = headers.get(name)
-    if raw is None:
-        return default
-    if not (raw.isdigit() and len(raw) <= len(str(most)) and int(raw) <= most):
-        raise _refused("bad_header", f"{name} is not a number from 0 to {most}")
-    return int(raw)
-
-
-def _expiry(headers: Mapping[str, bytes]) -> int | None:
-    raw = headers.get(envelope.EXPIRY_TIME)
-    if raw is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(_text(raw, envelope.EXPIRY_TIME).upper())  # RFC 3339: t and z as well
-        if moment.tzinfo is None:
-            raise ValueError
-        return int(moment.timestamp() * 1000)
-    except (ValueError, OverflowError):
-        raise _refused("bad_header", f"{envelope.EXPIRY_TIME} is not a time with its zone, as in RFC 3339") from None
-
-
-def _text(raw: bytes, name: str) -> str:
-    try:
-        found = raw.decode()
-    except UnicodeDecodeError:
-        raise _refused("not_text", f"{name} is not UTF-8 text") from None
-    if "\0" in found:
-        raise _refused("not_text", f"{name} holds a zero character, which PostgreSQL does not take")
-    return found
+    return default if raw is None else read(raw, name)
 
 
 def _refused(code: str, sentence: str) -> MessageRejected:

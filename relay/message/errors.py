@@ -103,6 +103,18 @@ class MessageRejected(RelayError):
         self.code = code
 
 
+class HeaderUnreadable(RelayError):
+    """A header that queues go by says nothing that a queue can read: ``name`` followed by ``why`` is a sentence.
+
+    ``code`` is that of the dead letter which the message would become.
+    """
+
+    def __init__(self, name: str, code: str, why: str) -> None:
+        super().__init__(f"{name} {why}")
+        self.code = code
+        self.why = why
+
+
 class HeadersRefused(RelayError):
     """What an application gave as headers, or as subject, cannot be a message's."""
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from relay.queue.states import PublisherState, SubscriberState
-
-PRIORITY_MAX: Final = 9
-"""0 is the lowest, 9 goes first. Priority orders lanes, never messages inside one."""
-PRIORITY_DEFAULT: Final = 4
-"""What a message of the log has whose header says nothing."""
 
 
 class Group(NamedTuple):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from relay.message.queue_headers import Mode
 from relay.queue.message import Audience, Group
-from relay.queue.settings import Balancing, Mode
+from relay.queue.settings import Balancing
 
 BALANCED_GROUP: Final = "all"
 """The pool of all subscribers."""

@@ -8,7 +8,8 @@ from typing import Final
 
 import orjson
 
-from relay.queue.message import PRIORITY_MAX, Audience, NewMessage
+from relay.message.queue_headers import PRIORITY_MAX
+from relay.queue.message import Audience, NewMessage
 from relay.queue.port import Refused
 from relay.queue.settings import QueueSettings
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
+from relay.message.queue_headers import Mode
 from relay.queue.message import Audience, Group
-
-Mode = Literal["combined", "publish-subscribe", "balance"]
-MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 CLOCKS_MS: Final = 300_000
 """So far apart the clocks of a queue's workers may be."""

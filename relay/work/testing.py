@@ -20,7 +20,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from relay.message.envelope import GivenHeaders, given_headers
-from relay.queue.message import PRIORITY_DEFAULT, Taken, Ticket
+from relay.message.queue_headers import PRIORITY_DEFAULT
+from relay.queue.message import Taken, Ticket
 from relay.run import schedule
 from relay.work.coroutines import Apart, AwaitedDatabase
 from relay.work.desks import Database, Desk, Desks, PostgresqlDesk, SqliteDesk

@@ -14,9 +14,9 @@ from relay.cli import message, queue
 from relay.cli.choosing import filter_of, me, retained
 from relay.cli.report import when
 from relay.control.queue_views import timeline
-from relay.delivery.queue_mapping import _expiry
 from relay.message.envelope import EXPIRY_TIME
 from relay.message.errors import ConfigError
+from relay.message.queue_headers import expires_at
 from relay.queue.message import Audience, Group
 from relay.queue.port import Holder
 from relay.queue.settings import Balancing, QueueSettings, Retention
@@ -81,7 +81,7 @@ def test_a_time_is_one_for_people() -> None:
 @pytest.mark.parametrize("stated", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])
 def test_an_expiry_beyond_all_years_is_shown_as_it_is_kept(stated: str) -> None:
     """RFC 3339 can say both of a zone's time, and a message may be put with either."""
-    at = _expiry({EXPIRY_TIME: stated.encode()})
+    at = expires_at(stated.encode(), EXPIRY_TIME)
 
     assert when(at) == at
 

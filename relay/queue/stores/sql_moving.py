@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relay.queue.message import PRIORITY_MAX, MessageView, SubscriberView
+from relay.message.queue_headers import PRIORITY_MAX
+from relay.queue.message import MessageView, SubscriberView
 from relay.queue.states import PublisherState
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.lanes import lane_number

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from itertools import repeat
 from typing import Final
 
-from relay.queue.message import PRIORITY_MAX, Audience, NewMessage, PutAnswer
+from relay.message.queue_headers import PRIORITY_MAX
+from relay.queue.message import Audience, NewMessage, PutAnswer
 from relay.queue.port import StoreAway, StoreFull
 from relay.queue.receipt import (
     Headers,

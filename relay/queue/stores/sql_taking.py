@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from relay.queue.message import PRIORITY_MAX
+from relay.message.queue_headers import PRIORITY_MAX
 from relay.queue.stores import sql_text as sql
 from relay.queue.stores.lanes import Candidate, Closed, Lane
 from relay.queue.stores.sql_schema import Phase

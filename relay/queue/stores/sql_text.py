@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
-from relay.queue.message import PRIORITY_MAX
+from relay.message.queue_headers import PRIORITY_MAX
 from relay.queue.states import Event, PublisherState, SubscriberState, sources
 from relay.queue.stores.sql_schema import Phase
 from relay.queue.stores.sql_session import Row

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from relay.message.queue_headers import PRIORITY_MAX
 from relay.message.record import LANE_NAME_BYTES_MAX
 from relay.queue.message import (
-    PRIORITY_MAX,
     Audience,
     MessageView,
     Parent,
