@@ -210,8 +210,9 @@ class CaptureBlock:
         ``data`` is bytes, or anything that JSON can express, which NaN and the infinities are not; with
         ``schema`` (see ``Capture.avro``), data that fits it. None makes a message without a value. Without ``partition`` the
         key decides where it goes, without a key the source, so that the publisher's order holds. Without ``id`` each call
-        makes a message of its own. Raises CaptureError for what cannot be appended, ConfigError for a topic that does not
-        exist or is compacted, Unreachable; outside a savepoint they end the block, which would commit without the message.
+        makes a message of its own. Raises CaptureError for what cannot be appended, and for headers that no queue could read,
+        ConfigError for a topic that does not exist or is compacted, Unreachable; outside a savepoint they end the block, which
+        would commit without the message.
         """
         with self._using():
             message.check_text(topic=topic, key=key, type=type, id=id, subject=subject, content_type=content_type, time=time)

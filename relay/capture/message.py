@@ -8,7 +8,7 @@ from zlib import crc32
 
 import orjson
 
-from relay.message import envelope
+from relay.message import envelope, queue_headers
 from relay.message.avro_values import CONTENT_TYPE as AVRO
 from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import FilledHeaders, Headers, given_headers, is_utf8
@@ -32,6 +32,7 @@ _RESERVED: Final = frozenset(
         envelope.INCARNATION,
     }
 )
+_WRITTEN: Final = _RESERVED | envelope.LOG_ONLY_HEADERS
 _TEXTS: Final = frozenset({"topic", "type"})
 _TEXTS_IF_GIVEN: Final = frozenset({"subject", "content_type", "time"})
 _RECORD_OVERHEAD: Final = 100
@@ -127,7 +128,10 @@ def whole_partition(given: int, partitions: int, topic: str) -> int:
 
 
 def extra_headers(headers: FilledHeaders | None) -> Headers:
-    """Return the application's own headers; raises CaptureError for a name that the relay writes itself."""
+    """Return the application's own headers; raises CaptureError for a name that the relay writes itself, and for what no queue could read.
+
+    That is refused for every topic: `relay...` are the relay's own words, and CloudEvents have times of RFC 3339 only.
+    """
     found: Headers = []
     try:
         given = given_headers(headers)
@@ -137,12 +141,15 @@ def extra_headers(headers: FilledHeaders | None) -> Headers:
     if len(given) > most:
         raise CaptureError(f"headers: {len(given)} are more than the {most} that may stand beside the relay's own; put them into data")
     for name, value in given:
-        if name in _RESERVED or name in envelope.LOG_ONLY_HEADERS:
+        if name in _WRITTEN:
             raise CaptureError(
                 f"headers: {name!r} is written by the relay; use the argument of publish() for it"
             )
         if value is None:
             raise CaptureError(f"headers: the value of {name!r} is neither bytes nor text; leave the header out")
+        # The dead letter would tell whoever runs the relay, and never who wrote it.
+        if name in queue_headers.READERS and (refusal := queue_headers.refusal(name, value)) is not None:
+            raise CaptureError(f"headers: {refusal}")
         found.append((name, value))
     return found
 
