@@ -11,6 +11,7 @@ from relay.kafka.bulk import BulkRecord
 from relay.message import envelope
 from relay.message.envelope import Headers
 from relay.message.errors import ConfigError
+from relay.message.queue_headers import READERS, refusal
 from relay.message.record import LogPartition
 from relay.spark.options import WriteOptions
 
@@ -47,6 +48,8 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "sequence": ("string", "int", "bigint"),
 }
 _OURS: Final = envelope.LOG_ONLY_HEADERS
+_NAMES: Final = frozenset(name for name, header in ATTRIBUTES.items() if header in READERS)
+"""Columns by which queues name a message."""
 
 
 class Labels(NamedTuple):
@@ -181,7 +184,17 @@ def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
         column = column.cast(pa.string())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = column.cast(pa.binary())
+    if name in _NAMES and _holds_nul(column):
+        raise ConfigError(f"column {name} holds a NUL in a row, which neither queues nor databases take; replace it")
     return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _holds_nul(column: pa.BinaryArray) -> bool:
+    """Has a row's value a NUL? All that the column's memory holds is searched first, much faster than row by row."""
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    held = column.buffers()[2]
+    return held is not None and b"\0" in held.to_pybytes() and bool(pc.any(pc.match_substring(column, "\0")).as_py())
 
 
 def _without_gaps(headers: Headers, defaults: Mapping[str, bytes | None]) -> Headers:
@@ -190,12 +203,18 @@ def _without_gaps(headers: Headers, defaults: Mapping[str, bytes | None]) -> Hea
 
 
 def _joined(extra: Sequence[Mapping[str, Any]] | None, own: Headers, weak: frozenset[str]) -> Headers:
-    """Add a row's own headers: they replace what no column gives (``weak``) and nothing else that the relay writes."""
+    """Add a row's own headers: they replace what no column gives (``weak``) and nothing else that the relay writes.
+
+    Raises ConfigError for one that no queue could read, as `publish` does.
+    """
     if not extra:
         return own
     firm = {name for name, _ in own if name not in weak}
     theirs = [
         (one["key"], one["value"]) for one in extra if one["key"] not in firm and one["key"] not in _OURS
     ]
+    for name, value in theirs:
+        if name in READERS and value is not None and (refused := refusal(name, value)) is not None:
+            raise ConfigError(f"column headers: {refused}")
     replaced = {name for name, _ in theirs}
     return [header for header in own if header[0] not in replaced] + theirs

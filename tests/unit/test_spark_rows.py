@@ -18,6 +18,7 @@ from relay.spark.batches import refuse_another_topic
 from relay.spark.options import WriteOptions, check_sink, read_options
 from relay.spark.rows import Labels, RowEncoder, check_schema
 
+KIND = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 OPTIONS = WriteOptions("shop", {"bootstrap.servers": "127.0.0.1:1"}, topic="orders")
 LABELS = Labels(b"c" * 16, b"decisions:q/1/run", b"/spark/q", 1)
 
@@ -63,9 +64,8 @@ def test_columns_decide_before_options_and_a_gap_falls_back() -> None:
 
 
 def test_a_rows_own_headers_cannot_steer_the_relay() -> None:
-    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     rows = [[("ce_relaycapture", b"f"), (OUT_DIGEST, b"f"), (OUT_INSTANCE, b"f"), ("ce_id", b"own"), ("traceparent", b"t")], None]
-    headers = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in rows], kind)
+    headers = pa.array([[{"key": k, "value": v} for k, v in row] if row else None for row in rows], KIND)
 
     _, records = encoded({"value": ["x", "y"], "headers": headers})
     _, firm = encoded({"value": ["x", "y"], "headers": headers, "id": ["1", "2"]})
@@ -75,6 +75,36 @@ def test_a_rows_own_headers_cannot_steer_the_relay() -> None:
     assert dict(records[0][4])["ce_id"] == b"own"
     assert dict(records[0][4])["traceparent"] == b"t"
     assert dict(firm[0][4])["ce_id"] == b"1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ce_relaypriority", b"10", "'10' is not a number from 0 to 9"),
+        ("ce_relaydelay", b"60s", "'60s' is not a number"),
+        ("ce_expirytime", b"tomorrow", "'tomorrow' is not a time with its zone"),
+        ("ce_relaymode", b"all", "'all' is none of"),
+        ("ce_relayaudience", b"ann,", "'ann,' lacks a name"),
+        ("ce_subject", b"\xff", r"'\\xff' is not UTF-8 text"),
+        ("ce_id", b"a\0b", r"'a\x00b' holds a zero character"),
+    ],
+)
+def test_a_rows_header_that_no_queue_could_read_is_refused(name: str, value: bytes, words: str) -> None:
+    headers = pa.array([None, [{"key": "tenant", "value": None}, {"key": name, "value": value}]], KIND)
+    with pytest.raises(ConfigError) as refused:
+        encoded({"value": ["x", "y"], "headers": headers})
+
+    assert str(refused.value).startswith(f"column headers: {name} = {words}")
+    _, records = encoded({"value": ["x"], "headers": pa.array([[{"key": name, "value": None}]], KIND)})
+    assert (name, None) in records[0][4], "a header without a value asks for nothing"
+
+
+def test_a_nul_in_rows_beside_the_batch_refuses_nothing() -> None:
+    whole = pa.RecordBatch.from_pydict({"value": ["x", "y"], "id": ["a\0b", "c"]})
+
+    (record,) = RowEncoder(OPTIONS, LABELS, {"orders": 4}.__getitem__).records(whole.slice(1))
+
+    assert dict(record[4])["ce_id"] == b"c"
 
 
 def test_a_time_is_written_in_utc() -> None:
@@ -91,6 +121,7 @@ def test_a_time_is_written_in_utc() -> None:
         ({"value": ["x"], "partition": pa.array([4], pa.int32())}, "partition is 4, but topic orders has 4"),
         ({"value": ["x"], "id": pa.array([None], pa.string())}, "column id is null or empty"),
         ({"value": ["x", "y"], "id": ["1", ""]}, "column id is null or empty"),
+        *(({"value": ["x", "y"], name: ["1", "a\0b"]}, f"column {name} holds a NUL in a row") for name in ("id", "source", "subject")),
     ],
 )
 def test_a_row_that_cannot_be_placed_or_named_is_refused(columns: dict[str, Any], sentence: str) -> None:
