@@ -140,7 +140,10 @@ class Decisions(Protocol):
         """Note that the markers of these captures are acknowledged in every partition."""
 
     def aged(self, older_than_s: float, limit: int, without: Sequence[str] = ()) -> list[AgedRow]:
-        """Return rows older than that which are aborted, or committed and marked, and name none of the topics ``without``."""
+        """Return rows older than that which are aborted, or committed and marked, and name none of the topics ``without``.
+
+        Never a committed row that names no place at all, as where a block's own statements committed it: messages may ask for it.
+        """
 
     def trim(self, captures: Sequence[bytes]) -> None:
         """Delete rows whose time is over."""

@@ -222,7 +222,7 @@ class PostgresqlDecisions:
         with self._scanning():
             rows = self._connection.execute(
                 "select capture, partitions, extract(epoch from now() - created_at)::float8 from relay_capture"
-                " where created_at < now() - make_interval(secs => %s) and (marked or outcome = 'aborted')"
+                " where created_at < now() - make_interval(secs => %s) and (outcome = 'aborted' or (marked and partitions is not null))"
                 " and not exists (select from unnest(%s::text[]) topic where position(topic in partitions) > 0) limit %s",
                 (older_than_s, schema.quoted_topics(without), limit),
             ).fetchall()

@@ -361,7 +361,7 @@ class SqliteDecisions:
         """Return rows older than that which are aborted, or committed and marked, and name none of ``without``."""
         rows = self._run(
             "select capture, partitions, unixepoch() - created_at from relay_capture"
-            " where created_at < unixepoch() - ? and (marked or outcome = 'aborted')"
+            " where created_at < unixepoch() - ? and (outcome = 'aborted' or (marked and partitions is not null))"
             " and not exists (select 1 from json_each(?) where instr(partitions, value) > 0) limit ?",
             older_than_s,
             json.dumps(schema.quoted_topics(without)),

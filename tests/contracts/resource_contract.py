@@ -198,3 +198,15 @@ class ResourceContract:
         assert {row.capture for row in decisions.aged(-1.0, 10, [topic[1:]])} == {aborted, capture}
         decisions.trim([capture, aborted])
         assert decisions.read([capture, aborted]) == {}
+
+    def test_a_row_that_a_block_committed_by_itself_is_never_trimmed(self, session: Session, decisions: Decisions) -> None:
+        """It does not say where its messages lie: who asked for one later took a capture for aborted that had been delivered."""
+        capture = self.begin(session)
+        session.execute("commit")
+        session.rollback()
+        assert [(row.capture, row.partitions) for row in decisions.unmarked(0.0, 10)] == [(capture, None)]
+
+        decisions.mark([capture])
+
+        assert decisions.unmarked(0.0, 10) == []
+        assert decisions.aged(-1.0, 10) == []

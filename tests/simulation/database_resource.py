@@ -269,7 +269,8 @@ class SimulatedDecisions:
             "aged",
             lambda backend: backend.scan(
                 CAPTURES,
-                lambda row: now - row["created_at"] > older_than_s and (row["marked"] or row["outcome"] == "aborted"),
+                lambda row: now - row["created_at"] > older_than_s
+                and (row["outcome"] == "aborted" or (row["marked"] and row["partitions"] is not None)),
             ),
         )
         own = [row for row in rows if not any(name in (row["partitions"] or b"") for name in foreign)]
