@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -42,3 +44,14 @@ def answer(reply: Callable[[Any], object]) -> None:
     for line in sys.stdin:
         answers.write(json.dumps(reply(json.loads(line))) + "\n")
         answers.flush()
+
+
+def outcome(main: Callable[[list[str]], object], arguments: list[str]) -> tuple[object, str, str]:
+    """Run a program's ``main`` in this process; return its exit code and what it wrote to both its outputs."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as wrong:
+            code = wrong.code
+    return code, out.getvalue(), err.getvalue()

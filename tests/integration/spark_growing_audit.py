@@ -1,8 +1,8 @@
-"""A Spark program of the tests: the audit job, under which every topic grows as soon as it knows what there is."""
+"""A program for the tests' warm Spark: the audit job, under which every topic grows as soon as it knows what there is."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from spark import audit
 from tests.integration.audit_site import PARTITIONS, Site, digest
 
 
-def main(path: str, log: str, output: str) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Let a message be delivered, and another one die, in partitions that are added behind the job's back."""
+    path, log, output = arguments
     config = load(Path(path))
     site = Site(config, config.kafka["bootstrap.servers"], log, output)
     read = Monitors.small
@@ -31,8 +32,7 @@ def main(path: str, log: str, output: str) -> int:
         return read(monitors, *arguments)
 
     Monitors.small = grow_and_read  # type: ignore[assignment, method-assign]
-    return audit.main([path, "--json"])
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        return audit.main([path, "--json"])
+    finally:  # others run in this process
+        Monitors.small = read  # type: ignore[method-assign]

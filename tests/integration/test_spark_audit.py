@@ -19,25 +19,26 @@ from relay.local import spark
 from relay.message import identity
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal, encode
 from tests.cluster_changes import make_topics
-from tests.integration import warm_spark
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_changed import delivered
 from tests.integration.test_verify_outcomes import death, die, order
 from tests.integration.test_verify_table import on_postgresql
+from tests.integration.warm_spark import WarmSpark, brief
 from tests.routes import delete_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+WARM = WarmSpark("audit")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> Iterator[None]:
     yield
-    warm_spark.end()
+    WARM.end()
 
 
 def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run the job; return its exit code, its JSON report (empty if it gave none) and all that it said."""
-    job = spark.submission("audit", [*arguments, "--json"])
+    job = brief(spark.submission("audit", [*arguments, "--json"]))
     done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=300)
     report = json.loads(done.stdout) if done.stdout else {}
     return done.returncode, report, done.stdout + done.stderr
@@ -45,7 +46,7 @@ def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 def warmly(*arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run it as ``run`` does, in a process that has its Spark already."""
-    code, out, err = warm_spark.audit(*arguments, "--json")
+    code, out, err = WARM.run(*arguments, "--json")
     return code, json.loads(out) if out else {}, out + err
 
 
@@ -298,7 +299,7 @@ def test_rows_of_another_route_into_the_same_table_are_no_phantoms(make_site: Ca
     assert (route["delivered"], route["phantoms"]) == (1, 1)
     assert "2 rows of ledger are those of other" in route["notes"]
     ledger.execute("insert into ledger (id, source) values (null, :source)", {"source": "/a"})
-    code, _, said = run(str(site.config.path), "--route", "main")
+    code, _, said = warmly(str(site.config.path), "--route", "main")
     assert code == 2, said
     assert "1 rows of ledger have no id" in said
 
@@ -441,14 +442,10 @@ def test_a_death_without_a_letter_is_believed_only_if_retention_may_have_taken_i
 
 def test_partitions_that_are_added_while_the_job_reads_are_read(make_site: Callable[..., Site]) -> None:
     site = make_site()
-    job = spark.submission("audit", [])
-    command = [*job.command[:-1], str(Path(__file__).with_name("spark_growing_audit.py"))]
-    environment = {**job.environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    growing = str(Path(__file__).with_name("spark_growing_audit.py"))
 
-    done = subprocess.run(
-        [*command, str(site.config.path), site.log, site.output], env=environment, capture_output=True, text=True, timeout=300
-    )
+    code, out, err = WARM.run(str(site.config.path), site.log, site.output, program=growing)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    route = json.loads(done.stdout)["routes"]["main"]
+    assert code == 0, out + err
+    route = json.loads(out)["routes"]["main"]
     assert (route["captured"], route["delivered"], route["dead_letters"]) == (2, 1, 1)
