@@ -1,5 +1,7 @@
 """A Spark driver for tests, run as a process of its own: writes text files through the relay, dies where it is told.
 
+One that is kept does one thing after the other, for tests in which nothing dies: most of a short test would be its start.
+
 Tasks and commits run in Python workers, which get their environment where the format is registered: registering it
 again with another crash point makes the next workers die there.
 """
@@ -9,13 +11,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
+from runpy import run_path
 from typing import Any
 
 from relay.run.crash import VARIABLE
+from tests.kept_process import answer, outcome
 
 
 def main(arguments: dict[str, Any]) -> None:
     """Run what ``arguments`` name and print one line of JSON for each step."""
+    spark = start(arguments)
+    tell(ready=os.getpid(), java=spark.sparkContext._gateway.proc.pid)
+    WAYS[arguments["what"]](spark, arguments)
+    spark.stop()
+
+
+def start(arguments: dict[str, Any]) -> Any:
+    """Return a session whose tasks are tried again, and which has the jars that ``arguments`` name."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     builder = SparkSession.builder.master("local[2,4]").appName("relay-test")
@@ -27,14 +40,32 @@ def main(arguments: dict[str, Any]) -> None:
     }  # fmt: skip
     for key, value in own.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    tell(ready=os.getpid(), java=spark.sparkContext._gateway.proc.pid)
-    ways = {
-        "batch": batch, "stream": stream, "foreach": foreach, "read": read, "retried": retried, "nameless": nameless,
-        "joined": joined, "called": called,
-    }  # fmt: skip
-    ways[arguments["what"]](spark, arguments)
-    spark.stop()
+    return builder.getOrCreate()
+
+
+def keep(arguments: dict[str, Any]) -> None:
+    """Answer each question, what a driver of its own would be given, with what it would tell and what went wrong, if anything."""
+    spark = start(arguments)
+
+    def told(question: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+        before = dict(spark.conf.getAll)
+        try:
+            _, out, err = outcome(lambda _: WAYS[question["what"]](spark, question), [])
+        except Exception:  # noqa: BLE001 - the test fails with it, and the next one is still answered
+            return [], traceback.format_exc()
+        finally:  # a job has settings of its own, which the next test must not rest on
+            for name, value in dict(spark.conf.getAll).items():
+                if value != before.get(name):
+                    spark.conf.set(name, before[name]) if name in before else spark.conf.unset(name)
+        return [json.loads(line.removeprefix("fact ")) for line in out.splitlines() if line.startswith("fact ")], err
+
+    answer(told)
+
+
+def job(_: Any, arguments: dict[str, Any]) -> None:
+    """Run one of the project's jobs in this session; tell how it ended and what it said."""
+    code, out, err = outcome(run_path(arguments["program"])["main"], arguments["words"])
+    tell(code=code, said=out + err)
 
 
 def batch(spark: Any, arguments: dict[str, Any]) -> None:
@@ -202,5 +233,14 @@ def tell(**facts: Any) -> None:
     print("fact " + json.dumps(facts), flush=True)
 
 
+WAYS = {
+    "batch": batch, "stream": stream, "foreach": foreach, "read": read, "retried": retried, "nameless": nameless,
+    "joined": joined, "called": called, "job": job,
+}  # fmt: skip
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    if given["what"] == "keep":
+        keep(given)
+    else:
+        main(given)

@@ -19,13 +19,15 @@ import pyarrow as pa
 import pytest
 
 from relay.capture.decisions import batch_unit
-from relay.local.spark import connector_jars, submission
+from relay.local.spark import Submission, connector_jars, submission
 from relay.run import crash
 from relay.spark.deciding import abort_unit, commit_unit
 from relay.spark.options import WriteOptions
 from relay.spark.writing import Appended, append_rows, attempts_of
 from tests.conftest import MakeRoute, MakeTopic
 from tests.integration.crash_site import assert_audited
+from tests.integration.warm_spark import brief
+from tests.kept_process import KeptProcess
 from tests.routes import Route, TopicRoute, ce, publish, read_all, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -42,16 +44,18 @@ RANDOM = "to_json(struct(value as n, rand() as chance)) as value"
 """Each run of a batch makes other values of it."""
 
 
+def driver_environment() -> dict[str, str]:
+    return {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+
+
 class Driver:
     """A Spark driver in a process of its own."""
 
     def __init__(self, what: str, env: Mapping[str, str] | None = None, **arguments: Any) -> None:
         command = [sys.executable, "-m", "tests.spark_driver", json.dumps({"what": what, **arguments})]
-        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})}
-        environment["PYSPARK_PYTHON"] = sys.executable
         self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the driver
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self.said, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=self.said, text=True, env=driver_environment() | {**(env or {})}
         )
         self.java = 0
 
@@ -115,6 +119,24 @@ def drive() -> Iterator[Drive]:
         driver.end()
 
 
+Ask = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """Return ``ask(what, **arguments)``: what a driver tells that is kept for all that lose none."""
+    jars = [str(jar) for jar in connector_jars()]
+    kept = KeptProcess("tests.spark_driver", [json.dumps({"what": "keep", "jars": jars})], driver_environment())
+
+    def ask(what: str, **arguments: Any) -> list[dict[str, Any]]:
+        facts, said = kept.ask({"what": what, **arguments})
+        print(said)
+        return list(facts)
+
+    yield ask
+    kept.end()
+
+
 @pytest.fixture
 def route(make_route: MakeRoute) -> TopicRoute:
     return make_route(partitions=3)
@@ -152,7 +174,7 @@ def test_killed_at_each_step_each_row_counts_once(route: TopicRoute, drive: Driv
     assert numbers(route) == Counter(lines)
 
 
-def test_a_batch_write_counts_once_and_what_is_missing_is_a_sentence(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:
+def test_a_batch_write_counts_once_and_what_is_missing_is_a_sentence(route: TopicRoute, ask: Ask, tmp_path: Path) -> None:
     lines = write_files(tmp_path / "in", 2)
     good, named = ["value as key", RANDOM], {**options(route), "unit": "load"}
     refused = [
@@ -165,7 +187,7 @@ def test_a_batch_write_counts_once_and_what_is_missing_is_a_sentence(route: Topi
     another = {"columns": good, "options": {**named, "topic": route.out}}
     writes = [*(write for write, _ in refused), *({"columns": good, "options": named},) * 2, another]
 
-    facts = list(drive("batch", writes=writes, files=str(tmp_path / "in")).facts())
+    facts = ask("batch", writes=writes, files=str(tmp_path / "in"))
 
     for (_, sentence), fact in zip(refused, facts, strict=False):
         assert sentence in fact["failed"]
@@ -178,20 +200,22 @@ def test_a_batch_write_counts_once_and_what_is_missing_is_a_sentence(route: Topi
 @pytest.mark.parametrize(
     "has_id", [pytest.param(True, id="id column"), pytest.param(False, id="numbered", marks=pytest.mark.nightly)]
 )
-def test_capture_batch_killed_after_its_rows_counts_them_once(route: TopicRoute, drive: Drive, tmp_path: Path, has_id: bool) -> None:
+def test_capture_batch_killed_after_its_rows_counts_them_once(
+    route: TopicRoute, drive: Drive, ask: Ask, tmp_path: Path, has_id: bool
+) -> None:
     lines = write_files(tmp_path / "in", 3)
     arguments: dict[str, Any] = {
         "capture": {"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}},
         "columns": [RANDOM, *(["value as id"] if has_id else [])],
         "files": str(tmp_path / "in"),
         "checkpoint": str(tmp_path / "checkpoint"),
-        "jars": [str(jar) for jar in connector_jars()],
     }
+    jars = [str(jar) for jar in connector_jars()]
     for step in ("spark.appended:2", "decide.committed"):
-        killed = drive("foreach", {crash.VARIABLE: step}, **arguments)
+        killed = drive("foreach", {crash.VARIABLE: step}, jars=jars, **arguments)
         assert [fact for fact in killed.facts() if "done" in fact] == []
         killed.kill()
-    facts = list(drive("foreach", **arguments).facts())
+    facts = ask("foreach", **arguments)
 
     assert facts == [{"done": True}]
     assert len([one for one in read_all(route.kafka, route.log, 3) if one.key() != b""]) > len(lines)
@@ -199,13 +223,9 @@ def test_capture_batch_killed_after_its_rows_counts_them_once(route: TopicRoute,
     assert numbers(route) == Counter(lines)
 
 
-def test_capture_batch_counts_rows_without_a_key_once_though_their_task_is_retried(route: TopicRoute, drive: Drive) -> None:
-    facts = list(
-        drive(
-            "retried", capture={"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}},
-            columns=["cast(id as string) as id"], jars=[str(jar) for jar in connector_jars()],
-        ).facts()
-    )  # fmt: skip
+def test_capture_batch_counts_rows_without_a_key_once_though_their_task_is_retried(route: TopicRoute, ask: Ask) -> None:
+    place = {"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}}
+    facts = ask("retried", capture=place, columns=["cast(id as string) as id"])
 
     assert facts == [{"done": True}]
     assert len(read_all(route.kafka, route.log, 3)) > 2000 + 3, "the rows of the failed tasks, and markers"
@@ -214,48 +234,53 @@ def test_capture_batch_counts_rows_without_a_key_once_though_their_task_is_retri
     assert numbers(route).total() == 2000
 
 
-def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost_or_went_back(route: TopicRoute, tmp_path: Path) -> None:
+def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost_or_went_back(route: TopicRoute, ask: Ask, tmp_path: Path) -> None:
     folder = tmp_path / "drops"
     folder.mkdir()
 
-    def capture(checkpoint: str) -> subprocess.CompletedProcess[str]:
-        job = submission("capture", [
+    def capturing(checkpoint: str) -> Submission:
+        return brief(submission("capture", [
             str(route.path), str(folder), "--topic", route.log, "--name", "drops", "--id", "n",
             "--checkpoint", f"file:{tmp_path / checkpoint}",  # as Spark understands it, which is no path of this machine
-        ])  # fmt: skip
-        return subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=300)
+        ]))  # fmt: skip
+
+    def capture(checkpoint: str) -> tuple[int, str]:
+        _, program, *words = capturing(checkpoint).command
+        (told,) = ask("job", program=program, words=words)
+        return told["code"], told["said"]
 
     (folder / "first.csv").write_text("n\n1\n")
-    first = capture("one")
+    job = capturing("one")  # as a user does; what follows needs no start of its own
+    first = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stdout + first.stderr
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
     (folder / "second.csv").write_text("n\n2\n")
 
-    lost = capture("two")
+    code, said = capture("two")
 
-    assert lost.returncode == 2, lost.stdout + lost.stderr
-    assert "has captured before" in lost.stdout + lost.stderr
-    again = capture("one")
-    assert again.returncode == 0, again.stdout + again.stderr
+    assert code == 2, said
+    assert "has captured before" in said
+    code, said = capture("one")
+    assert code == 0, said
     (folder / "third.csv").write_text("n\n3\n")
-    back = capture("copy")
-    assert back.returncode == 2, back.stdout + back.stderr
-    assert "ends with batch 0, but" in back.stdout + back.stderr
+    code, said = capture("copy")
+    assert code == 2, said
+    assert "ends with batch 0, but" in said
     assert {record.value() for record in read_all(route.kafka, route.log, 3) if record.value()[:1] == b"{"} == {
         b'{"n":1}', b'{"n":2}',
     }  # fmt: skip
 
 
-def test_a_row_without_an_id_stops_what_tells_repeats_by_it(route: TopicRoute, drive: Drive) -> None:
+def test_a_row_without_an_id_stops_what_tells_repeats_by_it(route: TopicRoute, ask: Ask) -> None:
     place = {"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}}
-    facts = list(drive("nameless", capture=place, jars=[str(jar) for jar in connector_jars()]).facts())
+    facts = ask("nameless", capture=place)
 
     assert ["column id is null or empty in a row" in fact.get("failed", "") for fact in facts] == [True] * 4
     assert route.finish(until_idle_s=3) == 0
     assert route.outputs() == []
 
 
-def test_joined_messages_of_different_parents_have_different_ids(drive: Drive) -> None:
+def test_joined_messages_of_different_parents_have_different_ids(ask: Ask) -> None:
     parents = [
         ("/a", "1", "/w", "7", None, None),
         ("/b", "1", "/w", "7", None, None),  # another source's message 1
@@ -263,7 +288,7 @@ def test_joined_messages_of_different_parents_have_different_ids(drive: Drive) -
         ("/a", "1", "/w", "7+8", None, None),
         ("/a", "1", "/w", "7", "/w", "8"),
     ]
-    (told,) = drive("joined", parents=parents * 2).facts()
+    (told,) = ask("joined", parents=parents * 2)
     first, again = told["ids"][: len(parents)], told["ids"][len(parents) :]
 
     assert len(set(first)) == len(parents)
@@ -271,14 +296,14 @@ def test_joined_messages_of_different_parents_have_different_ids(drive: Drive) -
     assert told["parents"][0] == {"ce_relayparents": [{"source": "/a", "id": "1"}, {"source": "/w", "id": "7"}]}, "and none for a gap"
 
 
-def test_the_capture_job_calls_different_rows_differently_and_a_nameless_one_nothing(drive: Drive) -> None:
+def test_the_capture_job_calls_different_rows_differently_and_a_nameless_one_nothing(ask: Ask) -> None:
     time = "2026-01-02T03:04:05Z"
     rows = [
         ("a-b", "c", 1, time), ("a", "b-c", 2, time), ("a", None, 3, time), (None, "a", 4, time), ("a\\", "b", 5, time),
         ("a\\-b", None, -6, time), (None, None, 7, time),
     ]  # fmt: skip
 
-    two, three, one = drive("called", rows=rows, names=["x,y", "x,n", "x"]).facts()
+    two, three, one = ask("called", rows=rows, names=["x,y", "x,n", "x"])
 
     assert len({*two["ids"]}) == len(rows)
     assert (two["ids"][-1], one["ids"][-1]) == (None, None), "refused where it is written"
@@ -287,7 +312,7 @@ def test_the_capture_job_calls_different_rows_differently_and_a_nameless_one_not
     assert two["time"] == "timestamp", "capture_batch writes it in UTC; its text would have no zone"
 
 
-def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicRoute, drive: Drive, tmp_path: Path) -> None:
+def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicRoute, ask: Ask, tmp_path: Path) -> None:
     written = WriteOptions(route.name, {"bootstrap.servers": route.kafka}, topic=route.log)
     publish(route.kafka, route.log, [(0, ce("/plain", "1"), b"plain"), (0, ce("/plain", "1"), b"repeat")])
     # Without an id, also with an empty one, each is itself; an empty source is none, and the topic's name stands for it.
@@ -297,12 +322,9 @@ def test_spark_reads_what_counts_once_each_at_rest_and_as_a_stream(route: TopicR
     commit_unit(written, counted.unit, counted.run, attempts_of([counted]))
     abort_unit(written, dropped.unit, dropped.run, attempts_of([dropped]))
 
-    facts = list(
-        drive(
-            "read", relay=route.name, kafka={"bootstrap.servers": route.kafka}, topic=route.log,
-            checkpoint=str(tmp_path / "checkpoint"), jars=[str(jar) for jar in connector_jars()],
-        ).facts()
-    )  # fmt: skip
+    facts = ask(
+        "read", relay=route.name, kafka={"bootstrap.servers": route.kafka}, topic=route.log, checkpoint=str(tmp_path / "checkpoint")
+    )
 
     assert held.attempt is not None
     once = ["nameless", "nameless too", "plain", "sourceless"]
