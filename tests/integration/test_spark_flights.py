@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +14,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from relay.local import spark
 from relay.message.errors import ConfigError
+from tests.conftest import MakeTopic
+from tests.integration.warm_spark import WarmSpark
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,28 +29,36 @@ class Record(NamedTuple):
     headers: dict[str, bytes]
 
 
-@pytest.fixture
-def run() -> Callable[..., tuple[int, str, str]]:
-    def run_job(*arguments: str) -> tuple[int, str, str]:
-        job = spark.submission("flights", arguments)
-        done = subprocess.run(
-            job.command, env=dict(job.environment), capture_output=True, text=True, timeout=400
-        )
-        return done.returncode, done.stdout, done.stdout + done.stderr
-
-    return run_job
+WARM = WarmSpark("flights")
 
 
-def test_two_runs_append_the_same_messages_in_each_carriers_order(
-    kafka: str, make_topic: Callable[..., str], run: Callable[..., tuple[int, str, str]]
-) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    yield
+    WARM.end()
+
+
+def submitted(*arguments: str) -> tuple[int, str, str]:
+    """Run the job as a user does; return its exit code, its output, and that with what it said besides."""
+    job = spark.submission("flights", arguments)
+    done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=400)
+    return done.returncode, done.stdout, done.stdout + done.stderr
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Run it as ``submitted`` does, in a process that may have its Spark already."""
+    code, out, err = WARM.run(*arguments)
+    return code, out, out + err
+
+
+def test_two_runs_append_the_same_messages_in_each_carriers_order(kafka: str, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=3, name="flights")
     arguments = ("--bootstrap", kafka, "--topic", topic, "--partitions", "3", "--limit", str(LIMIT))
 
     first = run(*arguments)
     assert first[0] == 0, first[2]
     once = read(kafka, topic, 3)
-    second = run(*arguments, "--repeat-check", "--json")
+    second = submitted(*arguments, "--repeat-check", "--json")
     assert second[0] == 0, second[2]
     twice = read(kafka, topic, 3)
 
@@ -105,9 +115,7 @@ def assert_order(records: list[Record]) -> None:
         assert len(places[source]) == 1, source
 
 
-def test_a_topic_that_is_missing_or_has_other_partitions_is_refused_before_any_row(
-    kafka: str, make_topic: Callable[..., str], run: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_topic_that_is_missing_or_has_other_partitions_is_refused_before_any_row(kafka: str, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2, name="flights")
 
     missing = run("--bootstrap", kafka, "--topic", topic + "-absent")
@@ -120,7 +128,7 @@ def test_a_topic_that_is_missing_or_has_other_partitions_is_refused_before_any_r
     assert read(kafka, topic, 2) == []
 
 
-def test_a_broker_that_does_not_answer_is_unreachable(run: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_broker_that_does_not_answer_is_unreachable() -> None:
     code, out, errors = run("--bootstrap", "127.0.0.1:1", "--topic", "flights")
 
     assert (code, out) == (3, "")
