@@ -13,6 +13,7 @@ from fastavro.utils import generate_many
 from relay.local import spark
 from relay.message.avro_values import AvroEncoder, frame, parsed_schema
 from relay.message.schemas import codec, parsed
+from tests.integration.warm_spark import BRIEF
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -58,7 +59,7 @@ def test_both_read_and_write_the_same_bytes(tmp_path: Path) -> None:
     job = spark.submission("capture", [])  # only for its environment
     program = Path(__file__).parent / "spark_avro_records.py"
     own = {
-        "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_SUBMIT_ARGS": f"--jars {jars} --driver-memory 1g pyspark-shell",
+        "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_SUBMIT_ARGS": f"--jars {jars} --driver-memory 1g --driver-java-options {BRIEF} pyspark-shell",
     }  # fmt: skip
 
     done = subprocess.run(
