@@ -33,6 +33,7 @@ from relay.jobs.page import bars, page
 from relay.kafka.scan import Scan
 from relay.kafka.topics import TopicPlan, Topics
 from relay.local.folders import empty_folder
+from relay.local.kafka import BRIEF
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.message.record import LogPartition
@@ -132,7 +133,7 @@ def _broker(work: Path, given: str | None) -> Iterator[str]:
         yield given
         return
     session.say("pipeline: starting a broker", sys.stderr)
-    with LocalServices.passing(work / "services", postgres=False) as services:
+    with LocalServices.passing(work / "services", postgres=False, settings=BRIEF) as services:
         yield services.kafka
 
 

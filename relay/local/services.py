@@ -72,10 +72,10 @@ class LocalServices:
 
     @classmethod
     @contextmanager
-    def passing(cls, directory: Path, *, postgres: bool = True) -> Iterator[LocalServices]:
+    def passing(cls, directory: Path, *, postgres: bool = True, settings: BrokerSettings | None = None) -> Iterator[LocalServices]:
         """Start services for the time of a ``with`` statement, and stop them, also where an interrupt comes as they start."""
         try:
-            yield cls.up(directory, postgres=postgres)
+            yield cls.up(directory, postgres=postgres, settings=settings)
         finally:
             if (found := cls.find(directory)) is not None:
                 found.down()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.local import spark
-from tests.integration.warm_spark import BRIEF, brief
+from tests.integration.warm_spark import brief
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,8 +23,8 @@ def test_files_that_drop_are_captured_relayed_joined_archived_and_audited(tmp_pa
     given = ["--days", "1", "--work", str(tmp_path / "work"), "--json", "--master", "local[2]"]
     job = brief(spark.submission("pipeline", given))
 
-    # The relay's worker is started by the job, so it needs this interpreter's own folder. Its broker lives for minutes, too.
-    own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "JDK_JAVA_OPTIONS": BRIEF}
+    # The relay's worker is started by the job, so it needs this interpreter's own folder.
+    own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(job.command, env={**job.environment, **own}, capture_output=True, text=True, timeout=800)
 
     said = done.stdout + done.stderr

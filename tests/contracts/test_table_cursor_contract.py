@@ -282,7 +282,7 @@ class TableCursorContract:
         self, store: Store, cursor: TableCursor
     ) -> None:
         batch = cursor.prepare([message(i, -1) for i in range(1000)])
-        verdicts = sent_through(cursor, ResendTimes(0.2, 0.2, lambda: 0.5), {P0: 1000}, batch)
+        verdicts = sent_through(cursor, ResendTimes(0.5, 0.5, lambda: 0.5), {P0: 1000}, batch)
         assert outcomes(verdicts) == [DEAD] * 1000
 
     def test_upsert_keeps_the_last_row_of_each_key(self, store: Store) -> None:

@@ -80,10 +80,10 @@ def test_a_lost_commit_answer_is_found_out(
     silent: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 1.0)
     with capture.transaction() as tx:
         tx.execute("insert into orders values (1)")
         tx.publish(topic, 1)
+        monkeypatch.setattr(patience, "ANSWER_TIMEOUT_S", 1.0)  # of what comes before none is to be lost
         proxy.silent, proxy.lose_answer_to = silent, DECIDING_COMMIT
     assert orders(postgres) == [1]
     until(lambda: shown(kafka, topic), "the marker")
