@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -78,7 +79,8 @@ def webhook(
 
     ``key_header`` carries `Message.idempotency_key`, or what ``key`` returns: the same in every try, or the effect comes twice.
     ``headers`` are sent as well. A function is called before each try, with the message, and may be async: it reads a secret
-    anew, or signs. What it raises as OSError makes the message wait. ``content_type`` is that of messages that name none.
+    anew, or signs. What it raises as OSError, or has not made within ``timeout_s``, makes the message wait, and uses up no try;
+    what else it raises uses one up. ``content_type`` is that of messages that name none.
 
     What becomes of a message, by the answer's status (``answers`` says otherwise for some):
 
@@ -181,9 +183,17 @@ class Webhook:
     async def __call__(self, message: Message) -> None:
         """Call the receiver; returns once it has answered that it is done, and raises Unusable or Later else."""
         attempt = _Try()
+        # Apart from the sending: a function of the application's that hangs says nothing of the receiver.
         try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._transport().handle_async_request(await self._request(message, attempt))
+            async with asyncio.timeout(self._timeout_s) as limit:
+                request = await self._request(message, attempt)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Later(f"its headers were not made within {self._timeout_s:g} s; it waits", counted=False) from None
+        try:
+            async with asyncio.timeout_at(limit.when()):
+                response = await self._transport().handle_async_request(request)
         except (self._library.TransportError, TimeoutError) as error:
             raise self._unanswered(error, attempt) from None
         await _read_away(response)
@@ -277,7 +287,9 @@ def retry_after_s(text: str | None, now_ms: int) -> float:
     if text.strip().isdigit():
         return float(text.strip()[:9])
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now_ms / 1000)
+        at = parsedate_to_datetime(text)
+        # One that names no zone, as its older form does, has none here; all times of HTTP are in GMT.
+        return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now_ms / 1000)
     except (ValueError, OverflowError):
         return 0.0
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from relay.message.errors import ConfigError
 from relay.queue.message import Taken, Ticket
 from relay.work.message import Message
-from relay.work.subscriber import Unusable
+from relay.work.subscriber import Later, Unusable
 from relay.work.webhook import ANSWERS, answer_to, event_headers, retry_after_s, webhook
 
 NOW_MS = 1_445_412_480_000  # Wed, 21 Oct 2015 07:28:00 GMT
@@ -58,6 +61,21 @@ def test_an_application_says_otherwise_for_some() -> None:
 )
 def test_how_long_a_receiver_wants_to_be_left_alone(text: str | None, seconds: float) -> None:
     assert retry_after_s(text, NOW_MS) == seconds
+
+
+@pytest.fixture
+def _in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_new_york")
+@pytest.mark.parametrize("text", ["Wed Oct 21 07:30:00 2015", "Wed, 21 Oct 2015 07:30:00 -0000", "Wed, 21 Oct 2015 07:30:00"])
+def test_a_time_that_names_no_zone_is_in_gmt_as_all_of_http_are(text: str) -> None:
+    assert retry_after_s(text, NOW_MS) == 120.0
 
 
 def test_attributes_leave_as_the_http_binding_of_cloudevents_has_them() -> None:
@@ -185,3 +203,22 @@ def test_what_is_declared_shows_neither_its_path_nor_its_headers() -> None:
 
     assert "<webhook to https://api.example:8443>" in repr(declared)
     assert "canary" not in repr(declared)
+
+
+def test_headers_that_are_not_made_in_time_wait_as_such_and_the_receiver_is_not_said_to_be_away() -> None:
+    async def never(_: Message) -> dict[str, str]:
+        await asyncio.Event().wait()
+        return {}
+
+    with pytest.raises(Later, match=r"^its headers were not made within 0\.01 s; it waits$") as raised:
+        asyncio.run(webhook("mail", URL, headers=never, timeout_s=0.01)(message()))
+
+    assert not raised.value.counted
+
+
+def test_a_function_of_the_key_that_runs_out_of_time_by_itself_fails_as_any_other() -> None:
+    def key(_: Message) -> str:
+        raise TimeoutError("of its own")
+
+    with pytest.raises(TimeoutError, match="of its own"):
+        asyncio.run(webhook("mail", URL, key=key)(message()))
