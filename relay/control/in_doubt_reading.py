@@ -137,6 +137,7 @@ class InDoubtReader:
     ) -> None:
         self.reader.close()
         self._stable.close()
+        self._topics.close()
         self._status.__exit__(kind, error, trace)
 
     def items(self) -> list[Item]:

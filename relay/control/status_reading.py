@@ -177,6 +177,7 @@ class StatusReader:
         for reader in self._readers:
             reader.close()
         self._groups.close()
+        self._topics.close()
 
     def read(self) -> list[RouteView]:
         """Return every route as it is now, with ``notes`` on what could not be seen, and ``unseen``.

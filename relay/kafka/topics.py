@@ -30,6 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from relay.kafka.callbacks import weakly
 from relay.kafka.clients import AdminClient
 from relay.kafka.failures import DENIED_REMEDY, LEADER_MOVES, LOCKED_OUT, MISSING, NO_RIGHT
 from relay.kafka.logins import Login, login_of
@@ -133,7 +134,8 @@ class Topics:
         self._timeout_s = timeout_s
         self._last_error = ""
         # The client's own log lines would repeat, in other words, the sentence that is raised: they go no further.
-        self._given = {**admin(kafka, timing), "error_cb": self._note_error, "logger": _Ear(self._note_closed)}
+        ear = _Ear(weakly(self._note_closed))
+        self._given = {**admin(kafka, timing), "error_cb": weakly(self._note_error), "logger": ear}
         try:
             self._admin = AdminClient(self._given)
         except KafkaException as error:
