@@ -88,7 +88,10 @@ class _Audits:
                 process.kill()
             assert process.stdout is not None, "asked for above"
             for line in process.stdout:
-                last = json.loads(line)
+                try:
+                    last = json.loads(line)
+                except ValueError:
+                    continue  # it was killed while it wrote: how it ended is what is said
                 if "step" in last:
                     self._watch(last["step"], last["done"], last["total"])
         self._running.discard(process)

@@ -71,6 +71,11 @@ def test_steps_are_said_ten_times_a_second_and_when_they_are_done(
     [
         ("""print('{"error": "the broker is away", "exit_code": 3}')""", "the broker is away", 3),
         ("import os; os.kill(os.getpid(), 9)", "routes.main: its audit was killed; if memory ran out, audit fewer routes at once", 1),
+        (
+            """import os; print('{"report": {"rou', end="", flush=True); os.kill(os.getpid(), 9)""",
+            "routes.main: its audit was killed; if memory ran out, audit fewer routes at once",
+            1,
+        ),
         ("""print('{"step": "log", "done": 1, "total": 2}'); raise SystemExit(7)""", "routes.main: its audit ended without a report (exit code 7)", 1),
     ],
 )  # fmt: skip
