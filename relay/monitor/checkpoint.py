@@ -29,8 +29,10 @@ from relay.monitor.rows_on_disk import UnusableStoreError
 log = structlog.get_logger("relay.checkpoint")
 
 VERSION: Final = 2
-DISK_VERSION: Final = 3
-"""Of an index on disk, where the version before is read as well: it is one generation. Who knows no other reads it anew."""
+DISK_VERSION: Final = 4
+"""Of an index on disk. Who knows only one before reads the monitor anew: he would miss generations, or replay numbers."""
+DISK_VERSIONS: Final = (VERSION, 3, DISK_VERSION)
+"""What is read: one generation, two of them, and replay numbers under keys of their own."""
 _FACTS: Final = 0
 _HEAD: Final = Struct(">4sBI16s")
 """Magic, kind of block, bytes of data, BLAKE2b-16 of kind and data. Never change without a new version."""
@@ -257,7 +259,7 @@ class CheckpointStore:
             try:
                 index = open_index(self._directory, partition, self._budget)
                 facts = _facts(index.recall(CHECKPOINT_FACT))
-                reason = _mismatch(facts, identity, (VERSION, DISK_VERSION))
+                reason = _mismatch(facts, identity, DISK_VERSIONS)
                 if not reason:
                     return index, Loaded(facts["position"], facts["first"], "")
                 index.close()

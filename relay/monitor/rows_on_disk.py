@@ -22,13 +22,16 @@ from rocksdict import BlockBasedOptions, Options, Rdict, WriteBatch
 from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.message.identity import DIGEST_BYTES
 from relay.message.limits import AT_LIMIT, limit_met
-from relay.monitor.rows import CHUNK_ROWS, FACTS, RowStore, unpack
+from relay.monitor.rows import CHUNK_ROWS, FACTS, RowStore, split, unpack
 
 _BROKEN: Final = "RELAY-BROKEN"
 _CHECK: Final = b"check"
 _END: Final = b"end"
 """The older generation's number, and the monitor offset below which the entries in it lie."""
+_REPLAY: Final = b"replay/"
+"""Before a digest, under which its replay number lies: no digest begins like that but by chance, so a walk of them meets no entries."""
 _REPLAYS: Final = b"replays"
+"""Under which earlier versions kept all of a generation, as one value that each redrive wrote anew."""
 _ABOVE_ALL_KEYS: Final = b"\xff" * (DIGEST_BYTES + 1)
 _BLOOM_BITS: Final = 10
 """About 1 % of the lookups of an unknown digest read a block; new messages are unknown ones."""
@@ -61,7 +64,7 @@ class _Generation(NamedTuple):
 
 
 class DiskRows(RowStore):
-    """Entries under their 16-byte digests; facts under keys of any other length."""
+    """Entries under their 16-byte digests; facts, and the replay number of a digest, under keys of any other length."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -208,10 +211,7 @@ class DiskRows(RowStore):
             if chunk := b"".join([key + value for key, value in part if len(key) == DIGEST_BYTES]):
                 yield chunk
         with self._guarded():
-            # The iteration above ends without a word at a damaged block; this one says whether it met one.
-            rest = generation.table.iter()
-            rest.seek(last + b"\0")
-            rest.status()
+            _check_block(generation, last)
 
     def renew(self, low: int, high: int) -> int | None:
         """Drop the older generation once its entries lie below ``low``; where there is only one, begin another."""
@@ -278,15 +278,20 @@ class DiskRows(RowStore):
             return cast("bytes | None", self._database.get(name))
 
     def note_replays(self, packed: bytes) -> None:
-        """Keep replay numbers in the younger generation; they go with it."""
-        table = self._younger.table
+        """Keep replay numbers in the younger generation; they go with it.
+
+        A number of 0 is kept as well: it takes back what the older generation, or an earlier version, has under the digest.
+        """
+        batch = self._batch()
+        for cell in split(packed, DIGEST_BYTES + 1):
+            batch.put(_REPLAY + cell[:DIGEST_BYTES], cell[DIGEST_BYTES:])
         with self._guarded():
-            table[_REPLAYS] = (table.get(_REPLAYS) or b"") + packed
+            self._database.write(batch)
 
     def replays(self) -> bytes:
-        """Return what is kept in both generations."""
+        """Return what is kept in both generations, of each behind what an earlier version had written there."""
         with self._guarded():
-            return b"".join(generation.table.get(_REPLAYS) or b"" for generation in reversed(self._generations()))
+            return b"".join(part for generation in reversed(self._generations()) for part in _replays_in(generation))
 
     def clear(self) -> None:
         """Forget everything: the directory is made anew."""
@@ -310,6 +315,24 @@ def _limit_in(error: Exception) -> str | None:
 
 def _values(generation: _Generation, digests: Sequence[bytes]) -> list[bytes | None]:
     return cast("list[bytes | None]", generation.table.get(list(digests)))
+
+
+def _check_block(generation: _Generation, last: bytes) -> None:
+    """Raise what the library has to say of what comes behind a key: items that are walked end at a damaged block without a word."""
+    rest = generation.table.iter()
+    rest.seek(last + b"\0")
+    rest.status()
+
+
+def _replays_in(generation: _Generation) -> Iterator[bytes]:
+    yield cast("bytes | None", generation.table.get(_REPLAYS)) or b""
+    last = _REPLAY
+    for key, replay in cast("Iterator[tuple[bytes, bytes]]", generation.table.items(from_key=_REPLAY)):
+        if not key.startswith(_REPLAY):
+            break
+        last = key
+        yield key.removeprefix(_REPLAY) + replay
+    _check_block(generation, last)
 
 
 def _options() -> Options:

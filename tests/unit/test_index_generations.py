@@ -98,6 +98,47 @@ def test_a_replay_number_goes_with_the_entries_that_bore_it(tmp_path: Path) -> N
     index.close()
 
 
+def test_replay_numbers_that_an_earlier_version_wrote_are_known_beside_later_ones(tmp_path: Path) -> None:
+    """It kept them under one key of each generation, the last word of a digest behind those before."""
+    index = on_disk(tmp_path)
+    index.renew(0, 100)
+    index.close()
+    for generation, written in (("default", "1:2 2:2 3:4 4:1"), ("1", "2:3 4:2 5:1 4:0")):
+        left = Rdict(str(tmp_path / PLACE), Options(raw_mode=True), {"1": Options(raw_mode=True)})
+        cells = [tuple(map(int, cell.split(":"))) for cell in written.split()]
+        changes = WriteBatch(raw_mode=True)
+        changes.put(b"replays", b"".join([name(number) + bytes([replay]) for number, replay in cells]), left.get_column_family_handle(generation))
+        left.write(changes)
+        left.close()
+    index = on_disk(tmp_path)
+    assert [index.replay(name(i)) for i in range(1, 6)] == [2, 3, 4, 0, 1]
+
+    index.add_page(page([1, 6], replays=b"\x03\x01"))
+    index.void(page([3], proof=Proof.VOID, outcomes=bytes([NOT_DELIVERED])))
+    index.close()
+    index = on_disk(tmp_path)
+    assert [index.replay(name(i)) for i in range(1, 7)] == [3, 3, 0, 0, 1, 1]
+
+    index.renew(100, 200)
+    assert [index.replay(name(i)) for i in range(1, 7)] == [3, 3, 0, 0, 1, 1]
+    index.renew(200, 300)
+    assert not index.has_replays
+    index.close()
+
+
+def test_what_a_redrive_notes_costs_as_much_as_it_is_however_much_was_redriven_before(tmp_path: Path) -> None:
+    index = on_disk(tmp_path)
+    batches, at_once = 100, 200
+    for first in range(0, batches * at_once, at_once):
+        index._store.note_replays(b"".join([digest + b"\x01" for digest in split(hashed(range(first, first + at_once)).digests)]))
+
+    assert disk_bytes(tmp_path) < 5 * batches * at_once * 17
+    assert list(index._store.chunks()) == []
+    index.know_replays()
+    assert {index.replay(digest) for digest in split(hashed(range(batches * at_once)).digests)} == {1}
+    index.close()
+
+
 def test_the_disk_holds_two_retentions_however_long_the_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_on_disk, "_LOG_BYTES", 1 << 18)
     index = on_disk(tmp_path)
@@ -199,9 +240,9 @@ def test_nothing_that_the_monitor_holds_is_lost_and_nothing_removed_comes_back(t
     index.close()
 
 
-def earlier(directory: Path, numbers: range, position: int) -> None:
+def earlier(directory: Path, numbers: range, position: int, version: int) -> None:
     """A folder as the versions before wrote it: everything in one table, with the facts."""
-    facts = {"version": VERSION, "relay": "shop", "route": "copy", "topic_id": TOPIC_ID.hex(), "partition": 0}
+    facts = {"version": version, "relay": "shop", "route": "copy", "topic_id": TOPIC_ID.hex(), "partition": 0}
     database = Rdict(str(directory / PLACE), Options(raw_mode=True))
     rows, changes = pack(page(numbers), 0), WriteBatch(raw_mode=True)
     for at in range(0, len(rows), 32):
@@ -227,8 +268,9 @@ def store(directory: Path, marks: Marks, budget: int = 5) -> CheckpointStore:
     )
 
 
-def test_an_index_of_an_earlier_version_opens_and_its_entries_go_in_time(tmp_path: Path) -> None:
-    earlier(tmp_path, range(100), 40)
+@pytest.mark.parametrize("version", [VERSION, 3])
+def test_an_index_of_an_earlier_version_opens_and_its_entries_go_in_time(tmp_path: Path, version: int) -> None:
+    earlier(tmp_path, range(100), 40, version)
     marks = Marks()
     one = store(tmp_path, marks)
     index, loaded = one.load(0)
@@ -253,7 +295,7 @@ def test_an_index_of_an_earlier_version_opens_and_its_entries_go_in_time(tmp_pat
     assert (loaded.position, loaded.first, loaded.reason) == (190, 200, ""), "nothing is read anew"
     assert offsets(index, range(200)) == doubled(range(100, 110))
     facts = orjson.loads(index.recall(CHECKPOINT_FACT) or b"")
-    assert facts["version"] == DISK_VERSION != VERSION, "who knows no generations must not take it for whole"
+    assert facts["version"] == DISK_VERSION == 4, "who knows no generations, or no such replay numbers, must not take it for whole"
     index.close()
 
 
