@@ -94,6 +94,13 @@ def test_commits_are_on_the_servers_disk_before_they_are_answered(connect: Calla
     assert b"set_config('synchronous_commit', 'on'" in cast("bytes", made.said[0])
 
 
+def test_a_file_whose_folder_cannot_be_made_is_away(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"")
+
+    with pytest.raises(StoreAway, match=r"state/queues cannot be made \(Not a directory\)"):
+        SqliteSession(tmp_path / "state" / "queues" / "queue.db")
+
+
 def test_commits_to_a_file_are_on_its_disk_before_they_are_answered(tmp_path: Path) -> None:
     """In WAL mode ``NORMAL`` would sync at checkpoints only."""
     session = SqliteSession(tmp_path / "queue.db")

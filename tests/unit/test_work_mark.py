@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+import pytest
+
+from relay.message.errors import Unreachable
 from relay.queue.message import Ticket
 from relay.work.mark import Mark, dead_mark
 
@@ -66,4 +70,41 @@ def test_a_worker_that_has_left_keeps_neither_mark_nor_file(tmp_path: Path) -> N
     Mark(tmp_path, OWN).close()
 
     assert not list(tmp_path.iterdir())
+    assert held_in(tmp_path) == 0
+
+
+def refuses(number: int) -> object:
+    def call(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize(("call", "ticket"), [("pwrite", Ticket(7, 8)), ("ftruncate", None)])
+def test_a_disk_without_room_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, ticket: Ticket | None
+) -> None:
+    mark = Mark(tmp_path, OWN)
+    with monkeypatch.context() as full:
+        full.setattr(os, call, refuses(errno.ENOSPC))
+        with pytest.raises(Unreachable, match="No space left on device"):
+            mark.blame(ticket)
+
+    mark.blame(ticket)
+    mark.close()
+
+
+def test_so_is_one_that_can_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    died(tmp_path, Ticket(7, 8))
+    with monkeypatch.context() as remounted:
+        remounted.setattr(os, "open", refuses(errno.EROFS))
+        with pytest.raises(Unreachable, match="Read-only file system"):
+            dead_mark(tmp_path, OWN)
+    mark = dead_mark(tmp_path, OWN)
+    assert mark is not None
+    with monkeypatch.context() as remounted:
+        remounted.setattr(os, "unlink", refuses(errno.EROFS))
+        with pytest.raises(Unreachable, match="Read-only file system"):
+            mark.close(remove=True)
+
     assert held_in(tmp_path) == 0

@@ -212,7 +212,12 @@ def _numbered(seats: Sequence[Seat]) -> dict[str, int]:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreAway(
+            f"the queue's folder {path.parent} cannot be made ({error.strerror}): make room there, or let the relay write there"
+        ) from error
     with _judged(committing=False):
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         connection.execute("pragma journal_mode = wal")
