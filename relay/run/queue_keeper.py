@@ -8,11 +8,13 @@ from typing import Final
 import structlog
 
 from relay.config.model import RelayConfig
+from relay.message.errors import RelayError, whence
 from relay.queue.desired import Desired
 from relay.queue.port import QueueStore
 from relay.run import clock, schedule
 from relay.run.queue_upkeep import JOURNAL_AT_ONCE, archive
 from relay.run.queues import open_queue
+from relay.run.seldom import Repeats
 
 PERIOD_S: Final = 10.0
 log = structlog.get_logger("relay.journal")
@@ -31,6 +33,7 @@ class JournalKeeper:
         self._queue = queue
         self._desired = desired
         self._lent = lent
+        self._repeats = Repeats()
         self._ended = schedule.event()
         self._thread: schedule.Thread | None = None
         self.let_go = 0
@@ -58,8 +61,14 @@ class JournalKeeper:
                 with self._open() as store:
                     self._keep(store)
             except Exception as failure:  # noqa: BLE001 - retry: nothing is trimmed that was not written
-                log.warning("journal kept later", queue=self._queue, kind=type(failure).__name__)
+                self._say(failure)
             self._ended.wait(PERIOD_S)
+
+    def _say(self, failure: Exception) -> None:
+        """Say why, once a minute: it is tried again every ten seconds, and a person may have to act. Stores' errors hold no values."""
+        reason = str(failure) if isinstance(failure, RelayError) else whence(failure)
+        if not self._repeats.is_one(reason, clock.monotonic()):
+            log.warning("journal kept later", queue=self._queue, kind=type(failure).__name__, reason=reason)
 
     def _open(self) -> AbstractContextManager[QueueStore]:
         if self._lent is not None:
