@@ -22,11 +22,12 @@ from relay.chaos.history import History
 from relay.chaos.nemesis import ALL, SAFE, Kind, plan
 from relay.chaos.result import Result, audit_complaints, compare, not_passed, reader_complaints
 from relay.chaos.sights import Sights
-from relay.chaos.stage import CAPTURED, LEDGER, PLAIN, SHOWN, STATE_DISK, TO_TABLE, TO_TOPIC, Stage, build
+from relay.chaos.stage import CAPTURED, PLAIN, SHOWN, STATE_DISK, Stage, build
 from relay.chaos.watching import Checks, MessageId, Watch
 from relay.config.model import RelayConfig, TopicDestination
 from relay.control.status_reading import StatusReader
 from relay.kafka.topics import Topics
+from relay.local.two_routes import LEDGER, TO_TABLE, TO_TOPIC
 from relay.message.errors import CheckFailed, RelayError
 from relay.message.record import LogPartition
 from relay.run import clock, schedule

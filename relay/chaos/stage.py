@@ -21,6 +21,7 @@ from relay.local.kafka import SMALL, KafkaCluster
 from relay.local.ports import LOOPBACK, SERVERS, free_ports
 from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
+from relay.local.two_routes import two_routes
 from relay.message.errors import CheckFailed, ConfigError
 from relay.run import clock
 from relay.setup.migrate import migrate
@@ -28,10 +29,7 @@ from relay.setup.migrate import migrate
 CAPTURED: Final = "captured"
 PLAIN: Final = "plain"
 SHOWN: Final = "shown"
-LEDGER: Final = "ledger"
 RESOURCE: Final = "shop"
-TO_TOPIC: Final = "to-topic"
-TO_TABLE: Final = "to-table"
 PARTITIONS: Final = 4
 PORT_TRIES: Final = 50
 NEWS_S: Final = 60.0
@@ -57,25 +55,8 @@ idle_in_transaction = {SESSION_S}
 statement_timeout = 5.0
 socket_timeout = 5.0
 
-[resources.{RESOURCE}]
-url = "${{{{file:postgres.url}}}}"
-
-[routes.{TO_TOPIC}]
-from = ["{CAPTURED}", "{PLAIN}"]
-to = {{{{ topic = "{SHOWN}" }}}}
-
-[routes.{TO_TABLE}]
-from = ["{CAPTURED}", "{PLAIN}"]
-
-[routes.{TO_TABLE}.to]
-table = "{LEDGER}"
-resource = "{RESOURCE}"
-mode = "insert"
-
-[routes.{TO_TABLE}.to.columns]
-id = "ce:id"
-source = "ce:source"
 """
+ROUTES: Final = two_routes(RESOURCE, (CAPTURED, PLAIN), SHOWN)
 
 # Neither has a unique column on purpose: a second effect would stand there for everyone to see.
 # The fate is checked at COMMIT, so that a capture fails after its messages are in the log.
@@ -131,7 +112,7 @@ def build(directory: Path, brokers: int, tell: Tell) -> Stage:
         secret.touch(mode=0o600)
         secret.write_text(services.postgres)
         path = directory / "relay.toml"
-        path.write_text(CONFIG.format(kafka=",".join(proxy.address for proxy in proxies)))
+        path.write_text(CONFIG.format(kafka=",".join(proxy.address for proxy in proxies)) + ROUTES)
         config = load(path)
         with Topics(config.kafka, config.timing) as topics:
             topics.create([_topic(name, brokers) for name in (CAPTURED, PLAIN, SHOWN)])

@@ -15,9 +15,10 @@ from relay.audit.seen import Watch
 from relay.audit.verify import RouteReport
 from relay.demo import bookings
 from relay.demo.course import Outcome
-from relay.demo.stage import DEPARTURES, LEDGER, PARTITIONS, TO_TABLE, TO_TOPIC, Stage
+from relay.demo.stage import DEPARTURES, PARTITIONS, Stage
 from relay.kafka.scan import Scan
 from relay.kafka.topics import Topics
+from relay.local.two_routes import LEDGER, TO_TABLE, TO_TOPIC
 from relay.message.envelope import ID, TYPE
 from relay.message.record import LogPartition
 

@@ -20,56 +20,39 @@ from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import Tell
 from relay.local.kafka import BRIEF
 from relay.local.services import LocalServices
+from relay.local.two_routes import LEDGER, two_routes
 from relay.message.errors import ConfigError
 from relay.setup.migrate import migrate
 
 FLIGHTS: Final = "flights"
 BOOKINGS: Final = "bookings"
 DEPARTURES: Final = "departures"
-LEDGER: Final = "ledger"
 RESOURCE: Final = "airline"
-TO_TOPIC: Final = "to-topic"
-TO_TABLE: Final = "to-table"
 PARTITIONS: Final = 4
 PASSENGERS: Final = 1000
 SEATS: Final = 8
 BOOKABLE_MAX: Final = 2000
 """Flights on which seats can be booked: few enough that some sell out."""
 
-CONFIG: Final = f"""\
+CONFIG: Final = """\
 [relay]
 name = "demo"
 instance = "demo"
 state = "state"
 
 [kafka]
-"bootstrap.servers" = "{{kafka}}"
+"bootstrap.servers" = "{kafka}"
 
-[resources.{RESOURCE}]
-url = "${{{{file:postgres.url}}}}"
-
-[routes.{TO_TOPIC}]
-from = ["{FLIGHTS}", "{BOOKINGS}"]
-to = {{{{ topic = "{DEPARTURES}" }}}}
-
-[routes.{TO_TABLE}]
-from = ["{FLIGHTS}", "{BOOKINGS}"]
-
-[routes.{TO_TABLE}.to]
-table = "{LEDGER}"
-resource = "{RESOURCE}"
-mode = "insert"
-
-[routes.{TO_TABLE}.to.columns]
-id = "ce:id"
-source = "ce:source"
-type = "ce:type"
-sequence = "ce:sequence"
-carrier = "json:/carrier"
-flight = "json:/flight"
-origin = "json:/origin"
-dest = "json:/dest"
 """
+_COLUMNS: Final = {
+    "type": "ce:type",
+    "sequence": "ce:sequence",
+    "carrier": "json:/carrier",
+    "flight": "json:/flight",
+    "origin": "json:/origin",
+    "dest": "json:/dest",
+}
+ROUTES: Final = two_routes(RESOURCE, (FLIGHTS, BOOKINGS), DEPARTURES, _COLUMNS)
 
 # The ledger has no unique column on purpose: a second effect would stand there for everyone to see.
 # The passenger is checked at COMMIT, so that a capture fails after its messages are in the log.
@@ -123,7 +106,7 @@ def build(directory: Path, flights: int | None, tell: Tell) -> Stage:
     secret.touch(mode=0o600)
     secret.write_text(services.postgres)
     path = directory / "relay.toml"
-    path.write_text(CONFIG.format(kafka=services.kafka))
+    path.write_text(CONFIG.format(kafka=services.kafka) + ROUTES)
     (directory / "tmp").mkdir()
     config = load(path)
     with Topics(config.kafka, config.timing) as topics:
