@@ -21,10 +21,7 @@ from typing import Final, NamedTuple, Self
 from relay.run import clock, schedule
 
 PRODUCE: Final = 0
-LIST_OFFSETS: Final = 2
-API_VERSIONS: Final = 18
 ADD_PARTITIONS_TO_TXN: Final = 24
-ADD_OFFSETS_TO_TXN: Final = 25
 END_TXN: Final = 26
 TXN_OFFSET_COMMIT: Final = 28
 
@@ -124,11 +121,6 @@ def end_txn(*, committed: bool, transactional_id: str = "") -> Match:
         return found.committed is committed and transactional_id in found.transactional_id
 
     return matches
-
-
-def produce_to(topic: str) -> Match:
-    """Match a Produce request to ``topic``."""
-    return lambda request: request.api_key == PRODUCE and request.produce_topic() == topic
 
 
 def api(key: int) -> Match:

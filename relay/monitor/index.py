@@ -390,11 +390,6 @@ def open_index(directory: Path, partition: int, budget: Budget) -> DedupIndex:
     return index
 
 
-def memory_index(partition: int) -> DedupIndex:
-    """Return an empty index that stays in memory."""
-    return DedupIndex(partition, MemoryRows())
-
-
 def _pack_replays(replays: Mapping[bytes, int]) -> bytes:
     return b"".join([digest + bytes([replay]) for digest, replay in replays.items()])
 

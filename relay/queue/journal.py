@@ -101,19 +101,6 @@ def _let_go(store: QueueStore, folder: Path | None, period: Period, now: int, mo
     return done
 
 
-def read(folder: Path, queue: str) -> Iterator[dict[str, Any]]:
-    """Yield the archived messages of a queue, oldest file first, each handle once."""
-    last: dict[int, tuple[Path, int]] = {}
-    files = sorted(folder.glob(f"{queue}.*.avro"))
-    for path in files:
-        for place, record in enumerate(_records(path)):
-            last[record["handle"]] = (path, place)
-    for path in files:
-        for place, record in enumerate(_records(path)):
-            if last[record["handle"]] == (path, place):
-                yield record
-
-
 def page(folder: Path, queue: str, shown: Callable[[dict[str, Any]], dict[str, Any]], *, after: int, limit: int) -> list[dict[str, Any]]:
     """Return the archived messages with the lowest handles above ``after``, each as it ended last and as ``shown`` has it.
 

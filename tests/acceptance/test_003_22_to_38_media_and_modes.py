@@ -18,6 +18,7 @@ from relay.queue.settings import Balancing, Retention
 from relay.queue.states import PublisherState
 from relay.queue.stores import open_store
 from tests.acceptance.queue_in_use import MEDIA, NOW, Open, Queue, X
+from tests.archived_journal import archived
 
 P = PublisherState
 
@@ -160,7 +161,7 @@ def test_31_the_index_is_archived_in_periods(on: Open, tmp_path: Path, period: j
     (file,) = journal.let_go(queue.store, tmp_path / "archive", period, NOW, most=10).files
 
     assert file.name.split(".")[1] == name
-    (record,) = journal.read(tmp_path / "archive", "iq")
+    (record,) = archived(tmp_path / "archive", "iq")
     assert (record["id"], record["subscribers"][0]["done"]) == ("a", NOW)
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from relay.chaos.frame_proxy import LIST_OFFSETS, api
+from relay.chaos.frame_proxy import api
 from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
@@ -14,6 +14,7 @@ from relay.kafka.topics import TopicPlan, Topics
 from relay.local.kafka import KafkaCluster
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
+from tests.frame_matches import LIST_OFFSETS
 from tests.integration.conftest import Proxied
 from tests.routes import wait_for
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.chaos.frame_proxy import Match, Request, end_txn, produce_to
+from relay.chaos.frame_proxy import Match, Request, end_txn
 from relay.config.loading import load
+from tests.frame_matches import produce_to
 from tests.integration.conftest import Proxied
 from tests.integration.crash_site import (
     PARTITIONS,

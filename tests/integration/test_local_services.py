@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
-from relay.chaos.frame_proxy import API_VERSIONS, FrameProxy
+from relay.chaos.frame_proxy import FrameProxy
 from relay.cli.dev import app
 from relay.kafka.probe import wait_for_brokers
 from relay.local.java import JavaMissingError, find_java
@@ -32,6 +32,7 @@ from relay.local.process import RecordedProcess
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError
 from tests.cluster_changes import make_topics
+from tests.frame_matches import API_VERSIONS
 
 if not os.environ.get("CI"):
     try:

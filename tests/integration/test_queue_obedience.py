@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from relay.cli.main import app
-from relay.queue import journal
 from relay.queue.port import Filter
 from relay.run import clock
 from relay.run.queue_upkeep import archive_folder
+from tests.archived_journal import archived
 from tests.integration.work_site import Site
 from tests.routes import wait_for
 
@@ -110,7 +110,7 @@ def test_a_worker_keeps_its_queues_journal_within_its_retention(tmp_path: Path, 
         wait_for(lambda: len(store.find(Filter(), limit=100)) <= 6, what="the trim")
         kept = [view.handle for view in store.find(Filter(), limit=100)]
         store.close()
-        archived = [record["handle"] for record in journal.read(folder, "orders")]
-        assert sorted([*archived, *kept]) == list(range(1, 31))
+        gone = [record["handle"] for record in archived(folder, "orders")]
+        assert sorted([*gone, *kept]) == list(range(1, 31))
     finally:
         site.close()

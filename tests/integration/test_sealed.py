@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaException
 
-from relay.chaos.frame_proxy import Caught, end_txn, produce_to
+from relay.chaos.frame_proxy import Caught, end_txn
 from relay.config.timing import Timing
 from relay.delivery.sealed import SealedProducer, SealedWork
 from relay.kafka import settings
@@ -27,6 +27,7 @@ from relay.message.identity import content_digest, digest
 from relay.message.record import Appended, LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, Page, Seal, decode, pages
 from tests.contracts.kafka_contract import FENCED
+from tests.frame_matches import produce_to
 from tests.integration.conftest import Proxied
 from tests.routes import read_all, wait_for
 

@@ -18,7 +18,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from relay.chaos.frame_proxy import (
-    ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
     END_TXN,
     TXN_OFFSET_COMMIT,
@@ -27,8 +26,8 @@ from relay.chaos.frame_proxy import (
     Request,
     api,
     end_txn,
-    produce_to,
 )
+from tests.frame_matches import ADD_OFFSETS_TO_TXN, produce_to
 from tests.integration.conftest import Proxied
 from tests.routes import Route, ce, ids, per_source, publish, read_all, wait_for
 

@@ -16,8 +16,8 @@ from relay.message.envelope import OUT_DIGEST
 from relay.message.errors import Retriable, Stuck, Unreachable
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import memory_index
 from tests.contracts.kafka_systems import SimulatedKafka, until
+from tests.memory_index import memory_index
 from tests.simulation.calling import CallingWorld
 from tests.simulation.crew import RELAY, ROUTE
 from tests.simulation.scheduler import Process

@@ -13,8 +13,9 @@ from relay.message.envelope import CAPTURE, ID, INCARNATION, RESOURCE, SEQUENCE,
 from relay.message.identity import cloudevents, content_digest
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import DedupIndex, memory_index
+from relay.monitor.index import DedupIndex
 from relay.monitor.ranges import RangeKey
+from tests.memory_index import memory_index
 from tests.unit.memory_kafka import MemoryKafka
 
 LOG, MONITOR = LogPartition("log", 0), LogPartition("monitor", 0)

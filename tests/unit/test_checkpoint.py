@@ -15,9 +15,10 @@ from relay.message.errors import Stopped, Unreachable
 from relay.monitor import checkpoint, ranges, rows_on_disk
 from relay.monitor.checkpoint import CheckpointFile, CheckpointStore, Identity
 from relay.monitor.entries import Page, Proof
-from relay.monitor.index import Budget, DedupIndex, memory_index
+from relay.monitor.index import Budget, DedupIndex
 from relay.monitor.ranges import RangeEntry, encode_value
 from relay.monitor.rows_on_disk import UnusableStoreError
+from tests.memory_index import memory_index
 
 TOPIC_ID = b"T" * 16
 

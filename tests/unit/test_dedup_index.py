@@ -13,9 +13,10 @@ from relay.message.errors import Stopped
 from relay.message.record import LogPartition
 from relay.monitor import rows_on_disk
 from relay.monitor.entries import Page, Proof
-from relay.monitor.index import Budget, Change, DedupIndex, Kind, memory_index, open_index
+from relay.monitor.index import Budget, Change, DedupIndex, Kind, open_index
 from relay.monitor.rows import MemoryRows
 from relay.monitor.rows_on_disk import DiskRows
+from tests.memory_index import memory_index
 
 PARTITION = 3
 

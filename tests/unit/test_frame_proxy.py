@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 
 from relay.chaos.frame_proxy import (
-    ADD_OFFSETS_TO_TXN,
     END_TXN,
     PRODUCE,
     EndTxn,
@@ -18,9 +17,9 @@ from relay.chaos.frame_proxy import (
     Request,
     api,
     end_txn,
-    produce_to,
     read_frame,
 )
+from tests.frame_matches import ADD_OFFSETS_TO_TXN, produce_to
 
 
 def request(api_key: int, correlation: int, body: bytes = b"", client: str = "me", version: int = 1) -> bytes:

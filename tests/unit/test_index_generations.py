@@ -15,9 +15,10 @@ from relay.message.identity import DIGEST_BYTES
 from relay.monitor import rows_on_disk
 from relay.monitor.checkpoint import DISK_VERSION, VERSION, CheckpointStore
 from relay.monitor.entries import NOT_DELIVERED, Proof
-from relay.monitor.index import Budget, DedupIndex, memory_index
+from relay.monitor.index import Budget, DedupIndex
 from relay.monitor.rows import CHECKPOINT_FACT, TOPICS_FACT, pack, split
 from relay.run.views import RENEW_PERIOD_S, SAVE_PERIOD_S, ViewKeeper
+from tests.memory_index import memory_index
 from tests.unit.index_on_disk import PLACE, disk_bytes, doubled, entered, hashed, offsets, on_disk
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.numbered_messages import DAY, MONITOR, batch, captured, out, view

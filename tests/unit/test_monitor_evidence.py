@@ -20,8 +20,8 @@ from relay.monitor.entries import (
     transaction_of_page,
 )
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import memory_index
 from relay.monitor.ranges import RangeEntry
+from tests.memory_index import memory_index
 
 ONE, TWO = b"1" * 16, b"2" * 16
 

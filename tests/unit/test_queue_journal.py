@@ -16,6 +16,7 @@ from relay.queue import journal
 from relay.queue.message import Audience, Group, MessageView, NewMessage, Parent
 from relay.queue.port import Filter, Holder
 from relay.queue.settings import QueueSettings, Retention
+from tests.archived_journal import archived
 from tests.contracts.queue_book import QueueBook
 
 HOUR = 3_600_000
@@ -46,7 +47,7 @@ def test_by_age_what_is_past_it_is_archived_and_trimmed(tmp_path: Path) -> None:
 
     assert done.messages == 3
     assert [store.view(handle) is None for handle in old + young] == [True] * 3 + [False] * 2
-    records = list(journal.read(tmp_path, "credit"))
+    records = list(archived(tmp_path, "credit"))
     assert [(record["handle"], record["value"]) for record in records] == [(h, b"v%d" % n) for n, h in enumerate(old)]
     assert records[0]["subscribers"][0]["done"] == START
 
@@ -127,7 +128,7 @@ def test_a_crash_after_file_or_trim_leaves_each_message_once(
 
     journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=100)
 
-    assert [record["handle"] for record in journal.read(tmp_path, "credit")] == handles
+    assert [record["handle"] for record in archived(tmp_path, "credit")] == handles
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -152,7 +153,7 @@ def test_of_two_keepers_at_once_none_writes_over_what_the_other_has_trimmed(
     other.join(10)
 
     assert [store.view(handle) for handle in handles] == [None] * 5
-    assert sorted(record["handle"] for record in journal.read(tmp_path, "credit")) == handles
+    assert sorted(record["handle"] for record in archived(tmp_path, "credit")) == handles
 
 
 def test_nothing_is_trimmed_whose_file_could_not_be_written(tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_a_page_is_by_handle_also_where_a_later_period_has_the_lower_ones(tmp_pa
 
     assert page(0, 10) == handles[:7]
     assert (page(0, 2), page(handles[1], 3), page(handles[4], 9)) == (handles[:2], handles[2:5], handles[5:7])
-    assert [record["handle"] for record in journal.read(tmp_path, "credit")] == [*handles[4:7], *handles[:4]]
+    assert [record["handle"] for record in archived(tmp_path, "credit")] == [*handles[4:7], *handles[:4]]
 
 
 def test_a_step_lets_no_more_go_than_it_was_told(tmp_path: Path) -> None:
@@ -284,7 +285,7 @@ def test_a_step_lets_no_more_go_than_it_was_told(tmp_path: Path) -> None:
 
     assert journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=4).messages == 4
     assert journal.let_go(store, tmp_path, "day", START + HOUR + 1, most=4).messages == 2
-    assert len(list(journal.read(tmp_path, "credit"))) == 6
+    assert len(list(archived(tmp_path, "credit"))) == 6
 
 
 def given_again_before_it_was_trimmed(
@@ -313,7 +314,7 @@ def test_a_message_given_again_before_it_was_trimmed_takes_none_of_its_file_away
 ) -> None:
     handles = given_again_before_it_was_trimmed(tmp_path, monkeypatch, "day", "day")
 
-    records = {record["handle"]: record for record in journal.read(tmp_path, "credit")}
+    records = {record["handle"]: record for record in archived(tmp_path, "credit")}
     assert sorted(records) == handles
     assert records[handles[0]]["journalled_at"] == START + 2 * HOUR
 
@@ -328,7 +329,7 @@ def test_a_page_shows_a_message_as_it_ended_last_also_where_the_period_was_chang
 
     assert [one["handle"] for one in found] == handles
     assert [one["journalled_at"] for one in found] == [START + 2 * HOUR, START, START]
-    assert sorted(record["handle"] for record in journal.read(tmp_path, "credit")) == handles
+    assert sorted(record["handle"] for record in archived(tmp_path, "credit")) == handles
 
 
 def test_a_page_of_the_archive_keeps_no_more_than_it_returns(tmp_path: Path) -> None:

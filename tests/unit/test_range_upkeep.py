@@ -13,8 +13,8 @@ from relay.delivery import numbering
 from relay.delivery.numbering import HORIZON_S, MARKS_PER_HORIZON, ROOM_PERIOD_S, RangeUpkeep, kept_rows
 from relay.message.numbers import Number
 from relay.message.record import LogPartition
-from relay.monitor.index import memory_index
 from relay.monitor.ranges import Closing, Closings, RangeKey, RangeLimits, Standing, decode_value, note
+from tests.memory_index import memory_index
 
 KEYS = [RangeKey("orders", b"/shop", b"%d" % n) for n in range(5)]
 

@@ -11,7 +11,7 @@ from relay.message.numbers import Number, NumberRun
 from relay.message.schemas import UnknownRecord
 from relay.monitor.entries import Begin, Seal, SettleSeal, decode, encode
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import Change, Kind, memory_index
+from relay.monitor.index import Change, Kind
 from relay.monitor.ranges import (
     MARKS_MAX,
     Closing,
@@ -26,6 +26,7 @@ from relay.monitor.ranges import (
     note_claim,
     thinned,
 )
+from tests.memory_index import memory_index
 
 ONE = RangeKey("orders", b"/shop", b"first")
 TWO = RangeKey("orders", b"/shop", b"second")

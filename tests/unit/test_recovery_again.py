@@ -17,7 +17,6 @@ from relay.message.errors import Retriable, Stuck, TwinDetected
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange, decode, pages
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import memory_index
 from relay.monitor.resolution import (
     Answer,
     Kind,
@@ -29,6 +28,7 @@ from relay.monitor.resolution import (
     of_offsets,
 )
 from relay.run import crash
+from tests.memory_index import memory_index
 from tests.unit.memory_kafka import LETTERS, MemoryKafka, MemoryTransaction
 
 LOG, OUT, DEAD, MONITOR = (LogPartition(name, 0) for name in ("log", "out", "dead", "monitor"))

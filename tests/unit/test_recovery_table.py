@@ -22,9 +22,9 @@ from relay.monitor.entries import (
     SettleSeal,
 )
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import memory_index
 from relay.monitor.recovery import TABLE, Do, Entered, Shown, decide, settle
 from relay.monitor.resolution import Told
+from tests.memory_index import memory_index
 
 VICTIM, RECOVERY = b"V" * 16, b"R" * 16
 NAMES = "abcdef"

@@ -17,10 +17,11 @@ from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, SettleSeal
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import DedupIndex, Standing, memory_index
+from relay.monitor.index import DedupIndex, Standing
 from relay.monitor.recovery import settle
 from relay.monitor.redrive import ROWS_MAX, Do, Ending, Order, Orders, Wanted, decide, encode, encode_ending
 from relay.run.redriving import GONE, OFFSETS_MAX, OTHER_MESSAGE, Redriving
+from tests.memory_index import memory_index
 from tests.unit.memory_kafka import LETTERS
 
 PLACE = LogPartition("log", 2)

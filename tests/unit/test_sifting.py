@@ -8,7 +8,7 @@ from relay.delivery.batch import Counts
 from relay.delivery.sifting import sift
 from relay.message.record import LogMessage
 from relay.monitor.entries import Page, Proof
-from relay.monitor.index import memory_index
+from tests.memory_index import memory_index
 
 
 def message(offset: int, name: str, content: bytes = b"same....", partition: int = 0) -> LogMessage:

@@ -14,10 +14,11 @@ import relay.kafka.group
 from relay.kafka.group import GroupConsumer
 from relay.message.errors import Fenced
 from relay.message.record import LogPartition
-from relay.monitor.index import DedupIndex, memory_index
+from relay.monitor.index import DedupIndex
 from relay.resources.schema import statements
 from relay.run import clock
 from relay.run.views import ViewKeeper
+from tests.memory_index import memory_index
 from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Stored
 from tests.unit.numbered_messages import LOG, MONITOR, captured, out, start
 from tests.unit.test_numbered_table_delivery import TableProcess, ledger

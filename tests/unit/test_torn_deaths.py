@@ -14,8 +14,8 @@ from relay.monitor.entries import DEAD as DIED
 from relay.monitor.entries import Page, Proof, encode
 from relay.monitor.entries import decode as decoded
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import memory_index
 from relay.monitor.redrive import Do, Wanted, decide
+from tests.memory_index import memory_index
 from tests.unit.memory_kafka import MemoryKafka, MemoryTransaction
 from tests.unit.test_recovery_again import DEAD, LOG, MONITOR, OUT, Killed, Process, killed_at, message
 

@@ -17,7 +17,7 @@ from relay.delivery.unshown import Outputs
 from relay.message.errors import InDoubt, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.evidence import Evidence
-from relay.monitor.index import memory_index
+from tests.memory_index import memory_index
 from tests.unit.memory_kafka import MemoryReader, Stored
 from tests.unit.test_recovery_again import (
     LOG,

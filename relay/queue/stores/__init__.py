@@ -77,9 +77,9 @@ def bind_store(settings: QueueSettings, url: str, connection: Any) -> QueueStore
     if url.startswith(LOG):
         return _in_log(settings, bind_store(settings, url.removeprefix(LOG), connection), None)
     if url.startswith("sqlite:///"):
-        from relay.queue.stores.sqlite import SqliteSession  # noqa: PLC0415 - load the driver in use only
+        from relay.queue.stores.sqlite import bind_sqlite  # noqa: PLC0415 - load the driver in use only
 
-        return SqlQueue(settings, SqliteSession(connection))
+        return bind_sqlite(settings, connection)
     if url.startswith(("postgresql://", "postgres://")):
         from relay.queue.stores.postgresql import bind_postgresql  # noqa: PLC0415 - load the driver in use only
 
