@@ -81,6 +81,12 @@ class Redriving:
         """Is an order for these partitions open?"""
         return bool(self._orders.of(self._route, places))
 
+    def hear(self) -> None:
+        """Take orders in; also while none can be delivered, since the reader's client keeps what it says of itself until it is asked."""
+        for key, value in self._followed.records():
+            self._orders.add(key, value)
+        self._orders.endings.clear()  # each follows its order, and has closed it
+
     def turn(
         self,
         now: float,
@@ -93,9 +99,7 @@ class Redriving:
 
         Raises Unreachable or Stuck where the log, or the control topic, does not answer.
         """
-        for key, value in self._followed.records():
-            self._orders.add(key, value)
-        self._orders.endings.clear()  # each follows its order, and has closed it
+        self.hear()
         mine = self._orders.of(self._route, places)
         self._look_at = now + (BUSY_LOOK_S if mine else LOOK_S)
         for order in mine:

@@ -284,7 +284,10 @@ class RouteWorker:
 
     def _redrive(self, now: float) -> None:
         """Deliver dead messages that a person has redriven, in a batch of their own, which moves no position."""
-        if not self._redriving.is_due(now) or not self._destination.settled():
+        if not self._redriving.is_due(now):
+            return
+        if not self._destination.settled():
+            self._redriving.hear()
             return
         limit = min(self._appetite.batch, self._destination.narrowed_to or self._appetite.batch)
         indexes = {view.partition: view.index for view in self._views.views()}

@@ -21,6 +21,7 @@ from relay.monitor.index import DedupIndex, Standing
 from relay.monitor.recovery import settle
 from relay.monitor.redrive import ROWS_MAX, Do, Ending, Order, Orders, Wanted, decide, encode, encode_ending
 from relay.run.redriving import GONE, OFFSETS_MAX, OTHER_MESSAGE, Redriving
+from relay.run.worker import RouteWorker
 from tests.memory_index import memory_index
 from tests.unit.memory_kafka import LETTERS
 
@@ -419,3 +420,15 @@ def test_nothing_is_trimmed_while_a_redrive_is_not_entered() -> None:
     delivery._entering.clear()
     delivery.tend(300.0)
     parts.sending.trim.assert_called_once_with(PLACE, 9)
+
+
+def test_orders_are_heard_of_while_none_can_be_delivered() -> None:
+    """As on a queue that is paused for days: the client that reads them keeps what it says of itself, until it is asked."""
+    worker = MagicMock()
+    worker._redriving.is_due.return_value = True
+    worker._destination.settled.return_value = False
+
+    RouteWorker._redrive(worker, 0.0)
+
+    worker._redriving.hear.assert_called_once_with()
+    worker._redriving.turn.assert_not_called()
