@@ -99,9 +99,9 @@ def _run(options: Namespace) -> int:
     following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow)
     if options.format == "jdbc":
         refuse_name_of_files(spark, config, options.name, checkpoint)
-        captured = _capture(messages, 0, config, options)
-        count = messages.count() if captured else 0
-        if not captured:
+        captured = _capture_table(messages, config, options)
+        count = captured or 0
+        if captured is None:
             words = "has captured a table before, and captures none twice; another name takes what is there now"
             session.say(f"capture: --name {options.name} {words}", sys.stderr)
     else:
@@ -119,6 +119,16 @@ def refuse_name_of_files(spark: SparkSession, config: RelayConfig, name: str, ch
     of_files = has_captured(config.relay.name, config.kafka, f"capture-{name}", behind=0)  # a table is one batch
     if of_files or exists(spark, f"{checkpoint}/metadata"):
         raise ConfigError(f"--name {name}: files were captured under it, for whose first batch the table would be taken; choose another name")
+
+
+def _capture_table(messages: DataFrame, config: RelayConfig, options: Namespace) -> int | None:
+    """Capture a table as one batch; return how many rows it had, None if it was captured before. Read once more it may have others."""
+    from pyspark.sql import Observation  # noqa: PLC0415 - needs PySpark
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    seen = Observation()
+    captured = _capture(messages.observe(seen, sql.count(sql.lit(1)).alias("rows")), 0, config, options)
+    return int(seen.get["rows"]) if captured else None
 
 
 def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.message.errors import ConfigError
+from spark import capture
 from spark.capture import _messages, _parse, _read_files
 from tests.integration import test_spark_frames
 
@@ -116,3 +118,20 @@ def test_ids_that_differ_in_a_file_are_never_one(
             captured(spark, tmp_path, *given)
     else:
         assert len({row.id for row in captured(spark, tmp_path, *given)}) == len({*rows})
+
+
+def test_the_rows_of_a_table_are_counted_as_they_are_captured(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were counted by reading the table once more, which may have others by then."""
+    (tmp_path / "1.json").write_text('{"n": 1}\n{"n": 2}\n', "utf-8")
+
+    def captured_beside_a_writer(batch: Any, *_: Any) -> bool:
+        batch.write.format("noop").mode("append").save()
+        (tmp_path / "1.json").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n', "utf-8")
+        return True
+
+    monkeypatch.setattr(capture, "_capture", captured_beside_a_writer)
+    config: Any = None
+
+    assert capture._capture_table(spark.read.schema("n int").json(str(tmp_path)), config, Namespace()) == 2
+    monkeypatch.setattr(capture, "_capture", lambda *_: False)
+    assert capture._capture_table(spark.read.schema("n int").json(str(tmp_path)), config, Namespace()) is None

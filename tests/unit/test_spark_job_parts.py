@@ -308,7 +308,7 @@ def test_a_table_that_was_captured_before_is_said_to_be(monkeypatch: pytest.Monk
     config = SimpleNamespace(kafka={"bootstrap.servers": "a:1"}, relay=SimpleNamespace(name="shop", state=Path("/state")))
     stubs: dict[str, Any] = {
         "load": config, "Broker": SimpleNamespace(partitions=lambda _: 1), "_read_table": None, "refuse_name_of_files": None,
-        "_messages": SimpleNamespace(count=lambda: 3), "_capture": is_new,
+        "_messages": None, "_capture_table": 3 if is_new else None,
     }  # fmt: skip
     for name, found in stubs.items():
         monkeypatch.setattr(capture, name, lambda *_, found=found: found)
