@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from relay.config.loading import load
+from relay.kafka.failures import LEADER_MOVES
 from relay.kafka.scan import COORDINATOR_MOVES
 from relay.run.crash import EXIT_STATUS, VARIABLE
 from relay.setup.migrate import migrate
@@ -257,11 +258,18 @@ def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True)
 
 
 def _ends(kafka: str, topic: str, partitions: int) -> list[int]:
-    """Return where a topic's partitions end, whatever in them is committed."""
-    consumer = Consumer({"bootstrap.servers": kafka, "group.id": f"ends-{uuid4().hex}", "isolation.level": "read_uncommitted"})
-    ends = [consumer.get_watermark_offsets(TopicPartition(topic, p), DEADLINE_S)[1] for p in range(partitions)]
-    consumer.close()
-    return ends
+    """Return where a topic's partitions end, whatever in them is committed; of a broker that was just started once it leads them."""
+    limit = time.monotonic() + DEADLINE_S
+    while True:
+        consumer = Consumer({"bootstrap.servers": kafka, "group.id": f"ends-{uuid4().hex}", "isolation.level": "read_uncommitted"})
+        try:
+            return [consumer.get_watermark_offsets(TopicPartition(topic, p), DEADLINE_S)[1] for p in range(partitions)]
+        except KafkaException as error:
+            if error.args[0].code() not in LEADER_MOVES or time.monotonic() > limit:
+                raise
+            time.sleep(0.1)
+        finally:
+            consumer.close()
 
 
 def ids(messages: Iterable[Any]) -> list[str]:
