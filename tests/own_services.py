@@ -30,6 +30,12 @@ def or_skipped() -> Iterator[None]:
         pytest.skip(f"no local broker: {error}")
 
 
+def further_port(plan: ClusterPlan) -> int:
+    """Return a free port that the plan's broker does not have: what is drawn is not held, and may be drawn again."""
+    (broker,) = plan.brokers
+    return next(port for port in free_ports(4) if port not in (broker.port, broker.internal_port, broker.controller_port))
+
+
 def further_listener(plan: ClusterPlan, name: str, protocol: str, port: int) -> dict[str, str]:
     """Return the settings of a single broker that listens on one more port, by another protocol."""
     (broker,) = plan.brokers

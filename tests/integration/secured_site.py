@@ -28,9 +28,8 @@ from confluent_kafka.admin import (
 )
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
-from relay.local.ports import free_ports
 from tests.cluster_changes import exactly, give_rights, has_right, make_topics, shown
-from tests.own_services import further_listener
+from tests.own_services import further_listener, further_port
 
 READ, WRITE, DESCRIBE, CREATE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE
 ALTER, ALTER_CONFIGS, DESCRIBE_CONFIGS = AclOperation.ALTER, AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS
@@ -144,7 +143,7 @@ def secured_broker(shown_every_s: float = 3600) -> Iterator[Secured]:
     """Start a broker, which wants to see passwords so often, and stop it at the end. Raises ConfigError, Unreachable if there can be none."""
     directory = Path(tempfile.mkdtemp(prefix="relay-secured-"))
     plan = ClusterPlan.new(1, None, None)
-    (port,) = free_ports(1)
+    port = further_port(plan)
     cluster = KafkaCluster(directory, plan, replace(SMALL, properties=_properties(plan, port, shown_every_s)))
     try:
         cluster.start()

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from relay.local.kafka import SMALL, ClusterPlan, KafkaCluster
-from relay.local.ports import LOOPBACK, free_ports
+from relay.local.ports import LOOPBACK
 from tests.cluster_changes import make_topics
-from tests.own_services import further_listener
+from tests.own_services import further_listener, further_port
 
 
 class Pair(NamedTuple):
@@ -105,7 +105,7 @@ def encrypted_broker() -> Iterator[Encrypted]:
     """Start a broker and stop it at the end. Raises ConfigError, Unreachable if there can be none."""
     folder = Path(tempfile.mkdtemp(prefix="relay-tls-"))
     plan = ClusterPlan.new(1, None, None)
-    (port,) = free_ports(1)
+    port = further_port(plan)
     cluster = KafkaCluster(folder / "kafka", plan, replace(SMALL, properties=_properties(plan, port, folder)))
     try:
         made = Encrypted(cluster, port, folder)
