@@ -259,17 +259,20 @@ def read_all(kafka: str, topic: str, partitions: int, *, committed: bool = True)
 
 def _ends(kafka: str, topic: str, partitions: int) -> list[int]:
     """Return where a topic's partitions end, whatever in them is committed; of a broker that was just started once it leads them."""
-    limit = time.monotonic() + DEADLINE_S
-    while True:
+
+    def asked() -> list[int] | None:
         consumer = Consumer({"bootstrap.servers": kafka, "group.id": f"ends-{uuid4().hex}", "isolation.level": "read_uncommitted"})
         try:
             return [consumer.get_watermark_offsets(TopicPartition(topic, p), DEADLINE_S)[1] for p in range(partitions)]
         except KafkaException as error:
-            if error.args[0].code() not in LEADER_MOVES or time.monotonic() > limit:
+            if error.args[0].code() not in LEADER_MOVES:
                 raise
-            time.sleep(0.1)
+            return None
         finally:
             consumer.close()
+
+    ends: list[int] = wait_for(asked, what=f"the ends of {topic}")
+    return ends
 
 
 def ids(messages: Iterable[Any]) -> list[str]:

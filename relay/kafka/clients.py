@@ -19,7 +19,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError
 from confluent_kafka import admin as kafka_admin
 
-from relay.kafka.failures import is_locked_out
+from relay.kafka.failures import has_timed_out, is_locked_out
 from relay.kafka.logins import Credentials, Login, login_of
 from relay.run import clock
 
@@ -76,6 +76,28 @@ class _Shown:
         return found
 
 
+class _Watched:
+    """What consumers and producers know of themselves."""
+
+    _brokers: _Brokers | None
+
+    @property
+    def is_lost(self) -> bool:
+        """Has it forgotten all brokers, for ever?"""
+        return self._brokers is not None and self._brokers.are_lost
+
+
+class Doubt:
+    """Whether a producer that is not watched may have lost all brokers: ``told`` hears its reports, and keeps neither it nor its owner."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+
+    def told(self, error: KafkaError | None, _record: object = None) -> None:
+        """Take one report."""
+        self.is_there = self.is_there or (error is not None and has_timed_out(error))
+
+
 def _shown(settings: Mapping[str, Any]) -> _Shown | None:
     login = login_of(settings)
     return None if login is None else _Shown(login, settings.get("error_cb"))
@@ -92,18 +114,13 @@ def _renew(client: confluent_kafka.Consumer | confluent_kafka.Producer, shown: _
         client.set_sasl_credentials(another.user, another.password)
 
 
-class Consumer(confluent_kafka.Consumer):
+class Consumer(_Watched, confluent_kafka.Consumer):
     """A consumer; one that is ``watched`` has to be polled all the time."""
 
     def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
         self._brokers = _Brokers() if watched else None
         super().__init__(_with(self._shown, settings, self._brokers))
-
-    @property
-    def is_lost(self) -> bool:
-        """Has it forgotten all brokers, for ever?"""
-        return self._brokers is not None and self._brokers.are_lost
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Return records and events; see the client's own."""
@@ -116,18 +133,13 @@ class Consumer(confluent_kafka.Consumer):
         self.consume(1, 0)
 
 
-class Producer(confluent_kafka.Producer):
+class Producer(_Watched, confluent_kafka.Producer):
     """A producer; one that is ``watched`` has to be polled all the time."""
 
     def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
         self._brokers = _Brokers() if watched else None
         super().__init__(_with(self._shown, settings, self._brokers))
-
-    @property
-    def is_lost(self) -> bool:
-        """Has it forgotten all brokers, for ever?"""
-        return self._brokers is not None and self._brokers.are_lost
 
     def poll(self, timeout: float = -1) -> int:
         """Serve reports; see the client's own."""

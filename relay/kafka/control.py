@@ -8,9 +8,8 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from relay.kafka.callbacks import weakly
-from relay.kafka.clients import Producer
-from relay.kafka.failures import has_timed_out, is_denied, is_end, kafka_error, unavailable
+from relay.kafka.clients import Doubt, Producer
+from relay.kafka.failures import is_denied, is_end, kafka_error, unavailable
 from relay.kafka.reading import PartitionReader
 from relay.message.record import LogPartition
 
@@ -31,8 +30,7 @@ class ControlTopic:
         self._partition = LogPartition(topic, 0)
         self._clock = clock
         self._timeout_s = timeout_s
-        self._is_doubted = False
-        self._doubt = weakly(self._note)
+        self._doubt = Doubt()
 
     @cached_property
     def _producer(self) -> Producer:
@@ -75,7 +73,7 @@ class ControlTopic:
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
                 failures.append(error)
-                doubt(error)
+                doubt.told(error)
 
         left = 1
         try:
@@ -94,7 +92,7 @@ class ControlTopic:
 
     def _append_again(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
         """Append with another producer where the one that there is has failed for good, or may have: nothing of this record was sent."""
-        if self._is_doubted:
+        if self._doubt.is_there:
             self._renew()
         try:
             self._append(key, value, delivered)
@@ -107,10 +105,7 @@ class ControlTopic:
     def _renew(self) -> None:
         self._producer.purge()
         self._producer = Producer(self._made)
-        self._is_doubted = False
-
-    def _note(self, error: KafkaError) -> None:
-        self._is_doubted = self._is_doubted or has_timed_out(error)
+        self._doubt.is_there = False
 
     def _append(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
         topic, partition = self._partition

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
-from relay.kafka.callbacks import weakly
-from relay.kafka.clients import Producer
-from relay.kafka.failures import has_timed_out
+from relay.kafka.clients import Doubt, Producer
 from relay.kafka.settings import TimingLike, producer
 from relay.message.envelope import Headers
 from relay.message.record import LogPartition
@@ -23,8 +21,7 @@ class UnawaitedAppender:
     def __init__(self, kafka: Mapping[str, str], timing: TimingLike) -> None:
         self._settings = producer(kafka, timing, log_level=0)
         self._producer: Producer | None = None
-        self._is_doubted = False
-        self._report = weakly(self._note)
+        self._doubt = Doubt()
 
     def put(self, place: LogPartition, key: bytes, value: bytes, headers: Headers | None = None) -> None:
         """Hand a record over."""
@@ -40,16 +37,13 @@ class UnawaitedAppender:
             self._producer.flush(_CLOSE_S)
 
     def _produce(self, topic: str, key: bytes, value: bytes, headers: Headers | None, **partition: int) -> None:
-        if self._producer is None or self._is_doubted:
+        if self._producer is None or self._doubt.is_there:
             self._producer = Producer(self._settings)
-            self._is_doubted = False
+            self._doubt.is_there = False
         try:
-            self._producer.produce(topic, value, key, on_delivery=self._report, headers=headers, **partition)  # type: ignore[arg-type]
+            self._producer.produce(topic, value, key, on_delivery=self._doubt.told, headers=headers, **partition)  # type: ignore[arg-type]
             self._producer.poll(0)
         except BufferError:
             return
         except KafkaException:
             self._producer = None  # With another producer next time: one that has failed for good takes nothing any more.
-
-    def _note(self, error: KafkaError | None, _record: object) -> None:
-        self._is_doubted = self._is_doubted or (error is not None and has_timed_out(error))

@@ -55,7 +55,7 @@ class Driver:
         command = [sys.executable, "-m", "tests.spark_driver", json.dumps({"what": what, **arguments})]
         self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the driver
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self.said, text=True, env=driver_environment() | {**(env or {})}
+            command, stdout=subprocess.PIPE, stderr=self.said, text=True, env={**driver_environment(), **(env or {})}
         )
         self.java = 0
 
