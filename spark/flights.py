@@ -163,12 +163,15 @@ class Topic:
         return count
 
     def end(self, partitions: int) -> int:
-        """Return the sum of the partitions' end offsets; progress only."""
+        """Return the sum of the partitions' end offsets."""
         asked = self._jvm.java.util.HashMap()
         latest = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
         for partition in range(partitions):
             asked.put(self._jvm.org.apache.kafka.common.TopicPartition(self.name, partition), latest)
-        found = self._admin.listOffsets(asked).all().get()
+        try:
+            found = self._admin.listOffsets(asked).all().get()
+        except Py4JJavaError as error:
+            raise Refused(3, f"the broker at {self.bootstrap} does not say where {self.name!r} ends: {cause(error)}.") from error
         return sum(int(entry.offset()) for entry in found.values())
 
 
@@ -177,20 +180,27 @@ def capture(spark: SparkSession, topic: Topic, table: Path, partitions: int, lim
     flights = read(spark, table)
     if limit is not None:
         flights = flights.orderBy("departure", "carrier", *DEPARTURE[1:]).limit(limit)
-    records = messages(flights, partitions)
-    rows = flights.count()
+    rows = min(lines(table), limit or sys.maxsize)
     say(f"flights: {rows:,} are to be written", sys.stderr)
+    before = topic.end(partitions)
     done = threading.Event()
-    watcher = threading.Thread(
-        target=watch, args=(topic, partitions, rows, topic.end(partitions), done), daemon=True
-    )
+    watcher = threading.Thread(target=watch, args=(topic, partitions, rows, before, done), daemon=True)
     watcher.start()
     try:
-        write(records, topic)
+        write(messages(flights, partitions), topic)
     finally:
         done.set()
         watcher.join()
+    grown = topic.end(partitions) - before
+    if grown < rows:
+        raise Refused(1, f"of {rows:,} flights in the table only {grown:,} were written to {topic.name!r}.")
     return rows
+
+
+def lines(table: Path) -> int:
+    """Return how many rows a table without quoted line breaks has; Spark would read and parse all of it once more for that."""
+    with table.open("rb") as opened:
+        return sum(1 for _ in opened) - 1
 
 
 def read(spark: SparkSession, table: Path) -> DataFrame:
@@ -265,7 +275,7 @@ def watch(topic: Topic, partitions: int, rows: int, before: int, done: threading
     while not done.wait(0.5):
         try:
             grown = min(rows, topic.end(partitions) - before)
-        except Py4JError:
+        except (Py4JError, Refused):
             continue  # progress only: the write itself says what is wrong
         if grown != shown:
             say(f"flights: {grown:,} of {rows:,} in the log ({100 * grown // max(rows, 1)} %)", sys.stderr)

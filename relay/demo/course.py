@@ -27,6 +27,8 @@ STALL_S: Final = 600.0
 WHOLE_S: Final = 7200.0
 FEWER: Final = "If this machine is only slow, or short of memory, it manages a part of them: relay demo --messages 20000"
 PERIOD_S: Final = 0.25
+PAUSES_PER_LOOK: Final = 4
+"""A look costs the broker and the database what the demonstration itself is short of, so most of the time none is taken."""
 END_GRACE_S: Final = 5.0
 
 
@@ -95,7 +97,9 @@ class Course:
             self._service.tend(self._flights / self._expected, may_finish=killed)
             # Whether the sources have ended is asked before the ends of the log are read.
             sources_ended = self._rows is not None and self._service.is_done
+            looked = clock.monotonic()
             sight = self._look(reader, database)
+            look_s = clock.monotonic() - looked
             if sight is not None:
                 self._show.sight(sight)
                 self._kill_where_due(crew)
@@ -109,7 +113,7 @@ class Course:
             if now - moved > STALL_S or now - began > WHOLE_S:
                 still = f"nothing moved for {now - moved:.0f} s" if now - moved > STALL_S else f"it takes longer than {WHOLE_S:.0f} s"
                 raise self._stuck(crew, job, still)
-            clock.sleep(PERIOD_S)
+            clock.sleep(max(PERIOD_S, PAUSES_PER_LOOK * look_s))
 
     def _look(self, reader: StatusReader, database: psycopg.Connection[tuple[int]]) -> Sight | None:
         """Read how far everything is; None if the broker is too busy to answer."""

@@ -21,13 +21,12 @@ from relay.kafka.topics import Topics
 from relay.local.two_routes import LEDGER, TO_TABLE, TO_TOPIC
 from relay.message.envelope import ID, TYPE
 from relay.message.record import LogPartition
+from relay.run import schedule
 
 EXACTLY_ONCE: Final = "exactly once"
 FLIGHT_TYPE: Final = "flight.departed"
 EXAMPLES_MAX: Final = 3
 FAILED: Final = ("dead_letters", "unseen")
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,11 @@ class Result:
 
 
 def reckon(stage: Stage, outcome: Outcome, watch: Watch, phases: dict[str, float]) -> Result:
-    """Audit both routes, then compare the destinations with the bookings in the database."""
-    reports = verify_at_once(stage.config, (), processes=len(stage.config.routes), watch=watch)
+    """Audit both routes, and beside that compare the destinations with the bookings in the database."""
+    with schedule.pool("reckoning", 1) as beside:
+        reading = beside.submit(_topic, stage)
+        reports = verify_at_once(stage.config, (), processes=len(stage.config.routes), watch=watch)
+        topic = reading.result()
     complaints = [report.sentence for report in reports if not report.ok]
     for report in reports:
         counts = ((name, getattr(report.findings, name)) for name in FAILED)
@@ -89,7 +91,7 @@ def reckon(stage: Stage, outcome: Outcome, watch: Watch, phases: dict[str, float
     with psycopg.connect(stage.url) as connection:
         booked = {row[0] for row in connection.execute("select id from booking")}
         table = _table(connection)
-    for route, arrived in ((TO_TABLE, table), (TO_TOPIC, _topic(stage))):
+    for route, arrived in ((TO_TABLE, table), (TO_TOPIC, topic)):
         complaints += compare(route, arrived, outcome, booked)
     if outcome.kills < len(reports):
         complaints.append(f"only {outcome.kills} workers were killed on the way")

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -195,6 +196,33 @@ def test_the_flights_progress_leaves_standard_output_to_the_result(capsys: pytes
     flights.watch(Grown(), 1, 6, 0, done)
 
     assert tuple(capsys.readouterr()) == ("", "flights: 3 of 6 in the log (50 %)\n")
+
+
+@pytest.mark.parametrize(("written", "limit"), [(3, None), (2, 2), (7, 1)])
+def test_the_flights_are_in_the_log_if_it_has_grown_by_as_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: int, limit: int | None) -> None:
+    table, topic = _three_flights(monkeypatch, tmp_path, written)
+
+    assert flights.capture(MagicMock(), topic, table, 1, limit) == (limit or 3)
+
+
+@pytest.mark.parametrize(("written", "limit"), [(2, None), (0, 1)])
+def test_flights_that_the_log_did_not_grow_by_are_missed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: int, limit: int | None) -> None:
+    table, topic = _three_flights(monkeypatch, tmp_path, written)
+
+    with pytest.raises(flights.Refused, match=f"only {written} were written to 'flights'") as refused:
+        flights.capture(MagicMock(), topic, table, 1, limit)
+    assert refused.value.code == 1
+
+
+def _three_flights(monkeypatch: pytest.MonkeyPatch, place: Path, written: int) -> tuple[Path, Any]:
+    """Return a table of three and a topic that grows by ``written`` records as they are written."""
+    table = place / "flights.csv"
+    table.write_text("year\n2013\n2013\n2013\n")
+    ends = [5]
+    monkeypatch.setattr(flights, "read", MagicMock())
+    monkeypatch.setattr(flights, "messages", MagicMock())
+    monkeypatch.setattr(flights, "write", lambda *_: ends.append(5 + written))
+    return table, SimpleNamespace(name="flights", end=lambda _: ends[-1])
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 250])
