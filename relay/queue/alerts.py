@@ -88,12 +88,15 @@ class SqliteAlerts:
     def __init__(self, queue: str, path: Path) -> None:
         self._queue = queue
         self._event = BOARD.listen(queue)
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         self._version = self._look()
 
-    def _look(self) -> int:
-        """Return a number that changes with every commit of another connection."""
-        return int(self._connection.execute("pragma data_version").fetchone()[0])
+    def _look(self) -> int | None:
+        """Return a number that changes with every commit of another connection; None if the file cannot be read now."""
+        try:
+            return int(self._connection.execute("pragma data_version").fetchone()[0])
+        except sqlite3.Error:  # Retry: the take that follows meets what is wrong, and says so.
+            return None
 
     def wait(self, subscriber: str, timeout_s: float) -> bool:
         """Wait for the event, or until the file has changed."""

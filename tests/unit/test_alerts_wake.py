@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +105,17 @@ def test_what_another_process_commits_wakes_at_the_next_look_and_once(waiting: S
 
     assert waiting.wait("ann", LONG_S)
     assert time.slept == [LOOK_AGAIN_S]
+    assert not waiting.wait("ann", LOOK_AGAIN_S)
+
+
+def test_a_file_that_cannot_be_looked_at_wakes_for_a_take_that_says_why(waiting: SqliteAlerts, file: Path, time: Clock) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("begin exclusive")
+
+        assert waiting.wait("ann", LONG_S)
+        assert not waiting.wait("ann", LOOK_AGAIN_S), "once"
+
+    assert waiting.wait("ann", LONG_S), "what was committed meanwhile was not heard"
     assert not waiting.wait("ann", LOOK_AGAIN_S)
 
 
