@@ -81,8 +81,7 @@ class _Audits:
     def report(self, route: str) -> RouteReport:
         """Have a route audited. Raises NotAudited."""
         last: dict[str, Any] = {}
-        # In a group of its own, so that a terminal's Ctrl-C reaches it through this process only.
-        with subprocess.Popen([*self._command, route], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0) as process:
+        with self._started(route) as process:
             self._running.add(process)
             if self._is_over:
                 process.kill()
@@ -100,6 +99,13 @@ class _Audits:
         if "error" in last:
             raise NotAudited(last["error"], last["exit_code"])
         raise NotAudited(f"routes.{route}: its audit {_ended(process.returncode)}")
+
+    def _started(self, route: str) -> subprocess.Popen[bytes]:
+        # In a group of its own, so that a terminal's Ctrl-C reaches it through this process only.
+        try:
+            return subprocess.Popen([*self._command, route], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0)
+        except OSError as refused:
+            raise NotAudited(f"routes.{route}: its audit cannot be started ({refused}); audit fewer routes at once") from refused
 
     @contextmanager
     def ended_unless_done(self, reporting: Iterable[Future[RouteReport]]) -> Iterator[None]:

@@ -86,6 +86,14 @@ def test_an_audit_without_a_report_is_said(program: str, said: str, code: int) -
     assert (str(caught.value), caught.value.exit_code) == (said, code)
 
 
+def test_an_audit_that_the_system_does_not_start_is_said() -> None:
+    made = audits("")
+    made._command = ("/there/is/no/python",)  # type: ignore[assignment]
+
+    with pytest.raises(NotAudited, match=r"^routes\.main: its audit cannot be started \(.*no/python'\); audit fewer routes at once$"):
+        made.report("main")
+
+
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_what_interrupts_the_audits_ends_their_processes(is_heard: bool) -> None:
     made = audits("import sys, time; print('{}', flush=True); time.sleep(600)")
