@@ -222,7 +222,7 @@ class Appender:
                 self._hear(retired, retired.flush, _CLOSE_S)
             used = self._producer
             self._hear(used, used.poll, _POLL_S)
-            if used.is_lost:
+            if used.is_lost and used is self._producer:
                 self._fatal = True
 
     def _hear(self, client: Producer, call: Callable[[float], object], seconds: float) -> None:

@@ -134,6 +134,18 @@ def test_an_error_that_ends_nothing_does_not_keep_a_producer_that_is_to_be_repla
     assert len(made) == 2
 
 
+def test_one_that_has_lost_its_brokers_is_replaced_once(made: list[Client], publisher: Appender) -> None:
+    """Whoever asks it for reports once more must not doom its successor, and what that one has taken."""
+    made[0].is_lost = True
+    clock.sleep(SOON_S)
+    append(publisher, b"1")
+    clock.sleep(SOON_S)  # by now the old one was asked for the last time
+    append(publisher, b"2")
+    publisher.close()
+
+    assert len(made) == 2
+
+
 def test_what_is_appended_as_the_publisher_is_closed_is_refused_as_what_comes_later(made: list[Client], publisher: Appender) -> None:
     made[0].meanwhile = publisher.close
 
