@@ -217,13 +217,16 @@ class Appender:
     def _serve_reports(self) -> None:
         while not self._closing:
             while self._retired:
-                retired = self._retired.pop()
-                retired.purge()
-                self._hear(retired, retired.flush, _CLOSE_S)
+                self._let_go(self._retired.pop())
             used = self._producer
             self._hear(used, used.poll, _POLL_S)
             if used.is_lost and used is self._producer:
                 self._fatal = True
+
+    def _let_go(self, retired: Producer) -> None:
+        """Report what a replaced one has left as failed. It ends with this call: kept, it would keep all that it says of itself."""
+        retired.purge()
+        self._hear(retired, retired.flush, _CLOSE_S)
 
     def _hear(self, client: Producer, call: Callable[[float], object], seconds: float) -> None:
         """Serve reports; the client raises its own end out of this, which must not end the thread that all captures wait for."""

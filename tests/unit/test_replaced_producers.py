@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 from confluent_kafka import KafkaError
@@ -144,6 +145,17 @@ def test_one_that_has_lost_its_brokers_is_replaced_once(made: list[Client], publ
     publisher.close()
 
     assert len(made) == 2
+
+
+def test_a_replaced_one_ends(made: list[Client], publisher: Appender) -> None:
+    """Kept, it would keep its connections and, since nobody asks it any more, all that it says of itself."""
+    publisher.topic("small-1000")
+    append(publisher, b"1")
+    replaced = ref(made.pop(0))
+    clock.sleep(SOON_S)
+
+    assert replaced() is None
+    publisher.close()
 
 
 def test_what_is_appended_as_the_publisher_is_closed_is_refused_as_what_comes_later(made: list[Client], publisher: Appender) -> None:
