@@ -41,9 +41,7 @@ class InquiryReader:
         if now >= self._look_at:
             self._look_at = now + _LOOK_AGAIN_S
             self._look()
-        if not self._assigned:
-            return []
-        records = self._consumer.consume(_RECORDS_AT_ONCE, 0)
+        records = self._consumer.consume(_RECORDS_AT_ONCE, 0)  # also without the topic: it keeps what it says of itself until then
         self._note(record.error() for record in records)
         return [(record.key(), record.value()) for record in records if record.error() is None]
 
