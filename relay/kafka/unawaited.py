@@ -44,6 +44,6 @@ class UnawaitedAppender:
             self._producer.produce(topic, value, key, on_delivery=self._doubt.told, headers=headers, **partition)  # type: ignore[arg-type]
             self._producer.poll(0)
         except BufferError:
-            return
+            self._producer.poll(0)  # what timed out keeps its place until it is reported; this record is merely missing
         except KafkaException:
             self._producer = None  # With another producer next time: one that has failed for good takes nothing any more.
