@@ -266,7 +266,11 @@ class Appender:
         with self._renewing:
             if not self._fatal:
                 return  # another thread was faster
-            old, self._producer = self._producer, self._make()
+            try:
+                made = self._make()
+            except KafkaException as error:  # no thread or file is left, say: the next append tries again
+                raise CaptureError(f"no producer can be made in place of one that has ended: {error.args[0].str()}; run the block again") from error
+            old, self._producer = self._producer, made
             self._fatal = False
             self._retired.append(old)  # last: whoever still finds it in its place gives it nothing too late for its last reports
 

@@ -7,7 +7,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from relay.capture.publisher import DefaultTiming
 from relay.kafka import appender
@@ -145,6 +145,22 @@ def test_one_that_has_lost_its_brokers_is_replaced_once(made: list[Client], publ
     publisher.close()
 
     assert len(made) == 2
+
+
+def test_where_no_other_can_be_made_the_block_is_told_so_and_the_next_one_has_another(made: list[Client], publisher: Appender) -> None:
+    """A process without threads or files left makes no client: whoever retries captures by their errors must know it for one."""
+
+    def at_the_limit() -> None:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "Failed to create thread"))
+
+    publisher.topic("small-1000")
+    Client.while_made = at_the_limit
+    with pytest.raises(CaptureError, match=r"no producer can be made.*Failed to create thread.*run the block again"):
+        append(publisher, b"1")
+    Client.while_made = bool
+
+    assert append(publisher, b"1").wait(60)
+    publisher.close()
 
 
 def test_a_replaced_one_ends(made: list[Client], publisher: Appender) -> None:
