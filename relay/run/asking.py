@@ -58,9 +58,9 @@ class AskingWithBook:
         try:
             return self._book.recent()
         except RelayError as away:
-            # Retry: the resources can still be asked, and nobody's word is needed for that.
+            # Retry: the resources can still be asked, and nobody's word is needed for that but one that was obeyed before.
             log.warning("resolutions not read", reason=str(away))
-            return Resolutions()
+            return self._book.known_obeyed()
 
     def _obey(self, word: decided.Resolution) -> Resolution:
         state = _TOLD[word.told]

@@ -52,6 +52,13 @@ class ControlBook:
             return self.read()
         return self._read[1]
 
+    def known_obeyed(self) -> Resolutions:
+        """Return what was obeyed as of the last reading, however long ago: that is final."""
+        if self._read is None:
+            return Resolutions()
+        _, told = self._read
+        return Resolutions([one for one in told.holding if told.is_obeyed(one)], answers=told.answers)
+
     def has_changed(self) -> bool:
         """Has anybody decided anything since the last reading?"""
         before = len(self._read[1].holding) if self._read is not None else 0

@@ -27,7 +27,7 @@ from relay.monitor.resolution import (
     uncovered,
 )
 from relay.run.asking import ASK_AGAIN_S, AskingWithBook, Inquiring
-from relay.run.book import ControlBook
+from relay.run.book import FRESH_S, ControlBook
 
 CAPTURE, OTHER = b"c" * 16, b"d" * 16
 SHOP = ResourceName("shop", "u")
@@ -197,6 +197,21 @@ def test_resources_are_asked_although_the_book_is_away() -> None:
     register.away = True
 
     assert AskingWithBook(Says(State.COMMITTED), book(register)).resolve([(CAPTURE, SHOP)])[CAPTURE].state is State.COMMITTED
+
+
+def test_while_the_book_is_away_a_person_is_final_whose_word_is_known_to_be_obeyed() -> None:
+    register = Register()
+    book(register).write(resolution(of_capture(CAPTURE)))
+    asking = AskingWithBook(Says(State.WRONG_RESOURCE), book(register))
+    assert asking.resolve([(CAPTURE, SHOP)])[CAPTURE].state is State.COMMITTED
+    asking._resolver, kept = Says(State.ABORTED), asking._book._read
+    assert kept is not None
+    asking._book._read = (kept[0] - 2 * FRESH_S, kept[1])
+    register.away = True
+
+    found = asking.resolve([(CAPTURE, SHOP), (OTHER, SHOP)])
+
+    assert (found[CAPTURE].state, found[OTHER].state) == (State.COMMITTED, State.ABORTED)
 
 
 def test_lost_offsets_are_passed_only_if_every_one_was_let_go() -> None:
