@@ -49,6 +49,9 @@ class Destination(Protocol):
     def tend(self, now: float) -> None:
         """Do what is due between batches."""
 
+    def listen(self) -> None:
+        """Hear what persons want also while nothing is assigned: a client keeps what it says of itself until it is asked."""
+
     def abandon(self) -> None:
         """Let go of everything under way: the assignment is lost, or recovery comes next."""
 

@@ -66,6 +66,10 @@ class QueueDelivery(TableDelivery):
         self._obey(desired)
         return room and desired.may_put(self._queue)
 
+    def listen(self) -> None:
+        """Follow what persons want of the queue."""
+        self._desired()
+
     def abandon(self) -> None:
         """Let go of what is under way."""
         super().abandon()

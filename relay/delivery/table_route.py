@@ -190,6 +190,9 @@ class TableDelivery:
         found, self._durable = self._durable, {}
         return found
 
+    def listen(self) -> None:
+        """It follows nobody's word; a queue's does."""
+
     def tend(self, now: float) -> None:
         """Run the resend timer; trim what the monitor holds by now."""
         self._sending.tend(now)

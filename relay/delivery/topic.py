@@ -189,6 +189,9 @@ class TopicDelivery:
         """The transaction itself carries the positions."""
         return
 
+    def listen(self) -> None:
+        """It follows nobody's word."""
+
     def tend(self, now: float) -> None:
         """Between batches: write again what would age out of the monitor, entries and claims at any time, ranges on an idle route.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -30,7 +31,6 @@ class Following:
         own = {"isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True}
         self._given = {**settings, **own}
         self._watched = watched
-        self._consumer = self._made()
         self._topic = topic
         self._deadline_s = deadline_s
         self._next = 0
@@ -38,6 +38,11 @@ class Following:
         self._read: list[tuple[bytes, bytes | None]] = []
         """What came before a call failed, and nobody was told."""
         self._denied: KafkaError | None = None
+
+    @cached_property
+    def _consumer(self) -> Consumer:
+        """Made when it is asked first: before that nobody hears what it says of itself."""
+        return self._made()
 
     def records(self) -> list[tuple[bytes, bytes | None]]:
         """Return what came since the last call; the first call returns all there is.
@@ -72,7 +77,8 @@ class Following:
 
     def close(self) -> None:
         """Leave."""
-        self._consumer.close()
+        if "_consumer" in vars(self):
+            self._consumer.close()
 
     def _watermarks(self) -> tuple[int, int]:
         limit = clock.monotonic() + self._deadline_s

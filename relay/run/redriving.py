@@ -61,6 +61,7 @@ class Redriving:
         self._batch_bytes = batch_bytes
         self._orders = Orders()
         self._look_at = float("-inf")
+        self._has_heard = False
         self._handed: set[tuple[bytes, int]] = set()
         self._refused: dict[bytes, str] = {}
 
@@ -81,10 +82,16 @@ class Redriving:
         """Is an order for these partitions open?"""
         return bool(self._orders.of(self._route, places))
 
+    def listen(self) -> None:
+        """Go on hearing of orders without partitions of which any could be."""
+        if self._has_heard:
+            self.hear()
+
     def hear(self) -> None:
         """Take orders in; also while none can be delivered, since the reader's client keeps what it says of itself until it is asked."""
         for key, value in self._followed.records():
             self._orders.add(key, value)
+        self._has_heard = True
         self._orders.endings.clear()  # each follows its order, and has closed it
 
     def turn(

@@ -146,6 +146,9 @@ class RouteWorker:
     def _turn(self) -> None:
         now = clock.monotonic()
         self._progress.beat(now, self._intake, self._destination, self._running)
+        if not self._running:
+            self._redriving.listen()
+            self._destination.listen()
         self._rest()
         if self._read(self._patience()) is None:
             return

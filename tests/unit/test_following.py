@@ -69,3 +69,13 @@ def test_a_topic_that_is_not_there_is_told_from_a_broker_that_is_away(
 
     assert str(raised.value).startswith("shop.control cannot be read: ")
     assert str(raised.value).endswith(f"; {remedy}")
+
+
+def test_before_anything_is_asked_for_there_is_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep what it says of itself, in a worker that waits for partitions."""
+    made: list[object] = []
+    monkeypatch.setattr(following, "Consumer", lambda *_, **__: made.append(None))
+
+    following.Following({}, "shop.control", deadline_s=0.0, watched=True).close()
+
+    assert made == []

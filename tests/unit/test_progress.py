@@ -127,7 +127,7 @@ def test_what_its_database_does_not_answer_is_not_shown_as_delivered(said: Said)
     parts: Any = SimpleNamespace(
         counts=Counts(), in_doubt={}, narrowed_to=None, read_at_once=10, asked_again_s=30.0, settled=lambda: True, submit=lambda _: None,
         positions=lambda: answered, start=lambda *_: None, take=lambda *_: [], recover=lambda *_: {PLACE: 7},
-        abandon=bool, turn=lambda *_: None, tend=lambda _: None, is_due=lambda _: False, commit=lambda *_, **__: None,
+        abandon=bool, listen=bool, turn=lambda *_: None, tend=lambda _: None, is_due=lambda _: False, commit=lambda *_, **__: None,
     )  # fmt: skip
     reading = iter([[], [Fake(7)]])
     group: Any = SimpleNamespace(

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from relay.delivery.batch import Batch
+from relay.delivery.queue_route import QueueDelivery
 from relay.delivery.table_route import TableDelivery
 from relay.delivery.topic_recovery import _next_replays
 from relay.message.identity import content_digest
@@ -420,6 +421,24 @@ def test_nothing_is_trimmed_while_a_redrive_is_not_entered() -> None:
     delivery._entering.clear()
     delivery.tend(300.0)
     parts.sending.trim.assert_called_once_with(PLACE, 9)
+
+
+def test_a_worker_without_partitions_goes_on_hearing_what_persons_want() -> None:
+    """Of two workers of one partition the second has none for weeks, and the clients keep what they say of themselves, until they are asked."""
+    followed, queue, worker = MagicMock(), MagicMock(), MagicMock()
+    followed.records.return_value = []
+    worker._redriving, worker._running = redriving(Log(0, 0), []), {}
+    worker._redriving._followed = followed
+    worker._destination.listen = lambda: QueueDelivery.listen(queue)
+    worker._read.return_value = None
+    RouteWorker._turn(worker)
+    followed.records.assert_not_called()  # the first time it waits for the brokers, as who is to deliver must
+    worker._redriving.hear()
+
+    RouteWorker._turn(worker)
+
+    assert followed.records.call_count == 2
+    assert queue._desired.call_count == 2
 
 
 def test_orders_are_heard_of_while_none_can_be_delivered() -> None:
