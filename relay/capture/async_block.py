@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, 
 from relay.capture.block import CaptureBlock
 from relay.capture.flow import Entered
 from relay.message.errors import CaptureError
+from relay.message.limits import raise_limit
 from relay.message.unfinished import is_unfinished
 from relay.run import schedule
 
@@ -56,13 +57,22 @@ class BlockThreads:
         self._started = 0
 
     def lend(self, block: Callable[[], None]) -> None:
-        """Have a thread run ``block``, which returns when the block is over."""
+        """Have a thread run ``block``, which returns when the block is over. Raises Unreachable if there is none, and none can be started."""
         with self._lock:
             if self._lent >= self._started < self._most:
-                schedule.start_thread("capture-block", self._serve)
-                self._started += 1
+                self._start()
             self._lent += 1
             self._blocks.put(block)
+
+    def _start(self) -> None:
+        try:
+            schedule.start_thread("capture-block", self._serve)
+        except RuntimeError as error:
+            if not self._started:
+                raise_limit(error)
+                raise
+            return  # those that there are serve the block in its turn
+        self._started += 1
 
     def _serve(self) -> None:
         while True:
