@@ -95,7 +95,7 @@ class Answering:
     def turn(self, decisions: Callable[[], Decisions]) -> None:
         """Take new inquiries and answer what can be answered; the rest waits for the next turn.
 
-        Raises Unreachable, ConfigError; nothing is forgotten then.
+        Raises Unreachable, ConfigError; what was not answered then is asked again by whoever waits for it.
         """
         if self._inquiries is None:
             self._inquiries = self._open()

@@ -31,6 +31,7 @@ _ASK_S: Final = 5.0
 REFUSED_S: Final = 31.0
 """The client repeats an error every 30 seconds, if not sooner."""
 _CLOSED: Final = "the log takes nothing from this publisher any more: it was closed"
+_LOST: Final = KafkaError(KafkaError._ALL_BROKERS_DOWN, "the client has forgotten all brokers, and another takes its place")
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
 
@@ -132,8 +133,8 @@ class Appender:
                         _ask_partitions(used, topic, deadline - clock.monotonic())
                         continue
                     # Of an earlier one it is no news: its successor, renewed in its turn, would take records that nobody reports.
-                    if is_end(error.args[0]) and used is self._producer:
-                        self._fatal = True
+                    if is_end(error.args[0]):
+                        self._replace_next(used, self._end or error.args[0])  # what it ended of is told once
                     raise CaptureError(f"topic {topic}: a message was refused: {self.reason(error.args[0])}") from error
         if used is not self._producer:
             # Another thread has replaced it, and it may have been served for the last time before it took these.
@@ -220,8 +221,8 @@ class Appender:
                 self._let_go(self._retired.pop())
             used = self._producer
             self._hear(used, used.poll, _POLL_S)
-            if used.is_lost and used is self._producer:
-                self._fatal = True
+            if used.is_lost:
+                self._replace_next(used, _LOST)
 
     def _let_go(self, retired: Producer) -> None:
         """Report what a replaced one has left as failed. It ends with this call: kept, it would keep all that it says of itself."""
@@ -236,7 +237,12 @@ class Appender:
             found = kafka_error(error)
             if found is None:
                 raise
-            self._end = found
+            self._replace_next(client, found)
+
+    def _replace_next(self, client: Producer, why: KafkaError) -> None:
+        """Let the next append take another producer, unless it has one already; ``why`` is told of records that this one lets go."""
+        self._end = why
+        with self._renewing:
             if client is self._producer:
                 self._fatal = True
 
@@ -259,7 +265,7 @@ class Appender:
             if batches.get("batch.size", self._batch_bytes) < self._batch_bytes:
                 self._batch_bytes = batches["batch.size"]
                 self._settings.update(batches)
-                self._fatal = True
+                self._end, self._fatal = None, True
 
     def _renew(self) -> None:
         """Take a new producer after a fatal error: the records of the old one are reported as failed."""

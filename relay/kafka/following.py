@@ -45,9 +45,9 @@ class Following:
         return self._made()
 
     def records(self) -> list[tuple[bytes, bytes | None]]:
-        """Return what came since the last call; the first call returns all there is.
+        """Return what came since the last call; the first call returns all there is, and raises what ``to_end`` does.
 
-        Raises Unreachable then only, and ConfigError if the topic may not be read.
+        Later ones raise nothing: what cannot be read now, for want of a broker or of a right, comes when it can be.
         """
         if not self._begun:
             return self.to_end()

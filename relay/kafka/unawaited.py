@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from confluent_kafka import KafkaException
@@ -41,9 +42,8 @@ class UnawaitedAppender:
             self._producer = Producer(self._settings)
             self._doubt.is_there = False
         try:
-            self._producer.produce(topic, value, key, on_delivery=self._doubt.told, headers=headers, **partition)  # type: ignore[arg-type]
+            with suppress(BufferError):  # This record is merely missing; what timed out before keeps its place until it is reported.
+                self._producer.produce(topic, value, key, on_delivery=self._doubt.told, headers=headers, **partition)  # type: ignore[arg-type]
             self._producer.poll(0)
-        except BufferError:
-            self._producer.poll(0)  # what timed out keeps its place until it is reported; this record is merely missing
         except KafkaException:
             self._producer = None  # With another producer next time: one that has failed for good takes nothing any more.

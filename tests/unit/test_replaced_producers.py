@@ -142,9 +142,15 @@ def test_one_that_has_lost_its_brokers_is_replaced_once(made: list[Client], publ
     append(publisher, b"1")
     clock.sleep(SOON_S)  # by now the old one was asked for the last time
     append(publisher, b"2")
+    let_go = KafkaError(KafkaError._PURGE_QUEUE)
+    said = publisher.reason(let_go)
+    publisher.topic("small-1000")
+    afterwards = publisher.reason(let_go)
     publisher.close()
 
     assert len(made) == 2
+    assert said.startswith("the client has forgotten all brokers"), said
+    assert afterwards == let_go.str(), "of what was let go for another cause it is no reason"
 
 
 def test_where_no_other_can_be_made_the_block_is_told_so_and_the_next_one_has_another(made: list[Client], publisher: Appender) -> None:
