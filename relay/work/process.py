@@ -77,7 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     logging.setup()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a handler prints is passed on as it comes
+        # What a handler prints is passed on as it comes, and as UTF-8, whatever the locale: its print fails no message.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log = structlog.get_logger("relay.work")
     try:
