@@ -138,6 +138,7 @@ class Assembled:
             held_back=self._held_back,
             alert=partial(self._alerts.wait, job.subscriber),
             done=runner.forgetting.done,
+            say=runner.say,
         )
         return worker, runner
 

@@ -63,10 +63,14 @@ class Waits:
     def __init__(self) -> None:
         self._causes = Seldom()
 
-    def say(self, error: BaseException, cause: str) -> None:
+    def count(self, error: BaseException, cause: str) -> None:
         """Count a message that waits, and say it when it is time."""
         self._causes.count(f"{cause}: {AT_LIMIT}" if is_at_limit(error) else cause)
-        due = self._causes.due(clock.monotonic())
+        self.say(clock.monotonic())
+
+    def say(self, now: float) -> None:
+        """Say what was not said yet, once it is time; now is on the monotonic clock."""
+        due = self._causes.due(now)
         if due:
             structlog.get_logger("relay.work").warning("messages wait", causes=due)
 

@@ -170,15 +170,23 @@ class Runner:
 
     def _all_away(self, call: Call, error: BaseException) -> list[Ended]:
         if not call.further.has_said(error):
-            self._waits.say(error, cause_of(error, self._handler))
+            self._waits.count(error, cause_of(error, self._handler))
         return all_ended(call.work, Outcome.AWAY, after_s=_after_s(error))
 
     def _say_failure(self, outcome: Outcome, cause: str) -> None:
         """The message keeps each cause; whoever reads the log learns that there are any. Words of a handler's own are left out."""
         self._failures.count(cause if outcome is Outcome.FAILED else "found UNUSABLE by the handler")
-        due = self._failures.due(clock.monotonic())
+        self._say_failures(clock.monotonic())
+
+    def _say_failures(self, now: float) -> None:
+        due = self._failures.due(now)
         if due:
             structlog.get_logger("relay.work").warning("handler failed", causes=due, see="relay message list --unusable")
+
+    def say(self, now: float) -> None:
+        """Say what was counted since it was said last, once it is time; at the end, which is infinitely late, in any case."""
+        self._say_failures(now)
+        self._waits.say(now)
 
     def decide(self, call: Call) -> Sequence[Ended]:
         """Commit what the handler did, with its messages' DONE; raises InDoubt only if nobody answers what became of it."""

@@ -56,7 +56,7 @@ class Worker:
     """One holder of one subscriber's messages. ``lock`` is the one of ``store``; ``held_back`` tells whether to take nothing.
 
     ``alert`` waits up to so many seconds for a new message, and returns early if one may be there; ``done`` is told what has
-    become DONE, durably.
+    become DONE, durably. ``say`` is given the time now and then, and infinity at the end: it says what is said seldom.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Worker:
         held_back: Callable[[], bool] = lambda: False,
         alert: Callable[[float], object] | None = None,
         done: Callable[[Sequence[Ticket]], None] = lambda _: None,
+        say: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._subscriber = subscriber
@@ -81,6 +82,7 @@ class Worker:
         self._mark = mark
         self._held_back = held_back
         self._lock = lock
+        self._say = say
         self._holder = holder
         self.report = Report()
         self._wake = schedule.event()
@@ -117,17 +119,21 @@ class Worker:
         self._hands = self._make_hands()
         self._moved_at = clock.monotonic()
         self._counted = (0, self._moved_at)
-        while not self._stopping:
-            self._once()
-            if until_idle_s is not None and self._is_idle(until_idle_s):
-                break
-            self._wait()
-        self._drain()
+        try:
+            while not self._stopping:
+                self._once()
+                if until_idle_s is not None and self._is_idle(until_idle_s):
+                    break
+                self._wait()
+            self._drain()
+        finally:
+            self._say(float("inf"))
         self.report.done += self._dispatch.written_count
         return self.report
 
     def _once(self) -> None:
         now = clock.monotonic()
+        self._say(now)
         self._check(now)
         try:
             with self._turn():

@@ -18,7 +18,7 @@ from relay.queue.port import Filter, Holder, QueueStore, StoreAway
 from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
-from relay.run import schedule
+from relay.run import clock, schedule
 from relay.work.away import Waits
 from relay.work.desks import CallOver
 from relay.work.dispatch import Ended, Outcome, Work
@@ -319,6 +319,31 @@ def test_a_handler_that_fails_is_told_of_once_and_without_what_it_said() -> None
     assert second.cause == "a customer's address", "where whoever asks for the message finds it"
 
 
+def test_of_handlers_that_fail_all_are_told_of_in_the_end_also_when_none_fails_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of five hundred left a line in the log that one had failed."""
+    now = 1000.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    store = queue("q", "s")
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage(f"p{n}", "1", b"1") for n in range(6)], 1)
+    place = Place("q", "s", "queue:q", {"q": store}, {"q": schedule.lock()})
+
+    def handle(message: Message) -> None:
+        raise (Unusable if message.publisher < "p3" else Unreachable)("why")
+
+    runner = Runner(Handler("q", handle, None, 0, "queue"), place, None)
+    with capture_logs() as logs:
+        for taken in store.take("s", HOLDER, 6, 1):
+            runner(Work((taken,)))
+        assert [list(line["causes"].values()) for line in logs] == [[1], [1]]
+        runner.say(now + 29)
+        assert len(logs) == 2
+        runner.say(now + 31)
+        runner.say(float("inf"))
+
+    assert [(line["event"], *line["causes"].values()) for line in logs[2:]] == [("handler failed", 2), ("messages wait", 2)]
+
+
 @pytest.mark.parametrize("given", [{"ttl_ms": "5s"}, {"delay_ms": "soon"}, {"priority": "high"}])
 def test_a_child_with_a_number_that_is_none_fails_at_the_handlers_own_line(given: dict[str, Any]) -> None:
     def function(message: Message) -> None:
@@ -402,7 +427,7 @@ def test_what_messages_wait_for_is_said_and_not_for_each_of_them() -> None:
         end = ended(store, "s", handle)
         waits = Waits()
         for _ in range(100):
-            waits.say(ValueError(), "OperationalError in approve, line 3")
+            waits.count(ValueError(), "OperationalError in approve, line 3")
 
     assert end.outcome is Outcome.AWAY
     assert [(line["event"], line["causes"]) for line in said] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,23 @@ def test_what_it_has_done_is_counted_once_and_told_and_it_leaves_its_queue(tmp_p
     assert (report.done, len(site.done), len(set(site.done))) == (7, 7, 7)
     assert not site.left
     assert not list(tmp_path.iterdir()), "its mark is gone: nobody takes it for dead"
+
+
+@pytest.mark.parametrize("deadline_s", [60.0, 0.0])
+def test_what_is_said_seldom_may_be_said_while_it_works_and_all_of_it_at_its_end(deadline_s: float, tmp_path: Path) -> None:
+    """Also where a handler hangs, which ends the process."""
+    told: list[float] = []
+
+    def slow(work: Work) -> Sequence[Ended]:
+        time.sleep(3 * IDLE_S)
+        return all_ended(work, Outcome.DONE)
+
+    worker = Site(tmp_path, 1).worker(slow, Limits(deadline_s=deadline_s), say=told.append)
+    with nullcontext() if deadline_s else pytest.raises(HandlerHung):
+        worker.run(IDLE_S)
+
+    assert told[0] < told[1] < told[-1] == float("inf")
+    assert told == sorted(told)
 
 
 def test_it_is_not_idle_while_a_failed_message_waits_to_be_tried_again(tmp_path: Path) -> None:
