@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging as standard_logging
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one worker until it is drained, idle, stopped or fenced by a twin; return the exit code."""
     options = _options(arguments)
     logging.setup()
+    # What the driver warns of comes behind an error that the relay judges itself, row by row of a batch, and quotes whatever it likes.
+    standard_logging.getLogger("psycopg").addHandler(standard_logging.NullHandler())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     memory.keep()
     gc.freeze()
