@@ -71,10 +71,11 @@ def work_command(
     text = text_of(Path(config))
     loaded = load(Path(config), text)
     handed = Handed(text)
-    group = queue_of(loaded, queue).settings().group_of(subscriber)
-    if group is None:
+    settings = queue_of(loaded, queue).settings()
+    if settings.group_of(subscriber) is None:
+        known = ", ".join(name for group in settings.audience.groups for name in group.members)
         raise ConfigError(
-            f"--subscriber {subscriber}: queue {queue!r} has no such subscriber; add it to [queues.{queue}]"
+            f"--subscriber {subscriber}: queue {queue!r} has no such subscriber; it has {known}: name one, or add it to [queues.{queue}]"
         )
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         load_handler(application, queue)

@@ -38,6 +38,16 @@ def test_a_misspelt_subscriber_is_named_with_those_there_are(tmp_path: Path) -> 
         desk.check_subscriber("credit", "approvl")
 
 
+def test_who_would_work_as_a_pool_is_told_its_members(tmp_path: Path) -> None:
+    (tmp_path / "relay.toml").write_text(CONFIG)
+    command = f"work app.py --config {tmp_path / 'relay.toml'} --queue credit --subscriber clerks"
+
+    ended = CliRunner().invoke(app, command.split())
+
+    assert ended.exit_code == 2
+    assert "no such subscriber; it has approval, ann, bob: name one, or add it to [queues.credit]" in ended.output
+
+
 COMMANDS = [
     "queue show {config} credti",
     "queue pause {config} credti",
