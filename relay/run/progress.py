@@ -12,7 +12,7 @@ from relay.log.holds import PartitionHolds, Waiting
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
 from relay.run import clock, held_up
-from relay.run.seldom import Seldom
+from relay.run.seldom import AT_THE_END, Seldom
 from relay.run.unread import Unread, nothing_unread
 
 log = structlog.get_logger("relay.progress")
@@ -139,7 +139,7 @@ class Progress:
             if count > self._dead_seen.get(code, 0):
                 self._dead.count(code, count - self._dead_seen.get(code, 0))
         self._dead_seen = dict(causes)
-        due = self._dead.due(clock.monotonic(), last=self._state == "stopped")
+        due = self._dead.due(AT_THE_END if self._state == "stopped" else clock.monotonic())
         if due:
             log.warning("dead letters", route=self._identity["route"], causes=due, see="relay deadletter list")
 

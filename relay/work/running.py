@@ -184,7 +184,7 @@ class Runner:
             structlog.get_logger("relay.work").warning("handler failed", causes=due, see="relay message list --unusable")
 
     def say(self, now: float) -> None:
-        """Say what was counted since it was said last, once it is time; at the end, which is infinitely late, in any case."""
+        """Say what was counted since it was said last, once it is time; ``AT_THE_END`` in any case."""
         self._say_failures(now)
         self._waits.say(now)
 

@@ -18,6 +18,7 @@ from relay.queue.port import QueueStore, Retired, StoreAway
 from relay.queue.states import TAKEN, SubscriberState
 from relay.run import clock, schedule
 from relay.run.crash import crash_point
+from relay.run.seldom import AT_THE_END
 from relay.work.backoff import Backoff
 from relay.work.coroutines import AwaitedRunner, Coroutines
 from relay.work.dispatch import Dispatch, Ended, Work
@@ -56,7 +57,7 @@ class Worker:
     """One holder of one subscriber's messages. ``lock`` is the one of ``store``; ``held_back`` tells whether to take nothing.
 
     ``alert`` waits up to so many seconds for a new message, and returns early if one may be there; ``done`` is told what has
-    become DONE, durably. ``say`` is given the time now and then, and infinity at the end: it says what is said seldom.
+    become DONE, durably. ``say`` is given the time now and then, and ``AT_THE_END`` at last: it says what is said seldom.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Worker:
                 self._wait()
             self._drain()
         finally:
-            self._say(float("inf"))
+            self._say(AT_THE_END)
         self.report.done += self._dispatch.written_count
         return self.report
 
