@@ -6,7 +6,7 @@ import json
 import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +20,11 @@ from pyspark.sql import functions
 from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.jobs import facts, judging
 from relay.jobs.facts import Rules
-from relay.jobs.following import keep, kept, refuse_lost_checkpoint, taken
+from relay.jobs.following import Following, keep, kept, refuse_lost_checkpoint, taken
 from relay.jobs.records import PLACE_SHIFT
 from relay.local.spark import submission
 from relay.message import identity
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 from relay.spark import batches
@@ -152,6 +152,31 @@ def test_a_checkpoint_that_does_not_know_a_batch_that_is_decided_is_refused(
         refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path)
     with pytest.raises(ConfigError, match="is new, but") if decided is not None else nullcontext():
         refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path / "another")
+
+
+def test_a_batch_that_another_run_of_the_same_name_has_captured_is_not_taken_for_ones_own(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts with a state of their own: of two batches of one number only one was captured, and the other job said that it was done."""
+    log = SimpleNamespace(decisions=UnitDecisions, close=lambda: None)
+    monkeypatch.setattr(spark_following, "decision_log", lambda *_: log)
+    (tmp_path / "drops").mkdir()
+    (tmp_path / "drops" / "1.json").write_text('{"n": 1}\n', "utf-8")
+    rows = spark.readStream.schema("n int").json(str(tmp_path / "drops"))
+
+    def run(name: str, captured: Callable[[], bool]) -> None:
+        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path / name)
+        Following("drops", checkpoint=tmp_path / name, trigger_s=None).capture(rows, lambda *_: captured())
+
+    def away() -> bool:
+        raise Unreachable("its commit was not answered")
+
+    for _ in range(2):  # by now its checkpoint knows the batch
+        with pytest.raises(ConfigError, match="its batch 0 was captured by another run of the same --name"):
+            run("second", lambda: False)
+    with pytest.raises(Unreachable):
+        run("own", away)
+    run("own", lambda: False)  # that commit had been made
 
 
 @pytest.mark.parametrize(("told", "is_streams"), [("7", True), (None, False), ("6", False)])

@@ -195,6 +195,6 @@ def test_rows_that_come_behind_the_watermark_are_counted(spark: Any, tmp_path: P
     counted = rows.withWatermark("at", "1 minute").groupBy(functions.window("at", "1 minute")).count()
     query = Following("late", checkpoint=tmp_path / "progress", trigger_s=None)
 
-    query.capture(counted, lambda batch, _: batch.collect())
+    query.capture(counted, lambda batch, _: batch.count() >= 0)
 
     assert (query.rows, query.late) == (5, 1), "the one that came first behind 15:00 was in time for its batch, Spark says"
