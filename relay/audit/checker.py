@@ -267,7 +267,7 @@ class Checker:
 
     def stranger(self, key: bytes, where: Place | str) -> None:
         """Take an effect of no captured message; what it is, is concluded at the end."""
-        if self._memory.lacks(key, where) and key not in self._ledger.refused:
+        if key not in self._ledger.refused and self._memory.lacks(key, where):
             self.findings.forgotten += 1  # not kept: a table may have any number of them
             return
         found = self.unknown.get(key)

@@ -20,23 +20,39 @@ def is_whole(lows: Mapping[LogPartition, int], starts: Mapping[LogPartition, int
 
 
 class Memory:
-    """Says which places of a destination are older than all that is remembered.
+    """Says which places of a destination are older than all that is remembered, or may be another route's.
 
     An output topic tells its age: records follow each other, and each names the transaction that it is of. ``recent`` is each
     instance's first transaction of which the monitor must have the entries, so that from the first record of such a
     one on everything in its partition is remembered. The rows of a table tell nothing of the kind.
     """
 
-    def __init__(self, recent: Mapping[bytes, int] | None = None, named: Collection[bytes] = ()) -> None:
-        """``recent``: None where log or monitor is whole, so that nothing is older. ``named`` are what monitors still tell of."""
+    def __init__(
+        self, recent: Mapping[bytes, int] | None = None, named: Collection[bytes] = (), known: Collection[bytes] | None = None
+    ) -> None:
+        """``recent``: None where log or monitor is whole, so that nothing is older. ``named`` are what monitors still tell of.
+
+        ``known`` are the producer instances that monitors still tell of, None where other routes' have forgotten none.
+        """
         self.is_whole = recent is None
+        self.of_others = 0
+        """How many effects were taken for those of an instance that other routes' monitors may have forgotten."""
         self._recent = {instance.hex().encode(): n for instance, n in (recent or {}).items()}
         self._named = named
+        self._known = None if known is None else {instance.hex().encode() for instance in known}
+        self._is_of_others = False
         self._reached: set[LogPartition] = set()
+
+    @property
+    def asks_records(self) -> bool:
+        """Do the headers of an output topic's records matter?"""
+        return not self.is_whole or self._known is not None
 
     def take(self, partition: LogPartition, headers: Mapping[str, bytes]) -> None:
         """Take the next record of an output partition, before it is asked about."""
-        if partition in self._reached:
+        if self._known is not None:
+            self._is_of_others = bool(writer := headers.get(OUT_INSTANCE)) and writer not in self._known
+        if self.is_whole or partition in self._reached:
             return  # as for nearly all records: nothing of them needs to be read
         first = self._recent.get(headers.get(OUT_INSTANCE) or b"")
         number = headers.get(OUT_N) or b""
@@ -44,8 +60,13 @@ class Memory:
             self._reached.add(partition)
 
     def lacks(self, key: bytes, where: Place | str) -> bool:
-        """May the message of this effect, which the log does not have, have left both log and monitor?"""
-        if self.is_whole or key in self._named:
+        """May the message of this effect, which the log does not have, have left both log and monitor, or be another route's?"""
+        if key in self._named:
+            return False
+        if self._is_of_others:
+            self.of_others += 1
+            return True
+        if self.is_whole:
             return False
         return isinstance(where, str) or LogPartition(where.topic, where.partition) not in self._reached
 
@@ -77,6 +98,17 @@ def said(forgotten: int, lows: Mapping[LogPartition, int], monitored: Mapping[Lo
     words = (
         f"the log begins at {log} and the monitor at {monitor}: {forgotten:,} effects may be older than both, and nothing "
         "tells any more of which messages they are (timing.monitor_retention says how long something does)"
+    )
+    return [words]
+
+
+def of_others(effects: int) -> list[str]:
+    """Return the note on effects that may be those of other routes, none if there is no such effect."""
+    if not effects:
+        return []
+    words = (
+        f"{effects:,} effects are of workers that no monitor tells of any more, and no message of this route has their identity: they may be "
+        "those of another route, whose monitor has forgotten them"
     )
     return [words]
 

@@ -62,15 +62,30 @@ def remember_all(config: RelayConfig, routes: Iterable[str], topics: Topics) -> 
     )
 
 
-def foreign(config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan) -> set[bytes]:
-    """Return the producer instances of the other routes into the same output topic."""
+def beside(config: RelayConfig, route: RouteConfig) -> list[str]:
+    """Return the other routes into the output topic of this one."""
     to = route.to
     if not isinstance(to, TopicDestination):
-        return set()
-    others = [one.name for one in config.routes.values() if getattr(one.to, "topic", None) == to.topic]
-    monitors = topics.describe([config.monitor_topic(name) for name in others if name != route.name], settings=False)
+        return []
+    return [one.name for one in config.routes.values() if one.name != route.name and getattr(one.to, "topic", None) == to.topic]
+
+
+def foreign(config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan) -> set[bytes]:
+    """Return the producer instances of the other routes into the same output topic."""
+    return _instances([config.monitor_topic(name) for name in beside(config, route)], topics, scan)
+
+
+def known_beside(config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan) -> set[bytes] | None:
+    """Return the producer instances that other routes' monitors still tell of, also of former ones; None if they have forgotten none."""
+    others = beside(config, route)
+    if remember_all(config, others, topics):
+        return None
+    return _instances([*map(config.monitor_topic, others), *former_monitors(config, topics)], topics, scan)
+
+
+def _instances(monitors: list[str], topics: Topics, scan: Scan) -> set[bytes]:
     found: set[bytes] = set()
-    for facts in monitors.values():
+    for facts in topics.describe(monitors, settings=False).values() if monitors else ():
         found |= readers.monitor(scan.read(ranges_of(topics, facts)))[0].instances
     return found
 

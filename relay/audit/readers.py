@@ -146,7 +146,7 @@ def outputs(
             headers = _headers(message)
             if strangers and headers.get(OUT_INSTANCE) in strangers:
                 continue
-            if not memory.is_whole:
+            if memory.asks_records:
                 memory.take(partitions[place], headers)
             key, value = message.key(), message.value()
             where = b"%s/%d/%d" % (partitions[place].topic.encode(), partitions[place].partition, offset)

@@ -16,8 +16,8 @@ from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
 from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
-from relay.audit.memory import Memory, is_whole, let_go, margin_ms, recent, said
-from relay.audit.neighbours import foreign, former
+from relay.audit.memory import Memory, is_whole, let_go, margin_ms, of_others, recent, said
+from relay.audit.neighbours import foreign, former, known_beside
 from relay.audit.route_topics import names_of, needed, ranges_of, ranges_since
 from relay.audit.seen import Seen, Watch
 from relay.audit.stored_effects import StoredEffects
@@ -223,12 +223,15 @@ class _RouteAudit:
 
     def _memory(self, seen: Seen, stores: Mapping[str, tables.Store]) -> Memory:
         """Return how far back log and monitor remember; what has left a queue is counted by what is recorded."""
-        to = self._route.to
-        if isinstance(to, QueueDestination) or is_whole(seen.lows, self._start.offsets, self._monitored):
+        to, knows_all = self._route.to, is_whole(seen.lows, self._start.offsets, self._monitored)
+        if isinstance(to, TopicDestination):
+            others = known_beside(self._config, self._route, self._topics, self._scan)
+            known = None if others is None else others | seen.later.instances
+            since = None if knows_all else recent(seen.evidence, self._monitored, margin_ms(self._config.timing))
+            return Memory(since, () if knows_all and known is None else seen.later.digests(), known)
+        if isinstance(to, QueueDestination) or knows_all:
             return Memory()
-        if isinstance(to, TableDestination):
-            return Memory({}, self._stored_effects(stores).named(seen.later, to))
-        return Memory(recent(seen.evidence, self._monitored, margin_ms(self._config.timing)), seen.later.digests())
+        return Memory({}, self._stored_effects(stores).named(seen.later, to))
 
     def _before(self, evidence: Evidence, stores: Mapping[str, tables.Store]) -> Seen:
         """Read the positions first, then the ends of what they promise: dead letters and outputs."""
@@ -326,7 +329,8 @@ class _RouteAudit:
 
     def _note_forgotten(self, findings: Findings, lows: Mapping[LogPartition, int], seen: Seen) -> None:
         """Say which offences may be no more than what retention took from one side and left on the other."""
-        self._notes += said(findings.forgotten, lows, self._monitored)
+        self._notes += said(findings.forgotten - seen.memory.of_others, lows, self._monitored)
+        self._notes += of_others(seen.memory.of_others)
         self._notes += let_go(self._resolutions, self._route.name, lows)
         if findings.delivered and not (self._start.is_recorded or seen.positions or seen.evidence.instances):
             self._notes.append(

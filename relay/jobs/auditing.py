@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from relay.audit import memory, readers, tables
 from relay.audit.checker import DEAD_AND_DELIVERED, EXAMPLES_MAX, EXPIRED_TWICE, REDRIVING, Findings, Offender
 from relay.audit.ledger import Place
-from relay.audit.neighbours import former_monitors, neighbours
+from relay.audit.neighbours import beside, former_monitors, neighbours, remember_all
 from relay.audit.route_topics import names_of, needed, ranges_of
 from relay.audit.verify import Offence, RouteReport
 from relay.config.model import RelayConfig, RouteConfig, TableDestination, TopicDestination
@@ -139,12 +139,15 @@ class RouteAudit:
             second = self._deaths.second(met)
             entered = self._entered(met, monitor)
             forgotten = self._deaths.forgotten(met, entered, monitor)
-            judged = judging.judge(met, entered, standing, self._of_others(met, to), second, forgotten)
+            untold = self._untold(met, monitor)
+            judged = judging.judge(met, entered, standing, self._of_others(met, to), second, forgotten, untold)
             if isinstance(to, TableDestination) and readers.shares_rows(to):
                 judged = self._kept(judging.sharing(judged), stack)
             late = self._late(met, monitor, to)
             findings, windows = self._conclude(met, judged, late, window_s)
-            self._notes += memory.said(findings.forgotten, lows, monitor.ranges)
+            of_others = 0 if untold is None else judged.where("untold and verdict = 'forgotten'").agg({"effects": "sum"}).collect()[0][0] or 0
+            self._notes += memory.said(findings.forgotten - of_others, lows, monitor.ranges)
+            self._notes += memory.of_others(of_others)
             self._notes += memory.let_go(resolutions, self._route.name, lows)
             self._blame_left(findings, begins, standing.positions, monitor)
             offences = self._named(findings)
@@ -188,7 +191,7 @@ class RouteAudit:
         dead = self._deaths.sides()
         self._outputs, self._output_ranges = list(outputs), outputs
         effects = facts.output_effects(
-            self._read(outputs), self._outputs, self._rules, self._foreign(monitor, to)
+            self._read(outputs), self._outputs, self._rules, self._foreign(monitor)
         )
         return effects, dead, judging.Standing(partitions, positions, {})
 
@@ -429,17 +432,22 @@ class RouteAudit:
             offences.append(Offence(kind, str(place), name, source, why))
         return offences
 
-    def _foreign(self, own: Monitor, to: TopicDestination) -> set[bytes]:
+    def _foreign(self, own: Monitor) -> set[bytes]:
         """Return the producer instances of other routes that write into the same output topic."""
-        beside = [
-            other.name
-            for other in self._config.routes.values()
-            if other.name != self._route.name and getattr(other.to, "topic", None) == to.topic
-        ]
-        if not beside:
-            return set()
-        found = set[bytes]().union(*(self._monitors.instances(self._monitors.small(self._config.monitor_topic(name))) for name in beside))
-        return found - self._monitors.instances(own)
+        found = self._instances([self._config.monitor_topic(name) for name in beside(self._config, self._route)])
+        return found - self._monitors.instances(own) if found else found
+
+    def _untold(self, met: DataFrame, own: Monitor) -> DataFrame | None:
+        """Return the effects that may be those of other routes, whose monitors have forgotten who wrote them; None if they have not."""
+        others = beside(self._config, self._route)
+        if not self._outputs or remember_all(self._config, others, self._sources.topics) or judging.strangers(met).isEmpty():
+            return None
+        monitors = [*map(self._config.monitor_topic, others), *former_monitors(self._config, self._sources.topics)]
+        known = self._instances(monitors) | self._monitors.instances(own)
+        return judging.of_unknown(met, facts.transaction_marks(self._read(self._output_ranges), self._outputs), known).cache()
+
+    def _instances(self, monitors: Iterable[str]) -> set[bytes]:
+        return set[bytes]().union(*(self._monitors.instances(self._monitors.small(name)) for name in monitors))
 
     def _first_start(self) -> readers.FirstStart:
         if self._config.control_topic not in self._facts:

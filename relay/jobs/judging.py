@@ -152,31 +152,21 @@ def judge(
     of_others: DataFrame | None = None,
     second: DataFrame | None = None,
     forgotten: DataFrame | None = None,
+    untold: DataFrame | None = None,
 ) -> DataFrame:
     """Add to each row its ``verdict``: ``right``, or what is wrong with a missing message or an unknown effect.
 
     ``of_others`` names effects of other routes, and whether each is ``former``: one that is configured no more.
     ``second`` is the verdict ``beside`` on effects whose dead letter stands. Of deaths that are ``forgotten`` retention may
-    have taken the letter.
+    have taken the letter. ``untold`` are what ``of_unknown`` returns.
     """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    if entered is None:
-        known = met.withColumn("entry", sql.lit(None).cast(f"struct<{','.join(map(':'.join, _ENTRY.items()))}>"))
-    else:
-        known = met.join(entered, "digest", "left")
-    if of_others is None:
-        known = known.withColumn("former", sql.lit(None).cast("boolean"))
-    else:
-        known = known.join(of_others, "digest", "left")
-    if second is None:
-        known = known.withColumn("beside", sql.lit(None).cast("string"))
-    else:
-        known = known.join(sql.broadcast(second), "digest", "left")
-    if forgotten is None:
-        known = known.withColumn("forgotten", sql.lit(None).cast("boolean"))
-    else:
-        known = known.join(sql.broadcast(forgotten), "digest", "left")
+    known = _with(met, entered, "entry", f"struct<{','.join(map(':'.join, _ENTRY.items()))}>")
+    known = _with(known, of_others, "former", "boolean")
+    known = _with(known, second if second is None else sql.broadcast(second), "beside", "string")
+    known = _with(known, forgotten if forgotten is None else sql.broadcast(forgotten), "forgotten", "boolean")
+    known = _with(known, untold, "untold", "boolean")
     outcome = sql.col("entry.outcome")
     is_delivered = sql.coalesce(outcome == DELIVERED, sql.lit(False))
     number, offset = sql.shiftright("log.pos", PLACE_SHIFT), sql.col("log.pos").bitwiseAND(OFFSETS)
@@ -199,7 +189,7 @@ def judge(
         .when(sql.col("aborted").isNotNull(), "phantom_aborted")
         .when(~sql.col("former"), "of_others")
         .when((is_delivered & _is_expired(standing.lows)) | sql.coalesce("former", sql.lit(False)), "expired")
-        .when(sql.col("entry").isNull() & _is_forgotten(standing), "forgotten")
+        .when(sql.col("entry").isNull() & (sql.coalesce("untold", sql.lit(False)) | _is_forgotten(standing)), "forgotten")
         .otherwise("phantom")
     )
     verdict = (
@@ -209,6 +199,24 @@ def judge(
         .otherwise("none")
     )
     return known.withColumn("verdict", verdict)
+
+
+def _with(known: DataFrame, more: DataFrame | None, column: str, kind: str) -> DataFrame:
+    """Join what is known beside, which has this column; null in every row where that is nothing."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    return known.withColumn(column, sql.lit(None).cast(kind)) if more is None else known.join(more, "digest", "left")
+
+
+def of_unknown(met: DataFrame, marks: DataFrame, known: Iterable[bytes]) -> DataFrame:
+    """Return the effects of no message whose records, the first and the last, are of producer instances that no monitor knows."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
+
+    written = marks.where(~sql.col("instance").isin([one.hex() for one in known]))
+    first, last = written.select("pos"), written.select(sql.col("pos").alias("last_effect"))
+    strange = met.where(UNKNOWN).select("digest", "effect.pos", "last_effect")
+    found = strange.join(first, "pos", "left_semi").join(last, "last_effect", "left_semi")
+    return found.select("digest", sql.lit(True).alias("untold"))
 
 
 def first_recent(

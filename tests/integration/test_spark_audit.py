@@ -20,7 +20,7 @@ from relay.message import identity
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal, encode
 from tests.cluster_changes import make_topics
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
-from tests.integration.test_verify_changed import delivered
+from tests.integration.test_verify_changed import a_route_beside, by, delivered
 from tests.integration.test_verify_outcomes import death, die, order
 from tests.integration.test_verify_table import on_postgresql
 from tests.integration.warm_spark import WarmSpark, brief
@@ -449,3 +449,26 @@ def test_partitions_that_are_added_while_the_job_reads_are_read(make_site: Calla
     assert code == 0, out + err
     route = json.loads(out)["routes"]["main"]
     assert (route["captured"], route["delivered"], route["dead_letters"]) == (2, 1, 1)
+
+
+def test_what_another_routes_monitor_has_forgotten_is_no_phantom_here(
+    make_site: Callable[..., Site], make_topic: Callable[..., str], kafka_admin: AdminClient
+) -> None:
+    site = make_site()
+    other = make_topic(1)
+    with a_route_beside(site, other):
+        own, theirs = delivered(site.log, 1), delivered(other, 2)
+        site.write(site.log, 1)
+        for number, entries in ((1, own), (2, theirs), (3, own)):
+            site.write(site.output, number, **by(entries))
+        site.write(site.output, 4)
+        site.record(*own)
+        site.producer.produce(site.config.monitor_topic("beside"), b"", b"b")
+        assert site.producer.flush(30) == 0
+        site.stand_at(1, 0)
+        delete_below(kafka_admin, site.config.monitor_topic("beside"), 1)
+
+        route = agree(site)
+
+    assert (route["phantoms"], route["forgotten"]) == (2, 1)
+    assert any("1 effects are of workers that no monitor tells of any more" in note for note in route["notes"])

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from relay.audit.verify import verify
+from relay.config.loading import load
 from relay.message.record import LogMessage
-from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, Entry, Seal, pages
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, Entry, Page, Seal, pages
+from relay.setup.migrate import migrate
 from tests.cluster_changes import make_topics
 from tests.integration.audit_site import Site, digest, wrong
+from tests.routes import delete_below
 
 
 def delivered(topic: str, *numbers: int, outcome: int = DELIVERED) -> list[Entry]:
@@ -23,6 +28,24 @@ def delivered(topic: str, *numbers: int, outcome: int = DELIVERED) -> list[Entry
     ]
     said = pages(messages, worker="w", instance=instance, n=1, outcomes=bytes([outcome] * len(messages)))
     return [*said, Seal("w", instance, 1)]
+
+
+@contextmanager
+def a_route_beside(site: Site, log: str) -> Iterator[None]:
+    """A second route into the output, from another log."""
+    path = site.config.path
+    path.write_text(f'{path.read_text()}\n[routes.beside]\nfrom = ["{log}"]\nto = {{ topic = "{site.output}" }}\n')
+    site.config = load(path)
+    migrate(site.config)
+    yield
+    monitor, admin = site.config.monitor_topic("beside"), AdminClient({"bootstrap.servers": site.kafka})
+    admin.delete_topics([monitor])[monitor].result(30)
+
+
+def by(entries: list[Entry]) -> dict[str, str]:
+    """What an output says of the transaction that these entries are of."""
+    (page,) = (entry for entry in entries if isinstance(entry, Page))
+    return {"relay_instance": page.instance.hex(), "relay_n": str(page.n)}
 
 
 def test_what_came_from_a_topic_that_the_route_reads_no_more_is_no_phantom(make_site: Callable[..., Site]) -> None:
@@ -113,3 +136,29 @@ def test_what_a_route_delivered_under_its_former_name_is_no_phantom(
     # Once more under the new name, a message has two effects in the topic all the same.
     assert wrong(report) == {"phantoms": 1, "duplicates": 1}
     assert report.findings.expired == 1
+
+
+def test_what_another_routes_monitor_has_forgotten_is_no_phantom_here(
+    make_site: Callable[..., Site], make_topic: Callable[..., str], kafka_admin: AdminClient
+) -> None:
+    """Each monitor is trimmed on its own: a quiet route's may be whole, and its neighbour's in the same output not."""
+    site = make_site()
+    other = make_topic(1)
+    with a_route_beside(site, other):
+        own, theirs = delivered(site.log, 1), delivered(other, 2)
+        site.write(site.log, 1)
+        site.write(site.output, 1, **by(own))
+        site.write(site.output, 2, **by(theirs))
+        site.record(*own)
+        site.monitor = site.config.monitor_topic("beside")
+        site.record(*theirs)
+        site.stand_at(1, 0)
+        (before,) = verify(site.config, ["main"])
+        delete_below(kafka_admin, site.monitor, 2)
+        (report,) = verify(site.config, ["main"])
+        site.write(site.output, 3, **by(own))
+        site.write(site.output, 4)
+        (spoilt,) = verify(site.config, ["main"])
+
+    assert [(wrong(one), one.findings.forgotten) for one in (before, report, spoilt)] == [({}, 0), ({}, 1), ({"phantoms": 2}, 1)]
+    assert any("1 effects are of workers that no monitor tells of any more" in note for note in report.findings.notes)
