@@ -38,6 +38,9 @@ PLAIN = frozenset(
 
 MICROSECONDS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
 """Spark's own formats of times in JSON cut them off behind the milliseconds."""
+AS_THEY_ARE = {"ignoreNullFields": "false", **MICROSECONDS}
+"""With what JSON tells whatever differs in a row."""
+NESTED = ("array<", "struct<", "map<")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -234,7 +237,7 @@ def _messages(rows: DataFrame, options: Namespace, partitions: int) -> DataFrame
     identifier = _identifier(rows, options.id.split(","))
     key = _column(options.key).cast("string") if options.key else identifier
     return rows.select(
-        sql.to_json(sql.struct(*map(_column, rows.columns)), {"ignoreNullFields": "false", **MICROSECONDS}).alias("value"),
+        sql.to_json(sql.struct(*map(_column, rows.columns)), AS_THEY_ARE).alias("value"),
         key.cast("binary").alias("key"),
         identifier.alias("id"),
         _source(options, rows.columns).alias("source"),
@@ -262,10 +265,14 @@ def _identifier(rows: DataFrame, names: Sequence[str]) -> Any:
     """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
 
+    kinds = dict(rows.dtypes)
+    # Spark's own text of what is nested has quotes round nothing: of a list with a comma it is that of a longer one.
+    parts = [
+        sql.to_json(_column(name), AS_THEY_ARE) if kinds[name].startswith(NESTED) else _column(name).cast("string") for name in names
+    ]
     if len(names) == 1:
-        return _column(names[0]).cast("string")
-    plain = {name for name, kind in rows.dtypes if kind.partition("(")[0] in PLAIN}
-    parts = [_column(name).cast("string") for name in names]
+        return parts[0]
+    plain = {name for name, kind in kinds.items() if kind.partition("(")[0] in PLAIN}
     parts = [
         part if name in plain else sql.replace(sql.replace(part, sql.lit("\\"), sql.lit("\\\\")), sql.lit("-"), sql.lit("\\-"))
         for name, part in zip(names, parts, strict=True)

@@ -351,6 +351,21 @@ def test_columns_of_any_type_call_different_rows_differently(spark: Any) -> None
     assert [row[0] for row in plain.select(_identifier(plain, ["n", "s", "d"])).collect()] == [r"-1-a\\\-b-2026-03-01", r"1-a-\N"]
 
 
+@pytest.mark.parametrize("kind", ["array<string>", "struct<a:string,b:string>", "map<string,string>"])
+def test_nested_columns_call_different_rows_differently(spark: Any, kind: str) -> None:
+    """As texts of Spark they are alike where a comma, or the word null, stands in one of them."""
+    of_kind = {
+        "array<string>": [["a, b"], ["a", "b"], ["null"], [None], []],
+        "struct<a:string,b:string>": [("x, y", "z"), ("x", "y, z"), ("null", "z"), (None, "z")],
+        "map<string,string>": [{"a": "b, c -> d"}, {"a": "b", "c": "d"}, {"a": "null"}, {"a": None}],
+    }[kind]
+    rows = spark.createDataFrame([(one, "-") for one in of_kind], f"x {kind}, y string")
+
+    for names in (["x"], ["x", "y"]):
+        assert len({row[0] for row in rows.select(_identifier(rows, names)).collect()}) == len(of_kind)
+    assert spark.createDataFrame([(None,)], f"x {kind}").select(_identifier(rows, ["x"])).head()[0] is None
+
+
 def records(spark: Any, topic: str, *given: tuple[bytes | None, bytes, list[tuple[str, bytes]]]) -> Any:
     """Return records of one partition as Spark's Kafka source gives them."""
     rows = [(topic, 0, offset, datetime(2026, 1, 1, tzinfo=UTC), *one) for offset, one in enumerate(given)]
