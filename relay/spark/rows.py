@@ -202,17 +202,20 @@ def _without_gaps(headers: Headers, defaults: Mapping[str, bytes | None]) -> Hea
     return [(name, value) for name, value in filled if value is not None]
 
 
-def _joined(extra: Sequence[Mapping[str, Any]] | None, own: Headers, weak: frozenset[str]) -> Headers:
+def _joined(extra: Sequence[Mapping[str, Any] | None] | None, own: Headers, weak: frozenset[str]) -> Headers:
     """Add a row's own headers: they replace what no column gives (``weak``) and nothing else that the relay writes.
 
+    One that is null or has no name says nothing, nor does one without a value replace any.
     Raises ConfigError for one that no queue could read, as `publish` does.
     """
     if not extra:
         return own
     firm = {name for name, _ in own if name not in weak}
+    named = [(one["key"], one["value"]) for one in extra if one is not None and one["key"] is not None]
     theirs = [
-        (one["key"], one["value"]) for one in extra if one["key"] not in firm and one["key"] not in _OURS
-    ]
+        (name, value) for name, value in named
+        if name not in firm and name not in _OURS and not (value is None and name in weak)
+    ]  # fmt: skip
     for name, value in theirs:
         if name in READERS and value is not None and (refused := refusal(name, value)) is not None:
             raise ConfigError(f"column headers: {refused}")
