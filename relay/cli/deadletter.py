@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -150,7 +151,7 @@ def _chosen(config: RelayConfig, digests: Sequence[str], route: str | None, code
 
 def _print_plan(plan: Ordered, *, as_json: bool) -> None:
     if as_json:
-        print_json(plan.document())
+        print_json(replace(plan, orders=[]).document())  # none of them is ordered, and nobody waits for any
         return
     print_table(_COLUMNS, [[row[name] for name in _COLUMNS] for row in plan.rows])
     for reason, count in plan.left.items():

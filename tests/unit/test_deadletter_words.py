@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Self
@@ -11,6 +12,8 @@ import pytest
 from relay.cli import deadletter
 from relay.control.dead_letters import DeadLetters
 from relay.control.redrive_orders import Ordered
+from relay.message.record import LogPartition
+from relay.monitor.redrive import Order, Wanted
 
 ROW = {"digest": "a", "route": "main"}
 
@@ -59,3 +62,12 @@ def test_who_does_not_wait_is_not_told_to(monkeypatch: pytest.MonkeyPatch, capsy
     redrive(monkeypatch, wait=0)
 
     assert capsys.readouterr().out == ""
+
+
+def test_what_would_be_ordered_is_no_order_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    order = Order(b"o", "main", LogPartition("log", 0), b"t", [Wanted(1, b"a", 1)], "ann", 1)
+
+    deadletter._print_plan(Ordered([ROW], Counter(), [order]), as_json=True)
+
+    told = json.loads(capsys.readouterr().out)
+    assert (told["messages"], told["orders"], told["waiting"]) == ([ROW], [], 0)
