@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NoReturn, Self, TypeVar, cast
@@ -378,7 +379,8 @@ class Topics:
     def _away(self, doing: str) -> Unreachable:
         self._admin.poll(0)
         # The client keeps asking the broker it took for the controller, also when that one is gone: the next takes another.
-        self._admin = AdminClient(self._given)
+        with suppress(KafkaException):  # Retry, at the next refusal: no thread or file is left, say, and the one that there is goes on.
+            self._admin = AdminClient(self._given)
         return Unreachable(
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
             f"{_remedy(self._last_error, login_of(self._given))}"

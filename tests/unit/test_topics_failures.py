@@ -75,6 +75,18 @@ def test_what_passes_is_tried_again(topics: Topics, code: int) -> None:
     assert "describe topic orders" in str(raised.value)
 
 
+def test_a_broker_that_is_away_is_what_arrives_also_where_no_further_client_can_be_made(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client takes threads and files, of which a process may have none left."""
+
+    def at_the_limit(_settings: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE))
+
+    monkeypatch.setattr("relay.kafka.topics.AdminClient", at_the_limit)
+
+    with pytest.raises(Unreachable, match="no broker answers"):
+        topics._result(answered(KafkaError._TRANSPORT), "describe topic orders")
+
+
 @pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_CONFIG, KafkaError._INVALID_ARG])
 def test_what_somebody_must_correct_is_not(topics: Topics, code: int) -> None:
     with pytest.raises(ConfigError):
