@@ -93,10 +93,8 @@ def _run(options: Namespace) -> int:
     following = Following(options.name, checkpoint=checkpoint, trigger_s=options.follow)
     counted = {"joined": 0}
 
-    def capture(batch: DataFrame, number: int) -> bool:
-        count, is_new = _capture(batch, number, config, options)
-        counted["joined"] += count
-        return is_new
+    def capture(batch: DataFrame, number: int) -> None:
+        counted["joined"] += _capture(batch, number, config, options)
 
     following.capture(messages, capture)
     report = {"to": options.to, "messages": following.rows, "joined": counted["joined"], "late": following.late}
@@ -133,20 +131,20 @@ def _refuse_another_join(spark: SparkSession, checkpoint: Place, options: Namesp
         keep(spark, path, orjson.dumps(now))
 
 
-def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> tuple[int, bool]:
-    """Write the joined messages of one batch as one capture; return how many, and False if they were captured before."""
+def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> int:
+    """Write the joined messages of one batch as one capture; return how many."""
     from relay.spark import capture_batch  # noqa: PLC0415 - needs PySpark, which --help does not
 
     # One task holds a partition, so that no second writer interleaves; the join's state may be asked only once.
     kept = batch.repartition("partition").sortWithinPartitions("partition", "time", "id").persist()
     try:
-        count, is_new = kept.count(), True
+        count = kept.count()
         if count:
-            is_new = capture_batch(
+            capture_batch(
                 kept, number, relay=config.relay.name, topic=options.to, kafka=config.kafka,
                 query=f"correlate-{options.name}", type=options.type, source=f"/spark/{options.name}",
             )  # fmt: skip
-        return count, is_new
+        return count
     finally:
         kept.unpersist()
 

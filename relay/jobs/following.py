@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 WAIT_S: Final = 2
-_ANOTHERS: Final = "relay-anothers.txt"
-Batch = Callable[["DataFrame", int], bool]
-"""Takes a batch and its number; returns False if it was captured before."""
+Batch = Callable[["DataFrame", int], object]
 Place = Path | str
 """A folder or a file where Spark finds it; an address stays a text, of which a path would fold the slashes before the host or bucket."""
 
@@ -44,18 +42,11 @@ class Following:
         """Rows that came behind a watermark, and were dropped there."""
 
     def capture(self, frame: DataFrame, batch: Batch) -> None:
-        """Hand each micro-batch to ``batch``; raises what it raised, or Unreachable.
-
-        ConfigError if one was captured before that this run has planned: another run has the name, and captured other rows.
-        """
-        spark = frame.sparkSession
-        planned = last_planned(spark, self._checkpoint)
+        """Hand each micro-batch to ``batch``; raises what it raised, or Unreachable."""
 
         def guarded(rows: DataFrame, number: int) -> None:
             try:
-                if not batch(rows, number) and number > planned:
-                    keep(spark, f"{self._checkpoint}/{_ANOTHERS}", str(number).encode())
-                    raise _anothers(self._checkpoint, number)
+                batch(rows, number)
             except RelayError as error:
                 self._failure = error
                 raise
@@ -109,24 +100,14 @@ def refuse_lost_checkpoint(
     """Raise ConfigError if the query has captured a batch that the checkpoint knows nothing of: it is new, or went back.
 
     Spark would give numbers of batches that are decided to new ones, whose rows would be taken for captured. It writes down what a batch
-    has before it runs it, so that a checkpoint in its place knows every batch that can be decided. Also if its last batch was captured by
-    another run: the next one here would take that for its own.
+    has before it runs it, so that a checkpoint in its place knows every batch that can be decided.
     """
-    if anothers := kept(spark, f"{checkpoint}/{_ANOTHERS}"):
-        raise _anothers(checkpoint, int(anothers))
     planned = last_planned(spark, checkpoint)
     if has_captured(relay, kafka, query, behind=planned):
         raise ConfigError(
             f"--checkpoint {checkpoint}: it {'is new' if planned < 0 else f'ends with batch {planned}'}, but {query} has captured before what "
             "comes behind that, and new rows would be taken for those of such a batch; bring the checkpoint back, or choose another --name"
         )
-
-
-def _anothers(checkpoint: Place, number: int) -> ConfigError:
-    return ConfigError(
-        f"--checkpoint {checkpoint}: its batch {number} was captured by another run of the same --name, which has another checkpoint, and none "
-        "of the rows that are its own here; give each its own --name, and begin anew here with another one"
-    )
 
 
 def has_captured(relay: str, kafka: Mapping[str, str], query: str, *, behind: int) -> bool:

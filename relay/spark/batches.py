@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _COLUMNS: Final = frozenset(
     {"key", "value", "headers", "partition", "id", "source", "type", "subject", "time"}
 )
+_OF_QUERY: Final = 8
+_BEHIND_QUERY: Final = "."
 _SINK: Final = {"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.compression.type": "lz4"}
 
 
@@ -51,7 +53,8 @@ def capture_batch(
     """Write ``df`` as the capture of (query, batch); return False if that was done before, and then nothing is written.
 
     ConfigError if that was into another topic: whoever writes into several gives each a query's name of its own. Also if a streaming
-    query's later batch was written before: its checkpoint went back, and the batch has other rows by now.
+    query's later batch was written before: its checkpoint went back, and the batch has other rows by now. And if a query with another
+    checkpoint, which numbers its batches by itself, wrote it under the same name.
 
     Columns: value, and optionally key, headers, partition, id, source, type, subject, time. ``kafka`` has librdkafka's names, as
     in the relay's configuration; ``sink`` further options of Spark's Kafka sink (``kafka.*`` with the JVM's names).
@@ -70,10 +73,12 @@ def capture_batch(
     unit = batch_unit(query, batch_id)
     partitions = check_topics(options, [topic])[topic]
     _check(df)
-    run = str(UUID(bytes=randomness.uuid_bytes()))
-    decider = UnitDecider(options, unit, run, is_streams=told(BATCH_ID) == str(batch_id))
+    is_streams = told(BATCH_ID) == str(batch_id)
+    run = new_run(told(QUERY_ID) if is_streams else None)
+    decider = UnitDecider(options, unit, run, is_streams=is_streams)
     if (done := decider.committed()) is not None:
         refuse_another_topic(done, topic)
+        refuse_another_checkpoint(done, run)
         return False
     hide_keys(df.sparkSession)
     nonce = randomness.random_bytes(NONCE_BYTES)
@@ -94,7 +99,24 @@ def capture_batch(
         raise
     stands = decider.commit([attempt])
     refuse_another_topic(stands, topic)
+    refuse_another_checkpoint(stands, run)
     return stands.run == run
+
+
+def new_run(query_id: str | None) -> str:
+    """Return the name of a new run; of a streaming query it begins with what its checkpoint has of Spark's id for the query."""
+    name = str(UUID(bytes=randomness.uuid_bytes()))
+    return name if query_id is None else f"{query_id[:_OF_QUERY]}{_BEHIND_QUERY}{name}"
+
+
+def refuse_another_checkpoint(done: UnitDecision, run: str) -> None:
+    """Raise ConfigError if a query with another checkpoint captured the batch: it had rows of its own, and this one's were lost."""
+    (theirs, said, _), (ours, known, _) = done.run.partition(_BEHIND_QUERY), run.partition(_BEHIND_QUERY)
+    if said and known and theirs != ours:
+        raise ConfigError(
+            f"batch {done.unit.ordinal} of {done.unit.writer} was captured by another query of this name, which has another checkpoint: the rows "
+            "that are the batch here are not captured; give each query a name of its own (query=, --name), here with a new checkpoint"
+        )
 
 
 def refuse_another_topic(done: UnitDecision, topic: str) -> None:

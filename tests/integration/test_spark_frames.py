@@ -6,29 +6,24 @@ import json
 import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
 from pyspark.sql import functions
 
-from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.jobs import facts, judging
 from relay.jobs.facts import Rules
-from relay.jobs.following import Following, keep, kept, refuse_lost_checkpoint, taken
+from relay.jobs.following import keep, kept, taken
 from relay.jobs.records import PLACE_SHIFT
 from relay.local.spark import submission
 from relay.message import identity
-from relay.message.errors import ConfigError, Unreachable
+from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
-from relay.spark import batches
-from relay.spark import following as spark_following
 from relay.spark.batches import _records
 from relay.spark.columns import kafka_columns, utc_text
 from relay.spark.options import WriteOptions
@@ -131,74 +126,6 @@ def test_a_partition_that_the_topic_does_not_have_stops_the_batch_with_a_sentenc
         placed(given)
     assert placed(type(given)(3)) == 3
     assert placed(None) == crc32(b"a") % 4
-
-
-@pytest.mark.parametrize(("decided", "is_refused"), [(None, False), (3, False), (4, True), (11, True)])
-def test_a_checkpoint_that_does_not_know_a_batch_that_is_decided_is_refused(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: int | None, is_refused: bool
-) -> None:
-    """As one that was put back from an older copy: Spark would plan the next batch anew, and its rows would count for captured."""
-    known = UnitDecisions()
-    if decided is not None:
-        known.add(UnitDecision(batch_unit("capture-drops", decided), "run", True, (Attempt(b"n" * 16, 1, ()),)))
-    log = SimpleNamespace(decisions=lambda: known, close=lambda: None)
-    monkeypatch.setattr(spark_following, "decision_log", lambda *_: log)
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "metadata").touch()
-    for number in (2, 3):  # Spark has purged what was before
-        (tmp_path / "offsets" / str(number)).write_text("v1\n{}\n{}", "utf-8")
-
-    with pytest.raises(ConfigError, match="ends with batch 3, but capture-drops has captured before") if is_refused else nullcontext():
-        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path)
-    with pytest.raises(ConfigError, match="is new, but") if decided is not None else nullcontext():
-        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path / "another")
-
-
-def test_a_batch_that_another_run_of_the_same_name_has_captured_is_not_taken_for_ones_own(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two hosts with a state of their own: of two batches of one number only one was captured, and the other job said that it was done."""
-    log = SimpleNamespace(decisions=UnitDecisions, close=lambda: None)
-    monkeypatch.setattr(spark_following, "decision_log", lambda *_: log)
-    (tmp_path / "drops").mkdir()
-    (tmp_path / "drops" / "1.json").write_text('{"n": 1}\n', "utf-8")
-    rows = spark.readStream.schema("n int").json(str(tmp_path / "drops"))
-
-    def run(name: str, captured: Callable[[], bool]) -> None:
-        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path / name)
-        Following("drops", checkpoint=tmp_path / name, trigger_s=None).capture(rows, lambda *_: captured())
-
-    def away() -> bool:
-        raise Unreachable("its commit was not answered")
-
-    for _ in range(2):  # by now its checkpoint knows the batch
-        with pytest.raises(ConfigError, match="its batch 0 was captured by another run of the same --name"):
-            run("second", lambda: False)
-    with pytest.raises(Unreachable):
-        run("own", away)
-    run("own", lambda: False)  # that commit had been made
-
-
-@pytest.mark.parametrize(("told", "is_streams"), [("7", True), (None, False), ("6", False)])
-def test_a_batch_is_a_streams_if_that_has_numbered_it(
-    spark: Any, monkeypatch: pytest.MonkeyPatch, told: str | None, is_streams: bool
-) -> None:
-    class Asked(Exception):
-        pass
-
-    def decider(_: object, unit: Any, __: str, **given: bool) -> None:
-        raise Asked(unit.name, given)
-
-    monkeypatch.setattr(batches, "check_topics", lambda *_: {"orders": 1})
-    monkeypatch.setattr(batches, "UnitDecider", decider)
-    rows = spark.createDataFrame([(b"1", "a")], "value binary, id string")
-    spark.sparkContext.setLocalProperty("streaming.sql.batchId", told)
-
-    with pytest.raises(Asked) as asked:
-        batches.capture_batch(rows, 7, relay="shop", topic="orders", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
-
-    assert asked.value.args == ("q/7", {"is_streams": is_streams})
-    spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
 
 
 def test_what_is_archived_is_what_the_last_batch_that_ended_had_taken(spark: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from argparse import Namespace
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,11 @@ from typing import Any
 import pytest
 from pyspark.sql import functions
 
-from relay.capture.decisions import UnitDecision, UnitDecisions, batch_unit
-from relay.jobs.following import Following
+from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
+from relay.jobs.following import Following, refuse_lost_checkpoint
 from relay.jobs.session import hide_keys
-from relay.message.errors import ConfigError
-from relay.spark import following
+from relay.message.errors import ConfigError, Unreachable
+from relay.spark import batches, following
 from spark.archive import PERIODS, refuse_another_archive
 from spark.capture import refuse_name_of_files
 from spark.correlate import _as_json, _joining, _parse, _parts, _refuse_another_join
@@ -195,6 +196,85 @@ def test_rows_that_come_behind_the_watermark_are_counted(spark: Any, tmp_path: P
     counted = rows.withWatermark("at", "1 minute").groupBy(functions.window("at", "1 minute")).count()
     query = Following("late", checkpoint=tmp_path / "progress", trigger_s=None)
 
-    query.capture(counted, lambda batch, _: batch.count() >= 0)
+    query.capture(counted, lambda batch, _: batch.collect())
 
     assert (query.rows, query.late) == (5, 1), "the one that came first behind 15:00 was in time for its batch, Spark says"
+
+
+@pytest.mark.parametrize(("decided", "is_refused"), [(None, False), (3, False), (4, True), (11, True)])
+def test_a_checkpoint_that_does_not_know_a_batch_that_is_decided_is_refused(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: int | None, is_refused: bool
+) -> None:
+    """As one that was put back from an older copy: Spark would plan the next batch anew, and its rows would count for captured."""
+    known = UnitDecisions()
+    if decided is not None:
+        known.add(UnitDecision(batch_unit("capture-drops", decided), "run", True, (Attempt(b"n" * 16, 1, ()),)))
+    log = SimpleNamespace(decisions=lambda: known, close=lambda: None)
+    monkeypatch.setattr(following, "decision_log", lambda *_: log)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").touch()
+    for number in (2, 3):  # Spark has purged what was before
+        (tmp_path / "offsets" / str(number)).write_text("v1\n{}\n{}", "utf-8")
+
+    with pytest.raises(ConfigError, match="ends with batch 3, but capture-drops has captured before") if is_refused else nullcontext():
+        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path)
+    with pytest.raises(ConfigError, match="is new, but") if decided is not None else nullcontext():
+        refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path / "another")
+
+
+@pytest.mark.parametrize(("told", "is_streams"), [("7", True), (None, False), ("6", False)])
+def test_a_batch_is_a_streams_if_that_has_numbered_it(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, told: str | None, is_streams: bool
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def decider(_: object, unit: Any, __: str, **given: bool) -> None:
+        raise Asked(unit.name, given)
+
+    monkeypatch.setattr(batches, "check_topics", lambda *_: {"orders": 1})
+    monkeypatch.setattr(batches, "UnitDecider", decider)
+    rows = spark.createDataFrame([(b"1", "a")], "value binary, id string")
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", told)
+
+    with pytest.raises(Asked) as asked:
+        batches.capture_batch(rows, 7, relay="shop", topic="orders", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
+
+    assert asked.value.args == ("q/7", {"is_streams": is_streams})
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
+
+
+def test_a_batch_that_a_query_with_another_checkpoint_has_captured_is_not_taken_for_ones_own(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts, each with a state of its own: of two batches of one number and name only one was captured, and the other passed for done."""
+    decided: dict[str, UnitDecision] = {}
+
+    class Decider:
+        def __init__(self, _: object, unit: Any, run: str, **__: bool) -> None:
+            self.committed = lambda: decided.setdefault(unit.name, UnitDecision(unit, run, committed=True))
+
+    monkeypatch.setattr(batches, "check_topics", lambda *_: {"orders": 1})
+    monkeypatch.setattr(batches, "UnitDecider", Decider)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "1.json").write_text('{"value": "x", "id": "1"}\n', "utf-8")
+    rows = spark.readStream.schema("value string, id string").json(str(tmp_path / "rows"))
+
+    def run(name: str, behind: Callable[[], None] = lambda: None) -> None:
+        def captured(batch: Any, number: int) -> bool:
+            found = batches.capture_batch(batch, number, relay="shop", topic="orders", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
+            behind()
+            return found
+
+        Following("drops", checkpoint=tmp_path / name, trigger_s=None).capture(rows, captured)
+
+    def died() -> None:
+        raise Unreachable("as Spark was to note that the batch is done")
+
+    with pytest.raises(Unreachable):
+        run("own", died)
+    run("own")
+    assert len(decided) == 1
+    for _ in range(2):  # by now its checkpoint knows the batch
+        with pytest.raises(ConfigError, match="batch 0 of q was captured by another query of this name"):
+            run("second")

@@ -14,7 +14,7 @@ from relay.capture.message import partition_of
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
-from relay.spark.batches import refuse_another_topic
+from relay.spark.batches import new_run, refuse_another_checkpoint, refuse_another_topic
 from relay.spark.options import WriteOptions, check_sink, read_options
 from relay.spark.rows import Labels, RowEncoder, check_schema
 
@@ -218,3 +218,15 @@ def _schema(text: str) -> StructType:
     return StructType.fromJson(
         {"type": "struct", "fields": [{"name": n, "type": kinds[k], "nullable": True, "metadata": {}} for n, k in fields]}
     )
+
+
+def test_a_batch_that_was_captured_with_another_checkpoint_is_refused_and_no_other() -> None:
+    """Also what an earlier version has captured, and what no streaming query numbers, says nothing of a checkpoint."""
+    ours, theirs, unknown = (f"{one}0c9bd-93c1-4c3e-9d4e-0b8e7c1d2f3a" for one in ("a1b", "c2d", "e3f"))
+    mine = new_run(ours)
+
+    for known in (new_run(ours), new_run(None), unknown):
+        refuse_another_checkpoint(UnitDecision(batch_unit("q", 3), known, committed=True), mine)
+        refuse_another_checkpoint(UnitDecision(batch_unit("q", 3), known, committed=True), new_run(None))
+    with pytest.raises(ConfigError, match="batch 3 of q was captured by another query of this name"):
+        refuse_another_checkpoint(UnitDecision(batch_unit("q", 3), new_run(theirs), committed=True), mine)
