@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
@@ -19,6 +20,13 @@ def is_whole(lows: Mapping[LogPartition, int], starts: Mapping[LogPartition, int
     return log or not any(low for low, _high in monitored.values())
 
 
+class Others(Protocol):
+    """What other routes may have put into the same output topic, without anything that tells of it any more."""
+
+    def may_be(self, key: bytes, writer: bytes) -> bool:
+        """May this effect of ``writer``, a producer instance in hex, be such?"""
+
+
 class Memory:
     """Says which places of a destination are older than all that is remembered, or may be another route's.
 
@@ -28,33 +36,32 @@ class Memory:
     """
 
     def __init__(
-        self, recent: Mapping[bytes, int] | None = None, named: Collection[bytes] = (), known: Collection[bytes] | None = None
+        self, recent: Mapping[bytes, int] | None = None, named: Collection[bytes] = (), others: Others | None = None
     ) -> None:
         """``recent``: None where log or monitor is whole, so that nothing is older. ``named`` are what monitors still tell of.
 
-        ``known`` are the producer instances that monitors still tell of, None where other routes' have forgotten none.
+        ``others``: None where no other route's monitor has forgotten anything.
         """
         self.is_whole = recent is None
         self.of_others = 0
         """How many effects were taken for those of an instance that other routes' monitors may have forgotten."""
         self._recent = {instance.hex().encode(): n for instance, n in (recent or {}).items()}
         self._named = named
-        self._known = None if known is None else {instance.hex().encode() for instance in known}
-        self._is_of_others = False
+        self._others = others
+        self._writer = b""
         self._reached: set[LogPartition] = set()
 
     @property
     def asks_records(self) -> bool:
         """Do the headers of an output topic's records matter?"""
-        return not self.is_whole or self._known is not None
+        return not self.is_whole or self._others is not None
 
     def take(self, partition: LogPartition, headers: Mapping[str, bytes]) -> None:
         """Take the next record of an output partition, before it is asked about."""
-        if self._known is not None:
-            self._is_of_others = bool(writer := headers.get(OUT_INSTANCE)) and writer not in self._known
+        self._writer = headers.get(OUT_INSTANCE) or b""
         if self.is_whole or partition in self._reached:
-            return  # as for nearly all records: nothing of them needs to be read
-        first = self._recent.get(headers.get(OUT_INSTANCE) or b"")
+            return  # as for nearly all records: nothing more of them needs to be read
+        first = self._recent.get(self._writer)
         number = headers.get(OUT_N) or b""
         if first is not None and number.isdigit() and len(number) < 20 and int(number) >= first:
             self._reached.add(partition)
@@ -63,7 +70,7 @@ class Memory:
         """May the message of this effect, which the log does not have, have left both log and monitor, or be another route's?"""
         if key in self._named:
             return False
-        if self._is_of_others:
+        if self._others is not None and self._writer and self._others.may_be(key, self._writer):
             self.of_others += 1
             return True
         if self.is_whole:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 
 from relay.audit import readers, tables
+from relay.audit.evidence import Evidence
 from relay.audit.route_topics import ranges_of
 from relay.config.model import RelayConfig, is_owned_topic
 from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
@@ -72,22 +74,44 @@ def beside(config: RelayConfig, route: RouteConfig) -> list[str]:
 
 def foreign(config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan) -> set[bytes]:
     """Return the producer instances of the other routes into the same output topic."""
-    return _instances([config.monitor_topic(name) for name in beside(config, route)], topics, scan)
+    monitors = topics.describe([config.monitor_topic(name) for name in beside(config, route)], settings=False)
+    return {instance for evidence in _told(monitors, topics, scan) for instance in evidence.instances}
 
 
-def known_beside(config: RelayConfig, route: RouteConfig, topics: Topics, scan: Scan) -> set[bytes] | None:
-    """Return the producer instances that other routes' monitors still tell of, also of former ones; None if they have forgotten none."""
-    others = beside(config, route)
-    if remember_all(config, others, topics):
-        return None
-    return _instances([*map(config.monitor_topic, others), *former_monitors(config, topics)], topics, scan)
+class Untold:
+    """Which effects in an output topic may be another route's, whose monitor, or that of a former route, has forgotten them.
+
+    The monitors are read at the first effect that no message of this route has, in the midst of the output: by a scan of its own.
+    """
+
+    def __init__(self, config: RelayConfig, route: RouteConfig, topics: Topics, own: Evidence) -> None:
+        self._config = config
+        self._route = route
+        self._topics = topics
+        self._own = own
+
+    def may_be(self, key: bytes, writer: bytes) -> bool:
+        """Did ``writer``, an instance in hex, write for no route that any monitor tells of, and does none that counts here tell of the effect?"""
+        instances, digests = self._known
+        return writer not in instances and key not in digests
+
+    @cached_property
+    def _known(self) -> tuple[set[bytes], set[bytes]]:
+        config, topics = self._config, self._topics
+        beside_it = topics.describe([config.monitor_topic(name) for name in beside(config, self._route)], settings=False)
+        before = topics.describe(former_monitors(config, topics), settings=False)
+        instances, digests = self._own.instances, self._own.digests()
+        with Scan(config.kafka, config.timing, f"{config.relay.name}.verify") as scan:
+            for evidence in _told(beside_it, topics, scan):
+                instances |= evidence.instances
+            for evidence in _told(before, topics, scan):
+                instances |= evidence.instances
+                digests.update(entry.digest for entry in evidence.proven(None) if entry.outcome == DELIVERED)
+        return {instance.hex().encode() for instance in instances}, digests
 
 
-def _instances(monitors: list[str], topics: Topics, scan: Scan) -> set[bytes]:
-    found: set[bytes] = set()
-    for facts in topics.describe(monitors, settings=False).values() if monitors else ():
-        found |= readers.monitor(scan.read(ranges_of(topics, facts)))[0].instances
-    return found
+def _told(monitors: Mapping[str, TopicFacts], topics: Topics, scan: Scan) -> Iterator[Evidence]:
+    return (readers.monitor(scan.read(ranges_of(topics, facts)))[0] for facts in monitors.values())
 
 
 def former(config: RelayConfig, topics: Topics, scan: Scan, wanted: Collection[bytes]) -> set[bytes]:

@@ -17,7 +17,7 @@ from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Ledger, Place
 from relay.audit.memory import Memory, is_whole, let_go, margin_ms, of_others, recent, said
-from relay.audit.neighbours import foreign, former, known_beside
+from relay.audit.neighbours import Untold, beside, foreign, former, remember_all
 from relay.audit.route_topics import names_of, needed, ranges_of, ranges_since
 from relay.audit.seen import Seen, Watch
 from relay.audit.stored_effects import StoredEffects
@@ -225,10 +225,11 @@ class _RouteAudit:
         """Return how far back log and monitor remember; what has left a queue is counted by what is recorded."""
         to, knows_all = self._route.to, is_whole(seen.lows, self._start.offsets, self._monitored)
         if isinstance(to, TopicDestination):
-            others = known_beside(self._config, self._route, self._topics, self._scan)
-            known = None if others is None else others | seen.later.instances
-            since = None if knows_all else recent(seen.evidence, self._monitored, margin_ms(self._config.timing))
-            return Memory(since, () if knows_all and known is None else seen.later.digests(), known)
+            has_all = remember_all(self._config, beside(self._config, self._route), self._topics)
+            untold = None if has_all else Untold(self._config, self._route, self._topics, seen.later)
+            if knows_all:
+                return Memory(others=untold)
+            return Memory(recent(seen.evidence, self._monitored, margin_ms(self._config.timing)), seen.later.digests(), untold)
         if isinstance(to, QueueDestination) or knows_all:
             return Memory()
         return Memory({}, self._stored_effects(stores).named(seen.later, to))

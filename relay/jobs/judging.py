@@ -212,7 +212,7 @@ def of_unknown(met: DataFrame, marks: DataFrame, known: Iterable[bytes]) -> Data
     """Return the effects of no message whose records, the first and the last, are of producer instances that no monitor knows."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
-    written = marks.where(~sql.col("instance").isin([one.hex() for one in known]))
+    written = marks.where(sql.col("instance").isNotNull() & ~sql.col("instance").isin([one.hex() for one in known]))
     first, last = written.select("pos"), written.select(sql.col("pos").alias("last_effect"))
     strange = met.where(UNKNOWN).select("digest", "effect.pos", "last_effect")
     found = strange.join(first, "pos", "left_semi").join(last, "last_effect", "left_semi")

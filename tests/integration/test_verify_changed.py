@@ -138,12 +138,14 @@ def test_what_a_route_delivered_under_its_former_name_is_no_phantom(
     assert report.findings.expired == 1
 
 
+@pytest.mark.parametrize("is_former", [False, True])
 def test_what_another_routes_monitor_has_forgotten_is_no_phantom_here(
-    make_site: Callable[..., Site], make_topic: Callable[..., str], kafka_admin: AdminClient
+    make_site: Callable[..., Site], make_topic: Callable[..., str], kafka_admin: AdminClient, *, is_former: bool
 ) -> None:
-    """Each monitor is trimmed on its own: a quiet route's may be whole, and its neighbour's in the same output not."""
+    """Each monitor is trimmed on its own: a quiet route's may be whole, and its neighbour's in the same output not, or that of a former route."""
     site = make_site()
     other = make_topic(1)
+    alone = site.config.path.read_text()
     with a_route_beside(site, other):
         own, theirs = delivered(site.log, 1), delivered(other, 2)
         site.write(site.log, 1)
@@ -153,12 +155,19 @@ def test_what_another_routes_monitor_has_forgotten_is_no_phantom_here(
         site.monitor = site.config.monitor_topic("beside")
         site.record(*theirs)
         site.stand_at(1, 0)
+        if is_former:
+            site.config.path.write_text(alone)
+            site.config = load(site.config.path)
         (before,) = verify(site.config, ["main"])
         delete_below(kafka_admin, site.monitor, 2)
         (report,) = verify(site.config, ["main"])
         site.write(site.output, 3, **by(own))
         site.write(site.output, 4)
         (spoilt,) = verify(site.config, ["main"])
+        site.record(*delivered(other, 2))  # carried on by a later instance
+        (carried,) = verify(site.config, ["main"])
 
-    assert [(wrong(one), one.findings.forgotten) for one in (before, report, spoilt)] == [({}, 0), ({}, 1), ({"phantoms": 2}, 1)]
+    found = [(wrong(one), one.findings.forgotten, one.findings.expired) for one in (before, report, spoilt, carried)]
+    told = ({"phantoms": 2}, 0, 1) if is_former else ({"phantoms": 2}, 1, 0)
+    assert found == [({}, 0, int(is_former)), ({}, 1, 0), ({"phantoms": 2}, 1, 0), told]
     assert any("1 effects are of workers that no monitor tells of any more" in note for note in report.findings.notes)
