@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from relay.kafka.clients import Consumer
 from relay.kafka.failures import DENIED_REMEDY, MISSING, is_denied, is_of_group, kafka_error, sentence
 from relay.kafka.reading import unseen_because
-from relay.message.errors import ConfigError, Unreachable
+from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.run import clock
 
 RECORDS_AT_ONCE: Final = 10_000
@@ -50,7 +51,11 @@ class Following:
         Later ones raise nothing: what cannot be read now, for want of a broker or of a right, comes when it can be.
         """
         if not self._begun:
-            return self.to_end()
+            try:
+                return self.to_end()
+            except RelayError:
+                self._let_go()  # nobody may ask it again for long
+                raise
         self._consume(0)
         if self._consumer.is_lost:
             self._begin_anew()
@@ -77,8 +82,12 @@ class Following:
 
     def close(self) -> None:
         """Leave."""
+        self._let_go()
+
+    def _let_go(self) -> None:
         if "_consumer" in vars(self):
             self._consumer.close()
+            del self._consumer
 
     def _watermarks(self) -> tuple[int, int]:
         limit = clock.monotonic() + self._deadline_s
@@ -104,11 +113,13 @@ class Following:
         return Consumer(self._given, watched=self._watched)
 
     def _begin_anew(self) -> None:
-        """Go on by another client."""
-        self._consumer.close()
-        self._consumer = self._made()
-        if self._begun:
-            self._assign()
+        """Go on by another client; by the same one, and try again, if none can be made: no thread or file is left, say."""
+        with suppress(KafkaException):
+            made, before = self._made(), self._consumer
+            self._consumer = made
+            before.close()
+            if self._begun:
+                self._assign()
 
     def _assign(self) -> None:
         self._consumer.assign([TopicPartition(self._topic, 0, self._next)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
@@ -50,11 +51,11 @@ class InquiryReader:
         self._consumer.close()
 
     def _begin_anew(self) -> None:
-        """Read all again, by another client: what is asked twice is answered twice."""
-        self._consumer.close()
-        self._consumer = Consumer(self._given, watched=True)
-        self._assigned = 0
-        self._look_at = float("-inf")
+        """Read all again, by another client: what is asked twice is answered twice. Where none can be made, it is tried again."""
+        with suppress(KafkaException):  # no thread or file is left, say
+            made, before = Consumer(self._given, watched=True), self._consumer
+            self._consumer, self._assigned, self._look_at = made, 0, float("-inf")
+            before.close()
 
     def _note(self, errors: Iterable[KafkaError | None]) -> None:
         """Say once that the right is missing: it is for whoever answers relays without access to the database."""

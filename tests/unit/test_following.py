@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from relay.kafka import following
+from relay.config.timing import Timing
+from relay.kafka import following, inquiries
 from relay.message.errors import Unreachable
 from relay.run import clock
 from relay.run.following import PERIOD_S, DesiredFollower
@@ -54,7 +56,10 @@ def test_a_topic_that_is_not_there_is_told_from_a_broker_that_is_away(
 ) -> None:
     class Client:
         def __init__(self, _settings: object, **_: object) -> None:
-            pass
+            living.append(self)
+
+        def close(self) -> None:
+            living.remove(self)
 
         def get_watermark_offsets(self, _place: object, timeout: float) -> None:
             raise KafkaException(KafkaError(code))
@@ -62,6 +67,7 @@ def test_a_topic_that_is_not_there_is_told_from_a_broker_that_is_away(
         def list_topics(self, _topic: str, timeout: float) -> None:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
+    living: list[Client] = []
     monkeypatch.setattr(following, "Consumer", Client)
 
     with pytest.raises(Unreachable) as raised:
@@ -69,6 +75,7 @@ def test_a_topic_that_is_not_there_is_told_from_a_broker_that_is_away(
 
     assert str(raised.value).startswith("shop.control cannot be read: ")
     assert str(raised.value).endswith(f"; {remedy}")
+    assert living == [], "nobody may ask it again for weeks"
 
 
 def test_before_anything_is_asked_for_there_is_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +86,47 @@ def test_before_anything_is_asked_for_there_is_no_client(monkeypatch: pytest.Mon
     following.Following({}, "shop.control", deadline_s=0.0, watched=True).close()
 
     assert made == []
+
+
+class Lost:
+    """A client that has lost all brokers, in a process that makes no other: neither threads nor files are left."""
+
+    is_lost = True
+    is_closed = False
+    made = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        Lost.made += 1
+        if Lost.made > 1:
+            raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE))
+
+    def consume(self, *_: object) -> list[object]:
+        assert not self.is_closed
+        return []
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def assign(self, _places: object) -> None: ...
+
+    def get_watermark_offsets(self, _place: object, **_: object) -> tuple[int, int]:
+        return 0, 0
+
+    def list_topics(self, _topic: str, _seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(topics={})
+
+
+@pytest.mark.parametrize("reader", ["following", "inquiries"])
+def test_where_no_other_client_can_be_made_the_lost_one_is_kept_and_it_is_tried_again(monkeypatch: pytest.MonkeyPatch, reader: str) -> None:
+    monkeypatch.setattr(Lost, "made", 0)
+    monkeypatch.setattr(following, "Consumer", Lost)
+    monkeypatch.setattr(inquiries, "Consumer", Lost)
+    if reader == "following":
+        ask = following.Following({}, "shop.control", deadline_s=0.0, watched=True).records
+    else:
+        ask = inquiries.InquiryReader({}, Timing(), "shop.inquiries").poll
+    ask()
+
+    for made in (2, 3) if reader == "following" else (3, 4):
+        assert ask() == []
+        assert Lost.made == made
