@@ -45,7 +45,8 @@ class BlockThreads:
     """Threads that are lent to one block each until it is over; while all are lent, a block waits for its turn.
 
     With a thread for each step those who wait for a lock could have all of them, and whoever holds it none to go on. They
-    end with the process whatever they wait for, and after a minute in which they were not needed.
+    end with the process whatever they wait for, and after a minute in which they were not needed. Where the process can have no more,
+    those there are serve all.
     """
 
     def __init__(self, most: int) -> None:

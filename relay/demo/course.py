@@ -27,7 +27,8 @@ STALL_S: Final = 600.0
 WHOLE_S: Final = 7200.0
 FEWER: Final = "If this machine is only slow, or short of memory, it manages a part of them: relay demo --messages 20000"
 PERIOD_S: Final = 0.25
-PAUSES_PER_LOOK: Final = 4
+PERIOD_MAX_S: Final = 5.0
+LOOKS_IN_A_PAUSE: Final = 4
 """A look costs the broker and the database what the demonstration itself is short of, so most of the time none is taken."""
 END_GRACE_S: Final = 5.0
 
@@ -113,7 +114,7 @@ class Course:
             if now - moved > STALL_S or now - began > WHOLE_S:
                 still = f"nothing moved for {now - moved:.0f} s" if now - moved > STALL_S else f"it takes longer than {WHOLE_S:.0f} s"
                 raise self._stuck(crew, job, still)
-            clock.sleep(max(PERIOD_S, PAUSES_PER_LOOK * look_s))
+            clock.sleep(min(max(PERIOD_S, LOOKS_IN_A_PAUSE * look_s), PERIOD_MAX_S))
 
     def _look(self, reader: StatusReader, database: psycopg.Connection[tuple[int]]) -> Sight | None:
         """Read how far everything is; None if the broker is too busy to answer."""

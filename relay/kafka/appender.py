@@ -134,7 +134,8 @@ class Appender:
                         continue
                     # Of an earlier one it is no news: its successor, renewed in its turn, would take records that nobody reports.
                     if is_end(error.args[0]):
-                        self._replace_next(used, self._end or error.args[0])  # what it ended of is told once
+                        known = self._end if self._fatal else None  # why it ended is told once, and behind that only that it did
+                        self._replace_next(used, known or error.args[0])
                     raise CaptureError(f"topic {topic}: a message was refused: {self.reason(error.args[0])}") from error
         if used is not self._producer:
             # Another thread has replaced it, and it may have been served for the last time before it took these.

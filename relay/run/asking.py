@@ -1,7 +1,8 @@
 """How a capture ended, from whoever may say it: its resource, else its publisher's process, else a person.
 
 A person is heard only where the resource is unknown here, or another database answers under its name; what was once
-obeyed stays so, whatever is configured later, or two partitions of one capture could end differently.
+obeyed stays so, whatever is configured later, or two partitions of one capture could end differently. A process that has not
+read the control topic yet, and cannot, knows of no such word, and believes the resource.
 """
 
 from __future__ import annotations

@@ -185,3 +185,20 @@ def test_what_is_appended_as_the_publisher_is_closed_is_refused_as_what_comes_la
 
     with pytest.raises(CaptureError, match="was closed"):
         append(publisher, b"1")
+
+
+def test_one_that_has_ended_is_told_with_its_own_cause(made: list[Client], publisher: Appender) -> None:
+    """Of the one before it nobody wants to hear any more."""
+
+    def ended() -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL, "its own", fatal=True))
+
+    made[0].is_lost = True
+    clock.sleep(SOON_S)
+    append(publisher, b"1")
+    clock.sleep(SOON_S)
+    made[1].meanwhile = ended
+
+    with pytest.raises(CaptureError, match="its own"):
+        append(publisher, b"2")
+    publisher.close()
