@@ -114,10 +114,13 @@ class _Steps:
         """Calls whose coroutines have not begun, and that nothing has undone since."""
         self.is_open = False
 
-    def open(self, threads: BlockThreads) -> None:
-        """Take a thread, or a place among those who wait for one."""
+    def open(self, threads: BlockThreads, block: CaptureBlock) -> None:
+        """Take a thread, or a place among those who wait for one.
+
+        The thread holds the block until it is over: whoever collects what a loop has left behind would close its connection meanwhile.
+        """
         self._is_new, self.is_open = False, True
-        threads.lend(self._serve)
+        threads.lend(partial(self._serve, block))
 
     def check_new(self) -> None:
         """Raise CaptureError if they were opened before."""
@@ -174,7 +177,7 @@ class _Steps:
         state = "not entered yet" if self._is_new else "open" if self.is_open else "over"
         raise CaptureError(f"the block is {state}; begin another with capture.async_transaction()")
 
-    def _serve(self) -> None:
+    def _serve(self, _held: CaptureBlock) -> None:
         while (asked := self._queue.get()) is not None:
             _do(*asked)
             del asked
@@ -362,7 +365,7 @@ class AsyncCaptureBlock:
         self._steps.check_new()
         self._publisher.enter(self._entered)
         try:
-            self._steps.open(self._threads)
+            self._steps.open(self._threads, self._block)
             await self._stay.begin(self._block.__enter__, self._leave)
         except BaseException:
             self._over()

@@ -18,6 +18,7 @@ from relay.capture.async_block import AsyncCaptureBlock, _Steps
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt, Unreachable
+from relay.resources.sqlite import SqliteSession
 from relay.run import clock, schedule
 from tests.unit.async_capture_site import (
     INSERT,
@@ -433,6 +434,7 @@ class TestDropped:
     ) -> None:
         """Whoever collects what a loop left behind must not touch its connection, on which the thread works."""
         ended: list[str] = []
+        reached = threading.Event()
         roll_back = CaptureBlock._roll_back
 
         def noted(block: CaptureBlock, **asked: bool) -> bool:
@@ -442,18 +444,26 @@ class TestDropped:
         async def left(tx: AsyncCaptureBlock) -> None:
             async with tx:
                 await tx.execute(INSERT, (1,))
+                reached.set()
                 await asyncio.get_running_loop().create_future()
 
         async def by_hand(tx: AsyncCaptureBlock) -> None:
             await tx.__aenter__()
             await tx.execute(INSERT, (1,))
+            reached.set()
 
+        def closed(_: SqliteSession) -> None:
+            if capture._threads._lent:  # behind that the thread has ended it, and whoever collects it may
+                ended.append(threading.current_thread().name)
+
+        gc.collect()  # what tests before have left
         monkeypatch.setattr(CaptureBlock, "_roll_back", noted)
+        monkeypatch.setattr(SqliteSession, "__del__", closed)
         loop = asyncio.new_event_loop()
         tx = capture.async_transaction()
         tx.itself = tx  # type: ignore[attr-defined] # all that is in a cycle is finalized at once
         task = loop.create_task(left(tx) if how == "a task" else by_hand(tx))
-        loop.run_until_complete(asyncio.wait({task}, timeout=0.3))
+        loop.run_until_complete(until(reached))
         loop.close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         del tx, task, loop
