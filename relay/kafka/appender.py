@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from relay.kafka.client_log import ClientLog
 from relay.kafka.clients import Producer
-from relay.kafka.failures import LET_GO, has_timed_out, is_end, is_locked_out, kafka_error, remedy_of
+from relay.kafka.failures import LET_GO, has_timed_out, is_end, is_locked_out, remedy_of
 from relay.kafka.logins import refusal_of
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
@@ -234,11 +234,8 @@ class Appender:
         """Serve reports; the client raises its own end out of this, which must not end the thread that all captures wait for."""
         try:
             call(seconds)
-        except (KafkaException, SystemError) as error:
-            found = kafka_error(error)
-            if found is None:
-                raise
-            self._replace_next(client, found)
+        except KafkaException as error:
+            self._replace_next(client, error.args[0])
 
     def _replace_next(self, client: Producer, why: KafkaError) -> None:
         """Let the next append take another producer, unless it has one already; ``why`` is told of records that this one lets go."""

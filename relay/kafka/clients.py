@@ -8,6 +8,9 @@ brokers want to see the password on it, goes by the new one.
 A client that hears from a broker that there are no brokers (one that is just being started or stopped says so) forgets all of
 them, and looks for none any more, whatever its settings (librdkafka 2.10 to 2.16, its issue 5301): what is read or appended by it
 waits for ever, without an error. One that is ``watched`` knows that of itself; whoever uses it makes another.
+
+A client that has failed for good raises that out of the call that serves its reports. A ``flush`` of more than 0.2 s goes on serving
+them over what is raised already (confluent-kafka 2.16), and what hears them may wipe that out: so no flush of ours is longer.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ REFUSED_S: Final = 60.0
 """A client that is still refused says so again within half of this: for so long the files are looked at."""
 LOOK_S: Final = 10.0
 """How often a watched client says whom it knows; one that nobody polls would keep all that it says."""
+_SLICE_S: Final = 0.1
 _LOOKS: Final = 2
 _BROKER: Final = ('"source":"learned"', '"source":"configured"')
 """So a client's statistics call a broker, beside the threads that are none (``internal``, ``logical``). No name can hold a quote."""
@@ -149,9 +153,12 @@ class Producer(_Watched, confluent_kafka.Producer):
 
     def flush(self, timeout: float = -1) -> int:
         """Wait for reports; see the client's own."""
-        left = super().flush(timeout)
-        _renew(self, self._shown)
-        return left
+        until = clock.monotonic() + timeout if timeout >= 0 else float("inf")
+        while True:
+            left = super().flush(max(0.0, min(_SLICE_S, until - clock.monotonic())))
+            _renew(self, self._shown)
+            if not left or clock.monotonic() >= until:
+                return left
 
 
 class AdminClient(kafka_admin.AdminClient):

@@ -9,7 +9,7 @@ from typing import Self
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from relay.kafka.clients import Doubt, Producer
-from relay.kafka.failures import is_denied, is_end, kafka_error, unavailable
+from relay.kafka.failures import is_denied, is_end, unavailable
 from relay.kafka.reading import PartitionReader
 from relay.message.record import LogPartition
 
@@ -79,10 +79,10 @@ class ControlTopic:
         try:
             self._append_again(key, value, delivered)
             left = self._producer.flush(self._timeout_s) if wait else self._producer.poll(0) * 0
-        except (KafkaException, SystemError) as error:
-            # The client raises its own end out of any call, over the reports that it has given in there as well.
-            found = kafka_error(error)
-            if found is None or not (wait or is_denied(found) or is_end(found)):
+        except KafkaException as error:
+            # The client raises its own end out of any call, and its reports say no more of that than that it let the record go.
+            found = error.args[0]
+            if not (wait or is_denied(found) or is_end(found)):
                 raise
             failures.insert(0, found)
         if wait and (left or failures):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from confluent_kafka import KafkaException
 from structlog.testing import capture_logs
 
 from relay import Capture, CaptureError
@@ -17,6 +19,7 @@ from relay.config.loading import load
 from relay.kafka import settings
 from relay.kafka.appending import Appending
 from relay.kafka.bulk import BulkAppender
+from relay.kafka.clients import Producer
 from relay.kafka.following import Following
 from relay.kafka.groups import Groups
 from relay.kafka.scan import Scan
@@ -189,6 +192,22 @@ def test_who_may_not_write_outside_transactions_is_told_so(site: TopicSite) -> N
                 control.put(b"k", b"v", wait=True)
     control.put(b"k", b"v", wait=True)
     control.close()
+
+
+def test_a_client_tells_why_it_ended_whatever_its_reports_lead_to(site: TopicSite) -> None:
+    """The reports behind its end come while that is being raised, and whoever catches something there would catch it as well."""
+    config = load(site.route.path)
+
+    def told(_error: object, _record: object) -> None:
+        with suppress(KeyError):
+            raise KeyError
+
+    written = [right for right in worker_rights(site.name, site.log, site.out) if right.operation == WRITE]
+    with site.secured.without(site.worker, *written):
+        client = Producer(settings.producer(config.kafka, config.timing))
+        client.produce(config.control_topic, b"v", on_delivery=told)
+        with pytest.raises(KafkaException, match="CLUSTER_AUTHORIZATION_FAILED"):
+            client.flush(20)
 
 
 def test_handlers_that_may_not_say_that_earlier_processes_failed_go_on_and_tell_their_log(site: TopicSite) -> None:
