@@ -209,10 +209,7 @@ class Appender:
         self._closing = True
         self._server.join()
         for client in (*self._retired, self._producer):
-            # What is left is purged first: the client's own close would wait for it until it times out.
-            self._hear(client, client.flush, _CLOSE_S)
-            client.purge()
-            self._hear(client, client.flush, _CLOSE_S)
+            self._let_go(client)  # first: the client's own close would wait for what is left until it times out
             client.close()
         self._topics.close()
 
@@ -225,10 +222,15 @@ class Appender:
             if used.is_lost:
                 self._replace_next(used, _LOST)
 
-    def _let_go(self, retired: Producer) -> None:
-        """Report what a replaced one has left as failed. It ends with this call: kept, it would keep all that it says of itself."""
-        retired.purge()
-        self._hear(retired, retired.flush, _CLOSE_S)
+    def _let_go(self, client: Producer) -> None:
+        """Wait shortly for what is under way, and report what is left as failed.
+
+        Whoever gives a replaced one to this keeps it no longer: it would keep all that it says of itself.
+        """
+        if not client.is_lost:
+            self._hear(client, client.flush, _CLOSE_S)
+        client.purge()
+        self._hear(client, client.flush, _CLOSE_S)
 
     def _hear(self, client: Producer, call: Callable[[float], object], seconds: float) -> None:
         """Serve reports; the client raises its own end out of this, which must not end the thread that all captures wait for."""
@@ -266,7 +268,7 @@ class Appender:
                 self._end, self._fatal = None, True
 
     def _renew(self) -> None:
-        """Take a new producer after a fatal error: the records of the old one are reported as failed."""
+        """Take a new producer: one has ended, or its batches are too large for a topic."""
         with self._renewing:
             if not self._fatal:
                 return  # another thread was faster
