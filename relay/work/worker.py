@@ -34,6 +34,7 @@ LOOK_S: Final = (0.01, 0.25)
 """An empty queue is asked again after the first, doubling up to the second, unless an alert comes earlier."""
 AWAY_S: Final = 0.5
 TURN_S: Final = 2.0
+_HELD_BACK: Final = "takes nothing while the queue or the subscriber is paused, or the queue moves; `relay queue show` says who wants that"
 """So long the loop waits for a store's lock, which a handler that hangs inside its SQLite transaction may hold for ever."""
 
 
@@ -82,6 +83,7 @@ class Worker:
         self._upkeep = upkeep
         self._mark = mark
         self._held_back = held_back
+        self._was_held_back = False
         self._lock = lock
         self._say = say
         self._holder = holder
@@ -182,13 +184,20 @@ class Worker:
             self._counted = (self._dispatch.ended_count, now)
         if now < self._look_at or self._stopping:
             return 0
-        if self._held_back():
+        if self._is_held_back():
             # Asked again like an empty queue: with nothing in hand, nothing else would make the loop wait.
             self._look_at = now + LOOK_S[1]
             return 0
         size, in_hand = self._window.size, self._dispatch.in_hand
         # Nearly full: a larger take a little later costs less.
         return size - in_hand if in_hand <= size - size // 4 else 0
+
+    def _is_held_back(self) -> bool:
+        held = self._held_back()
+        if held is not self._was_held_back:
+            self._was_held_back = held
+            self._log.info(_HELD_BACK if held else "takes messages again", subscriber=self._subscriber)
+        return held
 
     def _wait(self) -> None:
         if self._dispatch.in_hand:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
@@ -20,7 +22,7 @@ HOLDER = Holder(b"a worker--------", "s", 0, None)
 
 
 def test_a_worker_that_is_held_back_waits_and_goes_on_when_it_is_let_go(tmp_path: Path) -> None:
-    """It used to ask as often as the processor allowed."""
+    """It used to ask as often as the processor allowed, and said nothing of why it waits."""
     store = open_store(QueueSettings("q", Audience((Group("s", ("s",)),))), f"sqlite:///{tmp_path}/q.db")
     mark = Mark(tmp_path / "marks", HOLDER.id)
     store.enter(HOLDER)
@@ -47,6 +49,9 @@ def test_a_worker_that_is_held_back_waits_and_goes_on_when_it_is_let_go(tmp_path
         alert=clock.sleep,
     )
 
-    assert worker.run(until_idle_s=0.5).done == 1
+    with capture_logs() as logs:
+        assert worker.run(until_idle_s=0.5).done == 1
     assert asked <= 10
+    said = [line["event"] for line in logs if "takes" in line["event"]]
+    assert [event.partition(" while")[0] for event in said] == ["takes nothing", "takes messages again"]
     store.close()
