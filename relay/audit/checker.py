@@ -19,6 +19,7 @@ from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
 
 EXAMPLES_MAX: Final = 5
 DEAD_AND_DELIVERED: Final = "a second outcome: its dead letter stands beside its effect"
+DEAD_THOUGH_ABORTED: Final = "its capture was aborted, and there is a dead letter of it"
 REDRIVING: Final = "redriven, and what takes its dead letter back is still to come"
 EXPIRED_TWICE: Final = "its message, which has left the log, has further effects"
 MUST_BE_ZERO: Final = ("lost", "duplicates", "reordered", "phantoms", "in_doubt", "altered")
@@ -323,6 +324,9 @@ class Checker:
                 findings.blame("unseen", ledger.place(row), REDRIVING)
         for key, (where, count) in self.unknown.items():
             self._judge_unknown(key, where, count, expired)
+        for digest, at in ledger.aborted.items():
+            if digest in state.dead and digest not in ledger.undecided:
+                findings.blame("phantoms", ledger.place_of(*at), DEAD_THOUGH_ABORTED)
         for partition, offset in ledger.undecided.values():
             findings.blame("in_doubt", ledger.place_of(partition, offset), "its capture is undecided")
         for name, low in state.lows.items():

@@ -27,7 +27,7 @@ MEANINGS: Final = {
     "lost": "passed by the route, without an effect",
     "duplicates": "effects beyond a message's first, or beside its dead letter",
     "reordered": "effects after a later message of their lane",
-    "phantoms": "effects of no captured message",
+    "phantoms": "effects of no captured message, dead letters of aborted ones",
     "aborted": "messages that their publisher took back",
     "in_doubt": "messages whose outcome is not known",
     "dead_letters": "messages put aside with their cause",

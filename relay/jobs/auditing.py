@@ -14,7 +14,15 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.audit import memory, readers, tables
-from relay.audit.checker import DEAD_AND_DELIVERED, EXAMPLES_MAX, EXPIRED_TWICE, REDRIVING, Findings, Offender
+from relay.audit.checker import (
+    DEAD_AND_DELIVERED,
+    DEAD_THOUGH_ABORTED,
+    EXAMPLES_MAX,
+    EXPIRED_TWICE,
+    REDRIVING,
+    Findings,
+    Offender,
+)
 from relay.audit.ledger import Place
 from relay.audit.neighbours import beside, former_monitors, neighbours, remember_all
 from relay.audit.route_topics import names_of, needed, ranges_of
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
 RECORDS_PER_TASK: Final = 500_000
 TASKS_MAX: Final = 4096
 _LOG: Final = "log.pos"
+_IN_LOG: Final = (_LOG, "undecided.pos", "aborted.pos")
 _OFFENCES: Final = (
     *(("lost", f"verdict = '{verdict}'", _LOG, why) for verdict, why in judging.LOST_WORDS.items()),
     ("in_doubt", "verdict = 'in_doubt'", _LOG, "its delivery was begun and nothing says how it ended"),
@@ -48,6 +57,7 @@ _OFFENCES: Final = (
     ("unseen", f"verdict = '{judging.REDRIVING}'", _LOG, REDRIVING),
     ("phantoms", "verdict = 'phantom'", "last_effect", "no captured message has this identity"),
     ("phantoms", "verdict = 'phantom_aborted'", "last_effect", "its capture was aborted"),
+    ("phantoms", judging.ABORTED_LETTER, "aborted.pos", DEAD_THOUGH_ABORTED),
     ("duplicates", "log is not null and effects > 1", "last_effect", "a second effect"),
     ("duplicates", f"verdict = '{judging.SECOND}'", _LOG, DEAD_AND_DELIVERED),
     ("duplicates", "verdict = 'expired' and effects > 1", "last_effect", EXPIRED_TWICE),
@@ -398,7 +408,7 @@ class RouteAudit:
         # One pass over everything; the kinds are looked for among what is wrong at all.
         wrong = judged.where(" or ".join(f"({condition})" for _, condition, _, _ in present)).cache()
         for kind, condition, where, why in present:
-            lies_in_log = where in (_LOG, "undecided.pos")
+            lies_in_log = where in _IN_LOG
             first = (
                 wrong.where(condition).selectExpr(f"{where} as pos", "log.pos as log").orderBy("pos", "log")
             )

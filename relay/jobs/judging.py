@@ -31,6 +31,7 @@ SECOND: Final = "second"
 REDRIVING: Final = "redriving"
 """Verdicts on a message with an effect whose dead letter stands: a second outcome, or a redrive is under way."""
 UNKNOWN: Final = "log is null and effects > 0 and aborted is null and undecided is null"
+ABORTED_LETTER: Final = "dead and log is null and aborted is not null and undecided is null"
 LOST_WORDS: Final = {
     "lost_dead": "recorded as dead, but there is no dead letter of it",
     "lost_entered": "recorded as delivered, but it has no effect",
@@ -313,7 +314,7 @@ def counts(judged: DataFrame, window: Column) -> DataFrame:
         "delivered": sql.count_if(delivered),
         "lost": sql.count_if(verdict.startswith("lost")),
         "duplicates": sql.sum(sql.when(delivered | expired, effects - 1).otherwise(0)) + sql.count_if(verdict == SECOND),
-        "phantoms": sql.sum(sql.when(phantom, effects).otherwise(0)),
+        "phantoms": sql.sum(sql.when(phantom, effects).otherwise(0)) + sql.count_if(sql.expr(ABORTED_LETTER)),
         "aborted": sql.count_if(sql.col("aborted").isNotNull() & ~log),
         "in_doubt": sql.count_if(undecided) + sql.count_if(verdict == "in_doubt"),
         "dead_letters": sql.count_if("dead"),

@@ -276,10 +276,15 @@ class TestCaptures:
     def test_an_aborted_message_with_an_effect_is_a_phantom(self) -> None:
         log = self.held()
         log.decide([(self.CAPTURE, Outcome.ABORTED)])
-
         findings = audit(log, "b", "a")
         assert wrong(findings) == {"phantoms": 1}
         assert "aborted (orders[0]@0)" in findings.offenders[0].why
+
+    @pytest.mark.parametrize(("outcome", "found"), [(Outcome.ABORTED, {"phantoms": 1}), (None, {"in_doubt": 1})])
+    def test_a_dead_letter_shows_an_aborted_message_too(self, outcome: Outcome | None, found: dict[str, int]) -> None:
+        log = self.held()
+        log.decide([(self.CAPTURE, outcome)])
+        assert wrong(audit(log, "b", at=state(dead=("a",)))) == found
 
     def test_a_committed_marker_makes_the_message_count(self) -> None:
         log = self.held()
