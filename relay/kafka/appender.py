@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -90,7 +89,6 @@ class Appender:
         self._end: KafkaError | None = None
         self._closing = False
         self._renewing = schedule.lock()
-        self._made = 0
         self._refused_at = float("-inf")
         self._log = ClientLog()
         self._producer = self._make()
@@ -247,16 +245,12 @@ class Appender:
                 self._fatal = True
 
     def _make(self) -> Producer:
-        self._made += 1
-        noticed = partial(self._noticed, self._made)
-        return Producer({**self._settings, "error_cb": noticed, "logger": self._log}, watched=True)
+        return Producer({**self._settings, "error_cb": self._noticed, "logger": self._log}, watched=True)
 
-    def _noticed(self, number: int, error: KafkaError) -> None:
-        # Anything but a fatal error is the client's own business: the delivery reports tell what it led to, but not by which password.
+    def _noticed(self, error: KafkaError) -> None:
+        # Anything else is the client's own business: the delivery reports tell what it led to, but not by which password.
         if is_locked_out(error):
             self._refused_at = clock.monotonic()
-        if is_end(error) and number == self._made:
-            self._fatal = True
 
     def _fit(self) -> None:
         """Let the next append take a new producer, as after a fatal error, if a topic takes less than a batch of this one."""

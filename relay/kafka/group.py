@@ -36,7 +36,6 @@ class GroupConsumer:
         self.name = str(settings.get("group.id", ""))
         self.generation = 0
         self.assigned: list[LogPartition] | None = None
-        self.fatal: str | None = None
         self._on_revoked = on_revoked
         self._stayed_at = float("-inf")
         self._denials: list[Any] = []
@@ -163,8 +162,6 @@ class GroupConsumer:
             )
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self.fatal = f"{error.name()}: {error.str()}"
         if is_locked_out(error):
             now = clock.monotonic()
             is_new = self._refused is None or now - self._refused[1] > REFUSALS_APART_S

@@ -50,7 +50,7 @@ class TransactionalInstance:
         self._refused: KafkaError | None = None
         self._failed: KafkaError | None = None
         self._topics: set[str] = set()
-        self._settings = {**settings, "transactional.id": transactional_id, "error_cb": weakly(self._on_error)}
+        self._settings = {**settings, "transactional.id": transactional_id}
         self._report = weakly(self._delivered)
         self._open_client()
         self._unwatched: dict[KafkaError | None, Message] = {}
@@ -242,8 +242,4 @@ class TransactionalInstance:
         if is_refusal(error):
             self._refused = error
         elif self._failed is None:
-            self._failed = error
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
             self._failed = error

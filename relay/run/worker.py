@@ -166,8 +166,6 @@ class RouteWorker:
     def _read(self, patience_s: float) -> int | None:
         """Poll once and take in what came; None after a rebalance, or while nothing is assigned."""
         records = self._group.consume(self._appetite.room(self._intake, self._destination.read_at_once), patience_s)
-        if self._group.fatal is not None:
-            raise RelayError(f"the consumer cannot go on ({self._group.fatal}); a new process takes over")
         moved = self._group.generation != self._generation
         if moved or not self._running:
             self._hear(records)

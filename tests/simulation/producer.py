@@ -79,7 +79,6 @@ class SimProducer(Client):
         self._transaction_timeout_s = settings.get("transaction.timeout.ms", 60_000) / 1000
         self._message_timeout_s = settings.get("message.timeout.ms", 300_000) / 1000
         self._linger_s = float(settings.get("linger.ms", 5)) / 1000
-        self._error_cb: Callable[[KafkaError], None] | None = settings.get("error_cb")
         self._coordinator = self.connect("coordinator")
         self._group = self.connect("group")
         self._identity: Identity | None = None
@@ -453,14 +452,12 @@ class SimProducer(Client):
         return served
 
     def _die(self, code: int) -> None:
-        """A fatal error: the application is told by the next poll, and by every call from now on."""
+        """A fatal error: the next call that serves reports raises it, and every other call from now on."""
         if self._fatal is not None:
             return
         self.world.trace(self.process.name, "producer fatal", code)
-        fatal = self._fatal = error(KafkaError._FENCED if code in FENCED else code, fatal=True)
-        told = self._error_cb
-        if told is not None:
-            self._reports.append(lambda: told(fatal))
+        self._fatal = error(KafkaError._FENCED if code in FENCED else code, fatal=True)
+        self._reports.append(self._raise_fatal)
         for lane in self._lanes.values():
             self._fail(lane, KafkaError._PURGE_QUEUE)
         self._waiters.wake_all()

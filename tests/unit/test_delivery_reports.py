@@ -25,8 +25,7 @@ class Client:
     errors: ClassVar[dict[int, int]] = {}
     silent: ClassVar[int | None] = None
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.error_cb: Callable[[KafkaError], None] = settings["error_cb"]
+    def __init__(self, _settings: dict[str, Any]) -> None:
         self._waiting: list[Callable[..., object]] = []
 
     def produce(self, _topic: str, *, on_delivery: Callable[..., object], **_: Any) -> None:
@@ -99,13 +98,3 @@ def test_a_client_that_blocks_past_its_own_timeout_is_left_at_the_deadline(
                 call()
     finally:
         let_go.set()
-
-
-def test_a_client_that_has_failed_for_good_goes_on_with_nothing(
-    instance: TransactionalInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fatal = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
-    instance._producer.error_cb(fatal)  # type: ignore[attr-defined]
-    with pytest.raises(KafkaException) as raised:
-        instance.flush()
-    assert raised.value.args[0].code() == KafkaError._FENCED

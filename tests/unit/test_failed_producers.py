@@ -15,6 +15,7 @@ from relay.kafka.control import ControlTopic
 from relay.kafka.settings import TimingLike
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.errors import CaptureError, Unreachable
+from relay.run import clock
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order")
 
@@ -25,11 +26,11 @@ class Failing:
     all: list[Failing]
     is_lost = False
 
-    def __init__(self, settings: Any, **_: Any) -> None:
-        self.error_cb = settings.get("error_cb")
+    def __init__(self, _settings: Any, **_: Any) -> None:
         self.meanwhile: Callable[[], object] = bool
         self.taken: list[bytes] = []
         self.purged = self.failed = False
+        self.unsaid = 0
         self.all.append(self)
 
     def produce(self, _topic: str, value: bytes, key: bytes, *_given: Any, **_: Any) -> None:
@@ -42,11 +43,14 @@ class Failing:
     def purge(self) -> None:
         self.purged = True
 
-    def poll(self, _timeout: float) -> int:
+    def poll(self, timeout: float) -> int:
+        clock.sleep(min(timeout, 0.005))
+        if self.unsaid:
+            self.unsaid -= 1
+            raise KafkaException(FATAL)
         return 0
 
-    def flush(self, _timeout: float) -> int:
-        return 0
+    flush = poll
 
     def close(self) -> None:
         pass
@@ -103,13 +107,16 @@ def test_what_is_still_said_of_a_failed_producer_does_not_end_its_successor(made
     def another_thread_is_faster() -> None:
         made[0].meanwhile = bool
         made[0].failed = True
-        made[0].error_cb(FATAL)
+        made[0].unsaid = 2  # as it is asked, and as it is flushed for the last time
+        while not publisher._fatal:
+            clock.sleep(0.005)
         publisher.append([third], Receipt(1), float("inf"))
 
     made[0].meanwhile = another_thread_is_faster
     with pytest.raises(CaptureError, match="out of order"):
         publisher.append([second], Receipt(1), float("inf"))
-    made[0].error_cb(FATAL)  # as it is flushed for the last time
+    while made[0].unsaid:
+        clock.sleep(0.005)
     publisher.append([second], Receipt(1), float("inf"))
     publisher.close()
 

@@ -114,7 +114,7 @@ def test_a_publisher_says_by_which_key_and_file_it_is_refused(file: Path, tmp_pa
     appender = Appender(config.kafka, config.timing)
     assert appender.silence() == "no delivery report came"
     assert appender.reason(TIMED_OUT, "; again") == "Local: Message timed out; again"
-    appender._noticed(1, REFUSED)
+    appender._noticed(REFUSED)
     said = f"the brokers refuse the name and the password of kafka.sasl.password from {file}"
     assert appender.silence() == said
     assert appender.reason(TIMED_OUT, "; again") == f"{said}; again"

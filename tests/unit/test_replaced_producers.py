@@ -143,21 +143,6 @@ def test_a_topic_that_becomes_known_while_a_producer_is_made_is_heeded_by_the_ne
     assert [one.settings.get("batch.size") for one in made] == [None, 1000, 500]
 
 
-def test_an_error_that_ends_nothing_does_not_keep_a_producer_that_is_to_be_replaced(
-    made: list[Client], publisher: Appender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def while_it_is_looked_at(_: KafkaError) -> bool:
-        publisher.topic("small-1000")
-        return False
-
-    monkeypatch.setattr(appender, "is_end", while_it_is_looked_at)
-    made[0].settings["error_cb"](KafkaError(KafkaError._TRANSPORT))
-    append(publisher, b"1")
-    publisher.close()
-
-    assert len(made) == 2
-
-
 def test_one_that_has_lost_its_brokers_is_replaced_once(made: list[Client], publisher: Appender) -> None:
     """Whoever asks it for reports once more must not doom its successor, and what that one has taken."""
     made[0].is_lost = True

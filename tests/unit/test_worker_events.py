@@ -87,7 +87,7 @@ def test_an_offset_that_the_log_does_not_have_is_looked_into_once(code: int) -> 
 def test_a_group_that_refuses_its_member_stops_the_worker(meanwhile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "RECOVERY_BACKOFF_S", (0.01,))
     made, parts = worker()
-    parts.group.generation, parts.group.assigned, parts.group.fatal = -1, None, None
+    parts.group.generation, parts.group.assigned = -1, None
     parts.intake.ready.return_value = 0
     parts.destination.read_at_once = 10
     said = iter([[Event(KafkaError.GROUP_AUTHORIZATION_FAILED)]])  # the client says it once
@@ -255,7 +255,7 @@ def test_a_destination_that_makes_it_wait_does_not_fill_its_memory(size: int, pa
     made._intake = Intake([], "none", budget=HoldBudget(1 << 20), marker_wait_s=1, askable=frozenset())
     made._intake.start({place: 0}, {"orders": b"i" * 16})
     made._running, made._generation = {place: 0}, 1
-    parts.group.generation, parts.group.fatal = 1, None
+    parts.group.generation = 1
     reading: list[int] = [0]  # where the consumer stands; empty while it reads nothing
 
     def consume(count: int, _patience: float) -> list[Fake]:
