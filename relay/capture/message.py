@@ -113,7 +113,9 @@ def encoded_key(key: str | bytes | bytearray | memoryview | int | None) -> bytes
     if not hasattr(kind, "__index__") and (kind.__str__ is object.__str__ or hasattr(kind, "model_fields")):
         # Its text would be its address, or tell all that it holds: another one each time, and nothing of such a key would keep an order.
         raise CaptureError(f"key: a {kind.__name__} is neither text, bytes nor a whole number; give what names it, such as its id")
-    return str(key).encode()
+    text = str(key)
+    check_text(key=text)  # that of a path may have bytes which are none
+    return text.encode()
 
 
 def whole_partition(given: int, partitions: int, topic: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
+from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -181,6 +182,14 @@ def test_a_key_may_be_what_has_a_text_of_its_own(key: Any, text: bytes, block: C
     block.publish("orders", {}, key=key)
 
     assert publisher.admitted[0].key == text
+
+
+@pytest.mark.parametrize("key", ["a\udcff", PurePath("a\udcff")])
+def test_a_key_whose_text_has_no_form_in_the_log_is_refused(key: Any, publisher: Any) -> None:
+    with pytest.raises(CaptureError, match=r"^key: it holds half of a surrogate pair"):
+        CaptureBlock(publisher).__enter__().publish("orders", {}, key=key)
+
+    assert publisher.admitted == []
 
 
 @pytest.mark.parametrize("name", ["id", "type", "subject", "content_type", "time"])
