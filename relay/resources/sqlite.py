@@ -223,7 +223,7 @@ class SqliteSession:
 
     def decide(self, capture: bytes, partitions: bytes) -> None:
         """Write the partitions into the row and COMMIT, synced to the disk."""
-        self._connection.lease.is_over = True
+        self._connection.end_lease()
         if not self.is_intact(capture):
             self.rollback()
             raise NotTheTransactionBegun(
@@ -268,8 +268,8 @@ class SqliteSession:
 
     def rollback(self) -> None:
         """Roll back; a connection that fails is closed, which rolls back too."""
-        self._connection.lease.is_over = True
         try:
+            self._connection.end_lease()
             if not self._dead and self._connection.in_transaction:
                 self._run("rollback")
         except sqlite3.Error:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
@@ -78,6 +79,7 @@ class LentConnection(FileConnection):
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
         self.lease = Lease()
+        self._blobs: WeakSet[sqlite3.Blob] = WeakSet()
 
     def cursor(self, factory: Any = None) -> Any:
         """Return a cursor for the block that has the connection."""
@@ -90,6 +92,20 @@ class LentConnection(FileConnection):
     def executemany(self, query: str, params: Any) -> sqlite3.Cursor:
         """Run a statement for each of many parameters."""
         return self.cursor().executemany(query, params)  # type: ignore[no-any-return]
+
+    def blobopen(self, *given: Any, **how: Any) -> sqlite3.Blob:
+        """Open a value that is read and written in pieces, until the block is over."""
+        self.lease.check()
+        opened = super().blobopen(*given, **how)
+        self._blobs.add(opened)
+        return opened
+
+    def end_lease(self) -> None:
+        """End what the block was lent: while such a value is open to be written, SQLite refuses COMMIT, the next block's as well."""
+        self.lease.is_over = True
+        while self._blobs:
+            with suppress(KeyError, sqlite3.Error):  # the last reference is gone; the connection is closed already
+                self._blobs.pop().close()
 
     commit = rollback = executescript = __exit__ = not_lent
 

@@ -17,7 +17,7 @@ import pytest
 
 from relay.capture import block as block_module
 from relay.capture.publisher import Capture
-from relay.message.errors import Unreachable
+from relay.message.errors import CaptureError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource, sqlite_writers
 from relay.resources.port import RowLocked
@@ -42,6 +42,7 @@ def resource(path: Path) -> SqliteResource:
     opened.create_tables()
     with sqlite3.connect(path) as connection:
         connection.execute("create table orders (id integer primary key)")
+        connection.execute("create table scans (id integer primary key, page blob)")
     return opened
 
 
@@ -201,6 +202,33 @@ def test_what_a_failed_block_has_not_read_to_its_end_does_not_fail_the_next_one(
     with capture.transaction() as tx:
         tx.execute("insert into orders values (4)")
     assert orders(path) == [4]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_value_that_a_block_left_open_to_be_written_is_closed_at_its_end(capture: Capture, path: Path, *, fails: bool) -> None:
+    kept = []
+    with suppress(ValueError), capture.transaction() as tx:
+        connection = tx.execute("insert into scans values (1, zeroblob(3))").connection
+        kept.append(connection.blobopen("scans", "page", 1))
+        kept[0].write(b"abc")
+        if fails:
+            raise ValueError("the application's own")
+
+    with capture.transaction() as tx:
+        tx.execute("insert into orders values (4)")
+    with pytest.raises(sqlite3.ProgrammingError):
+        kept[0].write(b"abc")
+    with sqlite3.connect(path) as outside:
+        assert outside.execute("select page from scans").fetchall() == ([] if fails else [(b"abc",)])
+    assert orders(path) == [4]
+
+
+def test_no_value_is_opened_behind_a_block(capture: Capture) -> None:
+    with capture.transaction() as tx:
+        connection = tx.execute("insert into scans values (1, zeroblob(3))").connection
+
+    with pytest.raises(CaptureError, match="the block of this cursor is over"):
+        connection.blobopen("scans", "page", 1)
 
 
 def test_an_interrupt_at_the_beginning_of_a_block_gives_the_file_back(
