@@ -18,6 +18,8 @@ class Lease:
 
     def __init__(self) -> None:
         self.is_over = False
+        self.is_suspect = False
+        """If a part of the block fails: may psycopg take for prepared what is not, until it hears of a rollback, as it does not here?"""
 
     def check(self) -> None:
         """Raise CaptureError once the block is over."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Self
 
 import psycopg
+from psycopg.pq import PipelineStatus
 
 from relay.resources.lease import Lease, not_lent
 
@@ -22,11 +23,13 @@ class LentCursor(psycopg.Cursor[Any]):
     def execute(self, *given: Any, **how: Any) -> Self:
         """Run a statement."""
         self._lease.check()
+        self._lease.is_suspect |= self._pgconn.pipeline_status != PipelineStatus.OFF
         return super().execute(*given, **how)
 
     def executemany(self, *given: Any, **how: Any) -> None:
         """Run a statement for each of many parameters."""
         self._lease.check()
+        self._lease.is_suspect = True  # psycopg makes a pipeline of it
         super().executemany(*given, **how)
 
     def stream(self, *given: Any, **how: Any) -> Iterator[Any]:

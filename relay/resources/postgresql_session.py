@@ -94,7 +94,7 @@ class PostgresqlSession:
         self._pgconn = connection.pgconn
         self._awaited = awaited
         self._process = os.getpid()
-        self._dead = False
+        self._dead = self._is_last = False
         self._spoke_at = 0.0
         # Now, and with the table's schema: a block may set a search path, and an encoding that Python does not know.
         self._is_done = _IS_DONE.format(table=table).as_bytes(connection)
@@ -154,6 +154,9 @@ class PostgresqlSession:
     def rollback_to(self, number: int) -> None:
         """Undo what came after the savepoint ``number``, and forget it."""
         self._savepoint(b"rollback to savepoint relay_%d", number)
+        if self._lease.is_suspect:
+            self._connection.prepare_threshold = None  # for the rest of the block: what psycopg has prepared is not used any more
+            self._is_last = True
         self._savepoint(b"release savepoint relay_%d", number)
 
     def release(self, number: int) -> None:
@@ -221,7 +224,7 @@ class PostgresqlSession:
         if self._dead or self._pgconn.transaction_status == TransactionStatus.IDLE:
             return
         # psycopg knows nothing of this rollback, and what it has prepared for a table may not fit any more.
-        self._dead = not self._is_prepared
+        self._dead = self._lease.is_suspect or not self._is_prepared
         try:
             if self._ask(self._pgconn.exec_, b"rollback").status not in _SUCCEEDED:
                 self._dead = True
@@ -234,7 +237,7 @@ class PostgresqlSession:
         """May another capture begin on it?"""
         # What psycopg's lock is still held for (a suspended generator of notifications) would hold up every statement.
         is_free = not self._connection.lock.locked()
-        return not self._dead and is_free and self._pgconn.transaction_status == TransactionStatus.IDLE
+        return not (self._dead or self._is_last) and is_free and self._pgconn.transaction_status == TransactionStatus.IDLE
 
     def close(self) -> None:
         """Close the connection; not in a fork, where that would tell the server to end its parent's."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from relay.message.errors import CaptureError
@@ -97,6 +98,60 @@ def test_neither_a_savepoint_of_the_drivers_nor_what_reads_on_behind_a_block(ses
         with pytest.raises(CaptureError, match="the block of this cursor is over"):
             use()
     assert session.usable
+
+
+INSERT = "insert into orders values (%s, 'tea')"
+
+
+def fail_in_a_pipeline(session: Session) -> None:
+    connection = session.execute(INSERT, (1,)).connection
+
+    def send() -> None:
+        with connection.pipeline():
+            session.execute("select 1 / 0")
+            connection.cursor().execute(INSERT, (2,), prepare=True)
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        send()
+
+
+def fail_on_many_rows(session: Session) -> None:
+    connection = session.execute(INSERT, (1,)).connection
+    connection.execute("alter table orders rename to bills")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        connection.cursor().executemany(INSERT, [(2,), (3,)])
+
+
+@pytest.mark.parametrize("fail", [fail_in_a_pipeline, fail_on_many_rows])
+@POSTGRESQL
+def test_what_a_failed_pipeline_has_not_prepared_fails_no_later_block(resource: Resource, fail: Callable[[Session], None]) -> None:
+    session = resource.session()
+    begin(session)
+    fail(session)
+    session.rollback()
+
+    later = session if session.usable else resource.session()
+    capture = begin(later)
+    later.execute(INSERT, (4,))
+    later.decide(capture, PLACED)
+    assert rows(resource) == [(4, "tea")]
+    session.close()
+    later.close()
+
+
+@pytest.mark.parametrize("fail", [fail_in_a_pipeline, fail_on_many_rows])
+@POSTGRESQL
+def test_nor_what_comes_behind_a_savepoint_that_was_undone(session: Session, resource: Resource, fail: Callable[[Session], None]) -> None:
+    capture = begin(session)
+    for number in (5, 6):
+        session.savepoint(1)
+        fail(session)
+        session.rollback_to(1)
+        session.execute(INSERT, (number,))
+    session.decide(capture, PLACED)
+
+    assert rows(resource) == [(5, "tea"), (6, "tea")]
+    assert not session.usable, "the next block would prepare nothing"
 
 
 @SQLITE
