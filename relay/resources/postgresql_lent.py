@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import psycopg
 from psycopg.pq import PipelineStatus
 
 from relay.resources.lease import Lease, not_lent
+
+_UNFIT: Final = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName, psycopg.errors.InternalError_)
+"""So the server refuses what was prepared for a table or a type that has changed since (the first, and the last), or is not any more."""
 
 
 class LentCursor(psycopg.Cursor[Any]):
@@ -24,7 +27,11 @@ class LentCursor(psycopg.Cursor[Any]):
         """Run a statement."""
         self._lease.check()
         self._lease.is_suspect |= self._pgconn.pipeline_status != PipelineStatus.OFF
-        return super().execute(*given, **how)
+        try:
+            return super().execute(*given, **how)
+        except _UNFIT:
+            self._lease.is_suspect = True
+            raise
 
     def executemany(self, *given: Any, **how: Any) -> None:
         """Run a statement for each of many parameters."""

@@ -154,6 +154,48 @@ def test_nor_what_comes_behind_a_savepoint_that_was_undone(session: Session, res
     assert not session.usable, "the next block would prepare nothing"
 
 
+def changed_elsewhere(resource: Any, column: str) -> None:
+    connection = resource.connect()
+    connection.execute(f"alter table orders add column {column} text")
+    connection.close()
+
+
+@POSTGRESQL
+def test_what_was_prepared_for_a_table_that_has_changed_fails_once(session: Session, resource: Resource) -> None:
+    capture = begin(session)
+    for number in range(7):  # more than psycopg runs unprepared
+        session.execute(INSERT + " returning *", (number,))
+    session.decide(capture, PLACED)
+    changed_elsewhere(resource, "paid")
+    begin(session)
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="cached plan"):
+        session.execute(INSERT + " returning *", (8,))
+    session.rollback()
+
+    later = session if session.usable else resource.session()
+    capture = begin(later)
+    assert later.execute(INSERT + " returning *", (9,)).fetchall() == [(9, "tea", None)]
+    later.decide(capture, PLACED)
+    later.close()
+
+
+@POSTGRESQL
+def test_and_once_in_a_savepoint(session: Session, resource: Resource) -> None:
+    capture = begin(session)
+    for number in range(7):
+        session.execute(INSERT + " returning *", (number,))
+    session.decide(capture, PLACED)
+    changed_elsewhere(resource, "paid")
+    capture = begin(session)
+    session.savepoint(1)
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="cached plan"):
+        session.execute(INSERT + " returning *", (8,))
+    session.rollback_to(1)
+
+    assert session.execute(INSERT + " returning *", (9,)).fetchall() == [(9, "tea", None)]
+    session.decide(capture, PLACED)
+
+
 @SQLITE
 def test_a_script_which_would_commit_is_not_run(session: Session, resource: Resource) -> None:
     capture = begin(session)
