@@ -247,7 +247,8 @@ class PostgresqlDesk:
             self._connection.close()
             return
         try:
-            own_cursor(self._connection).execute("rollback")
+            # Not as a statement, of which psycopg learns the first time only: it forgets what it has prepared, which may not fit any more.
+            psycopg.Connection.rollback(self._connection)
         except psycopg.Error:
             self._connection.close()
 

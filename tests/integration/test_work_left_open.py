@@ -14,6 +14,7 @@ from relay.work.desks import CallOver, Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
+from relay.work.testing import database
 from tests.integration.handler_site import EFFECT, Books, Table
 from tests.routes import wait_for
 
@@ -147,3 +148,24 @@ def test_no_statement_of_such_a_thread_runs_in_a_further_database_either(books: 
 
     left.check()
     assert books.entries() == 0
+
+
+def test_a_statement_that_was_prepared_for_a_table_which_has_changed_fails_one_message(postgres: str) -> None:
+    def run(*, fails: bool = False) -> list[Any]:
+        with database(connection) as db:
+            cursor = db.execute("insert into effect (number) values (1) returning *")
+            if fails:
+                raise ValueError("of its own")
+            return list(cursor.fetchall())
+
+    with psycopg.connect(postgres, autocommit=True) as admin, psycopg.connect(postgres, autocommit=True) as connection:
+        admin.execute("create table effect (number integer)")
+        with pytest.raises(ValueError, match="of its own"):
+            run(fails=True)
+        for _ in range(7):  # more than psycopg runs unprepared
+            run()
+        admin.execute("alter table effect add column what text")
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="cached plan"):
+            run()
+
+        assert run() == [(1, None)]
