@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
+from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
 from relay.message.envelope import ResourceName
@@ -119,6 +121,7 @@ class PostgresqlResource:
     def decisions(self) -> PostgresqlDecisions:
         """Open a connection for decisions."""
         with self._connecting(
+            _as_psycopg_comes(),
             lock_timeout=self._lock_timeout_s,
             statement_timeout=_DECISIONS_TIMEOUT_S,
             idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S,
@@ -147,10 +150,10 @@ class PostgresqlResource:
         return None
 
     @contextmanager
-    def _connecting(self, **settings: float) -> Iterator[tuple[psycopg.Connection[tuple[Any, ...]], Awaited]]:
+    def _connecting(self, adapters: AdaptersMap | None = None, /, **settings: float) -> Iterator[tuple[psycopg.Connection[tuple[Any, ...]], Awaited]]:
         """Connect; what the block asks of the connection has an end, and an error of it closes the connection."""
         with reaching(self.name):
-            connection, given = connected(self._url)
+            connection, given = connected(self._url, context=adapters)
             try:
                 awaited = await_on(connection.fileno())
                 with awaited.asking():
@@ -252,6 +255,14 @@ class PostgresqlDecisions:
                 sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{_SCAN_TIMEOUT_S}s"))
             )
             yield
+
+
+@cache
+def _as_psycopg_comes() -> AdaptersMap:
+    """Return how values become SQL, and back, whatever the application has registered for all of its connections: lists as JSON, say."""
+    made = AdaptersMap(types=psycopg.adapters.types)
+    psycopg.postgres.register_default_adapters(made)
+    return made
 
 
 @contextmanager

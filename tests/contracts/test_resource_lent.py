@@ -9,6 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.adapt import AdaptersMap
+from psycopg.types.json import JsonDumper
 
 from relay.message.errors import CaptureError
 from relay.resources import open_resource
@@ -194,6 +196,24 @@ def test_and_once_in_a_savepoint(session: Session, resource: Resource) -> None:
 
     assert session.execute(INSERT + " returning *", (9,)).fetchall() == [(9, "tea", None)]
     session.decide(capture, PLACED)
+
+
+@POSTGRESQL
+def test_what_an_application_registers_with_psycopg_is_for_its_statements_only(resource: Resource, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = AdaptersMap(psycopg.adapters)
+    registered.register_dumper(list, JsonDumper)
+    monkeypatch.setattr(psycopg.postgres, "adapters", registered)
+    session, decisions = resource.session(), resource.decisions()
+
+    capture = begin(session)
+    session.execute("insert into orders values (1, %s)", (["tea"],))
+    session.decide(capture, PLACED)
+    decisions.mark([capture])
+    assert decisions.read([capture])[capture].committed
+    assert decisions.aged(-60, 10, ["orders"]) == decisions.unmarked(-60, 10) == []
+    assert rows(resource) == [(1, '["tea"]')]
+    session.close()
+    decisions.close()
 
 
 @SQLITE
