@@ -32,4 +32,7 @@ def _text(query: Any) -> str:
     if isinstance(query, bytes):
         return query.decode("latin-1")
     as_string = getattr(query, "as_string", None)  # what psycopg composes
-    return str(query if as_string is None else as_string(None))
+    try:
+        return str(query if as_string is None else as_string(None))
+    except Exception:  # noqa: BLE001 - a literal of a type of which only the connection has heard: no statement that is refused has one
+        return ""

@@ -36,6 +36,13 @@ def test_any_other_is_not(query: object) -> None:
     check_statement(query)
 
 
+def test_what_only_the_connection_can_compose_is_left_to_the_driver() -> None:
+    class Money:
+        """A type that an application registers with the connection."""
+
+    check_statement(sql.SQL("insert into orders values ({})").format(sql.Literal(Money())))
+
+
 def test_a_long_beginning_is_looked_through_in_time_that_grows_with_its_length() -> None:
     began = time.thread_time()
     for long in (" " * 1_000_000 + "(", "-- x\n" * 200_000 + "(", "/**/ " * 200_000, "/*" * 500_000, ";" * 1_000_000):
