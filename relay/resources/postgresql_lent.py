@@ -50,10 +50,55 @@ class LentCursor(psycopg.Cursor[Any]):
         return super().copy(*given, **how)
 
 
+class LentServerCursor(psycopg.ServerCursor[Any]):
+    """A cursor whose rows the server has, as long as its block is open: asked for behind it, they would fail the next block."""
+
+    def __init__(self, lease: Lease, connection: psycopg.Connection[Any], **made: Any) -> None:
+        super().__init__(connection, **made)
+        self._lease = lease
+
+    def execute(self, *given: Any, **how: Any) -> Self:
+        """Run a query."""
+        self._lease.check()
+        return super().execute(*given, **how)
+
+    def fetchone(self) -> Any:
+        """Return the next row, or None."""
+        self._lease.check()
+        return super().fetchone()
+
+    def fetchmany(self, size: int = 0) -> list[Any]:
+        """Return the next rows."""
+        self._lease.check()
+        return super().fetchmany(size)
+
+    def fetchall(self) -> list[Any]:
+        """Return the rows that are left."""
+        self._lease.check()
+        return super().fetchall()
+
+    def __next__(self) -> Any:
+        self._lease.check()
+        return super().__next__()
+
+    def scroll(self, value: int, mode: str = "relative") -> None:
+        """Go to another row."""
+        self._lease.check()
+        super().scroll(value, mode)
+
+    def close(self) -> None:
+        """Close it; behind the block, where it is gone, without a word to the server."""
+        if self._lease.is_over:
+            psycopg.Cursor.close(self)
+        else:
+            super().close()
+
+
 def lend(connection: psycopg.Connection[Any]) -> Lease:
     """Have the connection make cursors for one block, and return the lease that ends them."""
     lease = Lease()
     connection.cursor_factory = partial(LentCursor, lease)  # type: ignore[assignment]
+    connection.server_cursor_factory = partial(LentServerCursor, lease)  # type: ignore[assignment]
     return lease
 
 

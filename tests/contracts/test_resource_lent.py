@@ -102,6 +102,34 @@ def test_neither_a_savepoint_of_the_drivers_nor_what_reads_on_behind_a_block(ses
     assert session.usable
 
 
+def pages(session: Session) -> Iterator[int]:
+    """Read rows as they are asked for."""
+    with session.execute("select 1").connection.cursor("pages") as cursor:
+        for row in cursor.execute("select generate_series(1, 10)"):
+            yield row[0]
+
+
+@POSTGRESQL
+def test_rows_that_the_server_has_are_not_asked_for_in_a_later_block(session: Session, resource: Resource) -> None:
+    capture = begin(session)
+    closed, read = pages(session), pages(session)
+    assert next(closed) == 1
+    held = session.execute("select 1").connection.cursor("held", withhold=True)
+    held.execute("select 1")
+    session.decide(capture, PLACED)
+
+    capture = begin(session)
+    session.execute("insert into orders values (1, 'tea')")
+    closed.close()  # as whoever collects a generator does
+    for use in (held.fetchone, held.fetchall, held.fetchmany, partial(next, held), partial(held.scroll, 1), partial(held.execute, "select 1")):
+        with pytest.raises(CaptureError, match="the block of this cursor is over"):
+            use()
+    held.close()
+    assert list(read) == list(range(1, 11)), "this one begins in the block"
+    session.decide(capture, PLACED)
+    assert rows(resource) == [(1, "tea")]
+
+
 INSERT = "insert into orders values (%s, 'tea')"
 
 
