@@ -175,8 +175,8 @@ class _Reading:
         for message in batch:
             offset = message.offset()
             error = message.error()
-            if error is not None and is_of_group(error):
-                continue
+            if error is not None and (is_of_group(error) or message.topic() is None):
+                continue  # of no partition: a group's coordinator was looked for, say, and that has failed
             place = places[message.topic(), message.partition()]  # type: ignore[index]
             if error is not None:
                 self._event(place, error, offset or 0)

@@ -78,3 +78,12 @@ def test_what_retention_takes_while_it_is_read_is_said_to_go_with_a_remedy(clien
 
     with pytest.raises(Unreachable, match=r"log\[0\] cannot be read: .*; retention takes what is being read: try again, or lengthen it"):
         read(Scan({}, Timing(), "g"), "log", 2, 5)
+
+
+def test_what_the_client_says_of_no_partition_ends_no_reading(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its group's coordinator is looked for behind the reading, and a broker may fail at that."""
+    of_group = SimpleNamespace(topic=lambda: None, partition=lambda: 0, offset=lambda: None, error=lambda: KafkaError(KafkaError.UNKNOWN))
+    answers = iter([[of_group], [record("log", 2)], [record("log", 3)], [record("log", 4)]])
+    monkeypatch.setattr(client, "consume", lambda _count, _timeout_s: next(answers))
+
+    assert read(Scan({}, Timing(), "g"), "log", 2, 5) == [2, 3, 4]
