@@ -6,7 +6,14 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-from relay.kafka.failures import DENIED_REMEDY, is_denied, is_end_of_partition, is_expelled, is_passing
+from relay.kafka.failures import (
+    DENIED_REMEDY,
+    MISSING,
+    is_denied,
+    is_end_of_partition,
+    is_expelled,
+    is_passing,
+)
 from relay.message.errors import Fenced, Retriable, Stopped, Unreachable
 from relay.message.record import LogPartition
 
@@ -36,6 +43,12 @@ class GroupEvents:
         if is_denied(error):
             what = repr(partition.topic) if partition.topic else f"group {self._group}"
             raise Stopped(f"Kafka refuses to let {what} be read: {error.name()}; {DENIED_REMEDY}")
+        if error.code() in MISSING:
+            # So the client puts whatever a broker says of a topic in place of its partitions, and before the group takes these away.
+            raise Unreachable(
+                f"{partition.topic} is not known to the broker that was asked ({error.name()}), which passes if that is just being "
+                "started; if it was deleted, create it again as it was"
+            )
         if is_passing(error):
             raise Unreachable(f"{partition.topic}[{partition.partition}] cannot be read now: {error.name()}")
         if not error.retriable():

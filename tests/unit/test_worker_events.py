@@ -62,6 +62,8 @@ def worker() -> tuple[RouteWorker, Any]:
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Stopped, "grant the right or use a role that has it"),
         (KafkaError.UNKNOWN, Unreachable, "cannot be read now"),
         (KafkaError._AUTHENTICATION, Unreachable, "cannot be read now"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, Unreachable, "orders is not known to the broker.*if it was deleted, create it again as it was"),
+        (KafkaError._UNKNOWN_PARTITION, Unreachable, "orders is not known to the broker"),
         (KafkaError.TOPIC_EXCEPTION, Stopped, "cannot be read at its position.*find out which"),
     ],
 )
