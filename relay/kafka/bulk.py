@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from relay.kafka.clients import Producer
-from relay.kafka.failures import is_refusal, sentence, unavailable
+from relay.kafka.failures import is_end, is_refusal, sentence, unavailable
 from relay.kafka.settings import TimingLike, producer
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, Unreachable
@@ -49,7 +49,7 @@ class BulkAppender:
                 try:
                     produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
                 except BufferError as full:
-                    self._producer.poll(_FULL_WAIT_S)  # retry: the queue drains, or its messages time out
+                    self._hear(self._producer.poll, _FULL_WAIT_S)  # retry: the queue drains, or its messages time out
                     self._raise_failure()
                     full_until = full_until or clock.monotonic() + 2 * self._timeout_s
                     if clock.monotonic() > full_until:
@@ -58,18 +58,20 @@ class BulkAppender:
                             "queue.buffering.max.kbytes above message.max.bytes"
                         ) from full
                 except KafkaException as error:
+                    if is_end(error.args[0]):
+                        self._hear(self._producer.poll, 0)  # why it ended is told once, and here only that it did
                     raise CaptureError(
                         f"topic {topic}: a message was refused: {error.args[0].str()}"
                     ) from error
                 else:
                     break
-        self._producer.poll(0)
+        self._hear(self._producer.poll, 0)
         self._raise_failure()
 
     def flush(self) -> None:
         """Wait for every report."""
         limit = clock.monotonic() + self._timeout_s
-        while left := self._producer.flush(_SLICE_S):
+        while left := self._hear(self._producer.flush, _SLICE_S):
             self._raise_failure()
             if clock.monotonic() > limit:
                 raise Unreachable(
@@ -80,6 +82,13 @@ class BulkAppender:
     def discard(self) -> None:
         """Let go of what is not yet appended."""
         self._producer.purge()
+
+    def _hear(self, call: Callable[[float], int], seconds: float) -> int:
+        """Serve reports; the client raises its own end out of this."""
+        try:
+            return call(seconds)
+        except KafkaException as error:
+            raise unavailable(f"the client can append no more: {sentence(error)}", error.args[0]) from error
 
     def _raise_failure(self) -> None:
         for error, message in self._reports.items():

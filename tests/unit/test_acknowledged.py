@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from relay.capture.publisher import DefaultTiming
 from relay.kafka import appending, bulk
 from relay.kafka.appender import Receipt
 from relay.kafka.appending import Appending
 from relay.kafka.bulk import BulkAppender
-from relay.message.errors import CaptureError, InDoubt, Stopped, Unreachable
+from relay.message.errors import CaptureError, ConfigError, InDoubt, Stopped, Unreachable
 from relay.message.record import LogPartition
 
 PLACE = LogPartition("log", 0)
@@ -30,11 +30,15 @@ class Client:
     def __init__(self, _settings: dict[str, Any]) -> None:
         self._waiting: list[Callable[..., object]] = []
         self._told = 0
+        self.end: KafkaError | None = None
 
     def produce(self, *_: object, on_delivery: Callable[..., object], **__: object) -> None:
         self._waiting.append(on_delivery)
 
     def poll(self, _timeout: float) -> None:
+        if self.end is not None:
+            end, self.end = self.end, None
+            raise KafkaException(end)
         while self._told < min(self.answered, len(self._waiting)):
             self._waiting[self._told](self.errors.get(self._told), SimpleNamespace(topic=lambda: "log"))
             self._told += 1
@@ -108,6 +112,22 @@ def test_a_task_whose_rows_are_not_all_acknowledged_has_failed(
     monkeypatch.setattr(Client, "errors", errors)
     with pytest.raises(raised):
         made.flush()
+
+
+ENDS = [
+    (KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "a record is missing", fatal=True), Unreachable),
+    (KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "not allowed", fatal=True), ConfigError),
+]
+
+
+@pytest.mark.parametrize(("end", "raised"), ENDS, ids=["broken", "denied"])
+@pytest.mark.parametrize("calls", ["append", "flush"])
+def test_a_task_whose_client_ends_says_why(calls: str, end: KafkaError, raised: type[Exception]) -> None:
+    """A driver that only writes what is decided already goes on behind a failure of the relay's, and behind no other."""
+    made = BulkAppender({"bootstrap.servers": "127.0.0.1:1"}, DefaultTiming(), 1.0)
+    made._producer.end = end  # type: ignore[attr-defined]
+    with pytest.raises(raised, match=f"the client can append no more: {end.name()}: {end.str()}"):
+        made.flush() if calls == "flush" else made.append([("log", 0, b"k", b"v", [])])
 
 
 def test_a_receipt_is_complete_with_its_last_report_and_keeps_a_failure_among_them() -> None:
