@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from relay.kafka.callbacks import weakly
 from relay.kafka.clients import Producer
-from relay.kafka.failures import DENIED_REMEDY, is_denied, is_refusal
+from relay.kafka.failures import DENIED_REMEDY, is_denied, is_refusal, sentence
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, Stopped, Unreachable
 from relay.message.record import LogPartition
@@ -99,7 +99,12 @@ class Appending:
 
     def flush(self, timeout_s: float) -> None:
         """Wait for every acknowledgement; InDoubt if some stay out, Stopped if a record is refused."""
-        left = self._producer.flush(timeout_s)
+        try:
+            left = self._producer.flush(timeout_s)
+        except KafkaException as error:  # its own end
+            if is_denied(error.args[0]):
+                raise Stopped(f"nothing can be appended outside a transaction: {sentence(error)}; {DENIED_REMEDY}") from error
+            raise InDoubt(f"records appended outside a transaction are in doubt: {sentence(error)}") from error
         if self._refused is not None:
             raise self._refused
         if left or self._failed is not None:

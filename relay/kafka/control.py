@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Self
 
@@ -114,4 +115,5 @@ class ControlTopic:
     def close(self) -> None:
         """Wait briefly for what is under way."""
         if "_producer" in vars(self):
-            self._producer.flush(1.0)
+            with suppress(KafkaException):  # it has failed for good, and nobody has asked it since
+                self._producer.flush(1.0)

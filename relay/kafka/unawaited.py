@@ -35,7 +35,8 @@ class UnawaitedAppender:
     def close(self) -> None:
         """Give what is under way a moment: the process may end right after."""
         if self._producer is not None:
-            self._producer.flush(_CLOSE_S)
+            with suppress(KafkaException):  # It has failed for good, and nobody has asked it since.
+                self._producer.flush(_CLOSE_S)
 
     def _produce(self, topic: str, key: bytes, value: bytes, headers: Headers | None, **partition: int) -> None:
         if self._producer is None or self._doubt.is_there:

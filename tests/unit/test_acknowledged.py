@@ -130,6 +130,15 @@ def test_a_task_whose_client_ends_says_why(calls: str, end: KafkaError, raised: 
         made.flush() if calls == "flush" else made.append([("log", 0, b"k", b"v", [])])
 
 
+@pytest.mark.parametrize(("end", "raised"), [(ENDS[0][0], InDoubt), (ENDS[1][0], Stopped)], ids=["broken", "denied"])
+def test_who_waits_for_all_is_told_that_the_client_has_ended(end: KafkaError, raised: type[Exception]) -> None:
+    """It is waited for as a worker leaves, where nobody sorts what the client raises."""
+    made = two_bundles()
+    made._producer.end = end  # type: ignore[attr-defined]
+    with pytest.raises(raised, match=end.str()):
+        made.flush(0.1)
+
+
 def test_a_receipt_is_complete_with_its_last_report_and_keeps_a_failure_among_them() -> None:
     receipt = Receipt(3)
     for error in (None, TIMED_OUT):

@@ -121,3 +121,19 @@ def test_what_is_still_said_of_a_failed_producer_does_not_end_its_successor(made
     publisher.close()
 
     assert [one.taken for one in made] == [[b"1"], [b"3", b"2"]]
+
+
+def test_one_that_has_failed_since_it_was_asked_last_is_closed_like_any_other(made: list[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that leaves closes it first, and did not leave its group; a command ended in a traceback behind what it had done."""
+    monkeypatch.setattr(unawaited, "producer", lambda *_, **__: {})
+    timing: TimingLike = None  # type: ignore[assignment]
+    inquiries, topic = UnawaitedAppender({}, timing), ControlTopic({}, {}, "shop.control", lambda: 0.0, 1.0)
+    inquiries.put_by_key("shop.inquiries", b"1", b"v")
+    topic.put(b"1", b"v", wait=False)
+    for one in made:
+        one.unsaid = 1
+
+    inquiries.close()
+    topic.close()
+
+    assert [one.unsaid for one in made] == [0, 0], "both were asked"
