@@ -7,9 +7,11 @@ was thrown away would live on, with its threads and connections, and go on with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakMethod
+
+from confluent_kafka import KafkaError, Message
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
@@ -22,3 +24,20 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
             found(*given)
 
     return call
+
+
+class Failures:
+    """The first report of each failure, of records that nobody asks for one by one. It keeps no client, and no owner of one."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[KafkaError, Message]] = {}
+
+    def told(self, error: KafkaError | None, message: Message) -> None:
+        """Take one report."""
+        # Not by the error itself: its hash is its code, and -1 (UNKNOWN) is none to Python, so that the client's call would end with SystemError.
+        if error is not None:
+            self._first.setdefault(error.code(), (error, message))
+
+    def __iter__(self) -> Iterator[tuple[KafkaError, Message]]:
+        """Return them with the record that each was told of."""
+        return iter(self._first.values())

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from relay.kafka.callbacks import weakly
+from relay.kafka.callbacks import Failures, weakly
 from relay.kafka.clients import Producer
 from relay.kafka.failures import LET_GO, is_denied, is_refusal
 from relay.message.envelope import Headers
@@ -53,8 +53,8 @@ class TransactionalInstance:
         self._settings = {**settings, "transactional.id": transactional_id}
         self._report = weakly(self._delivered)
         self._open_client()
-        self._unwatched: dict[KafkaError | None, Message] = {}
-        """The first report of each outcome, of records whose offsets nobody needs."""
+        self._unwatched = Failures()
+        """Of records whose offsets nobody needs."""
 
     def _open_client(self) -> None:
         self._producer = Producer(self._settings)
@@ -96,11 +96,8 @@ class TransactionalInstance:
         self._produce(partition, [(key, value, headers, timestamp_ms)], self._report)
 
     def produce_all(self, partition: LogPartition, records: Iterable[Appended]) -> None:
-        """Append records to one partition.
-
-        Their reports are looked at for failure only; no report costs a Python frame.
-        """
-        self._produce(partition, records, self._unwatched.setdefault)
+        """Append records to one partition; their reports are looked at for failure only."""
+        self._produce(partition, records, self._unwatched.told)
 
     def _produce(self, partition: LogPartition, records: Iterable[Appended], report: Callable[..., object]) -> None:
         topic, number = partition
@@ -223,7 +220,7 @@ class TransactionalInstance:
             raise error
 
     def _sort_unwatched(self) -> None:
-        for error in self._unwatched:
+        for error, _ in self._unwatched:
             self._sort_in(error)
 
     def _work(self) -> bool:
@@ -236,9 +233,7 @@ class TransactionalInstance:
         else:
             self._sort_in(error)
 
-    def _sort_in(self, error: KafkaError | None) -> None:
-        if error is None:
-            return
+    def _sort_in(self, error: KafkaError) -> None:
         if is_refusal(error):
             self._refused = error
         elif self._failed is None:

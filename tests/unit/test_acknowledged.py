@@ -18,7 +18,7 @@ from relay.message.errors import CaptureError, ConfigError, InDoubt, Stopped, Un
 from relay.message.record import LogPartition
 
 PLACE = LogPartition("log", 0)
-TIMED_OUT, TOO_LARGE = KafkaError(KafkaError._MSG_TIMED_OUT), KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+TIMED_OUT, TOO_LARGE, UNKNOWN = map(KafkaError, (KafkaError._MSG_TIMED_OUT, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.UNKNOWN))
 
 
 class Client:
@@ -98,8 +98,8 @@ def test_who_waits_for_all_is_told_that_some_are_in_doubt(
 
 @pytest.mark.parametrize(
     ("answered", "errors", "raised"),
-    [(2, {}, Unreachable), (3, {1: TIMED_OUT}, Unreachable), (3, {2: TOO_LARGE}, CaptureError)],
-    ids=["silent", "failed", "refused"],
+    [(2, {}, Unreachable), (3, {1: TIMED_OUT}, Unreachable), (3, {1: UNKNOWN}, Unreachable), (3, {2: TOO_LARGE}, CaptureError)],
+    ids=["silent", "failed", "unknown", "refused"],
 )
 def test_a_task_whose_rows_are_not_all_acknowledged_has_failed(
     answered: int, errors: dict[int, KafkaError], raised: type[Exception], monkeypatch: pytest.MonkeyPatch

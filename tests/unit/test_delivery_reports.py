@@ -58,13 +58,16 @@ def test_when_every_record_is_reported_it_goes_on(instance: TransactionalInstanc
     assert instance.acked == {OUT: 7}
 
 
+@pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError.UNKNOWN])
 @pytest.mark.parametrize("number", range(COUNT))
 def test_a_record_that_failed_ends_it_wherever_it_lay(
-    instance: TransactionalInstance, number: int, monkeypatch: pytest.MonkeyPatch
+    instance: TransactionalInstance, number: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Client, "errors", {number: KafkaError._MSG_TIMED_OUT})
-    with pytest.raises(KafkaException):
+    """Also for what brokers call unknown: the client's error of that has no hash."""
+    monkeypatch.setattr(Client, "errors", {number: code})
+    with pytest.raises(KafkaException) as raised:
         instance.flush()
+    assert raised.value.args[0].code() == code
 
 
 @pytest.mark.parametrize("number", range(COUNT))
