@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import confluent_kafka
-from confluent_kafka import KafkaError
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import admin as kafka_admin
 
 from relay.kafka.failures import has_timed_out, is_locked_out
@@ -131,6 +131,22 @@ class Consumer(_Watched, confluent_kafka.Consumer):
         found = super().consume(num_messages, timeout)
         _renew(self, self._shown)
         return found
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
+        """Return where a partition begins and where it ends; see the client's own.
+
+        That asks for both at once. Where the first question fails and the other does not, as when a leader has just come or gone, it
+        gives the end for both, and no error: whoever reads from there on would read nothing.
+        """
+        low, high = super().get_watermark_offsets(partition, timeout, cached)
+        if 0 < high == low:
+            (begin,) = self.offsets_for_times([TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)], timeout)
+            if begin.error is not None:
+                raise KafkaException(begin.error)
+            low = min(begin.offset, high)
+        return low, high
 
     def hear(self) -> None:
         """Serve what the client has to say, after a question that failed; for a consumer to which nothing is assigned."""
