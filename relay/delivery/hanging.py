@@ -207,7 +207,10 @@ class HangingTransactions:
         A seal that was read where nothing hangs tells by itself whether it shows: the position may be moved by others since.
         """
         spans = {}
-        for place in (LogPartition(self._monitor, number) for number in range(reader.partitions(self._monitor))):
+        partitions = reader.partitions(self._monitor)
+        if not partitions:  # in doubt: nothing would seem committed, and what hangs would be aborted
+            raise Retriable(f"{self._monitor} is not known to the broker that was asked, so what was committed cannot be told; recovery looks again")
+        for place in (LogPartition(self._monitor, number) for number in range(partitions)):
             end = reader.watermarks(place)[1]
             spans[place] = (max(scanner.watermarks(place)[0], end - TAIL), end)
         sealed = (_sealed(record) for records in reader.read(spans) for record in records)

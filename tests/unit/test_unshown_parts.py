@@ -314,6 +314,14 @@ class Monitors:
         return iter(())
 
 
+def test_nothing_is_taken_for_aborted_where_the_monitor_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that is just being started may know no topic yet, and the client then counts no partitions."""
+    monitors: Any = Monitors()
+    monkeypatch.setattr(Monitors, "partitions", lambda *_: 0)
+    with pytest.raises(Retriable, match=f"{MONITOR.topic} is not known to the broker that was asked"):
+        hangings()._committed(monitors, monitors, [], [MONITOR], lambda _: False)
+
+
 @pytest.mark.parametrize(
     ("offset", "is_sealed", "hangs", "traced", "committed", "torn"),
     [
