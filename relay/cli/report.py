@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from relay.message.control_characters import escaped
 
@@ -75,7 +75,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         return
     table = Table(*(Column(name, overflow="fold", width=width) for name, width in zip(columns, widths or repeat(None), strict=False)))
     for row in cells:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     console.print(table)
 
 

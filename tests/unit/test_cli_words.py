@@ -273,6 +273,14 @@ def test_a_check_prints_json_for_programs(place: Path) -> None:
     assert json.loads(out)["routes"][0]["name"] == "to-credit"
 
 
+@pytest.mark.parametrize("id_", ["42\\", "C:\\", "[\\[/", "[/]", "\\[red]", "a\\\\"])
+def test_backslashes_and_brackets_of_a_cell_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], id_: str) -> None:
+    report.print_table(("id", "state"), [(id_, "REVEALED")])
+
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert rows == [f"│ {id_:2} │ REVEALED │"]
+
+
 @pytest.mark.parametrize("show", [report.print_line, report.print_problem, lambda text: report.print_table(["cause"], [[text]])])
 def test_a_columns_source_is_no_pictogram(capsys: pytest.CaptureFixture[str], show: Any) -> None:
     show("routes.to-table.to.columns.id = ce:id: the right to insert is missing")
