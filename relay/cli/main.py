@@ -12,9 +12,10 @@ import os
 import sys
 from errno import ENOSPC
 from io import TextIOWrapper
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from relay import __version__
 from relay.cli.report import unbroken
@@ -159,11 +160,17 @@ def _answered(name: str, arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _register(name: str, text: str) -> None:
-    # The command's own application reads its words, so nothing is read here, not even --help.
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+class _Unread(TyperCommand):
+    """A command whose own application reads its words: here none is, neither --help nor the -- before a word with a dash."""
 
-    @app.command(name, help=text, context_settings=settings, add_help_option=False)
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave the words to whom they are for."""
+        ctx.args = args
+        return args
+
+
+def _register(name: str, text: str) -> None:
+    @app.command(name, help=text, cls=_Unread, add_help_option=False)
     def _command(context: typer.Context) -> None:
         raise typer.Exit(_run(name, list(context.args)))
 
