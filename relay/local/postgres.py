@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import signal
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -20,7 +20,7 @@ from relay.local.account import Account
 from relay.local.jars import Tell
 from relay.local.kafka import tail
 from relay.local.ports import LOOPBACK, free_ports, is_free
-from relay.local.process import RecordedProcess, children, keep
+from relay.local.process import RecordedProcess, children, keep, read_kept
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.run import clock
 
@@ -65,8 +65,15 @@ class PostgresServer:
     @property
     def url(self) -> str:
         """The URL of the database ``postgres`` as superuser, password included."""
-        kept = json.loads((self.directory / "access.json").read_text())
+        kept = self._access()
         return f"postgresql://postgres:{kept['password']}@{LOOPBACK}:{kept['port']}/postgres"
+
+    def _access(self) -> dict[str, Any]:
+        path = self.directory / "access.json"
+        kept = read_kept(path)
+        if kept is None:
+            raise CheckFailed(f"{path} cannot be read: it has the port and the password of that database. Start from another directory.")
+        return dict(kept)
 
     def process(self) -> RecordedProcess | None:
         """Return the live server process, or None."""
@@ -172,7 +179,7 @@ class PostgresServer:
         return password
 
     def _spawn(self, account: Account, programs: Path) -> None:
-        port = json.loads((self.directory / "access.json").read_text())["port"]
+        port = self._access()["port"]
         if not is_free(port):
             raise CheckFailed(
                 f"Port {port}, which the PostgreSQL of {self.directory} uses, is taken by another process: stop "

@@ -167,7 +167,7 @@ def _postgres_url(directory: Path) -> str | None:
     if isinstance(kept, str):
         return kept
     own = PostgresServer(directory / "postgres")
-    return own.url if kept and (own.directory / "access.json").exists() else None
+    return own.url if kept and read_kept(own.directory / "access.json") else None
 
 
 def _answers(url: str) -> bool:

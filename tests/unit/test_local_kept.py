@@ -15,8 +15,9 @@ from relay.cli.main import app
 from relay.local import kafka
 from relay.local.jars import KAFKA_VERSION
 from relay.local.kafka import ClusterPlan, KafkaCluster
+from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
-from relay.message.errors import ConfigError
+from relay.message.errors import CheckFailed, ConfigError
 
 
 @pytest.fixture
@@ -27,9 +28,10 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("torn", ["kafka/1/process.json", "postgres/process.json", "services.json"])
+@pytest.mark.parametrize("torn", ["kafka/1/process.json", "postgres/process.json", "postgres/access.json", "services.json"])
 def test_a_record_without_content_stops_no_command(directory: Path, torn: str) -> None:
-    (directory / torn).touch()
+    (directory / "services.json").write_text('{"postgres": true}')
+    (directory / torn).write_text("")
 
     status = CliRunner().invoke(app, ["dev", "status", "--dir", str(directory)])
     down = CliRunner().invoke(app, ["dev", "down", "--dir", str(directory)])
@@ -77,6 +79,13 @@ def test_a_cluster_without_content_is_named(directory: Path) -> None:
 
     assert said.exit_code == 1
     assert "cluster.json cannot be read" in said.output
+
+
+def test_a_database_whose_address_is_without_content_is_named(directory: Path) -> None:
+    (directory / "postgres" / "access.json").touch()
+
+    with pytest.raises(CheckFailed, match=r"access\.json cannot be read.*Start from another directory"):
+        PostgresServer(directory / "postgres").start()
 
 
 def test_a_kept_process_is_found_again(directory: Path) -> None:
