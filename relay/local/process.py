@@ -127,7 +127,7 @@ def _end_and_start(pid: int) -> tuple[bool, str | None]:
 
 def _from_proc(pid: int) -> tuple[bool, str | None]:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name is cut off after 15 bytes, also inside a character
     except (FileNotFoundError, ProcessLookupError):
         return True, None
     # The command in field 2 may hold spaces and brackets: split after its last bracket.
@@ -152,7 +152,7 @@ def children(pid: int) -> list[RecordedProcess]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
             if int(fields[1]) == pid:
                 found.append(RecordedProcess.of(int(stat.parent.name)))
     return found

@@ -64,6 +64,16 @@ def test_children_are_found(child: subprocess.Popen[bytes]) -> None:
     assert child.pid in [process.pid for process in children(os.getpid())]
 
 
+def test_a_name_that_the_system_has_cut_inside_a_character_is_read_past(tmp_path: Path) -> None:
+    (tmp_path / ("x" * 14 + "é")).symlink_to("/bin/sleep")
+
+    with subprocess.Popen([tmp_path / ("x" * 14 + "é"), "60"]) as child:
+        try:
+            assert RecordedProcess.of(child.pid) in children(os.getpid())
+        finally:
+            child.kill()
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only /proc tells how many threads are left")
 def test_a_process_whose_main_thread_has_ended_lives_as_long_as_another_holds_its_sockets() -> None:
     """So ends a killed broker: its main thread first, its port with the last of a hundred others."""
