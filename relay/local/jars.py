@@ -32,10 +32,10 @@ Tell = Callable[[str], None]
 
 
 def cache_directory() -> Path:
-    """Return the relay's folder in the user cache (``XDG_CACHE_HOME``, else ``~/.cache``); ConfigError if there is no home."""
+    """Return the relay's folder in the user cache (``XDG_CACHE_HOME``, else ``~/.cache``), absolute; ConfigError if there is no home."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "transactional-relay"
+        return (Path(base).absolute() if base else Path.home() / ".cache") / "transactional-relay"
     except RuntimeError:
         raise ConfigError(f"This user has no home directory, where jars would be kept: {_REMEDY}.") from None
 

@@ -49,7 +49,7 @@ def find_java() -> Java:
 def _java_executable() -> Path:
     home = os.environ.get("JAVA_HOME")
     if home:
-        candidate = Path(home) / "bin" / "java"
+        candidate = Path(home).absolute() / "bin" / "java"  # brokers are started in folders of their own
         if os.access(candidate, os.X_OK):
             return candidate
         raise JavaMissingError(
@@ -61,7 +61,7 @@ def _java_executable() -> Path:
         raise JavaMissingError(
             f"Java was not found on PATH and JAVA_HOME is not set: install OpenJDK {JAVA_MAJOR_MIN} or newer."
         )
-    return Path(found)
+    return Path(found).absolute()
 
 
 def _major_version(executable: Path) -> int:

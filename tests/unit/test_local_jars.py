@@ -55,6 +55,13 @@ def test_second_use_reads_the_cache(ivy: Path) -> None:
     assert len(told) == 1
 
 
+def test_a_cache_that_is_named_from_here_is_found_from_a_brokers_folder(ivy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ivy)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+
+    assert [jar.parent.parent.parent for jar in resolve(COORDINATES)] == [ivy / "cache" / "transactional-relay"] * 2
+
+
 def test_a_cache_that_cannot_be_written_is_named_with_what_to_do(ivy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (ivy / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(ivy / "file"))

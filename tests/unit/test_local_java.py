@@ -69,3 +69,14 @@ def test_empty_java_home_is_not_silently_replaced_by_path(
 
     with pytest.raises(JavaMissingError, match=r"JAVA_HOME is .*nothing"):
         find_java()
+
+
+@pytest.mark.parametrize(("name", "value"), [("JAVA_HOME", "jdk"), ("PATH", "jdk/bin")])
+def test_a_java_that_is_named_from_here_is_found_from_a_brokers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    script = fake_java(tmp_path / "jdk" / "bin", "17.0.1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, value)
+
+    assert find_java().executable == script
