@@ -122,9 +122,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen()  # from here on nobody is refused: who comes early waits
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for a name with an empty part, or one of more than 63 characters
         raise ConfigError(
-            f"--host {host} --port {port}: {error.strerror or error}; choose an address of this machine and a free port"
+            f"--host {host} --port {port}: {getattr(error, 'strerror', None) or error}; choose an address of this machine and a free port"
         ) from error
     return listening
 

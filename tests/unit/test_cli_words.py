@@ -180,6 +180,7 @@ def test_with_json_standard_output_is_json_or_empty_beside_a_sentence(
         ("queue pause relay.toml credit --reason no\udcffutf8", "'no\\udcffutf8' is not UTF-8"),
         ("queue pause relay.toml credit --who=no\udcffutf8", "is not UTF-8, and no file is called so"),
         ("check no\udcffutf8.toml", "is not UTF-8, and no file is called so"),
+        ("serve relay.toml --host a..localhost", "choose an address of this machine"),
         ("work json --queue other --subscriber approval", "other"),
         ("dev up --dir relay.toml", "name a directory"),
         ("dev status --dir .", "relay dev up"),
