@@ -112,7 +112,10 @@ def application(relay: str, version: str, watching: Watching, door: Door) -> Sta
         return _json(told, 200 if ready else 503)
 
     async def scrape(request: Request) -> Response:
-        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # the library reads no version in quotes, or of other than numbers
+            encoder, content_type = choose_encoder("")
         return Response(encoder(registry), media_type=content_type, headers=_HEADERS)
 
     async def live(_: Request) -> Response:

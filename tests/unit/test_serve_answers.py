@@ -490,3 +490,9 @@ def test_nothing_can_be_changed(watching: Watching) -> None:
 
     for path in ("/", "/status", "/metrics", "/livez", "/readyz"):
         assert {ask(app, path, method=method)[0] for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
+
+
+def test_a_version_that_is_not_understood_is_answered_in_the_first_one(watching: Watching) -> None:
+    app, version = application("shop", "1", watching, Door()), 'application/openmetrics-text; version="1.0.0"'
+
+    assert ask(app, "/metrics", accept=version)[1]["content-type"].startswith("text/plain; version=0.0.4")
