@@ -107,6 +107,7 @@ BENCHES: Final[dict[str, tuple[Callable[[LocalServices, int], Row], int]]] = {
     "spark-batch": (_spark_batch, 1_000_000),
 }
 """Name -> (measure, messages by default): short runs flatter whoever starts faster."""
+ON_POSTGRESQL: Final = frozenset({"table", "capture", "queue-postgres"})
 
 
 @app.command("bench")
@@ -130,6 +131,10 @@ def bench_command(
         raise ConfigError(f"{', '.join(unknown)}: there is no such measurement; choose from {', '.join(BENCHES)}")
     rows = []
     with _services(directory) as services, Console(stderr=True).status("measuring ...") as status:
+        if services.postgres is None and (without := ON_POSTGRESQL.intersection(wanted)):
+            raise ConfigError(
+                f"{', '.join(sorted(without))}: --dir {directory} has no PostgreSQL; run `relay dev up --dir {shlex.quote(str(directory))}`"
+            )
         for name in wanted:
             run, default = BENCHES[name]
             status.update(f"measuring {name} ...")

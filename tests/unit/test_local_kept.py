@@ -88,6 +88,15 @@ def test_a_database_whose_address_is_without_content_is_named(directory: Path) -
         PostgresServer(directory / "postgres").start()
 
 
+def test_what_is_measured_on_a_database_needs_one(directory: Path) -> None:
+    (directory / "services.json").write_text('{"postgres": false}')
+
+    said = CliRunner().invoke(app, ["bench", "topic", "table", "--dir", str(directory)])
+
+    assert said.exit_code == 2
+    assert f"table: --dir {directory} has no PostgreSQL; run `relay dev up --dir" in said.stderr
+
+
 def test_a_kept_process_is_found_again(directory: Path) -> None:
     cluster = KafkaCluster.find(directory / "kafka")
     assert cluster is not None
