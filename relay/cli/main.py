@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from errno import ENOSPC
+from errno import EDQUOT, EFBIG, ENOSPC
 from io import TextIOWrapper
 from typing import Annotated, Any, Final
 
@@ -25,6 +25,8 @@ from relay.message.limits import limit_code, limit_met
 INTERRUPTED: Final = 130
 UNREAD: Final = 141
 """As of a program that the signal of a closed pipe ends."""
+FULL: Final = (ENOSPC, EDQUOT, EFBIG)
+"""The disk, the user's part of it, the file that may be no longer (`ulimit -f`)."""
 
 COMMANDS: Final = {
     "demo": "Show the whole way of a message in one run, with workers killed on the way.",
@@ -97,7 +99,7 @@ def _said(command: str, error: MemoryError | OSError | RuntimeError) -> int:
     if (sentence := limit_met(error)) is not None:
         typer.echo(f"{command}: {sentence}", err=True)
         return limit_code(error)
-    if not isinstance(error, OSError) or error.errno != ENOSPC:
+    if not isinstance(error, OSError) or error.errno not in FULL:
         raise error
     typer.echo(f"{command}: {error.strerror}: what it wrote is not whole", err=True)
     _silence()

@@ -407,6 +407,14 @@ def test_an_output_that_cannot_be_written_is_a_sentence(words: str, command: str
     assert (done.returncode, done.stderr) == (1, f"{command}: No space left on device: what it wrote is not whole\n")
 
 
+def test_an_output_that_may_be_no_longer_is_a_sentence(place: Path) -> None:
+    command = ["/bin/sh", "-c", 'ulimit -f 0; exec "$@" >out', "sh", sys.executable, "-m", "relay.cli.main", "check", "relay.toml"]
+
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+
+    assert (done.returncode, done.stderr) == (1, "relay check: File too large: what it wrote is not whole\n")
+
+
 @pytest.mark.parametrize(
     ("age_ms", "words"),
     [(-5, "0 s ago"), (119_400, "119 s ago"), (284_000, "5 min ago"), (7_200_000, "2 h ago"), (200 * 3_600_000, "8 d ago")],
