@@ -17,7 +17,8 @@ from relay.kafka.topics import TopicPlan, Topics
 from relay.local.jars import KAFKA_VERSION
 from relay.local.postgres import without_password
 from relay.local.services import LocalServices
-from relay.message.errors import ConfigError, RelayError
+from relay.message.errors import ConfigError, RelayError, Unreachable
+from relay.message.limits import limit_met
 
 app = typer.Typer(name="dev", help="Kafka and PostgreSQL on this machine.", add_completion=False, no_args_is_help=True)
 
@@ -148,6 +149,8 @@ def _reported() -> Iterator[None]:
     except RelayError as error:
         _fail(error)
     except OSError as error:
+        if (limit := limit_met(error)) is not None:
+            _fail(Unreachable(limit))
         _fail(ConfigError(f"--dir cannot be used ({error.strerror}); name a directory that you may write, or a new one"))
 
 

@@ -275,3 +275,12 @@ def test_a_log_line_needs_no_file(tmp_path: Path) -> None:
 def test_a_message_that_is_none_still_dies() -> None:
     with pytest.raises(MessageRejected):
         read_record(b"", 0, fastavro.parse_schema({"type": "int"}), None)
+
+
+def test_services_for_whose_ports_no_file_is_left_are_in_no_wrong_directory(tmp_path: Path) -> None:
+    up = ["dev", "up", "--brokers", "9", "--dir", str(tmp_path / "services")]
+    command = ["/bin/sh", "-c", 'ulimit -n 24; exec "$@"', "sh", sys.executable, "-m", "relay.cli.main", *up]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (3, f"relay dev: {limit_met(NO_FILE)}\n")
