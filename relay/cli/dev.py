@@ -57,7 +57,7 @@ def up(
         if no_postgres and postgres is not None:
             raise ConfigError("--no-postgres and --postgres contradict each other: give one of them.")
         wanted: bool | str = postgres if postgres is not None else not no_postgres
-        console = Console(stderr=True)
+        console = Console(stderr=True, emoji=False)
         with console.status("starting, until they answer ..."):
             services = LocalServices.up(
                 directory,
@@ -66,7 +66,7 @@ def up(
                 brokers,
                 wanted,
                 kafka_version=kafka_version,
-                tell=lambda line: console.print(line, style="dim"),
+                tell=lambda line: console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True),
             )
     if as_json:
         print_json({"kafka": services.kafka, "postgres": services.postgres})

@@ -277,6 +277,18 @@ def test_a_check_prints_json_for_programs(place: Path) -> None:
     assert json.loads(out)["routes"][0]["name"] == "to-credit"
 
 
+def test_a_directory_that_is_told_is_no_markup(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "passing through /srv/shop[red]/:smile:[/b]" + "/x" * 40
+
+    def up(*_: object, tell: Any, **__: object) -> LocalServices:
+        tell(told)
+        return LocalServices(place, "127.0.0.1:1", None)
+
+    monkeypatch.setattr(LocalServices, "up", up)
+
+    assert said("dev", "up", "--dir", ".")[2] == told + "\n"
+
+
 @pytest.mark.parametrize("id_", ["42\\", "C:\\", "[\\[/", "[/]", "\\[red]", "a\\\\"])
 def test_backslashes_and_brackets_of_a_cell_are_shown_as_they_are(capsys: pytest.CaptureFixture[str], id_: str) -> None:
     report.print_table(("id", "state"), [(id_, "REVEALED")])
