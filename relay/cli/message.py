@@ -51,8 +51,17 @@ UNDECIDED: Final = (
 RATE_MIN: Final = 0.001
 RATE_MAX: Final = 1_000_000
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
+
+
+def _each_once(handles: list[int] | None) -> list[int] | None:
+    """Return each handle once: one that is given twice is no second message, which would be in no state for it any more."""
+    return handles and list(dict.fromkeys(handles))
+
+
 HandleArgument = Annotated[int, typer.Argument(metavar="HANDLE", min=0, max=HANDLE_MAX, help="The message's handle in that queue.")]
-HandlesArgument = Annotated[list[int], typer.Argument(metavar="HANDLE", min=0, max=HANDLE_MAX, help="Handles in that queue.")]
+HandlesArgument = Annotated[
+    list[int], typer.Argument(metavar="HANDLE", min=0, max=HANDLE_MAX, callback=_each_once, help="Handles in that queue.")
+]
 ToOption = Annotated[list[str] | None, typer.Option("--to", metavar="SUBSCRIBER", help="Only to these; may be given again.")]
 
 
@@ -250,7 +259,10 @@ def edit_command(
 def redrive_command(
     config: ConfigArgument,
     queue: QueueArgument,
-    handles: Annotated[list[int] | None, typer.Argument(metavar="HANDLE", min=0, max=HANDLE_MAX, help="Only these messages.")] = None,
+    handles: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="HANDLE", min=0, max=HANDLE_MAX, callback=_each_once, help="Only these messages."),
+    ] = None,
     *,
     subscriber: SubscriberOption = None,
     publisher: PublisherOption = None,

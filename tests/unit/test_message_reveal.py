@@ -1,4 +1,4 @@
-"""`relay message reveal` says of a child that its attempt decides, instead of showing it."""
+"""`relay message reveal` says of a child that its attempt decides, instead of showing it; what is said of messages counts each once."""
 
 from __future__ import annotations
 
@@ -45,3 +45,13 @@ def test_a_child_of_an_undecided_attempt_is_refused_with_a_sentence(store: Queue
     assert f"not in a state for it: handle {made + 1};" in said.stdout
     again = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert (again["refused"], again["undecided"]) == ([plain, made, made + 1], [made])
+
+
+@pytest.mark.parametrize("word", ["reveal", "withdraw", "expire"])
+def test_a_handle_that_is_given_twice_is_one_message(store: QueueBook, tmp_path: Path, word: str) -> None:
+    (tmp_path / "relay.toml").write_text(CONFIG)
+    handle = str(store.put([message("a")], NOW, reveal=word != "reveal")[0].handle)
+
+    said = CliRunner().invoke(app, ["message", word, str(tmp_path / "relay.toml"), "credit", handle, handle])
+
+    assert (said.exit_code, said.stdout) == (0, f"{word}: 1 of 1\n")
