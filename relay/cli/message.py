@@ -297,7 +297,7 @@ def redrive_command(
         done: list[Redriven] = []
         try:
             if again is not None:
-                steps = _again(desk, queue, *again, dry_run=dry_run)
+                steps = _again(desk, queue, *again, dry_run=dry_run, pace=pace)
             else:
                 views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
                 # A unit of so many keeps other writers waiting for some hundredths of a second.
@@ -331,12 +331,14 @@ def _named_again(handles: list[int] | None, subscriber: str | None) -> tuple[lis
 
 
 def _again(
-    desk: QueueDesk, queue: str, handles: Sequence[int], subscriber: str, *, dry_run: bool
+    desk: QueueDesk, queue: str, handles: Sequence[int], subscriber: str, *, dry_run: bool, pace: Pace
 ) -> Iterator[Redriven]:
     for handle in handles:
         view = _view(desk, queue, handle)
         if dry_run and not _is_over(view, subscriber):
             continue  # it would be refused
+        if not dry_run:
+            pace.wait()
         done = not dry_run and desk.store(queue).republish(handle, subscriber, clock.wall_ms(), even_done=True)
         yield Redriven(handle, view.publisher, view.id, subscriber, None, done)
 

@@ -25,7 +25,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> QueueBook:
 
     @contextmanager
     def desk(config: object, who: str) -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(store=lambda queue: store, audit=lambda *_: None, who=who, config=config)
+        yield SimpleNamespace(store=lambda queue: store, audit=lambda *_: None, check_subscriber=lambda *_: None, who=who, config=config)
 
     monkeypatch.setattr(command, "QueueDesk", desk)
     return store
@@ -55,3 +55,20 @@ def test_a_handle_that_is_given_twice_is_one_message(store: QueueBook, tmp_path:
     said = CliRunner().invoke(app, ["message", word, str(tmp_path / "relay.toml"), "credit", handle, handle])
 
     assert (said.exit_code, said.stdout) == (0, f"{word}: 1 of 1\n")
+
+
+@pytest.mark.parametrize(("more", "waits"), [([], 2), (["--dry-run"], 0)])
+def test_what_is_done_once_more_keeps_the_rate(
+    store: QueueBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], waits: int
+) -> None:
+    (tmp_path / "relay.toml").write_text(CONFIG)
+    handles = [str(one.handle) for one in store.put([message("a"), message("b")], NOW)]
+    waited: list[command.Pace] = []
+    monkeypatch.setattr(command.Pace, "wait", lambda pace: waited.append(pace))
+
+    CliRunner().invoke(
+        app,
+        ["message", "redrive", str(tmp_path / "relay.toml"), "credit", *handles, "--even-done", "--subscriber", "clerk", "--rate", "1", *more],
+    )
+
+    assert len(waited) == waits

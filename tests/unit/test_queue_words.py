@@ -13,6 +13,7 @@ import pytest
 from relay.cli import message, queue
 from relay.cli.choosing import filter_of, me, retained
 from relay.cli.report import when
+from relay.control.pacing import Pace
 from relay.control.queue_views import timeline
 from relay.message.envelope import EXPIRY_TIME
 from relay.message.errors import ConfigError
@@ -144,7 +145,7 @@ def test_what_may_not_be_given_again_is_refused_also_by_a_dry_run() -> None:
     store.withdraw([3], NOW)
     desk: Any = SimpleNamespace(store=lambda _: store)
 
-    wanted = [one.handle for one in message._again(desk, "credit", [1, 2, 3], "ann", dry_run=True)]
-    given = [one.handle for one in message._again(desk, "credit", [1, 2, 3], "ann", dry_run=False) if one.done]
+    wanted = [one.handle for one in message._again(desk, "credit", [1, 2, 3], "ann", dry_run=True, pace=Pace(0))]
+    given = [one.handle for one in message._again(desk, "credit", [1, 2, 3], "ann", dry_run=False, pace=Pace(0)) if one.done]
 
     assert wanted == given == [1]
