@@ -29,11 +29,20 @@ from relay.cli.choosing import (
     me,
     needed,
 )
-from relay.cli.report import ConfigArgument, JsonOption, print_json, print_line, print_table, purpose, when
+from relay.cli.report import (
+    ConfigArgument,
+    JsonOption,
+    print_json,
+    print_line,
+    print_problem,
+    print_table,
+    purpose,
+    when,
+)
 from relay.config.loading import load
 from relay.control.pacing import Pace
 from relay.control.queue_desk import QueueDesk
-from relay.control.queue_tracing import trace
+from relay.control.queue_tracing import Found, trace
 from relay.control.queue_views import message_row, timeline
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
@@ -139,10 +148,17 @@ def trace_command(
     limit: Annotated[int, typer.Option("--limit", min=0, max=LOOKED_THROUGH_MAX, help="Messages of each queue to look through for children.")] = 10_000,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a message was made from and what was made from it, over all queues, each with its times."""
+    """Show what a message was made from and what was made from it, over all queues, each with its times; exit 3 if a store does not answer."""
     with QueueDesk(load(Path(config)), me()) as desk:
         _view(desk, queue, handle)
-        found = trace(desk, queue, handle, limit)
+        found, away = trace(desk, queue, handle, limit)
+    for name, error in away.items():
+        print_problem(f"queue {name}: {error}; what it has of this is not shown")
+    _print_trace(found, as_json=as_json)
+    raise typer.Exit(max((error.exit_code for error in away.values()), default=0))
+
+
+def _print_trace(found: Sequence[Found], *, as_json: bool) -> None:
     if as_json:
         print_json(
             [

@@ -16,9 +16,11 @@ from relay.config.loading import load
 from relay.control import queue_desk
 from relay.message.errors import Unreachable
 from relay.queue.desired import Desired
+from relay.queue.message import Parent
 from relay.queue.port import StoreAway
 from relay.run import clock
 from tests.contracts.queue_book import QueueBook
+from tests.contracts.queue_media import message
 
 CONFIG = """\
 [relay]
@@ -59,7 +61,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str]) -> R
         if name != "beta":
             now[0] += 50.0
             raise StoreAway("the queue's database does not answer")
-        return QueueBook(config.queues[name].settings())
+        book = QueueBook(config.queues[name].settings())
+        book.put([message("a", parents=(Parent("alpha", 7, "ann"),))], 0)
+        return book
 
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     monkeypatch.setattr(queue_desk, "require_topics", lambda *_: None)
@@ -83,3 +87,14 @@ def test_a_database_that_is_away_is_named_for_each_queue_and_waited_for_once(com
     if command in ("queue list", "journal show", "journal archive"):
         assert [row["queue"] for row in said["queues"]] == ["beta"]
     assert opened == ["alpha", "beta"]
+
+
+def test_a_trace_names_the_queues_that_it_did_not_see(run: Run, tmp_path: Path, opened: list[str]) -> None:
+    done = CliRunner().invoke(app, ["message", "trace", str(tmp_path / "relay.toml"), "beta", "1", "--json"])
+
+    assert done.exit_code == Unreachable.exit_code
+    assert [(one["queue"], one["handle"], one["gone"]) for one in orjson.loads(done.stdout)] == [("beta", 1, False)]
+    assert [line.split(";")[0] for line in done.stderr.splitlines()] == [
+        f"queue {name}: the queue's database does not answer" for name in ("alpha", "gamma")
+    ]
+    assert opened == ["beta", "alpha"], "the database is waited for once"
