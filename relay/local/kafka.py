@@ -77,7 +77,8 @@ class ClusterPlan:
         """Plan ``count`` brokers; ``port`` and ``advertise`` are the first one's, the others count up from it."""
         if port is not None and port + count - 1 > PORT_MAX:
             raise ConfigError(f"--kafka-port {port} leaves no port for {count} brokers: give {PORT_MAX - count + 1} or less.")
-        free = free_ports(3 * count)
+        given = () if port is None else range(port, port + count)
+        free = [one for one in free_ports(3 * count + len(given)) if one not in given]
         brokers = []
         for index in range(count):
             own, internal, controller = free[3 * index : 3 * index + 3]

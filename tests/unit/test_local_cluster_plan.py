@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.local import kafka as local_kafka
 from relay.local import ports as local_ports
 from relay.local.kafka import ClusterPlan, KafkaCluster, broker_properties
 from relay.local.ports import free_ports
@@ -45,6 +46,15 @@ def test_proxy_is_advertised_to_clients_only(tmp_path: Path) -> None:
     ]
     assert all("INTERNAL://127.0.0.1:" in p["advertised.listeners"] for p in properties)
     assert {p["inter.broker.listener.name"] for p in properties} == {"INTERNAL"}
+
+
+def test_no_other_listener_is_given_a_port_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_kafka, "free_ports", lambda count: list(range(20_000, 20_000 + count)))
+
+    plan = ClusterPlan.new(2, 20_001, None)
+
+    assert [broker.port for broker in plan.brokers] == [20_001, 20_002]
+    assert len({port for b in plan.brokers for port in (b.port, b.internal_port, b.controller_port)}) == 6
 
 
 def test_overrides_win(tmp_path: Path) -> None:
