@@ -53,12 +53,19 @@ def leaves_commit_open(error: psycopg.Error) -> bool:
     return is_end or error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
 
 
+class _OwnCursor(psycopg.Cursor[tuple[Any, ...]]):
+    @property
+    def adapters(self) -> AdaptersMap:
+        """How values become SQL, and back, as psycopg has it."""
+        return _as_psycopg_comes()
+
+
 def own_cursor(connection: psycopg.Connection[Any], *, binary: bool = False) -> psycopg.Cursor[tuple[Any, ...]]:
     """Return a cursor for the relay's statements on a connection that may be a handler's.
 
-    The handler may have given that factories of its own, which know nothing of these statements.
+    The handler may have given that factories and adapters of its own, or all of its process's, which know nothing of these statements.
     """
-    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor = _OwnCursor(connection, row_factory=tuple_row)
     cursor.format = psycopg.pq.Format.BINARY if binary else psycopg.pq.Format.TEXT
     return cursor
 

@@ -11,10 +11,12 @@ import psycopg
 import pytest
 from psycopg.adapt import AdaptersMap
 from psycopg.types.json import JsonDumper
+from psycopg.types.string import ByteaLoader
 
 from relay.message.errors import CaptureError
 from relay.resources import open_resource
 from relay.resources.port import Resource, Session
+from relay.resources.postgresql import own_cursor
 from tests.contracts.resource_contract import LOCK_TIMEOUT_S, PLACED
 
 SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
@@ -242,6 +244,16 @@ def test_what_an_application_registers_with_psycopg_is_for_its_statements_only(r
     assert rows(resource) == [(1, '["tea"]')]
     session.close()
     decisions.close()
+
+
+@POSTGRESQL
+def test_what_an_application_registers_with_its_connection_is_not_for_the_relays_statements_there(resource: Any) -> None:
+    """Queues, and what handlers have done, are asked of it with lists."""
+    with resource.connect() as connection:
+        connection.adapters.register_dumper(list, JsonDumper)
+        connection.adapters.register_loader("text", ByteaLoader)
+
+        assert own_cursor(connection).execute("select 'tea' where 'tea' = any(%s)", (["tea"],)).fetchone() == ("tea",)
 
 
 @SQLITE
