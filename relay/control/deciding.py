@@ -5,6 +5,7 @@ Every refusal is a sentence that shows the evidence.
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 from relay.capture.decisions import unit_of
@@ -80,7 +81,7 @@ def _of_capture(reader: InDoubtReader, items: list[Item], subject: Subject) -> s
     if name is not None and (unit := unit_of(name)) is not None:
         raise CheckFailed(
             f"{subject.text} is of run {name.uuid} of unit {unit}, which its query's next run ends; if that never comes, "
-            f"`relay unit close CONFIG {unit} {name.uuid}` does"
+            f"`relay unit close CONFIG {shlex.quote(unit)} {shlex.quote(name.uuid)} --reason WHY` does"
         )
     if not item.needs_person:
         raise CheckFailed(f"{subject.text} can still be decided by evidence: {item.why}; wait, or ask again later")

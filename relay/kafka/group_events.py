@@ -43,6 +43,8 @@ class GroupEvents:
         if is_denied(error):
             what = repr(partition.topic) if partition.topic else f"group {self._group}"
             raise Stopped(f"Kafka refuses to let {what} be read: {error.name()}; {DENIED_REMEDY}")
+        if not partition.topic:
+            raise Unreachable(f"group {self._group} cannot be looked for now: {error.name()}, {error.str()}")
         if error.code() in MISSING:
             # So the client puts whatever a broker says of a topic in place of its partitions, and before the group takes these away.
             raise Unreachable(

@@ -148,6 +148,9 @@ class Scan:
                     clock.sleep(WAIT_S)
         finally:
             asker.close()
+        for place in found:
+            if place.error is not None:
+                raise _unread(f"the committed offset of group {group} in {place.topic}[{place.partition}]", place.error)
         return {LogPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
 

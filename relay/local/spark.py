@@ -28,6 +28,8 @@ MEMORY: Final = {"audit": "3g", "archive": "2g", "correlate": "2g", "pipeline": 
 """What the driver may take, which with a local master does all the work; the other jobs have 1 GB."""
 BRIEF_JOBS: Final = frozenset({"flights"})
 """They end within the minute: there a second compiler takes a quarter more processor time and never pays."""
+KILLED: Final = 128
+"""Shells add the number of the signal that ended a program to this."""
 _NOISE: Final = (
     "WARNING: Using incubator modules"  # the JVM's remark about a module that Spark itself asks for
 )
@@ -106,13 +108,13 @@ def _further(arguments: Sequence[str]) -> list[str]:
 
 
 def run(job: Submission) -> int:
-    """Run the job to its end and return its exit code; its output is passed on, less the JVM's noise.
+    """Run the job to its end and return its exit code, as a shell does; its output is passed on, less the JVM's noise.
 
     Told to end by SIGTERM or SIGHUP it tells the job: one that went on by itself would be nobody's.
     """
     with (
         ending_properly(),
-        subprocess.Popen(job.command, env=job.environment, stderr=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(job.command, env=job.environment, stderr=subprocess.PIPE, text=True, errors="replace") as process,
     ):
         assert process.stderr is not None
         try:
@@ -120,7 +122,8 @@ def run(job: Submission) -> int:
                 if not line.startswith(_NOISE):
                     sys.stderr.write(line)
                     sys.stderr.flush()
-            return process.wait()
+            code = process.wait()
+            return code if code >= 0 else KILLED - code
         except SystemExit:
             process.terminate()
             raise

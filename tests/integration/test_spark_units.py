@@ -113,7 +113,7 @@ def test_a_person_who_closes_a_run_is_told_if_nobody_waits_for_it(route: TopicRo
     waiting = f"decisions:{UNIT.name}/gone"
     wait_for(lambda: waiting in json.dumps(relay("status", str(route.path))), what="the hold in the status")
     told = relay("indoubt", "show", str(route.path), f"capture:{left.capture.hex()}")
-    assert f"`relay unit close CONFIG {UNIT.name} gone`" in told["evidence"]
+    assert f"`relay unit close CONFIG {UNIT.name} gone --reason WHY`" in told["evidence"]
     close = ("unit", "close", str(route.path), UNIT.name)
     slip = CliRunner().invoke(app, [*close, "gnoe", "--reason", "lost"])
     assert (slip.exit_code, "no worker waits for that run" in slip.stdout) == (0, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from relay.local.process import RecordedProcess
+from relay.local.spark import Submission, run
 from relay.run.ending import ending_properly
 
 
@@ -45,6 +47,12 @@ def test_the_first_signal_counts_and_a_second_does_not_end_the_cleaning_up() -> 
     with pytest.raises(SystemExit), ending_properly():
         ended_twice()
     assert cleaned
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", 128 + signal.SIGKILL)])
+def test_a_job_is_told_of_as_a_shell_would_whatever_bytes_it_says(end: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Submission(("sh", "-c", rf"printf 'Krak\303\263w, Z\374rich\n' >&2; {end}"), os.environ)) == code
+    assert capsys.readouterr().err == "Kraków, Z\N{REPLACEMENT CHARACTER}rich\n"
 
 
 def test_a_job_ends_with_the_command_that_runs_it() -> None:

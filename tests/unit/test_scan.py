@@ -80,6 +80,15 @@ def test_what_retention_takes_while_it_is_read_is_said_to_go_with_a_remedy(clien
         read(Scan({}, Timing(), "g"), "log", 2, 5)
 
 
+def test_a_position_that_cannot_be_told_is_not_taken_for_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    unstable = SimpleNamespace(topic="log", partition=0, offset=-1001, error=KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT))
+    monkeypatch.setattr(client, "committed", lambda *_: [unstable], raising=False)
+    monkeypatch.setattr(client, "close", lambda: None, raising=False)
+
+    with pytest.raises(Unreachable, match=r"the committed offset of group g in log\[0\] cannot be read"):
+        Scan({}, Timing(), "g").committed("g", [LogPartition("log", 0)])
+
+
 def test_what_the_client_says_of_no_partition_ends_no_reading(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its group's coordinator is looked for behind the reading, and a broker may fail at that."""
     of_group = SimpleNamespace(topic=lambda: None, partition=lambda: 0, offset=lambda: None, error=lambda: KafkaError(KafkaError.UNKNOWN))

@@ -24,15 +24,16 @@ from tests.unit.test_intake import Fake
 class Event:
     """An error or an end of partition as the client library hands it over."""
 
-    def __init__(self, code: int, offset: int = 7) -> None:
+    def __init__(self, code: int, offset: int = 7, topic: str | None = "orders") -> None:
         self._error = KafkaError(code)
         self._offset = offset
+        self._topic = topic
 
     def error(self) -> KafkaError:
         return self._error
 
-    def topic(self) -> str:
-        return "orders"
+    def topic(self) -> str | None:
+        return self._topic
 
     def partition(self) -> int:
         return 2
@@ -72,6 +73,14 @@ def test_an_error_in_place_of_a_record(code: int, error: type[RelayError], words
 
     with pytest.raises(error, match=words):
         made._event(Event(code))
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN, KafkaError.THROTTLING_QUOTA_EXCEEDED])
+def test_a_group_that_cannot_be_looked_for_is_no_partition_that_cannot_be_read(code: int) -> None:
+    made, _ = worker()
+
+    with pytest.raises(Unreachable, match="cannot be looked for now"):
+        made._event(Event(code, topic=None))
 
 
 @pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
