@@ -53,6 +53,14 @@ def leaves_commit_open(error: psycopg.Error) -> bool:
     return is_end or error.sqlstate is None or error.sqlstate[:2] in _SAYS_NOTHING
 
 
+@cache
+def _as_psycopg_comes() -> AdaptersMap:
+    """Return how values become SQL, and back, whatever the application has registered for all of its connections: lists as JSON, say."""
+    made = AdaptersMap(types=psycopg.adapters.types)
+    psycopg.postgres.register_default_adapters(made)
+    return made
+
+
 class _OwnCursor(psycopg.Cursor[tuple[Any, ...]]):
     @property
     def adapters(self) -> AdaptersMap:
@@ -61,9 +69,9 @@ class _OwnCursor(psycopg.Cursor[tuple[Any, ...]]):
 
 
 def own_cursor(connection: psycopg.Connection[Any], *, binary: bool = False) -> psycopg.Cursor[tuple[Any, ...]]:
-    """Return a cursor for the relay's statements on a connection that may be a handler's.
+    """Return a cursor for the relay's statements, whatever an application has made of the connection, or of all connections.
 
-    The handler may have given that factories and adapters of its own, or all of its process's, which know nothing of these statements.
+    It may have given a handler's factories of its own, and all of them adapters, which know nothing of these statements.
     """
     cursor = _OwnCursor(connection, row_factory=tuple_row)
     cursor.format = psycopg.pq.Format.BINARY if binary else psycopg.pq.Format.TEXT
@@ -128,7 +136,6 @@ class PostgresqlResource:
     def decisions(self) -> PostgresqlDecisions:
         """Open a connection for decisions."""
         with self._connecting(
-            _as_psycopg_comes(),
             lock_timeout=self._lock_timeout_s,
             statement_timeout=_DECISIONS_TIMEOUT_S,
             idle_in_transaction_session_timeout=postgresql_session.IDLE_LIMIT_S,
@@ -157,10 +164,10 @@ class PostgresqlResource:
         return None
 
     @contextmanager
-    def _connecting(self, adapters: AdaptersMap | None = None, /, **settings: float) -> Iterator[tuple[psycopg.Connection[tuple[Any, ...]], Awaited]]:
+    def _connecting(self, **settings: float) -> Iterator[tuple[psycopg.Connection[tuple[Any, ...]], Awaited]]:
         """Connect; what the block asks of the connection has an end, and an error of it closes the connection."""
         with reaching(self.name):
-            connection, given = connected(self._url, context=adapters)
+            connection, given = connected(self._url)
             try:
                 awaited = await_on(connection.fileno())
                 with awaited.asking():
@@ -192,7 +199,7 @@ class PostgresqlDecisions:
     def abort_if_undecided(self, capture: bytes) -> None:
         """Insert (capture, aborted) unless there is a row."""
         with self._asking():
-            self._connection.execute(
+            own_cursor(self._connection).execute(
                 "insert into relay_capture (capture, outcome) values (%s, 'aborted') on conflict do nothing",
                 (capture,),
             )
@@ -200,7 +207,7 @@ class PostgresqlDecisions:
     def read(self, captures: Sequence[bytes]) -> dict[bytes, DecisionRow]:
         """Return the rows that exist."""
         with self._asking():
-            rows = self._connection.execute(
+            rows = own_cursor(self._connection).execute(
                 "select capture, outcome, nonce, partitions is not null from relay_capture where capture = any(%s)",
                 (list(captures),),
             ).fetchall()
@@ -209,7 +216,7 @@ class PostgresqlDecisions:
     def unmarked(self, older_than_s: float, limit: int) -> list[UnmarkedRow]:
         """Return committed captures of that age that are not marked; it may read the whole table."""
         with self._scanning():
-            rows = self._connection.execute(
+            rows = own_cursor(self._connection).execute(
                 "select capture, nonce, partitions from relay_capture"
                 " where not marked and outcome = 'committed' and created_at <= now() - make_interval(secs => %s) limit %s",
                 (older_than_s, limit),
@@ -219,7 +226,7 @@ class PostgresqlDecisions:
     def mark(self, captures: Sequence[bytes]) -> None:
         """Note that the markers of these captures are acknowledged."""
         with self._asking():
-            self._connection.execute(
+            own_cursor(self._connection).execute(
                 "update relay_capture set marked = true where capture = any(%s) and not marked",
                 (list(captures),),
             )
@@ -230,7 +237,7 @@ class PostgresqlDecisions:
         It may read the whole table.
         """
         with self._scanning():
-            rows = self._connection.execute(
+            rows = own_cursor(self._connection).execute(
                 "select capture, partitions, extract(epoch from now() - created_at)::float8 from relay_capture"
                 " where created_at < now() - make_interval(secs => %s) and (outcome = 'aborted' or (marked and partitions is not null))"
                 " and not exists (select from unnest(%s::text[]) topic where position(topic in partitions) > 0) limit %s",
@@ -241,7 +248,7 @@ class PostgresqlDecisions:
     def trim(self, captures: Sequence[bytes]) -> None:
         """Delete rows whose time is over."""
         with self._asking():
-            self._connection.execute("delete from relay_capture where capture = any(%s)", (list(captures),))
+            own_cursor(self._connection).execute("delete from relay_capture where capture = any(%s)", (list(captures),))
 
     def close(self) -> None:
         """Close the connection."""
@@ -258,18 +265,10 @@ class PostgresqlDecisions:
     def _scanning(self) -> Iterator[None]:
         """Run a statement that reads as much as there is."""
         with self._asking(_SCAN_TIMEOUT_S), self._connection.transaction():
-            self._connection.execute(
+            own_cursor(self._connection).execute(
                 sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{_SCAN_TIMEOUT_S}s"))
             )
             yield
-
-
-@cache
-def _as_psycopg_comes() -> AdaptersMap:
-    """Return how values become SQL, and back, whatever the application has registered for all of its connections: lists as JSON, say."""
-    made = AdaptersMap(types=psycopg.adapters.types)
-    psycopg.postgres.register_default_adapters(made)
-    return made
 
 
 @contextmanager
@@ -315,7 +314,7 @@ def remedy(error: psycopg.Error) -> str:
 
 def _uuid(connection: psycopg.Connection[tuple[Any, ...]], name: str) -> str:
     with reaching(name):
-        row = connection.execute("select uuid from relay_resource").fetchone()
+        row = own_cursor(connection).execute("select uuid from relay_resource").fetchone()
     if row is None:
         raise ConfigError(f"resources.{name}: the database has no identity; run `relay migrate`")
     return str(row[0])
