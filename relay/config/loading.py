@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from relay.config.faults import Fault, raise_if_any
 from relay.config.followed import follow_logins
@@ -72,7 +72,13 @@ def examine(
 ) -> tuple[RelayConfig | None, list[Fault]]:
     """Return the configuration, or every fault of it; ConfigError only if the file cannot be read as TOML."""
     try:
-        document = tomllib.loads(text_of(path) if text is None else text)
-    except tomllib.TOMLDecodeError as reason:
+        return read(_document(path, text), path, os.environ if env is None else env)
+    except RecursionError:
+        raise ConfigError(f"{path}: something in it is nested hundreds deep, and no key is; correct it there") from None
+
+
+def _document(path: Path, text: str | None) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text_of(path) if text is None else text)
+    except ValueError as reason:  # also a number of more digits than Python reads
         raise ConfigError(f"{path}: the file is not TOML: {reason}; correct it there") from None
-    return read(document, path, os.environ if env is None else env)

@@ -29,7 +29,7 @@ _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 def duration(value: Any) -> float:
     """Return seconds of a number of seconds or of a text such as ``7d``, ``5s`` or ``250ms``."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return _within(float(value))
+        return _within(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None or (match[2] or "s") not in _SECONDS:
         raise Wrong("not a duration", 'write a number of seconds or a text such as "5s", "250ms" or "7d"')
@@ -39,7 +39,7 @@ def duration(value: Any) -> float:
 def _within(seconds: float) -> float:
     if seconds > LONGEST_S:
         raise Wrong("longer than a hundred years", 'write at most "36500d"')
-    return seconds
+    return float(seconds)
 
 
 def spoken(seconds: float) -> str:

@@ -169,6 +169,23 @@ def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
         load(tmp_path / "absent.toml")
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (f"number = {'1' * 5000}", "is not TOML: Exceeds the limit"),
+        (f"deep = {'[' * 5000}{']' * 5000}", "nested hundreds deep"),
+        (f"{'.'.join('a' * 5000)} = 1", "nested hundreds deep"),
+    ],
+    ids=["a number", "brackets", "keys"],
+)
+def test_what_is_too_long_or_too_deep_for_any_reader_is_told_in_a_sentence(line: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(f"{line}\n{BASE}")
+
+    with pytest.raises(ConfigError, match=told):
+        load(path)
+
+
 def test_a_path_with_a_nul_is_no_path() -> None:
     with pytest.raises(ConfigError, match="not a path; give the path of a configuration"):
         load(Path("relay\0.toml"))
@@ -238,7 +255,7 @@ def test_what_must_be_a_table_is_told_so(lines: str, tmp_path: Path) -> None:
     assert [(fault.problem, fault.remedy) for fault in faults] == [("not a table of settings", "write { name = value }")]
 
 
-@pytest.mark.parametrize("given", ["inf", "1e308", '"36501d"', f'"{"9" * 400}d"'])
+@pytest.mark.parametrize("given", ["inf", "1e308", "9" * 400, '"36501d"', f'"{"9" * 400}d"'])
 @pytest.mark.parametrize("key", ["ttl", "lease", "retry_max"])
 def test_a_duration_beyond_all_use_is_one_fault(key: str, given: str, tmp_path: Path) -> None:
     queue = f'{BASE}[queues.q]\nstore = "sqlite:///q.db"\nsubscribers = {{ one = {{}} }}\n{key} = '
